@@ -1,0 +1,47 @@
+"""Small frozen configurations of a runtime; what is `auto` is resolved once, into a new value.
+
+This module knows numbers and names only; it opens no file and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PolicyName = Literal["fcfs", "lpm", "dfs"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What the scheduler may do in one step and how long it may let a call wait."""
+
+    page_size: int = 16
+    num_pages: int = 4096
+    token_budget: int = 2048
+    """Most tokens computed in one step, over all rows."""
+    max_rows: int = 256
+    """Most rows in one step."""
+    max_chunk: int = 0
+    """Most tokens of one row in one step; 0: only the budget limits it."""
+    policy: PolicyName = "lpm"
+    ageing: int = 64
+    """lpm: tokens of cached prefix that one step of waiting is worth, so that waiting is bounded."""
+    share: bool = True
+    """False switches the tree off (nothing is matched or kept): the plain twin that the cache is tested against."""
+    max_waiting: int = 16_384
+    """Calls waiting beyond which a new one is refused as `Overloaded`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """How `lmprog.Runtime` and `lmprog serve` start a runtime. `None` means: decided from model and machine."""
+
+    model: str = "nano"
+    dtype: DtypeName | None = None
+    kv_dtype: DtypeName | None = None
+    attention: Literal["native", "reference"] | None = None
+    threads: int | None = None
+    context_len: int | None = None
+    kv_memory_mb: int | None = None
+    scheduler: SchedulerConfig = SchedulerConfig()

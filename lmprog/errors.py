@@ -1,0 +1,162 @@
+"""The exception tree: everything that lmprog raises for a user's mistake or a runtime's failure.
+
+::
+
+    LmprogError
+    ├── RequestRejected            the request itself is wrong; sending it again cannot help
+    │   ├── InvalidParameter       a value outside its declared range          (name, value, allowed)
+    │   ├── ContextOverflow        more tokens than the model or pool can hold (prompt, max_tokens, limit)
+    │   ├── GrammarError           a pattern or grammar that is malformed, not regular, or too large (position)
+    │   ├── UnsupportedSchema      a JSON schema keyword that cannot be enforced exactly (keyword, path)
+    │   ├── UnsatisfiableConstraint  nothing at all would match
+    │   ├── UnknownName            a variable, role, model or option that does not exist
+    │   └── NotSupported           this model or backend cannot do that
+    ├── ModelError                 the checkpoint cannot be loaded, or it produced no usable numbers
+    ├── ProtocolError              the other side speaks another version, or broke the protocol
+    ├── Overloaded                 try again later                              (retry_after)
+    ├── RuntimeGone                the runtime process died or cannot be reached
+    │   └── RuntimeRestarted       it died and is back; what had been generated is in `partial`
+    ├── Cancelled                  the caller, or a sibling's failure, ended the call
+    ├── DeadlineExceeded           the time or token budget ran out
+    ├── ProgramError               a program was used wrongly (a value read before it exists, a closed branch)
+    └── ValidationFailed           the model's text does not parse as the requested type (text)
+
+Each class knows its own numbers as attributes, and how it travels: `code` names it on the wire and
+`details()` gives the attributes; `from_wire` builds the same exception on the other side. This module knows
+nothing of messages, sockets or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+Detail = str | int | float | bool | None
+
+
+class LmprogError(Exception):
+    """Base of every error of lmprog. `str(error)` is a whole sentence: what was sent, the limit, what to do."""
+
+    code: ClassVar[str] = "error"
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, message: str, **details: Detail) -> None:
+        super().__init__(message)
+        unknown = set(details) - set(self.fields)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
+        self.message = message
+        for name in self.fields:
+            setattr(self, name, details.get(name))
+
+    def details(self) -> dict[str, Detail]:
+        """The attributes that travel with the message, by name."""
+        return {name: getattr(self, name) for name in self.fields}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (from_wire, (self.code, self.message, self.details()))
+
+
+class RequestRejected(LmprogError):
+    code = "rejected"
+
+
+class InvalidParameter(RequestRejected):
+    code = "invalid_parameter"
+    fields = ("name", "value", "allowed")
+    name: str | None
+    value: Detail
+    allowed: str | None
+
+
+class ContextOverflow(RequestRejected):
+    code = "context_overflow"
+    fields = ("prompt", "max_tokens", "limit")
+    prompt: int | None
+    max_tokens: int | None
+    limit: int | None
+
+
+class GrammarError(RequestRejected):
+    code = "grammar"
+    fields = ("position",)
+    position: int | None
+
+
+class UnsupportedSchema(RequestRejected):
+    code = "unsupported_schema"
+    fields = ("keyword", "path")
+    keyword: str | None
+    path: str | None
+
+
+class UnsatisfiableConstraint(RequestRejected):
+    code = "unsatisfiable"
+
+
+class UnknownName(RequestRejected):
+    code = "unknown_name"
+    fields = ("name",)
+    name: str | None
+
+
+class NotSupported(RequestRejected):
+    code = "not_supported"
+
+
+class ModelError(LmprogError):
+    code = "model"
+
+
+class ProtocolError(LmprogError):
+    code = "protocol"
+
+
+class Overloaded(LmprogError):
+    code = "overloaded"
+    fields = ("retry_after",)
+    retry_after: float | None
+
+
+class RuntimeGone(LmprogError):
+    code = "runtime_gone"
+
+
+class RuntimeRestarted(RuntimeGone):
+    code = "runtime_restarted"
+    fields = ("partial",)
+    partial: str | None
+
+
+class Cancelled(LmprogError):
+    code = "cancelled"
+
+
+class DeadlineExceeded(LmprogError):
+    code = "deadline"
+
+
+class ProgramError(LmprogError):
+    code = "program"
+
+
+class ValidationFailed(LmprogError):
+    code = "validation"
+    fields = ("text",)
+    text: str | None
+
+
+def _tree(root: type[LmprogError]) -> dict[str, type[LmprogError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+BY_CODE: Mapping[str, type[LmprogError]] = _tree(LmprogError)
+
+
+def from_wire(code: str, message: str, details: Mapping[str, Detail]) -> LmprogError:
+    """The exception that `code` names. An unknown code (a newer runtime) becomes the base class, not a failure."""
+    kind = BY_CODE.get(code, LmprogError)
+    return kind(message, **{name: value for name, value in details.items() if name in kind.fields})

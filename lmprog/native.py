@@ -1,0 +1,141 @@
+"""Builds and opens the C++ kernels: plain C libraries, compiled on this machine at first use.
+
+A library is a few translation units from `kernels/cpu`, each with its own instruction-set flags, linked into one
+shared object in the user's cache folder under a name that hashes sources, flags and compiler; so a second start
+opens it at once, and a changed source rebuilds it. `library(name)` is None where no compiler is found (or with
+`LMPROG_NATIVE=0`): every caller has a plain twin for that case.
+
+This module knows compilers and files. It does not know what the kernels compute, nor their signatures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("lmprog")
+
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One translation unit; `flags` are left out where the processor family is not x86-64."""
+
+    source: str
+    flags: tuple[str, ...] = ()
+
+
+LIBRARIES: dict[str, tuple[Unit, ...]] = {
+    "masks": (Unit("masks.cpp"),),
+    "attention": (
+        Unit("attention.cpp"),
+        Unit("attention_avx2.cpp", _AVX2),
+        Unit("attention_avx512.cpp", _AVX512),
+    ),
+}
+
+
+def kernels_folder() -> Path:
+    """`kernels/` inside an installed wheel, or beside the package in a checkout."""
+    here = Path(__file__).parent
+    shipped = here / "kernels"
+    return shipped if shipped.is_dir() else here.parent / "kernels"
+
+
+def cache_folder() -> Path:
+    """Where compiled libraries and tokenizer indexes are kept; removing it only costs time."""
+    override = os.environ.get("LMPROG_CACHE")
+    if override:
+        return Path(override)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lmprog"
+
+
+def compiler() -> str | None:
+    """The C++ compiler that will be used, or None."""
+    if os.environ.get("LMPROG_NATIVE") == "0":
+        return None
+    wanted = os.environ.get("CXX")
+    for name in [wanted] if wanted else ["c++", "g++", "clang++"]:
+        path = shutil.which(name)
+        if path:
+            return path
+    return None
+
+
+@functools.cache
+def library(name: str) -> ctypes.CDLL | None:
+    """The opened library, built first where needed; None (after one log line) where that is impossible."""
+    found = compiler()
+    if found is None:
+        log.warning("no C++ compiler: `%s` runs on its plain twin, which is slower", name)
+        return None
+    try:
+        return ctypes.CDLL(str(build(name, found)))
+    except (subprocess.CalledProcessError, OSError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+        log.warning("building `%s` failed, its plain twin is used instead: %s", name, said)
+        return None
+
+
+def build(name: str, cxx: str) -> Path:
+    """Compiles `name` unless the cache holds it already, and returns the shared object's path."""
+    units, root = LIBRARIES[name], kernels_folder()
+    wide = platform.machine().lower() in ("x86_64", "amd64")
+    target = cache_folder() / "native" / f"{name}-{_digest(cxx, units, root)}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = [Path(scratch) / f"{index}.o" for index in range(len(units))]
+        jobs = [
+            _compile(
+                cxx,
+                [*_FLAGS, *(unit.flags if wide else ()), "-I", str(root / "include")],
+                root / "cpu" / unit.source,
+                out,
+            )
+            for unit, out in zip(units, objects, strict=True)
+        ]
+        for job in jobs:
+            _finish(job)
+        built = Path(scratch) / "library.so"
+        _finish(_start([cxx, "-shared", "-pthread", "-o", str(built), *map(str, objects)]))
+        os.replace(built, target)  # atomic: two processes that build at once both end with a whole file
+    return target
+
+
+def _digest(cxx: str, units: Sequence[Unit], root: Path) -> str:
+    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    seen = hashlib.sha256(f"{version}|{_FLAGS}|{units}|{platform.machine()}".encode())
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".h", ".cpp") and path.parent.name != "cuda":
+            seen.update(path.read_bytes())
+    return seen.hexdigest()[:20]
+
+
+def _compile(cxx: str, flags: list[str], source: Path, out: Path) -> subprocess.Popen[str]:
+    return _start([cxx, *flags, "-pthread", "-c", str(source), "-o", str(out)])
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _finish(job: subprocess.Popen[str]) -> None:
+    out, err = job.communicate()
+    if job.returncode:
+        raise subprocess.CalledProcessError(job.returncode, job.args, out, err)

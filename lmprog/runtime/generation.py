@@ -1,0 +1,154 @@
+"""What is done with a lane's logits: a generation picks tokens, a scoring reads off the likelihood of given ones.
+
+Both are cursors over immutable settings. They know sampling parameters, constraints and token ids; they know no
+pages, no text and no tensors. Stop strings, which need text, are found by whoever holds the text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmprog.runtime.fsm.constraint import Constraint
+from lmprog.wire import FinishReason, Sampling
+
+Forcing = Callable[[Constraint, int], tuple[int, ...]]
+"""Tokens that a constraint leaves no choice about in a state, canonical whatever follows; () where there are none."""
+
+Likely = tuple[tuple[int, float], ...]
+"""The most likely tokens of one position with their log-probabilities, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The log-probability of the token that stands at one position, and the most likely ones instead."""
+
+    token: int
+    logprob: float
+    top: Likely = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything about one gen that does not change while it runs; shared by its `n` lanes."""
+
+    sampling: Sampling
+    max_tokens: int
+    eos_ids: tuple[int, ...]
+    prompt_len: int
+    constraint: Constraint | None = None
+    forcing: Forcing | None = None
+
+
+class Generation:
+    """Picks tokens until something ends it. The generated tokens stand at the end of the lane's tokens."""
+
+    __slots__ = (
+        "finish",
+        "forced",
+        "generated",
+        "guide",
+        "logprobs",
+        "prompt_logprobs",
+        "seed",
+        "settings",
+        "steps",
+        "stopped_by",
+    )
+
+    def __init__(self, settings: Settings, seed: int) -> None:
+        self.settings = settings
+        self.seed = seed
+        self.generated = 0
+        self.forced = 0
+        self.steps = 0
+        """Picks made so far; together with the seed it determines the next one."""
+        self.finish: FinishReason | None = None
+        self.stopped_by: int | None = None
+        self.guide = settings.constraint.start if settings.constraint else 0
+        self.logprobs: list[Scored] = []
+        self.prompt_logprobs: list[Scored] = []
+
+    def logits_from(self, num_tokens: int) -> int:
+        """The last known token's logits pick the next one; before that, those of the prompt where it is scored."""
+        last = num_tokens - 1
+        if self.settings.sampling.prompt_logprobs is None:
+            return last
+        return min(len(self.prompt_logprobs), last)
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be generated."""
+        return self.settings.max_tokens - self.generated
+
+    def banned(self) -> tuple[int, ...]:
+        """Tokens that may not be picked now: those that would end a generation that is too short, or never may."""
+        settings = self.settings
+        if self.generated < settings.sampling.min_tokens:
+            return settings.eos_ids + settings.sampling.stop_token_ids
+        return settings.eos_ids if settings.sampling.ignore_eos else ()
+
+    def open(self, tokens: array[int]) -> int:
+        """Appends what the constraint forces before anything is picked; called once. Returns how many tokens."""
+        if self.settings.constraint is None:
+            return 0
+        return self._append(self._forced(self.left), tokens)
+
+    def accept(self, token: int, tokens: array[int]) -> int:
+        """Takes a picked token; appends it and what is forced after it to `tokens`. Returns how many were appended.
+
+        A token that ends the generation and has no text of its own (end of sequence, a stop id) is not appended.
+        Sets `finish` when nothing more may follow.
+        """
+        settings = self.settings
+        self.steps += 1
+        if token in settings.eos_ids or token in settings.sampling.stop_token_ids:
+            self.finish = "constraint" if settings.constraint and token in settings.eos_ids else "stop"
+            self.stopped_by = token
+            return 0
+        if settings.constraint is None:
+            return self._append([token], tokens)
+        self.guide = settings.constraint.advance(self.guide, token)
+        return self._append([token, *self._forced(self.left - 1)], tokens)
+
+    def _append(self, added: list[int], tokens: array[int]) -> int:
+        tokens.extend(added)
+        self.generated += len(added)
+        constraint = self.settings.constraint
+        if constraint is not None and constraint.is_done(self.guide):
+            self.finish = "constraint"
+        elif self.generated >= self.settings.max_tokens:
+            self.finish = "length"
+        return len(added)
+
+    def _forced(self, room: int) -> list[int]:
+        constraint, forcing = self.settings.constraint, self.settings.forcing
+        if constraint is None or forcing is None or room <= 0:
+            return []
+        added = list(forcing(constraint, self.guide)[:room])
+        for token in added:
+            self.guide = constraint.advance(self.guide, token)
+        self.forced += len(added)
+        return added
+
+
+class Scoring:
+    """Reads off the log-probability of each of the lane's tokens from position `first` on, given all before it, and
+    of each of `finals` as the token that comes after the lane's last.
+
+    Options of a select that differ only in their last token are one lane with several finals.
+    """
+
+    __slots__ = ("final_logprobs", "finals", "first", "logprobs")
+
+    def __init__(self, first: int, finals: tuple[int, ...]) -> None:
+        assert first >= 1, "the first token of a text has no logits before it"
+        self.first = first
+        self.finals = finals
+        self.logprobs: list[Scored] = []
+        self.final_logprobs: tuple[Scored, ...] = ()
+
+    def logits_from(self, num_tokens: int) -> int:
+        """The next logits wanted stand one position before the next token to score."""
+        return min(self.first - 1 + len(self.logprobs), num_tokens - 1)

@@ -1,0 +1,103 @@
+"""A call in flight and its lanes: what the scheduler moves forward.
+
+A *call* is one gen or select. It runs on one or more *lanes*, each a growing token sequence whose keys and values are
+computed: one lane for each of a gen's `n` results, one for each option of a select. A lane is what a branch's cursor
+looks like while it runs. What is done with a lane's logits is its *task* (`generation.Generation` or
+`generation.Scoring`); the scheduler only asks it where logits are wanted.
+
+This module knows lengths and states. It knows no text, no tensors, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from lmprog.errors import LmprogError
+from lmprog.radix import Node
+from lmprog.runtime.generation import Generation, Scoring
+
+
+class LaneState(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds on the runtime's clock; None until that moment has come."""
+
+    submitted: float
+    admitted: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One gen or select. `key` names it to whoever submitted it; the scheduler never looks inside."""
+
+    key: Hashable
+    priority: int = 0
+    lanes: list[Lane] = field(default_factory=list)
+    timing: Timing = field(default_factory=lambda: Timing(0.0))
+    prompt_len: int = 0
+    cached: int = 0
+    computed: int = 0
+    preemptions: int = 0
+    ended: bool = False
+
+
+class Lane:
+    """One growing token sequence of a call.
+
+    Positions `0 .. computed` have keys and values, in `pages` (page index -> page). The first `shared` pages belong to
+    the tree and are kept alive by the lock on `node`; the others are the lane's own until it enters the tree.
+    """
+
+    __slots__ = (
+        "arrival",
+        "call",
+        "computed",
+        "error",
+        "matched",
+        "node",
+        "pages",
+        "salt",
+        "seat",
+        "shared",
+        "state",
+        "task",
+        "tokens",
+    )
+
+    def __init__(self, call: Call, tokens: array[int], task: Generation | Scoring, salt: str = "") -> None:
+        self.call = call
+        self.tokens = tokens
+        self.task = task
+        self.salt = salt
+        self.state = LaneState.WAITING
+        self.node: Node | None = None
+        self.pages: array[int] = array("i")
+        self.shared = 0
+        self.computed = 0
+        self.matched = 0
+        """Prefix length found in the tree when it was last looked up while waiting; a hint for the policy."""
+        self.arrival = 0
+        """Number of the scheduler's step in which the lane was submitted."""
+        self.seat = 0
+        """Order of first admission; the lane with the highest seat is preempted first."""
+        self.error: LmprogError | None = None
+
+    @property
+    def logits_from(self) -> int:
+        """The first position whose logits are still wanted; nothing from there on may be taken from the cache."""
+        return self.task.logits_from(len(self.tokens))
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that have no keys and values yet."""
+        return len(self.tokens) - self.computed
