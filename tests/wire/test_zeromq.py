@@ -1,0 +1,319 @@
+"""What only real sockets and real processes show: death, hanging, addresses, keys, foreign bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter, ProtocolError, RuntimeGone
+from lmprog.transport import CurveClient, CurveServer, Gone, ZmqClientChannel, ZmqRuntimeChannel
+from lmprog.transport import runtime as runtime_module
+
+HELLO = wire.Hello(wire.PROTOCOL_VERSION)
+PEER = Path(__file__).with_name("peer.py")
+
+
+@contextmanager
+def peer(role: str, address: str) -> Iterator[subprocess.Popen[str]]:
+    source = str(Path(wire.__file__).parents[1])  # also where the package is not installed
+    process = subprocess.Popen(
+        [sys.executable, str(PEER), role, address],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def raw_dealer(address: str, identity: bytes | None = None) -> Iterator[zmq.Socket[bytes]]:
+    """A socket that may send anything."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        if identity:
+            dealer.setsockopt(zmq.ROUTING_ID, identity)
+        dealer.connect(address)
+        yield dealer
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[ZmqRuntimeChannel]:
+    channel = ZmqRuntimeChannel(f"ipc://{tmp_path}/socket")
+    yield channel
+    channel.close()
+
+
+def hear(runtime: ZmqRuntimeChannel, within: float) -> list[wire.Op | Gone]:
+    """Everything until the first message, or nothing after that time."""
+    return [message for _, message in runtime.receive(within)]
+
+
+def greet_peer(runtime: ZmqRuntimeChannel) -> bytes:
+    """Lets the client in the other process in, and says who it is."""
+    heard = runtime.receive(20.0)
+    name = heard[0][0]
+    assert heard == [(name, HELLO), (name, wire.Open(1))]
+    runtime.send([(name, wire.TextIs(0, "", 0))])
+    return name
+
+
+def wait_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+
+
+def test_a_killed_client_is_gone_within_two_seconds(runtime: ZmqRuntimeChannel) -> None:
+    with peer("client", runtime.address) as process:
+        name = greet_peer(runtime)
+        wait_ready(process)
+        process.kill()
+        start = time.monotonic()
+        assert runtime.receive(5.0) == [(name, Gone())]
+        assert time.monotonic() - start < 2.0
+
+
+def test_a_hung_client_is_gone_within_two_seconds(runtime: ZmqRuntimeChannel) -> None:
+    with peer("client", runtime.address) as process:
+        name = greet_peer(runtime)
+        wait_ready(process)
+        process.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        assert runtime.receive(5.0) == [(name, Gone())]
+        assert time.monotonic() - start < 2.0
+        process.send_signal(signal.SIGCONT)
+
+
+def test_a_killed_runtime_raises_runtime_gone_within_two_seconds(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/socket"
+    with peer("runtime", address) as process:
+        wait_ready(process)
+        client = ZmqClientChannel(address, explain=lambda: "Its last words.")
+        client.send([HELLO])
+        assert isinstance(client.receive(5.0)[0], wire.Welcome)
+        process.kill()
+        start = time.monotonic()
+        with pytest.raises(RuntimeGone, match=r"Its last words\."):
+            client.receive(5.0)
+        assert time.monotonic() - start < 2.0
+        client.close()
+
+
+def test_a_hung_runtime_raises_runtime_gone_within_two_seconds(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/socket"
+    with peer("runtime", address) as process:
+        wait_ready(process)
+        client = ZmqClientChannel(address)
+        client.send([HELLO])
+        client.receive(5.0)
+        process.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(RuntimeGone, match="stopped answering"):
+            client.receive(5.0)
+        assert time.monotonic() - start < 2.0
+        client.close()
+
+
+def test_a_long_step_of_the_runtime_is_no_death(runtime: ZmqRuntimeChannel) -> None:
+    """Nobody calls `receive` of either side for longer than any time limit of the heartbeat."""
+    client = ZmqClientChannel(runtime.address)
+    client.send([HELLO])
+    ((name, _),) = runtime.receive(5.0)
+    time.sleep(3.0)
+    runtime.send([(name, wire.TextIs(1, "late", 1))])
+    assert client.receive(1.0) == [wire.TextIs(1, "late", 1)]
+    assert runtime.receive(0.6) == []
+    client.close()
+
+
+def test_nobody_there_is_runtime_gone(tmp_path: Path) -> None:
+    for address in (f"ipc://{tmp_path}/nothing", "tcp://127.0.0.1:9"):
+        client = ZmqClientChannel(address)
+        start = time.monotonic()
+        with pytest.raises(RuntimeGone):
+            client.receive(5.0)
+        assert time.monotonic() - start < 2.0
+        client.close()
+
+
+def test_an_oversized_message_ends_its_sender_and_nobody_else(runtime: ZmqRuntimeChannel) -> None:
+    good = ZmqClientChannel(runtime.address)
+    good.send([HELLO])
+    ((name, _),) = runtime.receive(5.0)
+    with raw_dealer(runtime.address) as bad:
+        bad.setsockopt(zmq.RECONNECT_IVL, -1)
+        bad.send(wire.encode((HELLO,)))
+        ((stranger, _),) = runtime.receive(5.0)
+        bad.send(bytes(wire.MAX_FRAME_BYTES + 1))
+        assert runtime.receive(5.0) == [(stranger, Gone())]
+    good.send([wire.Open(3)])
+    assert runtime.receive(5.0) == [(name, wire.Open(3))]
+    good.close()
+
+
+def test_foreign_bytes_are_counted_and_answered_with_nothing(runtime: ZmqRuntimeChannel) -> None:
+    with raw_dealer(runtime.address) as bad:
+        bad.send(b"GET / HTTP/1.1\r\n\r\n")
+        bad.send(b"")
+        bad.send_multipart([b"two", b"parts"])
+        bad.send(wire.encode((wire.TextIs(1, "a reply is no op", 1),)))
+        assert hear(runtime, 0.3) == []
+        assert runtime.counters["frames_malformed"] == 4
+        assert bad.poll(200) == 0
+
+
+def test_a_client_cannot_take_over_another_ones_name(runtime: ZmqRuntimeChannel) -> None:
+    with raw_dealer(runtime.address, identity=b"same") as first:
+        first.send(wire.encode((HELLO, wire.Open(1))))
+        assert runtime.receive(5.0) == [(b"same", HELLO), (b"same", wire.Open(1))]
+        with raw_dealer(runtime.address, identity=b"same") as second:
+            second.send(wire.encode((HELLO, wire.Close(1))))
+            assert runtime.receive(0.5) == []
+        runtime.send([(b"same", wire.TextIs(1, "mine", 1))])
+        frames = [b""]
+        while not frames[-1] and first.poll(2000):
+            frames.append(first.recv())
+        assert wire.decode_replies(frames[-1]) == (wire.TextIs(1, "mine", 1),)
+
+
+def test_a_client_that_does_not_read_is_given_up_and_told(
+    runtime: ZmqRuntimeChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "MAX_UNREAD_BYTES", 1_000_000)
+    client = ZmqClientChannel(runtime.address)
+    client.send([HELLO])
+    ((name, _),) = runtime.receive(5.0)
+    words = "x" * 10_000
+    for number in range(100_000):
+        runtime.send([(name, wire.TextIs(number, words, 1))])
+        if runtime.counters["clients_too_slow"]:
+            break
+    assert runtime.counters["clients_too_slow"] == 1
+    assert (name, Gone()) in runtime.receive(5.0)
+    last: wire.Reply | None = None
+    deadline = time.monotonic() + 20.0
+    while not isinstance(last, wire.Failed) and time.monotonic() < deadline:
+        runtime.receive(0.0)
+        last = next(iter(client.receive(0.01)[-1:]), last)
+    assert isinstance(last, wire.Failed)
+    assert (last.call, last.code) == (None, "overloaded")
+    client.close()
+
+
+def test_a_runtime_that_speaks_nonsense_is_a_protocol_error(tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(f"ipc://{tmp_path}/socket")
+        client = ZmqClientChannel(f"ipc://{tmp_path}/socket")
+        client.send([HELLO])
+        name, _ = router.recv_multipart()
+        router.send_multipart([name, b"\xc1"])
+        with pytest.raises(ProtocolError):
+            client.receive(5.0)
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "tcp://0.0.0.0:5000",
+        "tcp://*:5000",
+        "tcp://192.168.0.7:5000",
+        "tcp://example.org:5000",
+        "tcp://[::]:5000",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:99999",
+        "tcp://127.0.0.1:x",
+        "inproc://x",
+        "udp://127.0.0.1:5",
+        "127.0.0.1:5000",
+        "ipc://",
+        "ipc:///" + "x" * 120,
+        "",
+    ],
+)
+def test_a_bad_or_public_address_is_refused_on_both_sides(address: str) -> None:
+    with pytest.raises(InvalidParameter):
+        ZmqRuntimeChannel(address)
+    with pytest.raises(InvalidParameter):
+        ZmqClientChannel(address)
+
+
+def test_an_address_in_use_is_refused_and_a_stale_socket_file_is_not(runtime: ZmqRuntimeChannel) -> None:
+    with pytest.raises(InvalidParameter, match="in use"):
+        ZmqRuntimeChannel(runtime.address)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        with pytest.raises(InvalidParameter, match="in use"):
+            ZmqRuntimeChannel(f"tcp://127.0.0.1:{port}")
+
+
+def test_what_a_killed_runtime_left_behind_can_be_bound_again(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/socket"
+    with peer("runtime", address) as process:
+        wait_ready(process)
+    assert (tmp_path / "socket").exists()
+    ZmqRuntimeChannel(address).close()
+
+
+def test_only_its_owner_may_connect_to_an_ipc_socket(runtime: ZmqRuntimeChannel) -> None:
+    mode = os.stat(runtime.address.removeprefix("ipc://")).st_mode
+    assert stat.S_IMODE(mode) & 0o077 == 0
+
+
+def test_keys_let_in_the_listed_client_and_nobody_else() -> None:
+    server_public, server_secret = zmq.curve_keypair()
+    listed_public, listed_secret = zmq.curve_keypair()
+    other_public, other_secret = zmq.curve_keypair()
+    server = CurveServer(server_public, server_secret, frozenset([listed_public]))
+    runtime = ZmqRuntimeChannel("tcp://127.0.0.1:*", server)
+    try:
+        listed = ZmqClientChannel(runtime.address, keys=CurveClient(listed_public, listed_secret, server_public))
+        listed.send([HELLO])
+        assert hear(runtime, 5.0) == [HELLO]
+        other = ZmqClientChannel(runtime.address, keys=CurveClient(other_public, other_secret, server_public))
+        plain = ZmqClientChannel(runtime.address)
+        for stranger in (other, plain):
+            stranger.send([HELLO])
+            with pytest.raises(RuntimeGone):
+                stranger.receive(5.0)
+            stranger.close()
+        assert hear(runtime, 0.2) == []
+        listed.close()
+    finally:
+        runtime.close()
+
+
+def test_secrets_are_not_printed() -> None:
+    public, secret = zmq.curve_keypair()
+    assert secret.decode() not in repr(CurveServer(public, secret, frozenset()))
+    assert secret.decode() not in repr(CurveClient(public, secret, public))
+
+
+def test_many_clients_of_one_process_may_share_a_context(runtime: ZmqRuntimeChannel) -> None:
+    with zmq.Context() as context:
+        clients = [ZmqClientChannel(runtime.address, context=context) for _ in range(50)]
+        for number, client in enumerate(clients):
+            client.send([HELLO, wire.Open(number)])
+        names: set[bytes] = set()
+        while len(names) < 50:
+            names |= {name for name, op in runtime.receive(5.0) if isinstance(op, wire.Open)}
+        for client in clients:
+            client.close()
+        gone: set[bytes] = set()
+        while len(gone) < 50:
+            gone |= {name for name, op in runtime.receive(5.0) if isinstance(op, Gone)}
+        assert gone == names
