@@ -1,0 +1,3 @@
+"""The task families, each a module of functions from a `Draw` to a `Document`."""
+
+from __future__ import annotations

@@ -1,0 +1,171 @@
+"""Writing: tips, outlines and their expansions, endings of little stories, and judging between two answers."""
+
+from __future__ import annotations
+
+from training.document import ASSISTANT, END, SYSTEM, USER, Document, Family, Page
+from training.draw import Draw, ways
+from training.tasks import arithmetic
+from training.tasks.advice import ADVICE, Advice
+from training.tasks.stories import STORIES
+
+_ASK_TIPS = ways(
+    "Give {k} tips for {t}.",
+    "Write {k} tips for {t}.",
+    "Name {k} tips for {t}.",
+    "What are {k} tips for {t}?",
+    "List {k} tips for {t}.",
+    "Here are {k} tips for {t}:",
+    "{k} tips for {t}:",
+    held=("Please give {k} tips for {t}.",),
+)
+_EXPAND = ways(
+    "Expand the tip into a short paragraph: {p}",
+    "Explain this tip: {p}",
+    "Tip: {p}\nExpand:",
+    "Write more about this tip: {p}",
+    "Expand: {p}",
+    "Now, expand tip {i} into a paragraph.\n{p}",
+    held=("Expand this tip: {p}",),
+)
+_ASK_BETTER = ("Which answer is better, A or B?", "Better answer (A or B):", "Which is better?")
+_ASK_GOOD = ("Is the answer good or bad?", "Judge the answer: good or bad.", "Good or bad?")
+_NUMBERS = ("zero", "one", "two", "three", "four", "five")
+
+
+def _listed(page: Page, points: list[str], start: int = 1) -> None:
+    for number, point in enumerate(points, start):
+        page.text(f"{number}.")
+        page.answer(f" {point}.\n", judged=False, kind="tip")
+
+
+def _point(advice: Advice, draw: Draw, count: int) -> list[tuple[str, str]]:
+    return [advice.points[i] for i in sorted(draw.some(range(len(advice.points)), count))]
+
+
+def tips(draw: Draw) -> Document:
+    """A list of tips, then the expansion of some of them; as plain text."""
+    page = Page(Family.WRITING)
+    advice = draw.one(ADVICE)
+    points = _point(advice, draw, draw.number(2, 4))
+    number = draw.one((str(len(points)), _NUMBERS[len(points)]))
+    page.text(draw.say(_ASK_TIPS, k=number, t=advice.topic) + "\n")
+    if draw.chance(0.5):
+        _listed(page, [short for short, _ in points])
+    else:
+        page.answer("".join(f"{i}. {short}.\n" for i, (short, _) in enumerate(points, 1)), judged=False, kind="tips")
+    for index, (short, long) in enumerate(points, 1):
+        if draw.chance(0.4):
+            ask = draw.say(_EXPAND, p=f"{short}." if draw.chance(0.5) else short, i=index)
+            page.text("\n" + ask + draw.one(("\n", "\n\n")) if not ask.endswith(":") else "\n" + ask)
+            page.answer((" " if ask.endswith(":") else "") + long + "\n", judged=False, kind="expansion")
+    return page.done()
+
+
+def expansion(draw: Draw) -> Document:
+    """One point of an outline, expanded, in plain text or by chat."""
+    page = Page(Family.WRITING)
+    advice = draw.one(ADVICE)
+    short, long = draw.one(advice.points)
+    if draw.chance(0.4):
+        page.text(f"{USER}{draw.say(_EXPAND, p=short, i=1)}{END}{ASSISTANT}")
+        page.answer(long + END, judged=False, kind="expansion")
+        return page.done()
+    form = draw.number(0, 3)
+    if form == 0:
+        page.text(f"Question: How can I get better at {advice.topic}?\nPoint: {short}\nExpansion:")
+    elif form == 1:
+        page.text(f"Topic: {advice.topic}\n{draw.number(1, 5)}. {short}:")
+    elif form == 2:
+        page.text(f"Topic: {advice.topic}\nTip: {short}.\nExpand the tip:")
+    else:
+        page.text(f"{draw.say(_EXPAND, p=short, i=1)}\nParagraph:")
+    page.answer(f" {long}\n", judged=False, kind="expansion")
+    return page.done()
+
+
+def outline(draw: Draw) -> Document:
+    """A question, then a skeleton of short points."""
+    page = Page(Family.WRITING)
+    advice = draw.one(ADVICE)
+    points = _point(advice, draw, draw.number(3, 4))
+    ask = draw.one(
+        (
+            "Write an outline for {t}.",
+            "Give a skeleton of an answer: {t}.",
+            "Outline: {t}",
+            "Question: What should I know about {t}?\nSkeleton:",
+            "Question: How to start with {t}?\nOutline:",
+        )
+    ).format(t=advice.topic)
+    chat = draw.chance(0.4)
+    body = "".join(f"{i}. {short}\n" for i, (short, _) in enumerate(points, 1))
+    page.text(f"{USER}{ask}{END}{ASSISTANT}" if chat else ask + "\n")
+    page.answer(body.rstrip("\n") + END if chat else body, judged=False, kind="outline")
+    return page.done()
+
+
+def one_tip(draw: Draw) -> Document:
+    """A single tip by chat or in plain text."""
+    page = Page(Family.WRITING)
+    advice = draw.one(ADVICE)
+    short, long = draw.one(advice.points)
+    ask = draw.one(
+        (
+            "Give me a tip for {t}.",
+            "One tip for {t}, please.",
+            "I want to get better at {t}. What should I do?",
+            "Do you have a tip for {t}?",
+        )
+    ).format(t=advice.topic)
+    if draw.chance(0.6):
+        system = f"{SYSTEM}{draw.one(('You are a helpful assistant.', 'Be brief.'))}{END}" if draw.chance(0.3) else ""
+        page.text(f"{system}{USER}{ask}{END}{ASSISTANT}")
+        page.answer(f"{short}. {long}{END}" if draw.chance(0.5) else f"{short}.{END}", judged=False, kind="tip")
+    else:
+        page.text(f"{ask}\nTip:")
+        page.answer(f" {short}.\n", judged=False, kind="tip")
+    return page.done()
+
+
+def story(draw: Draw) -> Document:
+    """The ending of a little story, with the names of its beginning."""
+    page = Page(Family.WRITING)
+    chosen = draw.one(STORIES)
+    names = {"a": draw.person(), "b": draw.person(), "t": draw.town()}
+    ask = draw.one(("Story: ", "Finish the story: ", "", "Write an ending.\nStory: "))
+    begin, end = draw.one(chosen.beginnings).format(**names), draw.one(chosen.endings).format(**names)
+    chat = draw.chance(0.3)
+    if chat:
+        page.text(f"{USER}{ask or 'Finish the story: '}{begin}{END}{ASSISTANT}")
+        page.answer(end + END, judged=False, kind="ending")
+    else:
+        page.text(f"{ask}{begin}{draw.one((chr(10) + 'Ending:', chr(10) + 'The end:', ''))}")
+        page.answer(f" {end}\n", judged=False, kind="ending")
+    return page.done()
+
+
+def judge(draw: Draw) -> Document:
+    """Which of two answers is better, or is one good: judged by whether it is about the topic or the sum is right."""
+    page = Page(Family.WRITING)
+    if draw.chance(0.5):
+        advice, other = draw.some(ADVICE, 2)
+        good, bad = draw.one(advice.points)[1], draw.one(other.points)[1]
+        question = f"How can I get better at {advice.topic}?"
+    else:
+        operator = "+" if draw.chance(0.5) else "-"
+        x, y = draw.pair(operator)
+        right = arithmetic.solve(x, operator, y)
+        good, bad = str(right), str(right + draw.one((-10, -2, -1, 1, 2, 10)))
+        question = f"What is {x} {operator} {y}?"
+    if draw.chance(0.6):
+        first = draw.chance(0.5)
+        a, b = (good, bad) if first else (bad, good)
+        page.text(f"Question: {question}\nAnswer A: {a}\nAnswer B: {b}\n{draw.one(_ASK_BETTER)}\n")
+        page.text(draw.one(("Judgment:", "Better:", "Answer:")))
+        page.answer(" A\n" if first else " B\n", kind="judge", choices=(" A", " B"))
+    else:
+        is_good = draw.chance(0.5)
+        page.text(f"Question: {question}\nAnswer: {good if is_good else bad}\n{draw.one(_ASK_GOOD)}\n")
+        page.text(draw.one(("Judgment:", "Verdict:")))
+        page.answer(" good\n" if is_good else " bad\n", kind="judge", choices=(" good", " bad"))
+    return page.done()
