@@ -1,0 +1,74 @@
+"""A client's handle on a runtime: the channel after its greeting, and what the runtime said about itself.
+
+This module knows the handshake. It starts nothing and knows no programs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from lmprog import wire
+from lmprog.errors import ProtocolError, RuntimeGone, from_wire
+from lmprog.transport import ClientChannel, CurveClient, ZmqClientChannel
+
+GREETING_TIMEOUT = 30.0
+"""Seconds for the answer to `Hello`; generous, since a runtime in a long step answers after it."""
+
+
+class Connection:
+    """A `ClientChannel` that has been greeted; `info` is the runtime's `Welcome`. Closes with its block."""
+
+    def __init__(self, channel: ClientChannel, info: wire.Welcome) -> None:
+        self._channel = channel
+        self.info = info
+
+    def send(self, ops: Sequence[wire.Op]) -> None:
+        """See `ClientChannel.send`; any thread."""
+        self._channel.send(ops)
+
+    def receive(self, timeout: float) -> list[wire.Reply]:
+        """See `ClientChannel.receive`; one thread at a time."""
+        return self._channel.receive(timeout)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def connect(
+    address: str, *, client: str = "", keys: CurveClient | None = None, timeout: float = GREETING_TIMEOUT
+) -> Connection:
+    """Reaches the runtime at `address`. Raises `RuntimeGone` where none answers, `ProtocolError` for another version.
+
+    `client` is a name for the runtime's log.
+    """
+    return greet(ZmqClientChannel(address, keys=keys), client=client, timeout=timeout)
+
+
+def greet(channel: ClientChannel, *, client: str = "", timeout: float = GREETING_TIMEOUT) -> Connection:
+    """Says `Hello` over any channel and waits for the `Welcome`; owns the channel, and closes it where that fails."""
+    try:
+        channel.send([wire.Hello(wire.PROTOCOL_VERSION, client)])
+        return Connection(channel, _welcome(channel, timeout))
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _welcome(channel: ClientChannel, timeout: float) -> wire.Welcome:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        for reply in channel.receive(deadline - time.monotonic()):
+            if isinstance(reply, wire.Welcome):
+                return reply
+            if isinstance(reply, wire.Failed):
+                raise from_wire(reply.code, reply.message, reply.details)
+            raise ProtocolError(f"The runtime answered the greeting with {type(reply).__name__}, not with Welcome.")
+    raise RuntimeGone(f"The runtime did not answer the greeting within {timeout:g} seconds.")
