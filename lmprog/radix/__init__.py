@@ -1,0 +1,11 @@
+"""The prefix tree of pages: what has been computed, who stands on it, what is forgotten first.
+
+Integers only: it knows tokens and page numbers, and neither tensors, text, branches nor clocks.
+"""
+
+from lmprog.radix.answers import Inserted, Match, Tail
+from lmprog.radix.node import Node, Tokens
+from lmprog.radix.pages import PageAllocator
+from lmprog.radix.tree import RadixTree
+
+__all__ = ["Inserted", "Match", "Node", "PageAllocator", "RadixTree", "Tail", "Tokens"]
