@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def the_scripted_child_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), source]))
 
 
-def scripted(script: str = "ok", **options: object) -> Runtime:
+def scripted(script: str = "ok", **options: Any) -> Runtime:
     return Runtime(script, module="scripted_child", **options)
 
 
@@ -236,7 +237,7 @@ def test_a_runtime_of_another_version_is_a_protocol_error() -> None:
 
 
 def test_a_runtime_that_does_not_answer_the_greeting_is_gone() -> None:
-    with pytest.raises(RuntimeGone, match="within 0.2 seconds"):
+    with pytest.raises(RuntimeGone, match=r"within 0\.2 seconds"):
         greet(LocalRuntimeChannel().connect(), timeout=0.2)
 
 
