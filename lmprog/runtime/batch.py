@@ -5,8 +5,8 @@ Knows numpy and plans; knows no request, no text and no torch.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,10 @@ def _offsets(counts: list[int]) -> Ints:
     return out
 
 
+def _joined(runs: list[array[int]]) -> Ints:
+    return np.concatenate([np.frombuffer(run, np.int32) for run in runs]) if runs else np.zeros(0, np.int32)
+
+
 def build_batch(plan: Plan, page_size: int) -> Batch:
     """The arrays of `plan`. Work is per row and per page; inside a row numpy does it."""
     rows = plan.rows
@@ -59,8 +63,8 @@ def build_batch(plan: Plan, page_size: int) -> Batch:
     row_starts = _offsets(counts)
     page_starts = _offsets([len(row.pages) for row in rows])
     total = int(row_starts[-1])
-    tokens = np.fromiter(chain.from_iterable(row.tokens for row in rows), np.int32, total)
-    pages = np.fromiter(chain.from_iterable(row.pages for row in rows), np.int32, int(page_starts[-1]))
+    tokens = _joined([row.tokens for row in rows])
+    pages = _joined([row.pages for row in rows])
 
     within = np.arange(total, dtype=np.int32)
     positions = within + np.repeat(starts - row_starts[:-1], counts)

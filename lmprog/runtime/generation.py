@@ -11,17 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lmprog.runtime.fsm.constraint import Constraint
+from lmprog.runtime.picks import Likely
 from lmprog.wire import FinishReason, Sampling
 
 Forcing = Callable[[Constraint, int], tuple[int, ...]]
 """Tokens that a constraint leaves no choice about in a state, canonical whatever follows; () where there are none."""
 
-Likely = tuple[tuple[int, float], ...]
-"""The most likely tokens of one position with their log-probabilities, best first."""
-
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredToken:
     """The log-probability of the token that stands at one position, and the most likely ones instead."""
 
     token: int
@@ -67,15 +65,15 @@ class Generation:
         self.finish: FinishReason | None = None
         self.stopped_by: int | None = None
         self.guide = settings.constraint.start if settings.constraint else 0
-        self.logprobs: list[Scored] = []
-        self.prompt_logprobs: list[Scored] = []
+        self.logprobs: list[ScoredToken] = []
+        self.prompt_logprobs: list[ScoredToken] = []
 
     def logits_from(self, num_tokens: int) -> int:
         """The last known token's logits pick the next one; before that, those of the prompt where it is scored."""
-        last = num_tokens - 1
-        if self.settings.sampling.prompt_logprobs is None:
-            return last
-        return min(len(self.prompt_logprobs), last)
+        scored, prompt_len = len(self.prompt_logprobs), self.settings.prompt_len
+        if self.settings.sampling.prompt_logprobs is None or scored >= prompt_len - 1:
+            return num_tokens - 1
+        return scored
 
     @property
     def left(self) -> int:
@@ -146,8 +144,8 @@ class Scoring:
         assert first >= 1, "the first token of a text has no logits before it"
         self.first = first
         self.finals = finals
-        self.logprobs: list[Scored] = []
-        self.final_logprobs: tuple[Scored, ...] = ()
+        self.logprobs: list[ScoredToken] = []
+        self.final_logprobs: tuple[ScoredToken, ...] = ()
 
     def logits_from(self, num_tokens: int) -> int:
         """The next logits wanted stand one position before the next token to score."""

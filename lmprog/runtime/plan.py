@@ -7,7 +7,7 @@ to the scheduler with what was sampled. It knows integers only, no tensors and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass
 
 from lmprog.runtime.request import Lane
@@ -23,9 +23,9 @@ class Row:
     """
 
     lane: Lane
-    tokens: Sequence[int]
+    tokens: array[int]
     start: int
-    pages: Sequence[int]
+    pages: array[int]
     logits_from: int
 
     @property

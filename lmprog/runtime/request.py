@@ -61,6 +61,7 @@ class Lane:
     __slots__ = (
         "arrival",
         "call",
+        "claimed",
         "computed",
         "error",
         "matched",
@@ -70,6 +71,7 @@ class Lane:
         "seat",
         "shared",
         "state",
+        "sweep",
         "task",
         "tokens",
     )
@@ -84,12 +86,16 @@ class Lane:
         self.pages: array[int] = array("i")
         self.shared = 0
         self.computed = 0
+        self.claimed = 0
+        """Positions `0 .. claimed` are in the tree under `node`; `claimed <= computed` except inside a step."""
         self.matched = 0
         """Prefix length found in the tree when it was last looked up while waiting; a hint for the policy."""
         self.arrival = 0
         """Number of the scheduler's step in which the lane was submitted."""
         self.seat = 0
         """Order of first admission; the lane with the highest seat is preempted first."""
+        self.sweep = 0
+        """dfs: number of the sweep that it belongs to."""
         self.error: LmprogError | None = None
 
     @property

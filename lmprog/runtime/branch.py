@@ -1,0 +1,157 @@
+"""A branch: the text a program has gathered, the tokens of what has been settled of it, and the ops that wait.
+
+Canonical text: what was appended since the last generation is kept as text and tokenised as one piece when a call
+needs it, so a prompt built from ten appends has the same tokens as one built from one. Generated tokens are kept as
+they are. Text of other calls arrives as a `Promise`, and the branch's ops wait for it.
+
+Knows text, tokens and the order of ops. It does not know how ops are carried out, nor pages; the tree node that it
+stands on is kept for its owner, the interpreter.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+from lmprog.errors import LmprogError
+from lmprog.radix import Node
+from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.tokenizer import Tokenizer
+from lmprog.wire import Fork, Gen, Read, RoleBegin, RoleEnd, Select, Text
+
+
+class BranchState(enum.Enum):
+    UNBORN = "unborn"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(eq=False, slots=True)
+class Promise:
+    """Text that will be known when a call has ended, or the reason why it never will. Branches wait for it."""
+
+    text: str | None = None
+    error: LmprogError | None = None
+    waiting: list[Branch] = field(default_factory=list)
+
+    @property
+    def known(self) -> bool:
+        return self.text is not None or self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Appending:
+    """An append whose references are bound to promises already."""
+
+    pieces: tuple[Text | Promise | RoleBegin | RoleEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """Keeps `promise`: the text that the branch has gained since its fork when this is reached."""
+
+    promise: Promise
+
+
+Queued = Appending | Marking | Gen | Select | Fork | Read
+
+
+class Branch:
+    """One growing token sequence of a program."""
+
+    __slots__ = (
+        "busy",
+        "cause",
+        "chat",
+        "id",
+        "node",
+        "num_forked",
+        "ops",
+        "pending",
+        "role",
+        "role_start",
+        "salt",
+        "state",
+        "text",
+        "tokens",
+    )
+
+    def __init__(self, branch_id: int, salt: str = "") -> None:
+        self.id = branch_id
+        self.salt = salt
+        self.state = BranchState.UNBORN
+        self.ops: deque[Queued] = deque()
+        self.tokens: array[int] = array("i")
+        self.pending = ""
+        self.text: list[str] = []
+        """All text since the opening, in pieces; joined only when somebody asks."""
+        self.num_forked = 0
+        """Pieces of `text` that were there when the branch was forked."""
+        self.chat: list[dict[str, str]] = []
+        """Finished chat turns."""
+        self.role: str | None = None
+        self.role_start = 0
+        self.node: Node | None = None
+        """Where its settled tokens end in the tree, pinned; None where nothing of it has been computed."""
+        self.busy = False
+        """A call of it is in flight."""
+        self.cause: LmprogError | None = None
+        """Why the branch is spoiled: every later call of it fails with this."""
+
+    def birth(self, parent: Branch | None = None) -> None:
+        """Opens the branch, empty or as a copy of `parent`. The node's pin is the interpreter's business."""
+        self.state = BranchState.OPEN
+        if parent is None:
+            return
+        self.salt = parent.salt
+        self.tokens = parent.tokens[:]
+        self.pending = parent.pending
+        self.text = parent.text[:]
+        self.num_forked = len(parent.text)
+        self.chat = parent.chat[:]
+        self.role, self.role_start = parent.role, parent.role_start
+        self.cause = parent.cause
+
+    def append(self, text: str) -> None:
+        """Adds literal text, to be tokenised when it is needed."""
+        if text:
+            self.pending += text
+            self.text.append(text)
+
+    def begin_role(self, role: str, template: ChatTemplate) -> None:
+        """Opens a chat turn. Raises RequestRejected where the template does not know the role."""
+        self.append(template.begin(self.chat, role))
+        self.role, self.role_start = role, len(self.text)
+
+    def end_role(self, role: str, template: ChatTemplate) -> None:
+        """Closes the turn that `begin_role` opened."""
+        content = "".join(self.text[self.role_start :])
+        closing = template.end(self.chat, role, content)
+        self.chat = [*self.chat, {"role": role, "content": content}]
+        self.role = None
+        self.append(closing)
+
+    def gained(self) -> str:
+        """Text since the fork, or since the opening."""
+        return "".join(self.text[self.num_forked :])
+
+    def tokens_with(self, tokenizer: Tokenizer, more: str = "") -> array[int]:
+        """The branch's tokens with its pending text and `more` tokenised as one piece; changes nothing."""
+        tokens = self.tokens[:]
+        encoded = tokenizer.encode(self.pending + more) if self.pending or more else []
+        if not tokens:
+            prefix = tokenizer.prefix
+            if tuple(encoded[: len(prefix)]) != prefix:
+                tokens.extend(prefix)
+        tokens.extend(encoded)
+        return tokens
+
+    def adopt(self, tokens: array[int], text: str, rest: str = "") -> None:
+        """A call has settled the branch: `tokens` are its tokens now, `text` was added, of which `rest` (the part
+        after the last whole token) is to be tokenised anew with what follows."""
+        self.tokens = tokens
+        self.pending = rest
+        if text:
+            self.text.append(text)

@@ -1,0 +1,140 @@
+"""Builds calls: a gen or select on a branch becomes lanes with tokens, tasks and settings, or is refused.
+
+All limits that depend on the model are checked here, once, with the value sent, the limit and what to do. Knows the
+tokenizer, the constraint compiler and the context's length; knows no clients and no tree.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter, UnsatisfiableConstraint
+from lmprog.runtime.branch import Branch
+from lmprog.runtime.fsm.constraint import Constraint
+from lmprog.runtime.generation import Forcing, Generation, Settings
+from lmprog.runtime.ongoing import Ongoing
+from lmprog.runtime.request import Call, Lane, Timing
+from lmprog.runtime.selecting import Ballot, make_ballot
+from lmprog.runtime.text import TextStream
+from lmprog.runtime.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model and the memory allow. `longest` is the most tokens of one lane."""
+
+    vocab_size: int
+    longest: int
+    check_fits: Callable[[int, int], None]
+    """Raises `ContextOverflow` for (prompt, max_tokens) that can never run."""
+
+
+class CallBuilder:
+    """Turns ops into calls. `rng` gives seeds to calls that name none."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        compile_constraint: Callable[[wire.Constraint], Constraint],
+        forcing: Forcing | None,
+        rng: random.Random,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._limits = limits
+        self._compile = compile_constraint
+        self._forcing = forcing
+        self._rng = rng
+
+    def seed(self, given: int | None) -> int:
+        """The seed of a call: the one it names, or a new one."""
+        return self._rng.getrandbits(63) if given is None else given
+
+    def build(self, ongoing: Ongoing, now: float) -> Call:
+        """The call's lanes, ready to be submitted. Raises RequestRejected; then nothing has changed."""
+        op = ongoing.op
+        if isinstance(op, wire.Gen):
+            return self._gen(ongoing, op, now)
+        assert isinstance(op, wire.Select)
+        return self._select(ongoing, op, now)
+
+    def option_tokens(self, branch: Branch, option: str) -> array[int]:
+        """The branch's tokens when `option` stands behind its text."""
+        return branch.tokens_with(self.tokenizer, option)
+
+    def _gen(self, ongoing: Ongoing, op: wire.Gen, now: float) -> Call:
+        sampling, branch = op.sampling, ongoing.branch
+        self._check_ids(sampling)
+        prompt = branch.tokens_with(self.tokenizer)
+        if not prompt:
+            raise InvalidParameter(
+                "the prompt is empty and this model's tokenizer puts nothing before a text; append some text first.",
+                name="prompt",
+                value="",
+                allowed="at least one token",
+            )
+        max_tokens = sampling.max_tokens
+        if max_tokens is None:
+            max_tokens = max(1, self._limits.longest - len(prompt))
+        self._limits.check_fits(len(prompt), max_tokens)
+        constraint = self._compile(op.constraint) if op.constraint is not None else None
+        if constraint is not None and constraint.distance(constraint.start) > max_tokens:
+            raise UnsatisfiableConstraint(
+                f"the shortest text that the constraint allows may need {constraint.distance(constraint.start):,} "
+                f"tokens, and max_tokens is {max_tokens:,}. Raise max_tokens."
+            )
+        settings = Settings(sampling, max_tokens, self.tokenizer.eos_ids, len(prompt), constraint, self._forcing)
+        call = Call(ongoing, op.priority, timing=Timing(now), prompt_len=len(prompt))
+        seed = self.seed(sampling.seed)
+        for index in range(sampling.n):
+            task = Generation(settings, seed + index)
+            tokens = prompt[:]
+            task.open(tokens)
+            call.lanes.append(Lane(call, tokens, task, branch.salt))
+        ongoing.streams = [TextStream(self.tokenizer, sampling.stop, sampling.stop_regex) for _ in range(sampling.n)]
+        ongoing.outputs = [None] * sampling.n
+        return call
+
+    def _select(self, ongoing: Ongoing, op: wire.Select, now: float) -> Call:
+        branch = ongoing.branch
+        before = branch.tokens_with(self.tokenizer)
+        if not before:
+            raise InvalidParameter(
+                "a select needs some text before it; this branch is empty.", name="prompt", value="", allowed="text"
+            )
+        if "" in op.choices:
+            raise InvalidParameter(
+                "an empty choice has no token to score.", name="choices", value="", allowed="non-empty texts"
+            )
+        options = [self.option_tokens(branch, option) for option in op.choices]
+        self._limits.check_fits(max(len(tokens) for tokens in options), 0)
+        alone: tuple[int, ...] | None = None
+        if op.method == "unconditional_likelihood_normalized":
+            alone = self.tokenizer.prefix or self.tokenizer.eos_ids[:1] or tuple(before[:1])
+        ongoing.ballot = make_ballot(before, options, alone)
+        call = Call(ongoing, op.priority, timing=Timing(now), prompt_len=len(before))
+        call.lanes = _lanes(call, ongoing.ballot, branch.salt)
+        return call
+
+    def _check_ids(self, sampling: wire.Sampling) -> None:
+        size = self._limits.vocab_size
+        for name, ids in (
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", tuple(token for token, _ in sampling.logit_bias)),
+        ):
+            wrong = next((token for token in ids if token >= size), None)
+            if wrong is not None:
+                raise InvalidParameter(
+                    f"{name} names token {wrong}, and the model's tokens go from 0 to {size - 1:,}.",
+                    name=name,
+                    value=wrong,
+                    allowed=f"0..{size - 1}",
+                )
+
+
+def _lanes(call: Call, ballot: Ballot, salt: str) -> list[Lane]:
+    return [Lane(call, course.tokens, course.scoring, salt) for course in ballot.courses]

@@ -1,0 +1,117 @@
+"""What a step brought, made into replies: text is streamed, stops are found, finished calls are worded.
+
+Knows text streams, results and branches; knows neither ops nor who runs when.
+"""
+
+from __future__ import annotations
+
+from lmprog import wire
+from lmprog.runtime.branch import Branch
+from lmprog.runtime.calls import CallBuilder
+from lmprog.runtime.endings import Endings
+from lmprog.runtime.generation import Generation
+from lmprog.runtime.ongoing import Ongoing, logprob_of, output_of, usage_of
+from lmprog.runtime.request import Call, Lane, LaneState
+from lmprog.runtime.scheduler import Progress
+from lmprog.runtime.selecting import choose, read_out
+
+
+class Delivery:
+    """Takes the scheduler's progress reports to the calls they belong to."""
+
+    def __init__(self, endings: Endings, calls: CallBuilder) -> None:
+        self._endings = endings
+        self._calls = calls
+        self._tokenizer = calls.tokenizer
+
+    def opened(self, ongoing: Ongoing, now: float) -> None:
+        """A call was submitted; what its constraint forced before anything was picked is text already."""
+        assert ongoing.call is not None
+        for index, lane in enumerate(ongoing.call.lanes):
+            if isinstance(lane.task, Generation) and lane.task.generated:
+                self._push(ongoing, index, lane, lane.task.generated)
+                if lane.task.finish is not None:
+                    self._finish(ongoing, index, lane, now)
+
+    def take(self, one: Progress, now: float) -> None:
+        """One lane's progress."""
+        call = one.lane.call
+        ongoing = call.key
+        assert isinstance(ongoing, Ongoing)
+        if ongoing.replied or one.lane.state is LaneState.ENDED:
+            return
+        if call.timing.admitted is None:
+            call.timing.admitted = now
+        if one.error is not None:
+            self._endings.fail(ongoing, one.error)
+        elif isinstance(ongoing.op, wire.Select):
+            if one.ended:
+                self._scored(ongoing, ongoing.op, one.lane, now)
+        elif one.added or one.ended:
+            if call.timing.first_token is None:
+                call.timing.first_token = now
+            index = call.lanes.index(one.lane)
+            stopped = self._push(ongoing, index, one.lane, one.added)
+            if one.ended or stopped:
+                self._finish(ongoing, index, one.lane, now)
+
+    def _push(self, ongoing: Ongoing, index: int, lane: Lane, added: int) -> bool:
+        """Streams the lane's `added` newest tokens; True when they complete a stop string."""
+        if not added:
+            return False
+        stream = ongoing.streams[index]
+        text = []
+        for token in lane.tokens[-added:]:
+            text.append(stream.push(token))
+            if stream.stopped_by is not None:
+                break
+        self._delta(ongoing, index, "".join(text), added)
+        return stream.stopped_by is not None
+
+    def _delta(self, ongoing: Ongoing, index: int, text: str, num_tokens: int) -> None:
+        if text and isinstance(ongoing.op, wire.Gen) and ongoing.op.stream:
+            self._endings.say(ongoing.client, wire.Delta(ongoing.id, index, text, num_tokens))
+
+    def _finish(self, ongoing: Ongoing, index: int, lane: Lane, now: float) -> None:
+        """One of the `n` results is complete; the first one carries the branch on."""
+        task, stream, branch = lane.task, ongoing.streams[index], ongoing.branch
+        assert isinstance(task, Generation)
+        ended = stream.finish()
+        self._delta(ongoing, index, ended.delta, 0)
+        ongoing.outputs[index] = output_of(lane, ended, stream.stopped_by, self._tokenizer)
+        kept = task.settings.prompt_len + ended.kept
+        self._endings.leave(lane, kept, branch if index == 0 else None)
+        if index == 0:
+            branch.adopt(lane.tokens[:kept], ended.text, ended.rest)
+        if all(output is not None for output in ongoing.outputs):
+            self._done(ongoing, lane.call, now)
+
+    def _done(self, ongoing: Ongoing, call: Call, now: float) -> None:
+        call.timing.ended = now
+        outputs = tuple(output for output in ongoing.outputs if output is not None)
+        tasks = [lane.task for lane in call.lanes if isinstance(lane.task, Generation)]
+        scored = tuple(logprob_of(one, self._tokenizer) for one in tasks[0].prompt_logprobs)
+        self._endings.scheduler.stats.forced_tokens += sum(task.forced for task in tasks)
+        done = wire.Done(ongoing.id, outputs, usage_of(call), scored)
+        self._endings.reply(ongoing, done, [output.text for output in outputs])
+
+    def _scored(self, ongoing: Ongoing, op: wire.Select, lane: Lane, now: float) -> None:
+        """One course of a select has been scored; after the last one the choice is made."""
+        call, ballot = lane.call, ongoing.ballot
+        assert ballot is not None
+        self._endings.leave(lane)
+        if any(other.state is not LaneState.ENDED for other in call.lanes):
+            return
+        call.timing.first_token = call.timing.ended = now
+        options = read_out(ballot, op.method)
+        index = choose(options, op.temperature, self._calls.seed(op.seed))
+        self._settle(ongoing.branch, op.choices[index])
+        chosen = wire.Chosen(ongoing.id, index, options, usage_of(call))
+        self._endings.reply(ongoing, chosen, [op.choices[index]])
+
+    def _settle(self, branch: Branch, choice: str) -> None:
+        """The branch goes on from its choice, and stands where that was scored."""
+        tokens = self._calls.option_tokens(branch, choice)
+        branch.adopt(tokens, choice)
+        match = self._endings.scheduler.tree.match(tokens, branch.salt)
+        self._endings.stand(branch, match.node if match.length else None)

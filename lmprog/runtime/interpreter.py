@@ -1,0 +1,323 @@
+"""Runs programs: keeps each client's branches, carries out their ops in order, turns them into calls and replies.
+
+Every call gets exactly one last reply, whatever happens to it (`endings` sees to it). An op that cannot be carried out
+spoils its branch; the branch's later calls fail with that cause. A client that vanishes leaves nothing behind.
+
+Knows text, tokens and the scheduler's verbs. It does not know who runs when, nor where bytes come from.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lmprog import wire
+from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError, ProtocolError, UnknownName
+from lmprog.runtime.branch import Appending, Branch, BranchState, Marking, Promise
+from lmprog.runtime.calls import CallBuilder
+from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.delivery import Delivery
+from lmprog.runtime.endings import Addressed, Endings
+from lmprog.runtime.ongoing import Ongoing, failed
+from lmprog.runtime.scheduler import Progress, Scheduler
+from lmprog.transport import ClientId, Gone
+
+
+@dataclass(slots=True)
+class Client:
+    """What one client has open."""
+
+    branches: dict[int, Branch] = field(default_factory=dict)
+    calls: dict[int, Ongoing] = field(default_factory=dict)
+    """Calls whose branch is open: under way, or ended and still to be referred to."""
+
+
+class Interpreter:
+    """Clients, branches and calls. `handle` takes an op, `deliver` what a step brought and gives all replies."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        calls: CallBuilder,
+        template: Callable[[], ChatTemplate],
+        welcome: wire.Welcome,
+        clock: Callable[[], float],
+    ) -> None:
+        self.scheduler = scheduler
+        self.clients: dict[ClientId, Client] = {}
+        self._endings = Endings(scheduler)
+        self._delivery = Delivery(self._endings, calls)
+        self._calls = calls
+        self._tokenizer = calls.tokenizer
+        self._template = template
+        self._welcome = welcome
+        self._clock = clock
+        self._deadlines: list[tuple[float, int, Ongoing, float]] = []
+        self._num_deadlines = 0
+
+    # --- from clients --------------------------------------------------------------------------------------------
+
+    def handle(self, client_id: ClientId, op: wire.Op | Gone) -> None:
+        """Takes one op of one client. Never raises for a client's mistake."""
+        if isinstance(op, Gone):
+            self._forget_client(client_id)
+        elif isinstance(op, wire.Hello):
+            self._greet(client_id, op)
+        else:
+            client = self.clients.setdefault(client_id, Client())
+            self._take(client_id, client, op)
+        self._run_ready()
+
+    def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
+        if hello.version != wire.PROTOCOL_VERSION:
+            error = ProtocolError(
+                f"the client speaks protocol {hello.version}, this runtime {wire.PROTOCOL_VERSION}; "
+                "install the same version of lmprog on both sides."
+            )
+            self._endings.say(client_id, failed(None, error))
+            return
+        self.clients.setdefault(client_id, Client())
+        self._endings.say(client_id, self._welcome)
+
+    def _take(self, client_id: ClientId, client: Client, op: wire.Op) -> None:
+        match op:
+            case wire.Open(branch=number, salt=salt):
+                if self._new_branch(client, number, salt):
+                    client.branches[number].birth()
+            case wire.Fork(branch=number, children=children):
+                self._queue(client_id, client, number, op)
+                for child in children:
+                    self._new_branch(client, child, "")
+            case wire.Append(branch=number, pieces=pieces):
+                self._queue(client_id, client, number, self._bind(client_id, client, pieces))
+            case wire.Gen() | wire.Select() | wire.Read():
+                self._arrive(client_id, client, op)
+            case wire.Close(branch=number):
+                self._close(client_id, client, number)
+            case wire.Cancel(call=call):
+                ongoing = client.calls.get(call)
+                if ongoing is not None:
+                    self._endings.fail(ongoing, Cancelled("the call was cancelled."))
+            case wire.Describe(call=call):
+                self._endings.say(client_id, wire.Described(call, self.figures()))
+            case wire.Flush(call=call):
+                self.scheduler.tree.clear()
+                self._endings.say(client_id, wire.Described(call, self.figures()))
+
+    def figures(self) -> dict[str, float]:
+        """Counters, and the state of tree, pages and line right now."""
+        scheduler = self.scheduler
+        return {
+            **scheduler.stats.figures(),
+            "running": float(len(scheduler.seated)),
+            "waiting": float(len(scheduler.line)),
+            "pages": float(scheduler.pages.num_pages),
+            "pages_free": float(scheduler.pages.num_free),
+            "pages_cached": float(scheduler.tree.num_cached),
+            "pages_evictable": float(scheduler.tree.num_evictable),
+            "tree_nodes": float(scheduler.tree.num_nodes),
+            "open_branches": float(sum(len(client.branches) for client in self.clients.values())),
+            "open_clients": float(len(self.clients)),
+            "page_size": float(scheduler.config.page_size),
+            "pid": float(os.getpid()),
+        }
+
+    def _new_branch(self, client: Client, number: int, salt: str) -> bool:
+        if number in client.branches:
+            self._endings.spoil(client.branches[number], ProtocolError(f"branch {number} was opened twice."))
+            return False
+        client.branches[number] = Branch(number, salt)
+        self.scheduler.stats.branches += 1
+        return True
+
+    def _bind(self, client_id: ClientId, client: Client, pieces: tuple[wire.Piece, ...]) -> Appending:
+        """References become promises when they arrive, so that later closings cannot take them away."""
+        bound: list[wire.Text | Promise | wire.RoleBegin | wire.RoleEnd] = []
+        for piece in pieces:
+            if isinstance(piece, wire.Ref):
+                bound.append(_promised(client, piece))
+            elif isinstance(piece, wire.Gained):
+                promise = Promise()
+                self._queue(client_id, client, piece.branch, Marking(promise))
+                bound.append(promise)
+            else:
+                bound.append(piece)
+        return Appending(tuple(bound))
+
+    def _queue(self, client_id: ClientId, client: Client, number: int, op: Appending | Marking | wire.Fork) -> None:
+        branch = client.branches.get(number)
+        if branch is not None:
+            branch.ops.append(op)
+            self._endings.ready.append((client_id, branch))
+        elif isinstance(op, Marking):
+            op.promise.error = _unknown_branch(number)
+
+    def _arrive(self, client_id: ClientId, client: Client, op: wire.Gen | wire.Select | wire.Read) -> None:
+        branch = client.branches.get(op.branch)
+        if branch is None or op.call in client.calls:
+            error: LmprogError = _unknown_branch(op.branch)
+            if branch is not None:
+                error = ProtocolError(f"call {op.call} was made twice.")
+            self._endings.say(client_id, failed(op.call, error))
+            return
+        count = op.sampling.n if isinstance(op, wire.Gen) else 1
+        ongoing = Ongoing(client_id, op, branch, [Promise() for _ in range(count)])
+        client.calls[op.call] = ongoing
+        self.scheduler.stats.calls += 1
+        if not isinstance(op, wire.Read) and op.timeout is not None:
+            ongoing.deadline = self._clock() + op.timeout
+            self._num_deadlines += 1
+            heapq.heappush(self._deadlines, (ongoing.deadline, self._num_deadlines, ongoing, op.timeout))
+        branch.ops.append(op)
+        self._endings.ready.append((client_id, branch))
+
+    def _close(self, client_id: ClientId, client: Client, number: int) -> None:
+        branch = client.branches.pop(number, None)
+        if branch is None:
+            return
+        error = Cancelled(f"branch {number} was closed.")
+        for ongoing in [one for one in client.calls.values() if one.branch is branch]:
+            self._endings.fail(ongoing, error)
+            del client.calls[ongoing.id]
+        for op in branch.ops:
+            if isinstance(op, Marking):
+                self._endings.keep(client_id, op.promise, error)
+            elif isinstance(op, wire.Fork):
+                for child in op.children:
+                    if child in client.branches:
+                        self._endings.spoil(client.branches[child], error)
+                        self._endings.ready.append((client_id, client.branches[child]))
+        branch.ops.clear()
+        branch.state = BranchState.CLOSED
+        self._endings.stand(branch, None)
+
+    def _forget_client(self, client_id: ClientId) -> None:
+        client = self.clients.get(client_id)
+        if client is None:
+            return
+        for number in list(client.branches):
+            self._close(client_id, client, number)
+        del self.clients[client_id]
+        self._endings.forget(client_id)
+
+    # --- branches run their ops ----------------------------------------------------------------------------------
+
+    def _run_ready(self) -> None:
+        """Lets every branch that something happened to go on as far as it can."""
+        while self._endings.ready:
+            client_id, branch = self._endings.ready.pop()
+            while branch.state is BranchState.OPEN and branch.ops and not branch.busy:
+                if not self._run(client_id, branch):
+                    break
+
+    def _run(self, client_id: ClientId, branch: Branch) -> bool:
+        """Carries out the branch's next op; False when it must wait for a promise."""
+        op = branch.ops[0]
+        if isinstance(op, Appending):
+            missing = next((p for p in op.pieces if isinstance(p, Promise) and not p.known), None)
+            if missing is not None and branch.cause is None:
+                missing.waiting.append(branch)
+                return False
+        branch.ops.popleft()
+        try:
+            self._carry_out(client_id, branch, op)
+        except LmprogError as error:
+            self._endings.spoil(branch, error)
+        return True
+
+    def _carry_out(self, client_id: ClientId, branch: Branch, op: object) -> None:
+        client = self.clients[client_id]
+        match op:
+            case Appending(pieces=pieces):
+                if branch.cause is None:
+                    self._append(branch, pieces)
+            case Marking(promise=promise):
+                self._endings.keep(client_id, promise, branch.cause or branch.gained())
+            case wire.Fork(children=children):
+                for number in children:
+                    child = client.branches.get(number)
+                    if child is not None and child.state is BranchState.UNBORN:
+                        child.birth(branch)
+                        self._endings.stand(child, branch.node)
+                        self.scheduler.stats.forks += 1
+                        self._endings.ready.append((client_id, child))
+            case wire.Read(call=call):
+                self._read(client.calls[call])
+            case wire.Gen(call=call) | wire.Select(call=call):
+                ongoing = client.calls[call]
+                if not ongoing.replied:
+                    self._start(ongoing)
+
+    def _append(self, branch: Branch, pieces: tuple[object, ...]) -> None:
+        for piece in pieces:
+            match piece:
+                case wire.Text(text=text):
+                    branch.append(text)
+                case Promise(text=kept, error=error):
+                    if error is not None:
+                        raise error
+                    branch.append(kept or "")
+                case wire.RoleBegin(role=role):
+                    branch.begin_role(role, self._template())
+                case wire.RoleEnd(role=role):
+                    branch.end_role(role, self._template())
+
+    def _read(self, ongoing: Ongoing) -> None:
+        if ongoing.replied:
+            return
+        branch = ongoing.branch
+        if branch.cause is not None:
+            self._endings.fail(ongoing, branch.cause)
+            return
+        num_tokens = len(branch.tokens_with(self._tokenizer))
+        text = "".join(branch.text)
+        self._endings.reply(ongoing, wire.TextIs(ongoing.id, text, num_tokens), [text])
+
+    def _start(self, ongoing: Ongoing) -> None:
+        """Turns a gen or select into lanes and submits them."""
+        branch = ongoing.branch
+        try:
+            if branch.cause is not None:
+                raise branch.cause
+            call = self._calls.build(ongoing, self._clock())
+            self.scheduler.submit(call)
+        except LmprogError as error:
+            self._endings.fail(ongoing, error)
+            return
+        ongoing.call = call
+        branch.busy = True
+        self._delivery.opened(ongoing, self._clock())
+
+    # --- what a step brought -------------------------------------------------------------------------------------
+
+    def deliver(self, progress: list[Progress]) -> list[Addressed]:
+        """Turns the progress of lanes into replies, lets branches go on; returns all replies not yet sent."""
+        now = self._clock()
+        for one in progress:
+            self._delivery.take(one, now)
+        self._expire(now)
+        self._run_ready()
+        return self._endings.take_replies()
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the earliest call runs out of time."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, ongoing, seconds = heapq.heappop(self._deadlines)
+            self._endings.fail(ongoing, DeadlineExceeded(f"the call did not end within its timeout of {seconds:g} s."))
+
+
+def _promised(client: Client, ref: wire.Ref) -> Promise:
+    ongoing = client.calls.get(ref.call)
+    if ongoing is None or ref.index >= len(ongoing.promises):
+        return Promise(error=UnknownName(f"text refers to call {ref.call}, which is not known.", name=str(ref.call)))
+    return ongoing.promises[ref.index]
+
+
+def _unknown_branch(number: int) -> UnknownName:
+    return UnknownName(f"branch {number} is not open.", name=str(number))

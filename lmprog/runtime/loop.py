@@ -1,0 +1,84 @@
+"""The loop: messages in, one forward pass, replies out.
+
+Everything it needs is given to it, so the same loop runs the real engine behind ZeroMQ and the simulation's fake
+model in virtual time. It knows the order of things and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from lmprog.errors import ModelError
+from lmprog.runtime.batch import Batch, build_batch
+from lmprog.runtime.interpreter import Interpreter
+from lmprog.runtime.masks import fill_masks
+from lmprog.runtime.picks import Pick, Sampled, Score
+from lmprog.runtime.plan import Plan
+from lmprog.runtime.scheduler import Progress, Scheduler
+from lmprog.transport import RuntimeChannel
+
+log = logging.getLogger("lmprog")
+
+IDLE_WAIT = 0.2
+"""Seconds to wait for messages when nothing runs."""
+
+Logits = TypeVar("Logits")
+
+
+class Engine(Protocol[Logits]):
+    """Runs one batch and gives the wanted logits, in the batch's order, in whatever form its sampler reads."""
+
+    def forward(self, batch: Batch) -> Logits: ...
+
+
+class Sampler(Protocol[Logits]):
+    """Picks tokens and scores given ones."""
+
+    def sample(self, logits: Logits, picks: tuple[Pick, ...], scores: tuple[Score, ...]) -> Sampled: ...
+
+
+class Loop:
+    """One runtime's loop. `step` never raises for what a request or the engine does."""
+
+    def __init__(
+        self,
+        channel: RuntimeChannel,
+        interpreter: Interpreter,
+        scheduler: Scheduler,
+        engine: Engine[Logits],
+        sampler: Sampler[Logits],
+        clock: Callable[[], float],
+    ) -> None:
+        self.channel = channel
+        self.interpreter = interpreter
+        self.scheduler = scheduler
+        self._forward: Callable[[Plan], list[Progress]] = lambda plan: self._compute(plan, engine, sampler)
+        self._clock = clock
+
+    def step(self) -> None:
+        """One turn."""
+        for client, message in self.channel.receive(self._wait()):
+            self.interpreter.handle(client, message)
+        plan = self.scheduler.plan()  # who runs how many tokens; their slots are held
+        progress = self._forward(plan) if plan.rows else []
+        self.channel.send(self.interpreter.deliver(progress))
+
+    def _compute(self, plan: Plan, engine: Engine[Logits], sampler: Sampler[Logits]) -> list[Progress]:
+        try:
+            logits = engine.forward(build_batch(plan, self.scheduler.config.page_size))
+            wanted = fill_masks(plan)  # processor work that hides behind a launch on a GPU
+            sampled = sampler.sample(logits, wanted.picks, wanted.scores)
+        except Exception as error:  # the engine's border: one step may fail, the runtime goes on
+            log.exception("a step failed; its calls are ended")
+            self.scheduler.stats.failed_steps += 1
+            return self.scheduler.fail(plan, ModelError(f"the step failed: {type(error).__name__}: {error}"))
+        return self.scheduler.commit(plan, wanted, sampled)
+
+    def _wait(self) -> float:
+        """Seconds that `receive` may wait: none while anything runs."""
+        if not self.scheduler.idle:
+            return 0.0
+        deadline = self.interpreter.next_deadline
+        return IDLE_WAIT if deadline is None else min(IDLE_WAIT, max(0.0, deadline - self._clock()))

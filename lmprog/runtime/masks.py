@@ -1,0 +1,87 @@
+"""What a plan wants from its logits: which rows pick a token under which mask, which score tokens that stand already.
+
+The masks are filled here, while the engine may still be busy. Knows plans, tasks and constraints; knows no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmprog.runtime.generation import Generation, Scoring
+from lmprog.runtime.picks import Pick, Score
+from lmprog.runtime.plan import Plan, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All picks and scores of a step, and for each row of the plan where its own begin."""
+
+    picks: tuple[Pick, ...]
+    scores: tuple[Score, ...]
+    pick_of: tuple[int | None, ...]
+    """Per row: index of its pick, None where it picks nothing."""
+    scores_of: tuple[range, ...]
+    """Per row: indices of its scores; the first one scores the row's known tokens where there are any."""
+
+
+def fill_masks(plan: Plan) -> Wanted:
+    """The picks and scores of `plan`; masks come from each lane's constraint at its guide."""
+    picks: list[Pick] = []
+    scores: list[Score] = []
+    pick_of: list[int | None] = []
+    scores_of: list[range] = []
+    logit = 0
+    for row in plan.rows:
+        first_score = len(scores)
+        picked: int | None = None
+        if row.num_logits:
+            task = row.lane.task
+            scores += _known(row, logit)
+            if row.end == len(row.lane.tokens):
+                last = logit + row.num_logits - 1
+                if isinstance(task, Generation):
+                    picked = len(picks)
+                    picks.append(_pick(row, task, last))
+                else:
+                    scores += [Score(last, (token,), 0) for token in task.finals]
+        pick_of.append(picked)
+        scores_of.append(range(first_score, len(scores)))
+        logit += row.num_logits
+    return Wanted(tuple(picks), tuple(scores), tuple(pick_of), tuple(scores_of))
+
+
+def known_targets(row: Row) -> tuple[int, ...]:
+    """Tokens that stand already after the positions whose logits the row gives, and that are to be scored."""
+    tokens, task = row.lane.tokens, row.lane.task
+    end = min(row.end + 1, len(tokens))
+    if isinstance(task, Generation):
+        if task.settings.sampling.prompt_logprobs is None:
+            return ()
+        end = min(end, task.settings.prompt_len)
+    return tuple(tokens[row.logits_from + 1 : end])
+
+
+def _known(row: Row, logit: int) -> list[Score]:
+    targets = known_targets(row)
+    if not targets:
+        return []
+    task = row.lane.task
+    top = 0 if isinstance(task, Scoring) else task.settings.sampling.prompt_logprobs or 0
+    return [Score(logit, targets, top)]
+
+
+def _pick(row: Row, task: Generation, logit: int) -> Pick:
+    settings, tokens = task.settings, row.lane.tokens
+    sampling = settings.sampling
+    history = sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty
+    mask = settings.constraint.mask(task.guide, task.left) if settings.constraint else None
+    return Pick(
+        logit=logit,
+        sampling=sampling,
+        seed=task.seed,
+        step=task.steps,
+        prompt=tokens[: settings.prompt_len] if history else (),
+        generated=tokens[settings.prompt_len :] if history else (),
+        banned=task.banned(),
+        mask=mask,
+    )

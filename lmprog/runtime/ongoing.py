@@ -1,0 +1,84 @@
+"""A client's call while it is under way: its op, its streams of text, what it has to say when it ends.
+
+Knows how results are worded on the wire; it does not decide when anything happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lmprog.errors import LmprogError
+from lmprog.runtime.branch import Branch, Promise
+from lmprog.runtime.generation import Generation, ScoredToken
+from lmprog.runtime.request import Call, Lane
+from lmprog.runtime.selecting import Ballot
+from lmprog.runtime.text import Ended, TextStream
+from lmprog.runtime.tokenizer import Tokenizer
+from lmprog.wire import Failed, Gen, Output, Read, Select, TokenLogprob, Usage
+
+
+@dataclass(eq=False, slots=True)
+class Ongoing:
+    """One call of a client, from its arrival to its last reply."""
+
+    client: bytes
+    op: Gen | Select | Read
+    branch: Branch
+    promises: list[Promise]
+    """Texts of its results, for appends that refer to them."""
+    deadline: float | None = None
+    call: Call | None = None
+    """Set when it is submitted to the scheduler."""
+    streams: list[TextStream] = field(default_factory=list)
+    outputs: list[Output | None] = field(default_factory=list)
+    ballot: Ballot | None = None
+    replied: bool = False
+
+    @property
+    def id(self) -> int:
+        return self.op.call
+
+
+def usage_of(call: Call) -> Usage:
+    """The work of `call` as the wire says it; times in milliseconds."""
+    timing = call.timing
+    ended = timing.ended if timing.ended is not None else timing.submitted
+    admitted = timing.admitted if timing.admitted is not None else ended
+    first = timing.first_token if timing.first_token is not None else ended
+    tasks = [lane.task for lane in call.lanes if isinstance(lane.task, Generation)]
+    return Usage(
+        prompt=call.prompt_len,
+        cached=call.cached,
+        generated=sum(task.generated for task in tasks),
+        forced=sum(task.forced for task in tasks),
+        computed=call.computed,
+        preemptions=call.preemptions,
+        queued_ms=1e3 * (admitted - timing.submitted),
+        prefill_ms=1e3 * (first - admitted),
+        decode_ms=1e3 * (ended - first),
+    )
+
+
+def output_of(lane: Lane, ended: Ended, stopped_by: str | None, tokenizer: Tokenizer) -> Output:
+    """The result of one finished lane; only tokens wholly inside the text are named."""
+    task = lane.task
+    assert isinstance(task, Generation)
+    start = task.settings.prompt_len
+    return Output(
+        text=ended.text,
+        tokens=tuple(lane.tokens[start : start + ended.kept]),
+        finish="stop" if stopped_by is not None else task.finish or "length",
+        stopped_by=stopped_by if stopped_by is not None else task.stopped_by,
+        logprobs=tuple(logprob_of(scored, tokenizer) for scored in task.logprobs[: ended.kept]),
+    )
+
+
+def logprob_of(scored: ScoredToken, tokenizer: Tokenizer) -> TokenLogprob:
+    """One position with its texts."""
+    top = tuple((token, tokenizer.token_text(token), logprob) for token, logprob in scored.top)
+    return TokenLogprob(scored.token, tokenizer.token_text(scored.token), scored.logprob, top)
+
+
+def failed(call_id: int | None, error: LmprogError) -> Failed:
+    """The last reply of a call that ended with `error`."""
+    return Failed(call_id, error.code, error.message, error.details())

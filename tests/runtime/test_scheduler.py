@@ -1,0 +1,159 @@
+"""The scheduler's rules, on the fake model that reads its pages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lmprog.config import SchedulerConfig
+from lmprog.errors import ContextOverflow, Overloaded
+from lmprog.runtime.simulation.model import reference_logits
+from lmprog.runtime.simulation.sampler import log_softmax
+from tests.runtime.rig import VOCAB, Rig, expected
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+def config(**changes: object) -> SchedulerConfig:
+    return SchedulerConfig(**{"page_size": 4, "num_pages": 512, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("max_chunk", [0, 1, 7])
+def test_what_is_generated_does_not_depend_on_pages_or_chunks(page_size: int, max_chunk: int) -> None:
+    rig = Rig(config(page_size=page_size, max_chunk=max_chunk))
+    prompts = [tokens(seed, length) for seed, length in enumerate([1, 2, 5, 16, 33])]
+    lanes = [rig.gen(prompt, 9) for prompt in prompts]
+    rig.run()
+    for prompt, lane in zip(prompts, lanes, strict=True):
+        assert list(lane.tokens) == prompt + expected(prompt, 9)
+
+
+@pytest.mark.parametrize("common", [0, 1, 4, 31, 32, 33, 100])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_sixteen_branches_of_one_step_compute_their_common_prefix_once(common: int, page_size: int) -> None:
+    rig = Rig(config(page_size=page_size))
+    prefix = tokens(1, common)
+    prompts = [[*prefix, branch, *tokens(100 + branch, 20)] for branch in range(16)]
+    lanes = [rig.gen(prompt, 1) for prompt in prompts]
+    rig.step()
+    assert rig.plans[0].num_tokens == common + 16 * 21
+    for prompt, lane in zip(prompts, lanes, strict=True):
+        assert list(lane.tokens) == prompt + expected(prompt, 1)
+
+
+def test_equal_prompts_of_one_step_compute_all_but_their_last_token_once() -> None:
+    rig = Rig(config(page_size=16))
+    prompt = tokens(1, 37)
+    lanes = [rig.gen(prompt, 5) for _ in range(8)]
+    rig.step()
+    assert rig.plans[0].num_tokens == 36 + 8
+    rig.run()
+    assert all(list(lane.tokens) == prompt + expected(prompt, 5) for lane in lanes)
+
+
+def test_generated_tokens_are_found_again() -> None:
+    rig = Rig(config(page_size=4))
+    prompt = tokens(1, 10)
+    first = rig.gen(prompt, 13)
+    rig.run()
+    rig.plans.clear()
+    follow = [*first.tokens, 5, 6, 7]
+    second = rig.gen(follow, 2)
+    rig.step()
+    # All but the last generated token (never computed) and the three new ones.
+    assert rig.plans[0].num_tokens == 4
+    rig.run()
+    assert list(second.tokens) == follow + expected(follow, 2)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_preemption_every_third_step_changes_nothing(page_size: int) -> None:
+    rig = Rig(config(page_size=page_size, max_chunk=5), preempt_every=3)
+    shared = tokens(3, 18)
+    prompts = [shared + tokens(seed, seed) for seed in range(1, 8)]
+    lanes = [rig.gen(prompt, 24) for prompt in prompts]
+    rig.run()
+    assert rig.scheduler.stats.preemptions > 3
+    for prompt, lane in zip(prompts, lanes, strict=True):
+        assert list(lane.tokens) == prompt + expected(prompt, 24)
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("num_pages", [12, 15, 40])
+def test_a_tiny_pool_ends_in_right_answers(num_pages: int, share: bool) -> None:
+    rig = Rig(config(page_size=4, num_pages=num_pages, share=share, token_budget=16), context_len=40)
+    prompts = [tokens(seed % 3, 10) + tokens(seed, seed % 9) for seed in range(20)]
+    lanes = [rig.gen(prompt, 12) for prompt in prompts]
+    rig.run()
+    for prompt, lane in zip(prompts, lanes, strict=True):
+        assert list(lane.tokens) == prompt + expected(prompt, 12)
+
+
+def test_scoring_gives_the_log_probabilities_of_the_given_tokens() -> None:
+    rig = Rig(config(max_chunk=6))
+    text = tokens(5, 17)
+    lane = rig.score(text, first=9, finals=(3, 4))
+    rig.run()
+    task = lane.task
+    found = [scored.logprob for scored in task.logprobs]
+    likely = [log_softmax(reference_logits(text[:end], VOCAB)) for end in range(9, 18)]
+    assert found == pytest.approx([likely[i][text[9 + i]] for i in range(8)], abs=1e-6)
+    assert [one.logprob for one in task.final_logprobs] == pytest.approx([likely[8][3], likely[8][4]], abs=1e-6)
+
+
+def test_a_call_that_can_never_fit_is_refused_with_the_numbers() -> None:
+    rig = Rig(config(page_size=4, num_pages=8), context_len=1000)
+    with pytest.raises(ContextOverflow, match=r"20 tokens; with max_tokens=9 that is 29 > 28") as caught:
+        rig.gen(tokens(1, 20), 9)
+    assert (caught.value.prompt, caught.value.max_tokens, caught.value.limit) == (20, 9, 28)
+    rig.gen(tokens(1, 20), 8)
+    rig.run()
+
+
+def test_a_full_line_refuses() -> None:
+    rig = Rig(config(max_waiting=2))
+    rig.gen([1], 1)
+    rig.gen([1], 1)
+    with pytest.raises(Overloaded) as caught:
+        rig.gen([1], 1)
+    assert caught.value.retry_after == 1.0
+
+
+def test_a_row_that_is_not_finite_ends_alone_and_leaves_nothing_in_the_tree() -> None:
+    rig = Rig(config(page_size=4))
+    rig.engine.poison = {96}
+    shared = [1, 2, 3, 4, 5, 6]
+    bad = rig.gen([*shared, 96, 7, 8, 9, 10, 11], 4)
+    good = rig.gen([*shared, 8, 9], 4)
+    failed = [one for one in rig.step() if one.error]
+    assert [one.lane for one in failed] == [bad]
+    rig.run()
+    assert list(good.tokens) == [*shared, 8, 9, *expected([*shared, 8, 9], 4)]
+    rig.engine.poison = set()
+    again = rig.gen([*shared, 96, 7, 8, 9, 10, 11], 4)
+    rig.plans.clear()
+    rig.run()
+    assert rig.plans[0].num_tokens >= 6, "nothing of the failed row may be found"
+    assert list(again.tokens) == [*bad.tokens[:12], *expected([*bad.tokens[:12]], 4)]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs"])
+def test_all_policies_answer_everything(policy: str) -> None:
+    rig = Rig(config(page_size=4, num_pages=24, token_budget=8, policy=policy), context_len=64)
+    prompts = [tokens(seed % 4, 8) + tokens(seed, seed % 5 + 1) for seed in range(30)]
+    lanes = [rig.gen(prompt, 4) for prompt in prompts]
+    rig.run()
+    assert all(list(lane.tokens) == p + expected(p, 4) for p, lane in zip(prompts, lanes, strict=True))
+
+
+def test_branches_of_different_salts_share_nothing() -> None:
+    rig = Rig(config(page_size=4))
+    prompt = tokens(1, 20)
+    rig.gen(prompt, 1, salt="a")
+    rig.gen(prompt, 1, salt="b")
+    rig.step()
+    assert rig.plans[0].num_tokens == 40
