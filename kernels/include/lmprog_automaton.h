@@ -1,0 +1,384 @@
+// The lazily determinised automaton of a net; the twin of lmprog/runtime/fsm/automaton.py, which explains the idea.
+//
+// Plain C++17 on vectors. Frames, positions and states are hash-consed to integers. Knows bytes, not tokens.
+#ifndef LMPROG_AUTOMATON_H
+#define LMPROG_AUTOMATON_H
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <unordered_map>
+#include <vector>
+
+#include "lmprog_interned.h"
+#include "lmprog_masks.h"
+
+namespace lmprog {
+
+enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat };
+constexpr int64_t kUnreachable = int64_t{1} << 40;
+constexpr int kNoLimit = -1;
+
+struct Grown : std::length_error {
+    Grown() : std::length_error("the automaton grew beyond its limits") {}
+};
+
+struct Frame {
+    int32_t node, first, second;
+    uint32_t rest;
+    int64_t cost;
+};
+
+struct Position {
+    int32_t leaf_state;
+    uint32_t frame;
+};
+
+struct Closure {
+    std::vector<uint32_t> positions;
+    bool final = false;
+};
+
+struct State {
+    size_t begin;  // into the pool of position ids
+    uint32_t length;
+    bool final;
+    int64_t cost;
+    uint32_t* row;
+};
+
+class Automaton {
+  public:
+    explicit Automaton(const lmprog_net& net) : net_(net) {
+        frames_.push_back({-1, 0, 0, 0, 0});
+        closures_.emplace_back();
+        states_.push_back({0, 0, false, kUnreachable, nullptr});
+        dead_.assign(256, 0);
+        states_[0].row = dead_.data();
+        Closure first;
+        entered_.assign(1, {net.root, 0});
+        close(first);
+        start_ = intern(first);
+    }
+
+    uint32_t start() const { return start_; }
+    int64_t num_states() const { return static_cast<int64_t>(states_.size()); }
+    int64_t num_bytes() const {
+        return static_cast<int64_t>(blocks_.size()) * kBlock * 1024 + static_cast<int64_t>(states_.size()) * 64 +
+               static_cast<int64_t>(frames_.size()) * 64 + static_cast<int64_t>(positions_.size()) * 32 +
+               static_cast<int64_t>(pool_.size()) * 4;
+    }
+    bool is_final(uint32_t state) const { return states_[state].final; }
+    int64_t cost(uint32_t state) const { return states_[state].cost; }
+
+    const uint32_t* row(uint32_t state) {
+        uint32_t* found = states_[state].row;
+        return found ? found : fill(state);
+    }
+
+    // Between calls only: pointers to rows die here.
+    void bound_rows() {
+        if (static_cast<int64_t>(blocks_.size()) * kBlock * 1024 <= net_.max_row_bytes) return;
+        blocks_.clear();
+        used_ = kBlock;
+        for (size_t i = 1; i < states_.size(); i++) states_[i].row = nullptr;
+    }
+
+  private:
+    struct Edge {
+        int32_t low, high, to;
+        uint32_t frame;
+    };
+    struct Entered {
+        int32_t node;
+        uint32_t frame;
+    };
+    struct Seen {
+        int32_t node, why;
+        uint32_t frame;
+        bool operator==(const Seen& o) const { return node == o.node && why == o.why && frame == o.frame; }
+    };
+    static constexpr int kBlock = 64;  // rows per allocation
+
+    bool moves(int32_t leaf_state) const { return net_.edge_start[leaf_state] != net_.edge_start[leaf_state + 1]; }
+
+    uint32_t* new_row() {
+        if (used_ == kBlock) {
+            blocks_.emplace_back(new uint32_t[kBlock * 256]);
+            used_ = 0;
+        }
+        uint32_t* row = blocks_.back().get() + 256 * used_++;
+        std::memset(row, 0, 1024);
+        return row;
+    }
+
+    uint32_t* fill(uint32_t state) {
+        std::vector<Edge> edges;
+        for (uint32_t i = 0; i < states_[state].length; i++) {
+            const Position& at = positions_[pool_[states_[state].begin + i]];
+            for (int32_t e = net_.edge_start[at.leaf_state]; e < net_.edge_start[at.leaf_state + 1]; e++)
+                edges.push_back({net_.edges[3 * e], net_.edges[3 * e + 1], net_.edges[3 * e + 2], at.frame});
+        }
+        uint32_t* row = new_row();
+        if (edges.size() == 1) {
+            paint(row, edges[0].low, edges[0].high + 1, target(&edges[0], 1));
+        } else {
+            sweep(row, edges);
+        }
+        return states_[state].row = row;
+    }
+
+    // Cuts the byte range where the set of edges changes and finds the state of each piece.
+    void sweep(uint32_t* row, std::vector<Edge>& edges) {
+        bool cut[257] = {false};
+        for (const Edge& e : edges) cut[e.low] = cut[e.high + 1] = true;
+        std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.low < b.low; });
+        std::vector<Edge> active, before;
+        size_t next = 0;
+        uint32_t known = 0;
+        for (int byte = 0; byte < 256;) {
+            if (!cut[byte]) {
+                byte++;
+                continue;
+            }
+            active.erase(std::remove_if(active.begin(), active.end(), [&](const Edge& e) { return e.high < byte; }),
+                         active.end());
+            while (next < edges.size() && edges[next].low == byte) active.push_back(edges[next++]);
+            int end = byte + 1;
+            while (end < 256 && !cut[end]) end++;
+            if (!active.empty()) {
+                if (!same_targets(active, before)) {
+                    known = target(active.data(), active.size());
+                    before = active;
+                }
+                paint(row, byte, end, known);
+            }
+            byte = end;
+        }
+    }
+
+    static bool same_targets(const std::vector<Edge>& a, const std::vector<Edge>& b) {
+        return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const Edge& x, const Edge& y) {
+                   return x.to == y.to && x.frame == y.frame;
+               });
+    }
+
+    static void paint(uint32_t* row, int begin, int end, uint32_t state) { std::fill(row + begin, row + end, state); }
+
+    uint32_t target(const Edge* edges, size_t count) {
+        Closure all;
+        for (size_t i = 0; i < count; i++) {
+            if (moves(edges[i].to)) all.positions.push_back(position(edges[i].to, edges[i].frame));
+            if (net_.final_state[edges[i].to]) {
+                const Closure& behind = frame_closure(edges[i].frame);
+                all.positions.insert(all.positions.end(), behind.positions.begin(), behind.positions.end());
+                all.final |= behind.final;
+            }
+        }
+        return intern(all);
+    }
+
+    const Closure& frame_closure(uint32_t frame) {
+        if (!closures_[frame]) {
+            auto made = std::make_unique<Closure>();
+            resumed_.assign(1, frame);
+            close(*made);
+            closures_[frame] = std::move(made);
+        }
+        return *closures_[frame];
+    }
+
+    // Everything reachable without reading a byte from entered_ and resumed_, which it empties.
+    void close(Closure& out) {
+        seen_.clear();
+        while (!entered_.empty() || !resumed_.empty()) {
+            if (entered_.empty()) {
+                const uint32_t frame = resumed_.back();
+                resumed_.pop_back();
+                if (frame == 0)
+                    out.final = true;
+                else
+                    proceed(frames_[frame].node, frames_[frame].first, frames_[frame].second, frames_[frame].rest);
+                continue;
+            }
+            const Entered at = entered_.back();
+            entered_.pop_back();
+            const int32_t* args = net_.args + 3 * at.node;
+            if (net_.kind[at.node] == kLeaf) {
+                if (moves(args[0])) out.positions.push_back(position(args[0], at.frame));
+                if (net_.final_state[args[0]]) resumed_.push_back(at.frame);
+            } else if (net_.kind[at.node] == kAlt) {
+                if (once({at.node, 0, at.frame}))
+                    for (int32_t i = args[1] - 1; i >= 0; i--)
+                        entered_.push_back({net_.items[args[0] + i], at.frame});
+            } else {
+                const bool repeat = net_.kind[at.node] == kRepeat;
+                proceed(at.node, repeat ? args[1] : 0, repeat ? args[2] : 0, at.frame);
+            }
+        }
+    }
+
+    // Goes on with the rest of a sequence, or with one more or no more round of a repetition.
+    void proceed(int32_t node, int32_t first, int32_t second, uint32_t rest) {
+        const int32_t* args = net_.args + 3 * node;
+        if (net_.kind[node] == kSeq) {
+            if (first == args[1]) {
+                resumed_.push_back(rest);
+                return;
+            }
+            const uint32_t behind = first + 1 == args[1] ? rest : frame(node, first + 1, 0, rest);
+            entered_.push_back({net_.items[args[0] + first], behind});
+            return;
+        }
+        if (first == 0) {
+            // Met again without a byte read, a repetition can only have fewer rounds left: nothing new.
+            if (!once({node, 1, rest})) return;
+            resumed_.push_back(rest);
+        }
+        if (second != 0) {
+            const int32_t fewer = second == kNoLimit ? second : second - 1;
+            const uint32_t behind = fewer == 0 ? rest : frame(node, std::max(first - 1, 0), fewer, rest);
+            entered_.push_back({args[0], behind});
+        }
+    }
+
+    bool once(Seen key) {
+        if (seen_.size() < 16) {
+            if (std::find(seen_.begin(), seen_.end(), key) != seen_.end()) return false;
+            seen_.push_back(key);
+            if (seen_.size() == 16) {
+                seen_hashes_.clear();
+                for (const Seen& s : seen_) seen_hashes_.emplace(hash_of(s), true);
+            }
+            return true;
+        }
+        // Two words identify the key: the frame and node fill one, `why` tells the two uses apart.
+        return seen_hashes_.emplace(hash_of(key), true).second;
+    }
+    static uint64_t hash_of(const Seen& s) {
+        return (uint64_t{s.frame} << 32) | (static_cast<uint32_t>(s.node) << 1) | static_cast<uint32_t>(s.why);
+    }
+
+    uint32_t frame(int32_t node, int32_t first, int32_t second, uint32_t rest) {
+        const uint64_t hash = mix(mix(mix(mix(1, node), first), static_cast<uint32_t>(second)), rest);
+        const int64_t found = frame_index_.find(hash, [&](uint32_t i) {
+            const Frame& f = frames_[i];
+            return f.node == node && f.first == first && f.second == second && f.rest == rest;
+        });
+        if (found >= 0) return static_cast<uint32_t>(found);
+        const int32_t* args = net_.args + 3 * node;
+        int64_t cost = 0;
+        if (net_.kind[node] == kSeq)
+            for (int32_t i = first; i < args[1]; i++) cost += net_.node_cost[net_.items[args[0] + i]];
+        else
+            cost = int64_t{first} * net_.node_cost[args[0]];
+        const auto made = static_cast<uint32_t>(frames_.size());
+        if (made > net_.max_positions) throw Grown();
+        frames_.push_back({node, first, second, rest, std::min(cost + frames_[rest].cost, kUnreachable)});
+        closures_.emplace_back();
+        frame_index_.add(hash, made);
+        return made;
+    }
+
+    uint32_t position(int32_t leaf_state, uint32_t frame) {
+        const uint64_t hash = mix(mix(2, static_cast<uint32_t>(leaf_state)), frame);
+        const int64_t found = position_index_.find(hash, [&](uint32_t i) {
+            return positions_[i].leaf_state == leaf_state && positions_[i].frame == frame;
+        });
+        if (found >= 0) return static_cast<uint32_t>(found);
+        const auto made = static_cast<uint32_t>(positions_.size());
+        if (made > net_.max_positions) throw Grown();
+        positions_.push_back({leaf_state, frame});
+        position_index_.add(hash, made);
+        return made;
+    }
+
+    uint32_t intern(Closure& set) {
+        std::vector<uint32_t>& ids = set.positions;
+        if (ids.size() > 1) keep_largest(ids);
+        uint64_t hash = mix(3, set.final);
+        for (uint32_t id : ids) hash = mix(hash, id);
+        const int64_t found = state_index_.find(hash, [&](uint32_t i) {
+            const State& s = states_[i];
+            return s.length == ids.size() && s.final == set.final &&
+                   std::equal(ids.begin(), ids.end(), pool_.begin() + static_cast<std::ptrdiff_t>(s.begin));
+        });
+        if (found >= 0) return static_cast<uint32_t>(found);
+        const auto made = static_cast<uint32_t>(states_.size());
+        if (made > static_cast<uint32_t>(net_.max_states) ||
+            static_cast<int64_t>(pool_.size() + ids.size()) > net_.max_positions)
+            throw Grown();
+        int64_t cost = set.final ? 0 : kUnreachable;
+        for (uint32_t id : ids)
+            cost = std::min(cost, net_.state_cost[positions_[id].leaf_state] + frames_[positions_[id].frame].cost);
+        states_.push_back({pool_.size(), static_cast<uint32_t>(ids.size()), set.final, cost, nullptr});
+        pool_.insert(pool_.end(), ids.begin(), ids.end());
+        state_index_.add(hash, made);
+        return made;
+    }
+
+    // Drops the positions whose counters allow nothing that another's do not allow too; sorts by leaf state and id.
+    void keep_largest(std::vector<uint32_t>& ids) {
+        std::sort(ids.begin(), ids.end(), [&](uint32_t a, uint32_t b) {
+            const int32_t x = positions_[a].leaf_state, y = positions_[b].leaf_state;
+            return x != y ? x < y : a < b;
+        });
+        ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+        size_t out = 0;
+        for (size_t begin = 0; begin < ids.size();) {
+            const int32_t leaf_state = positions_[ids[begin]].leaf_state;
+            const size_t group = out;
+            size_t i = begin;
+            for (; i < ids.size() && positions_[ids[i]].leaf_state == leaf_state; i++) {
+                const uint32_t one = ids[i];
+                bool covered = false;
+                for (size_t k = group; k < out && !covered; k++) covered = covers(ids[k], one);
+                if (covered) continue;
+                size_t kept = group;
+                for (size_t k = group; k < out; k++)
+                    if (!covers(one, ids[k])) ids[kept++] = ids[k];
+                out = kept;
+                ids[out++] = one;
+            }
+            begin = i;
+        }
+        ids.resize(out);
+    }
+
+    bool covers(uint32_t large, uint32_t small) const {
+        uint32_t left = positions_[large].frame, right = positions_[small].frame;
+        while (left != right) {
+            if (left == 0 || right == 0) return false;
+            const Frame &a = frames_[left], &b = frames_[right];
+            if (a.node != b.node) return false;
+            if (net_.kind[a.node] == kRepeat) {
+                if (a.first > b.first) return false;
+                if (a.second != kNoLimit && (b.second == kNoLimit || b.second > a.second)) return false;
+            } else if (a.first != b.first) {
+                return false;
+            }
+            left = a.rest;
+            right = b.rest;
+        }
+        return true;
+    }
+
+    lmprog_net net_;
+    uint32_t start_ = 0;
+    std::vector<Frame> frames_;
+    std::vector<std::unique_ptr<Closure>> closures_;  // by frame
+    std::vector<Position> positions_;
+    std::vector<State> states_;
+    std::vector<uint32_t> pool_, dead_;
+    Index frame_index_, position_index_, state_index_;
+    std::vector<std::unique_ptr<uint32_t[]>> blocks_;
+    int used_ = kBlock;
+    std::vector<Entered> entered_;
+    std::vector<uint32_t> resumed_;
+    std::vector<Seen> seen_;
+    std::unordered_map<uint64_t, bool> seen_hashes_;
+};
+
+}  // namespace lmprog
+#endif

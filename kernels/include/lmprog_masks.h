@@ -1,0 +1,83 @@
+/* Token masks from a lazily determinised byte automaton: the C interface of kernels/cpu/masks.cpp.
+ *
+ * All arrays of a net and of a vocabulary are borrowed and must outlive the automaton. States are small integers
+ * handed out as they are met; 0 is the dead state. Functions that can grow the automaton return LMPROG_MASKS_LIMIT
+ * (as their type) when it would exceed max_states or max_positions; it then stays usable, but not for that state.
+ * An automaton has one owner: no two calls on it at the same time.
+ */
+#ifndef LMPROG_MASKS_H
+#define LMPROG_MASKS_H
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LMPROG_MASKS_LIMIT (-1)
+#define LMPROG_NUM_SLICES 5
+
+/* A trimmed net (see lmprog/runtime/fsm/costs.py for the meaning of every array). */
+typedef struct {
+    const uint8_t* kind;        /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition */
+    const int32_t* args;        /* [nodes][3] */
+    const int32_t* items;       /* children of sequences and alternations */
+    const int64_t* node_cost;   /* [nodes] tokens */
+    const int32_t* edge_start;  /* [leaf states + 1] */
+    const int32_t* edges;       /* [edges][3]: first byte, last byte, target leaf state */
+    const uint8_t* final_state; /* [leaf states] */
+    const int64_t* state_cost;  /* [leaf states] tokens */
+    int32_t root;
+    int32_t max_states;
+    int64_t max_positions;
+    int64_t max_row_bytes;      /* transition rows are dropped and refilled beyond this */
+} lmprog_net;
+
+/* Depth-first order; `sub` nodes make up the subtree; tokens order[first .. first + own) end at this node. */
+typedef struct {
+    uint32_t sub, first;
+    uint16_t byte, depth;
+    uint32_t own;
+} lmprog_trie_node;
+
+typedef struct {
+    const lmprog_trie_node* nodes;
+    int64_t num_nodes;
+    const int32_t* order;
+    const uint32_t* bits; /* the mask of all tokens of this slice; NULL for the rest */
+    int64_t num_tokens;
+} lmprog_trie;
+
+typedef struct {
+    lmprog_trie tries[LMPROG_NUM_SLICES + 1]; /* lower, letters, plain-10, plain-30, plain, the rest */
+    int32_t deepest;
+    int32_t num_words;
+    const int32_t* eos_ids;
+    int32_t num_eos;
+} lmprog_vocabulary;
+
+typedef struct {
+    int64_t count; /* allowed tokens, end-of-sequence included */
+    int64_t worst; /* highest cost of a state that an allowed token leads to */
+} lmprog_mask_result;
+
+typedef struct lmprog_automaton lmprog_automaton;
+
+lmprog_automaton* lmprog_automaton_new(const lmprog_net* net);
+void lmprog_automaton_free(lmprog_automaton* automaton);
+int64_t lmprog_automaton_start(lmprog_automaton* automaton);
+int64_t lmprog_automaton_run(lmprog_automaton* automaton, uint32_t state, const uint8_t* bytes, int64_t length);
+int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t state, uint32_t* next256);
+int64_t lmprog_automaton_cost(const lmprog_automaton* automaton, uint32_t state);
+int32_t lmprog_automaton_final(const lmprog_automaton* automaton, uint32_t state);
+int64_t lmprog_automaton_states(const lmprog_automaton* automaton);
+int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton); /* an estimate */
+
+/* Writes the mask of `state` into zeroed `bits`; only tokens whose next state costs at most `most` are allowed.
+ * The first `max_ids` allowed ids go to `ids`, unsorted. Returns 0, or LMPROG_MASKS_LIMIT. */
+int64_t lmprog_mask(lmprog_automaton* automaton, const lmprog_vocabulary* vocabulary, uint32_t state, int64_t most,
+                    uint32_t* bits, int32_t* ids, int64_t max_ids, lmprog_mask_result* result);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

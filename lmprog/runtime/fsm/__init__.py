@@ -1,0 +1,4 @@
+"""Patterns, schemas, choices and grammars as automata over tokens: what may come next, and what must.
+
+`compile_constraint` (or a `ConstraintCache`) makes a `Constraint` for a `Vocabulary`; the runtime asks it for masks.
+"""

@@ -1,0 +1,60 @@
+"""Compiled constraints by content: one compile serves all later calls with the same specification and vocabulary.
+
+Least recently used first out, bounded by an estimate of bytes, in memory only. Thread-safe: compiling happens outside
+of the lock, so two threads may compile the same thing once each; the first to finish is kept. Knows no automaton.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+
+from lmprog.runtime.fsm.compiler import DEFAULT_LIMITS, compile_constraint
+from lmprog.runtime.fsm.constraint import Constraint, Limits, Spec
+from lmprog.runtime.fsm.regular import RegularConstraint
+from lmprog.runtime.fsm.vocabulary import Vocabulary
+
+_Key = tuple[Spec, str, Limits]
+_OTHER_ENGINE_BYTES = 1 << 20
+
+
+class ConstraintCache:
+    def __init__(self, max_bytes: int = 256 << 20, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._max_bytes = max_bytes
+        self._limits = limits
+        self._held: OrderedDict[_Key, Constraint] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, spec: Spec, vocabulary: Vocabulary) -> Constraint:
+        """The constraint, compiled if need be. Raises what `compile_constraint` raises; failures are not kept."""
+        key = (spec, vocabulary.digest, self._limits)
+        found = self.peek(spec, vocabulary)
+        if found is not None:
+            return found
+        made = compile_constraint(spec, vocabulary, self._limits)
+        with self._lock:
+            made = self._held.setdefault(key, made)
+            self._held.move_to_end(key)
+            while len(self._held) > 1 and self.num_bytes > self._max_bytes:
+                self._held.popitem(last=False)
+        return made
+
+    def peek(self, spec: Spec, vocabulary: Vocabulary) -> Constraint | None:
+        """The constraint if it is there already."""
+        key = (spec, vocabulary.digest, self._limits)
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+            return found
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate; a constraint grows while it is used, so it is taken anew each time."""
+        return sum(
+            held.num_bytes if isinstance(held, RegularConstraint) else _OTHER_ENGINE_BYTES
+            for held in self._held.values()
+        )
+
+    def __len__(self) -> int:
+        return len(self._held)

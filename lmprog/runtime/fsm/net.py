@@ -1,0 +1,139 @@
+"""The flat form of a regular language (or of a grammar without left recursion) over bytes: what automata run on.
+
+A net has *leaves*, small deterministic byte automata (a text, one character of a class, a number), and *nodes* that
+combine them: sequence, alternation, counted repetition. Nodes may refer to themselves through holes, so recursive
+schemas are nets too. A `NetBuilder` shares equal parts; `costs.finish` turns it into arrays.
+
+Nothing here is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NewType, TypeAlias
+
+from lmprog.errors import GrammarError
+from lmprog.runtime.fsm.constraint import Limits
+
+Node = NewType("Node", int)
+
+LEAF, SEQ, ALT, REPEAT = range(4)
+NO_LIMIT = -1
+EMPTY, FAIL = Node(0), Node(1)
+
+ByteSets: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+"""One set of bytes, as ranges, per position: the byte strings that have their i-th byte in the i-th set."""
+
+Edge: TypeAlias = tuple[int, int, int]
+"""First byte, last byte, target state."""
+
+
+class NetBuilder:
+    """Grows one net. Nodes and states are numbered from 0 as they are made; equal ones are made once."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._max_nodes = (limits or Limits()).max_nodes
+        self.kinds: list[int] = []
+        self.args: list[tuple[int, ...]] = []
+        self.edges: list[list[Edge]] = []
+        self.final: list[bool] = []
+        self.holes: set[int] = set()
+        self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
+        self._texts: dict[bytes, Node] = {}
+        self._machines: dict[tuple[ByteSets, ...], Node] = {}
+        assert self._node(SEQ, ()) == EMPTY
+        assert self._node(ALT, ()) == FAIL
+
+    def _node(self, kind: int, args: tuple[int, ...]) -> Node:
+        key = (kind, args)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Node(len(self.kinds))
+            self.kinds.append(kind)
+            self.args.append(args)
+            if len(self.kinds) > self._max_nodes:
+                raise GrammarError(f"the constraint needs more than {self._max_nodes} nodes", position=None)
+        return found
+
+    def state(self, final: bool = False) -> int:
+        self.edges.append([])
+        self.final.append(final)
+        if len(self.edges) > 4 * self._max_nodes:
+            raise GrammarError(f"the constraint needs more than {4 * self._max_nodes} byte states", position=None)
+        return len(self.edges) - 1
+
+    def leaf(self, state: int) -> Node:
+        return self._node(LEAF, (state,))
+
+    def text(self, value: bytes) -> Node:
+        """Exactly these bytes."""
+        if not value:
+            return EMPTY
+        found = self._texts.get(value)
+        if found is None:
+            states = [self.state() for _ in value]
+            states.append(self.state(final=True))
+            for byte, here, after in zip(value, states, states[1:], strict=False):
+                self.edges[here].append((byte, byte, after))
+            found = self._texts[value] = self.leaf(states[0])
+        return found
+
+    def texts(self) -> list[tuple[bytes, int]]:
+        """Every text with its first state; the following states stand for its following bytes, in order."""
+        return [(value, self.args[node][0]) for value, node in self._texts.items()]
+
+    def byte_strings(self, ranges: Sequence[ByteSets]) -> Node:
+        """Any byte string that one of `ranges` describes: a small trie of byte ranges."""
+        key = tuple(ranges)
+        found = self._machines.get(key)
+        if found is None:
+            found = FAIL if not key else self.leaf(self._trie(frozenset(key), {}))
+            self._machines[key] = found
+        return found
+
+    def _trie(self, items: frozenset[ByteSets], made: dict[frozenset[ByteSets], int]) -> int:
+        state = made.get(items)
+        if state is not None:
+            return state
+        state = made[items] = self.state(final=() in items)
+        pairs = [(low, high, item[1:]) for item in items if item for low, high in item[0]]
+        starts = sorted({bound for low, high, _ in pairs for bound in (low, high + 1)})
+        for first, after in pairwise(starts):
+            rest = frozenset(tail for low, high, tail in pairs if low <= first <= high)
+            if rest:
+                self.edges[state].append((first, after - 1, self._trie(rest, made)))
+        return state
+
+    def seq(self, items: Iterable[Node]) -> Node:
+        found = tuple(item for item in items if item != EMPTY)
+        if FAIL in found:
+            return FAIL
+        return found[0] if len(found) == 1 else self._node(SEQ, found)
+
+    def alt(self, items: Iterable[Node]) -> Node:
+        found = tuple(dict.fromkeys(item for item in items if item != FAIL))
+        return found[0] if len(found) == 1 else self._node(ALT, found)
+
+    def repeat(self, item: Node, low: int, high: int | None) -> Node:
+        if high == 0 or item == EMPTY:
+            return EMPTY
+        if item == FAIL:
+            return EMPTY if low == 0 else FAIL
+        if low == high == 1:
+            return item
+        return self._node(REPEAT, (item, low, NO_LIMIT if high is None else high))
+
+    def optional(self, item: Node) -> Node:
+        return self.alt([item, EMPTY])
+
+    def hole(self) -> Node:
+        """A node that is defined later, by `fill`; until then others may refer to it."""
+        hole = self._node(ALT, (-1 - len(self.kinds),))
+        self.holes.add(hole)
+        return hole
+
+    def fill(self, hole: Node, with_node: Node) -> None:
+        assert hole in self.holes
+        self.args[hole] = (with_node,)
+        self.holes.discard(hole)

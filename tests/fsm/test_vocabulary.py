@@ -1,0 +1,136 @@
+"""The index holds every token where its bytes say, survives the cache, and bytes are recovered from tokenizers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from lmprog.errors import ModelError
+from lmprog.runtime.fsm import vocabulary as module
+from lmprog.runtime.fsm.token_bytes import vocabulary_of_tokenizer
+from lmprog.runtime.fsm.trie import Trie, build_trie
+from lmprog.runtime.fsm.vocabulary import Vocabulary
+
+
+def read_back(trie: Trie) -> list[tuple[bytes, int]]:
+    """The (bytes, id) pairs of a trie, by the naive way."""
+    out: list[tuple[bytes, int]] = []
+    path = [b""] * (trie.deepest + 1)
+    for p, node in enumerate(trie.nodes):
+        depth = int(node["depth"])
+        path[depth] = path[depth - 1] + bytes([int(node["byte"])])
+        out += [(path[depth], int(token)) for token in trie.order[node["first"] : node["first"] + node["own"]]]
+        below = [int(other["depth"]) for other in trie.nodes[p + 1 : p + int(node["sub"])]]
+        assert all(other > depth for other in below)
+        if p + int(node["sub"]) < len(trie.nodes):
+            assert int(trie.nodes[p + int(node["sub"])]["depth"]) <= depth
+    return out
+
+
+def test_a_trie_holds_every_token_once_duplicates_included(rng: random.Random) -> None:
+    for size in (0, 1, 2, 300):
+        pairs = [(bytes(rng.choices(b"ab\0\xff", k=rng.randint(1, 6))), i) for i in range(size)]
+        assert sorted(read_back(build_trie(pairs))) == sorted(pairs)
+
+
+def test_slices_and_rest_hold_each_token_once(small: Vocabulary) -> None:
+    index = small.index
+    found = [pair for part in index.slices for pair in read_back(part.trie)] + read_back(index.rest)
+    assert sorted(found) == sorted((token, i) for i, token in enumerate(small.tokens) if token)
+    for part in index.slices:
+        ids = {i for _, i in read_back(part.trie)}
+        assert {i for i in range(len(small)) if int(part.bits[i >> 5]) >> (i & 31) & 1} == ids
+
+
+def test_the_index_is_read_back_from_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
+    tokens: list[bytes | None] = [None, b"a", b"ab", b'"x', "é".encode()]
+    first = Vocabulary(tokens, [0]).index
+    (path,) = (tmp_path / "vocabulary").iterdir()
+    monkeypatch.setattr(module, "build_index", lambda _: pytest.fail("built twice"))
+    second = Vocabulary(tokens, [0]).index
+    for mine, theirs in zip([*first.slices], [*second.slices], strict=True):
+        assert np.array_equal(mine.trie.nodes, theirs.trie.nodes)
+        assert np.array_equal(mine.bits, theirs.bits)
+    monkeypatch.undo()
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
+    path.write_bytes(b"not an index")
+    assert np.array_equal(Vocabulary(tokens, [0]).index.rest.nodes, first.rest.nodes)
+
+
+def test_bytes_come_back_from_byte_level_bpe() -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["héllo wörld, 日本 and so on\n"] * 9, trainer)
+    vocabulary = vocabulary_of_tokenizer(tokenizer)
+    assert vocabulary.eos_ids == (tokenizer.token_to_id("<|endoftext|>"),)
+    assert len(vocabulary.alphabet.single) == 256
+    for text in ("héllo wörld", "日本\t\x00\x7f", " so on\n"):
+        assert b"".join(vocabulary.bytes_of(i) or b"?" for i in tokenizer.encode(text).ids) == text.encode()
+
+
+def test_bytes_come_back_from_sentencepiece_with_byte_fallback(tmp_path: Path) -> None:
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)}}
+    vocab |= {"▁hello": 259, "▁": 260, "é": 261}
+    added = [{"id": i, "content": name, "special": True} for name, i in list(vocab.items())[:3]]
+    added.append({"id": 262, "content": "<tool>", "special": False})
+    description = {
+        "added_tokens": added,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(description))
+    vocabulary = vocabulary_of_tokenizer(path, size=264)
+    assert len(vocabulary) == 264
+    assert vocabulary.eos_ids == (2,)
+    expected = {
+        0: None,
+        1: None,
+        2: None,
+        13: b"\n",
+        259: b" hello",
+        260: b" ",
+        261: "é".encode(),
+        262: b"<tool>",
+        263: None,
+    }
+    assert {i: vocabulary.bytes_of(i) for i in expected} == expected
+
+
+def test_bytes_come_back_from_tekken_and_tiktoken_files(real: Vocabulary, tmp_path: Path) -> None:
+    assert len(real) == 131_072
+    assert real.eos_ids == (2,)
+    assert real.bytes_of(1000) == b"\0"
+    assert real.bytes_of(999) is None
+    path = tmp_path / "x.tiktoken"
+    path.write_text(
+        "".join(f"{base64.b64encode(token).decode()} {i}\n" for i, token in enumerate([b"a", b"\xff", b" the"]))
+    )
+    assert vocabulary_of_tokenizer(path).tokens == (b"a", b"\xff", b" the")
+
+
+def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    for text in ("{}", "no json"):
+        path.write_text(text)
+        with pytest.raises(ModelError):
+            vocabulary_of_tokenizer(path)
+
+
+def test_greedy_spelling_takes_the_longest_tokens_first(small: Vocabulary) -> None:
+    spelled = small.greedy(b"hello world\xff")
+    assert [small.bytes_of(token) for token in spelled] == [b"hello", b" world", b"\xff"]
