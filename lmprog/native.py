@@ -18,6 +18,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,6 +92,12 @@ def library(name: str) -> ctypes.CDLL | None:
         return None
 
 
+def buildable() -> list[str]:
+    """The libraries whose sources are here."""
+    folder = kernels_folder() / "cpu"
+    return [name for name, units in LIBRARIES.items() if all((folder / unit.source).is_file() for unit in units)]
+
+
 def build(name: str, cxx: str) -> Path:
     """Compiles `name` unless the cache holds it already, and returns the shared object's path."""
     units, root = LIBRARIES[name], kernels_folder()
@@ -139,3 +146,14 @@ def _finish(job: subprocess.Popen[str]) -> None:
     out, err = job.communicate()
     if job.returncode:
         raise subprocess.CalledProcessError(job.returncode, job.args, out, err)
+
+
+def main() -> None:
+    """Builds everything there is to build (`python -m lmprog.native`), so that no first use has to wait for it."""
+    for name in buildable():
+        state = "built" if library(name) else "not built: its plain twin is used"
+        sys.stdout.write(f"native {name}: {state}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+# `make demo` and `make test` need no preparation: each makes the virtual environment first, where it is not there yet.
+# Needs Python >= 3.11 with pip (`make PYTHON=python3.12 demo` chooses one); a C++ compiler is used where there is one.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.lmprog-ready
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench format clean distclean
+
+help:
+	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
+	@echo "make test       runs the whole test suite (JOBS=$(JOBS) processes)"
+	@echo "make check      format, lint, types, and the rules of the architecture"
+	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
+	@echo "make format     writes the format that 'make check' asks for"
+	@echo "make clean      removes what tools left behind; 'make distclean' the virtual environment too"
+
+setup: $(READY)
+
+# Done again only when the requirements change. `--without-pip` serves Debian and Ubuntu without python3-venv.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "lmprog needs Python 3.11 or newer, and '$(PYTHON)' is not: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import venv' || \
+		{ echo "'$(PYTHON)' has no venv module: sudo apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(PYTHON) -m pip --version >/dev/null || \
+		{ echo "'$(PYTHON)' has no pip: sudo apt-get install python3-pip"; exit 1; }
+	@echo "Setting up $(VENV); the first time this downloads PyTorch and takes some minutes."
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
+		if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv --clear $(VENV); \
+		else $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+			$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m lmprog.native
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/lmprog demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(JOBS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/programs.py
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,34 @@
+"""What holds for every test: one thread per process, seeds that are printed and can be given, no per-test kernels.
+
+`LMPROG_SEED=7 make test` runs everything that draws with another seed. Compiled kernels stay in the user's cache
+folder, so that they are built once and not by every test.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported anywhere: processes run side by side, and more threads than cores only disturb them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+# Nothing here may reach the network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import hypothesis
+import pytest
+
+SEED = int(os.environ.get("LMPROG_SEED", "20261121"))
+
+hypothesis.settings.register_profile("lmprog", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("lmprog")
+
+
+def pytest_report_header() -> str:
+    return f"lmprog: LMPROG_SEED={SEED} OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """For a test that draws; shown with its failure."""
+    print(f"LMPROG_SEED={SEED} ({request.node.nodeid})")
+    return SEED
