@@ -83,7 +83,13 @@ class RadixTree:
         return Inserted(node, first_taken)
 
     def partial_page(self, node: Node, length: int) -> int | None:
-        """The page of the tree that holds the last `length % page_size` tokens of the path to `length` in `node`."""
+        """The page of the tree that holds the last `length % page_size` tokens of the path to position `length`.
+
+        The position is in `node` or above it (others may have split the node). None when there are no such tokens.
+        It may be another page than at the time of the match: evictions move what is left of a path.
+        """
+        while length <= node.begin and node.parent is not None:
+            node = node.parent
         return node.partial_page(length, self._page_size)
 
     # -- standing somewhere
@@ -128,7 +134,7 @@ class RadixTree:
             return None
         page = node.pages.pop()
         self._holds.num_cached -= 1
-        standing = self._mend(node)
+        standing = self._mend(node, standers_follow=True)
         while node is not standing:  # it went whole, and its one lock has moved up
             self._holds.condemned.discard(node)
             node.locks = node.locks_here = 0
@@ -159,8 +165,10 @@ class RadixTree:
         """The contents of `node`, or of its path from position `start` on, are wrong: never match them again.
 
         All that continues from there goes too. Pages go back at once, or when the last lock at or below their node is
-        taken back. Give `start` whenever other branches may have split the node since it was inserted: what a split
-        puts above `node` is wrong as well. Discarding twice is allowed.
+        taken back. Whoever stands on discarded tokens finds `node.alive` false, and owes only the unlock. Tokens before
+        `start` go too where only the discarded pages held them (less than a page of them).
+        Give `start` whenever others may have split the node since it was inserted: what a split puts above `node` is
+        wrong as well. Discarding twice is allowed.
         """
         top = node
         if start is not None:
@@ -265,10 +273,11 @@ class RadixTree:
         self._num_nodes += 1
         return upper
 
-    def _mend(self, node: Node) -> Node:
+    def _mend(self, node: Node, standers_follow: bool = False) -> Node:
         """`node` may have lost its last child: it is a leaf then, and needs a page for its end, or an end without one.
 
-        Gives the node that is left: `node`, or the first ancestor of which something is left.
+        Gives the node that is left: `node`, or the first ancestor of which something is left. Who stands on tokens that
+        go finds their node dead, so that nobody is cut short unawares; unless `standers_follow` to what is left.
         """
         size = self._page_size
         while not node.children and node.end % size:
@@ -278,8 +287,10 @@ class RadixTree:
                 break
             boundary = node.end - node.end % size
             if boundary > node.begin:
-                node.shorten(boundary)
-                break
+                if not node.locks or standers_follow:
+                    node.shorten(boundary)
+                    break
+                self._split(node, boundary)
             parent = self._holds.unlink(node)
             self._holds.bury(node)
             self._num_nodes -= 1
