@@ -1,0 +1,245 @@
+"""A client of a runtime: numbers branches and calls, sends ops in frames, hands every reply to the call it answers.
+
+Ops wait in an outbox until somebody needs them to be sent: a call in a thread is sent at once, together with the ops
+before it; a call on an event loop at the end of the loop's turn, so that the ops of one turn are one frame. One
+background thread receives. When the channel says that the runtime is gone, every waiting call and every later one
+fails with that error. This module knows neither programs nor what a reply means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeAlias
+
+from lmprog import wire
+from lmprog.errors import Cancelled, LmprogError, ProtocolError, RuntimeGone, from_wire
+
+if TYPE_CHECKING:
+    from lmprog.transport import ClientChannel
+
+CallOp: TypeAlias = wire.Gen | wire.Select | wire.Read | wire.Describe | wire.Flush
+LastReply: TypeAlias = wire.Done | wire.Chosen | wire.TextIs | wire.Described
+DeltaListener: TypeAlias = Callable[[wire.Delta], None]
+
+POLL_SECONDS = 0.2  # how often the receiving thread looks whether it is to end
+
+
+class Call:
+    """One call in flight: its number, and its last reply once there is one. Any thread may wait for it."""
+
+    __slots__ = ("_future", "id", "on_delta")
+
+    def __init__(self, call_id: int, on_delta: DeltaListener | None = None) -> None:
+        self.id = call_id
+        self.on_delta = on_delta
+        self._future: Future[LastReply | LmprogError] = Future()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def finish(self, outcome: LastReply | LmprogError) -> None:
+        """The last reply, or why there is none. A second one is dropped: the first counts."""
+        if not self._future.done():
+            self._future.set_result(outcome)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once, on the receiving thread, or at once if the call is done."""
+        self._future.add_done_callback(lambda _: callback())
+
+    def wait(self, timeout: float | None = None) -> LastReply | LmprogError:
+        """Blocks until the last reply. Raises `TimeoutError` after `timeout` seconds."""
+        return self._future.result(timeout)
+
+    async def arrive(self) -> LastReply | LmprogError:
+        """The same without blocking the thread. Being cancelled while waiting does not end the call."""
+        if not self._future.done():
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+            self.when_done(lambda: wake(loop, waiter))
+            await waiter
+        return self._future.result()
+
+
+def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    """Completes `waiter` on its own loop, from any thread; does nothing when the loop or the waiter is over."""
+
+    def complete() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    try:
+        loop.call_soon_threadsafe(complete)
+    except RuntimeError:
+        if not loop.is_closed():  # a closed loop has nobody left who waits
+            raise
+
+
+def on_event_loop() -> bool:
+    """Whether this thread is just now running an event loop, which must not be blocked."""
+    return asyncio._get_running_loop() is not None
+
+
+class Client:
+    """One conversation with a runtime. Owns `channel`, and closes it."""
+
+    def __init__(
+        self, channel: ClientChannel, *, welcome: wire.Welcome | None = None, name: str = "", timeout: float = 60.0
+    ) -> None:
+        """Greets the runtime, unless `welcome` says that this has been done, and waits `timeout` s for its answer."""
+        self._channel = channel
+        self._numbers = itertools.count(1)
+        self._state = threading.Lock()  # outbox, calls, gone
+        self._sending = threading.Lock()  # keeps frames in the order of the ops
+        self._outbox: list[wire.Op] = []
+        self._calls: dict[int, Call] = {}
+        self._spoiled: dict[int, LmprogError] = {}  # branch -> why one of its ops could not even be sent
+        self._gone: LmprogError | None = None
+        self._closing = threading.Event()
+        self._greeted: Future[wire.Welcome] = Future()
+        self._receiver = threading.Thread(target=self._receive, name="lmprog-client", daemon=True)
+        self._receiver.start()
+        self.welcome = welcome or self._greet(name, timeout)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be asked any more: closed here, or the runtime is gone."""
+        return self._gone is not None
+
+    def number(self) -> int:
+        """A number that no branch and no call of this client has had."""
+        return next(self._numbers)
+
+    def post(self, *ops: wire.Op) -> None:
+        """Puts ops into the outbox, in order. They travel with the next call or `flush`."""
+        with self._state:
+            if self._gone is None:
+                self._outbox.extend(ops)
+
+    def call(self, op: CallOp, on_delta: DeltaListener | None = None) -> Call:
+        """Posts a call and sees to it that it is sent. It fails at once when the runtime is gone."""
+        call = Call(op.call, on_delta)
+        with self._state:
+            gone = self._gone or self._spoiled.get(getattr(op, "branch", 0))
+            if gone is None:
+                self._calls[op.call] = call
+                self._outbox.append(op)
+        if gone is not None:
+            call.finish(gone)
+        else:
+            self.hurry()
+        return call
+
+    def hurry(self) -> None:
+        """Sends the outbox soon: now in a plain thread, at the end of the turn on an event loop."""
+        loop = asyncio._get_running_loop()
+        if loop is None:
+            self.flush()
+        else:
+            loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Sends what is in the outbox as one frame. What the channel refuses fails its calls; it is not raised."""
+        with self._sending:
+            with self._state:
+                ops, self._outbox = self._outbox, []
+            if ops:
+                self._send(ops)
+
+    def _send(self, ops: Sequence[wire.Op]) -> None:
+        try:
+            self._channel.send(ops)
+        except RuntimeGone as gone:
+            self._fail(gone)
+        except LmprogError as error:
+            if len(ops) == 1:
+                self._refuse(ops[0], error)
+            else:  # only the op that is wrong fails, not its neighbors of other branches
+                for op in ops:
+                    self._send([op])
+
+    def _refuse(self, op: wire.Op, error: LmprogError) -> None:
+        """`op` could not be sent: its call fails, or else every later call of its branch."""
+        if isinstance(op, wire.Gen | wire.Select | wire.Read | wire.Describe | wire.Flush):
+            self._finish(op.call, error)
+        elif isinstance(op, wire.Append | wire.Fork):
+            with self._state:
+                self._spoiled[op.branch] = error
+
+    def close(self) -> None:
+        """Ends the conversation; calls still waiting fail with `Cancelled`. Safe to repeat."""
+        self.flush()
+        self._fail(Cancelled("the client was closed"))
+        self._closing.set()
+        if threading.current_thread() is not self._receiver:
+            self._receiver.join()
+
+    def _greet(self, name: str, timeout: float) -> wire.Welcome:
+        self.post(wire.Hello(version=wire.PROTOCOL_VERSION, client=name))
+        self.flush()
+        try:
+            return self._greeted.result(timeout)
+        except TimeoutError:
+            self.close()
+            raise RuntimeGone(f"the runtime did not answer within {timeout:g} s") from None
+        except LmprogError:
+            self.close()
+            raise
+
+    def _receive(self) -> None:
+        """Body of the receiving thread."""
+        try:
+            while not self._closing.is_set():
+                for reply in self._channel.receive(POLL_SECONDS):
+                    self._deliver(reply)
+        except LmprogError as error:
+            self._fail(error)
+        finally:
+            self._channel.close()
+
+    def _deliver(self, reply: wire.Reply) -> None:
+        if isinstance(reply, wire.Welcome):
+            self._meet(reply)
+        elif isinstance(reply, wire.Delta):
+            call = self._calls.get(reply.call)
+            if call is not None and call.on_delta is not None:
+                call.on_delta(reply)
+        elif isinstance(reply, wire.Failed):
+            error = from_wire(reply.code, reply.message, reply.details)
+            if reply.call is None:
+                self._fail(error)
+            else:
+                self._finish(reply.call, error)
+        else:
+            self._finish(reply.call, reply)
+
+    def _meet(self, welcome: wire.Welcome) -> None:
+        if welcome.version != wire.PROTOCOL_VERSION:
+            message = (
+                f"the runtime speaks version {welcome.version} of the protocol, this client {wire.PROTOCOL_VERSION}"
+            )
+            self._fail(ProtocolError(message))
+        elif not self._greeted.done():
+            self._greeted.set_result(welcome)
+
+    def _finish(self, call_id: int, outcome: LastReply | LmprogError) -> None:
+        with self._state:
+            call = self._calls.pop(call_id, None)
+        if call is not None:
+            call.finish(outcome)
+
+    def _fail(self, error: LmprogError) -> None:
+        """Nothing more will come: every waiting call ends with `error`, and so will every later one."""
+        with self._state:
+            if self._gone is None:
+                self._gone = error
+            waiting = list(self._calls.values())
+            self._calls.clear()
+            self._outbox.clear()
+        if not self._greeted.done():
+            self._greeted.set_exception(error)
+        for call in waiting:
+            call.finish(error)

@@ -1,0 +1,273 @@
+"""One branch as its run sees it: its number, what was appended to it, its variables, its calls.
+
+Turns contents (text, ops, pending results) into wire ops. Text is collected and sent with the next call, as one
+append. The log of contents is kept so that `text()` and `messages()` need not ask the runtime, except for how roles
+are written, which only the checkpoint's template knows. `lmprog.lang.state.Branch` is the user's view of a cursor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lmprog import wire
+from lmprog.errors import LmprogError, ProgramError
+from lmprog.lang.client import Call
+from lmprog.lang.ops import Concat, GenOp, RoleBegin, RoleEnd, SelectOp
+from lmprog.lang.references import Mark, split
+from lmprog.lang.sampling import Sampling
+from lmprog.lang.scope import Scope
+from lmprog.lang.site import here
+from lmprog.lang.values import Gen
+
+if TYPE_CHECKING:
+    from lmprog.lang.variables import Var
+
+
+@dataclass(frozen=True, slots=True)
+class GainedBy:
+    """In a log: the text that a joined branch gained since its fork."""
+
+    child: Cursor
+
+
+Item: TypeAlias = "str | Gen[Any] | RoleBegin | RoleEnd | GainedBy"
+
+
+class Cursor:
+    """Owns one branch in the runtime, from its first op to `close`."""
+
+    def __init__(self, scope: Scope, parent: Cursor | None = None, path: tuple[int, ...] = ()) -> None:
+        self.scope = scope
+        self.path = path  # which fork of which fork; with the number of the call it names a call for seeds
+        self.id = scope.client.number()
+        self.log: list[Item] = [] if parent is None else list(parent.log)
+        self.base = len(self.log)  # how much of the log is the parent's
+        self.names: dict[str, Var] = {} if parent is None else dict(parent.names)
+        self.own_names: set[str] = set()
+        self.gens: list[Gen[Any]] = []
+        self.num_forks = 0
+        self.closed = False
+        self._opened = parent is not None
+        self._pieces: list[wire.Piece] = []
+        self._final_text: Call | None = None
+        scope.enter(self)
+
+    # --- appending ----------------------------------------------------------------------------------------------
+
+    def put(self, content: object, sampling: Sampling) -> Gen[Any] | None:
+        """Appends `content`; `sampling` is what the branch adds to the generations in it. Returns the last of them."""
+        self.usable()
+        if isinstance(content, str):
+            for piece in split(content):
+                self._put_text(piece)
+        elif isinstance(content, GenOp | SelectOp):
+            return self.request(content, sampling)
+        elif isinstance(content, Concat):
+            return self._put_all(content.parts, sampling)
+        elif isinstance(content, list | tuple):
+            return self._put_all(tuple(content), sampling)
+        elif isinstance(content, RoleBegin | RoleEnd):
+            self._put_role(content)
+        elif isinstance(content, Gen):
+            self._put_text(content.mark() if content.belongs_to(self.scope) else content.text)
+        else:
+            kind = "None" if content is None else type(content).__name__
+            raise ProgramError(
+                f"{kind} cannot be appended to a branch; append text, a gen, a select, a role, or a list of these"
+            )
+        return None
+
+    def _put_all(self, parts: tuple[object, ...], sampling: Sampling) -> Gen[Any] | None:
+        last: Gen[Any] | None = None
+        for part in parts:
+            made = self.put(part, sampling)
+            last = last if made is None else made
+        return last
+
+    def _put_text(self, piece: str | Mark) -> None:
+        if isinstance(piece, Mark):
+            gen = self.scope.marked.get(piece.call)
+            if gen is None:
+                raise ProgramError("this text refers to a pending result of another run; await that result first")
+            self.log.append(gen)
+            self._pieces.append(wire.Ref(piece.call, piece.index))
+        else:
+            self.log.append(piece)
+            last = self._pieces[-1] if self._pieces else None
+            if isinstance(last, wire.Text):
+                self._pieces[-1] = wire.Text(last.text + piece)
+            else:
+                self._pieces.append(wire.Text(piece))
+        self.scope.show()
+
+    def _put_role(self, content: RoleBegin | RoleEnd) -> None:
+        self.log.append(content)
+        begins = isinstance(content, RoleBegin)
+        self._pieces.append(wire.RoleBegin(content.role) if begins else wire.RoleEnd(content.role))
+
+    def put_gained(self, child: Cursor) -> None:
+        """Appends all that `child` gained since it was forked."""
+        self.usable()
+        child.send_text()
+        self.log.append(GainedBy(child))
+        self._pieces.append(wire.Gained(child.id))
+
+    def send_text(self) -> None:
+        """Posts what was collected: after this, other branches may refer to this one."""
+        if not self._opened:
+            self._opened = True
+            self.scope.client.post(wire.Open(self.id, self.scope.salt))
+        if self._pieces:
+            pieces, self._pieces = tuple(self._pieces), []
+            self.scope.client.post(wire.Append(self.id, pieces))
+
+    # --- calls --------------------------------------------------------------------------------------------------
+
+    def request(self, op: GenOp[Any] | SelectOp, sampling: Sampling) -> Gen[Any]:
+        """Asks for a generation or a selection here; what the op says goes over `sampling`."""
+        self.usable()
+        gen: Gen[Any] = Gen(self.scope, op, here(), self.gens[-1] if self.gens else None)
+        wanted = self._wire_op(op, sampling, len(self.gens))
+        self.send_text()
+        feed = self.scope.feed
+        listens = isinstance(wanted, wire.Gen) and wanted.stream
+        self.gens.append(gen)
+        self.scope.gens.append(gen)
+        self.log.append(gen)
+        if op.name is not None:
+            self.name(op.name, gen)
+        gen.bind(self.scope.client.call(wanted, gen.hear if listens else None))
+        if feed is not None:
+            gen.call.when_done(gen.show)
+        return gen
+
+    def _wire_op(self, op: GenOp[Any] | SelectOp, sampling: Sampling, ordinal: int) -> wire.Gen | wire.Select:
+        timeout = self.scope.time_left(op.timeout)
+        number = self.scope.client.number()
+        if isinstance(op, SelectOp):
+            seed = op.seed if op.seed is not None or op.temperature == 0 else self._seed(sampling, ordinal)
+            return wire.Select(self.id, number, op.choices, op.method, op.temperature, seed, op.priority, timeout)
+        merged = op.sampling.over(sampling)
+        if op.sampling.given().get("seed") is None:
+            merged = Sampling(seed=self._seed(merged, ordinal)).over(merged)
+        stream = op.stream or self.scope.feed is not None
+        return wire.Gen(self.id, number, merged.resolve(), op.constraint, stream, op.priority, timeout)
+
+    def _seed(self, sampling: Sampling, ordinal: int) -> int | None:
+        """A run's or branch's seed, different for each call of each branch, the same in each run of the program."""
+        seed = sampling.given().get("seed")
+        if seed is None:
+            return None
+        name = repr((seed, self.path, ordinal)).encode()
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
+
+    def name(self, name: str, value: Var) -> None:
+        """Sets a variable of this branch."""
+        self.names[name] = value
+        self.own_names.add(name)
+        self.scope.show()
+
+    # --- forking and ending -------------------------------------------------------------------------------------
+
+    def fork(self, size: int) -> list[Cursor]:
+        """`size` new branches that start where this one stands; it may go on itself."""
+        self.usable()
+        self.send_text()
+        nth = self.num_forks
+        self.num_forks += 1
+        children = [Cursor(self.scope, self, (*self.path, nth, index)) for index in range(size)]
+        self.scope.client.post(wire.Fork(self.id, tuple(child.id for child in children)))
+        return children
+
+    def usable(self) -> None:
+        """Raises where nothing can be asked of this branch any more."""
+        self.scope.check()
+        if self.closed:
+            raise ProgramError("this branch was closed: its run, or the fork that it belongs to, is over")
+
+    def close(self, *, keep_text: bool = False) -> None:
+        """Frees the branch and cancels its calls. With `keep_text` its text can be read afterwards."""
+        if self.closed:
+            return
+        if keep_text and self.has_roles() and self.failure() is None:
+            self._final_text = self.read()
+        self.closed = True
+        self.scope.leave(self)
+        if self._opened:
+            self.scope.client.post(wire.Close(self.id))
+
+    def close_when_done(self) -> None:
+        """Closes once no call of this branch is running any more, so that none is cancelled."""
+
+        def look() -> None:
+            if all(gen.done() for gen in self.gens):
+                self.close()
+                self.scope.client.flush()
+
+        self.send_text()
+        for gen in [gen for gen in self.gens if not gen.done()]:
+            gen.call.when_done(look)
+        look()
+
+    def failure(self) -> LmprogError | None:
+        """Why the branch cannot go on; None while it can."""
+        return next((failure for gen in self.gens if (failure := gen.failure()) is not None), None)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def has_roles(self) -> bool:
+        return any(isinstance(item, RoleBegin | RoleEnd) for item in self.log)
+
+    def read(self) -> Call:
+        """The call that tells the whole text as the runtime has it."""
+        if self._final_text is not None:
+            return self._final_text
+        if self.closed:
+            raise ProgramError("this branch was closed before its text was read")
+        self.send_text()
+        return self.scope.client.call(wire.Read(self.id, self.scope.client.number()))
+
+    def waits_for(self) -> list[Gen[Any]]:
+        """All results that the text is made of."""
+        return gens_of(self.log)
+
+
+def gens_of(items: list[Item]) -> list[Gen[Any]]:
+    """The results that stand in a log, those of joined branches included."""
+    found: list[Gen[Any]] = []
+    for item in items:
+        if isinstance(item, Gen):
+            found.append(item)
+        elif isinstance(item, GainedBy):
+            found += gens_of(item.child.log[item.child.base :])
+    return found
+
+
+def plain_text(items: list[Item]) -> str:
+    """The text of a log without its roles; all results must be done, or are waited for."""
+    parts: list[str] = []
+    for item in items:
+        if isinstance(item, str):
+            parts.append(item)
+        elif isinstance(item, Gen):
+            parts.append(item.text)
+        elif isinstance(item, GainedBy):
+            parts.append(plain_text(item.child.log[item.child.base :]))
+    return "".join(parts)
+
+
+def messages(items: list[Item]) -> list[dict[str, str]]:
+    """The finished and the open turns of a log, as chat messages; text outside of turns is in none."""
+    turns: list[tuple[str, list[Item]]] = []
+    inside = False
+    for item in items:
+        if isinstance(item, RoleBegin):
+            turns.append((item.role, []))
+            inside = True
+        elif isinstance(item, RoleEnd):
+            inside = False
+        elif inside:
+            turns[-1][1].append(item)
+    return [{"role": role, "content": plain_text(content)} for role, content in turns]

@@ -1,0 +1,253 @@
+"""Runs programs: one in this thread or on this event loop, many at once in threads or on one loop.
+
+A run opens a scope, calls the program's function with its branch, waits for what the program did not read, raises
+what failed unread, and closes everything it opened, however it ends. Knows nothing of decorators and signatures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from lmprog.errors import Cancelled, InvalidParameter, ProgramError
+from lmprog.lang import scope as scopes
+from lmprog.lang.backends import Backend
+from lmprog.lang.backends.default import default_backend
+from lmprog.lang.client import on_event_loop
+from lmprog.lang.cursor import Cursor
+from lmprog.lang.feed import Feed
+from lmprog.lang.fork import raise_together
+from lmprog.lang.results import Run
+from lmprog.lang.sampling import Sampling
+from lmprog.lang.scope import Scope
+from lmprog.lang.state import Branch
+from lmprog.lang.variables import settle
+
+R = TypeVar("R")
+OnBatchError: TypeAlias = Literal["raise", "collect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a run is done, besides the program's own arguments."""
+
+    backend: Backend | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    timeout: float | None = None
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program's function with the arguments of one run."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+def open_run(settings: Settings, feed: Feed | None = None) -> Run[Any]:
+    """A run that has not begun: its scope and its root branch. Without a backend it is the caller's, or the default."""
+    outer = scopes.current.get()
+    backend = settings.backend or (outer.backend if outer is not None else default_backend())
+    scope = Scope(
+        backend, settings.sampling, parent=outer, timeout=settings.timeout, salt=settings.salt, feed=feed
+    )  # fmt: skip
+    return Run(Branch(Cursor(scope)))
+
+
+def execute(job: Job, run: Run[Any]) -> None:
+    """Runs a `def` program here; its end is in `run.outcome`, where an error stays until it is read."""
+    token = scopes.current.set(run.scope)
+    try:
+        run.scope.begin()
+        value = job.function(run.branch, *job.args, **job.kwargs)
+        for gen in run.scope.gens:
+            gen.wait()
+        _finish(run)
+    except BaseException as error:
+        _end(run)
+        run.outcome.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        _end(run)
+        run.outcome.set_result(value)
+    finally:
+        scopes.current.reset(token)
+        _end_feed(run)
+
+
+async def execute_async(job: Job, run: Run[Any]) -> None:
+    """The same for an `async def` program, on this event loop; being cancelled frees everything and goes on up."""
+    token = scopes.current.set(run.scope)
+    try:
+        run.scope.begin()
+        value = await job.function(run.branch, *job.args, **job.kwargs)
+        await settle(run.scope.gens)
+        _finish(run)
+    except BaseException as error:
+        _end(run)
+        cancelled = isinstance(error, asyncio.CancelledError)
+        run.outcome.set_exception(Cancelled("the run was cancelled") if cancelled else error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        _end(run)
+        run.outcome.set_result(value)
+    finally:
+        scopes.current.reset(token)
+        _end_feed(run)
+
+
+def _finish(run: Run[Any]) -> None:
+    """The program has returned and all its calls are done: raises what failed and was never read."""
+    unread = {id(gen.root()): gen.root() for gen in run.scope.unread_failures() if not gen.root().was_read}
+    raise_together([gen.error_at_site() for gen in unread.values()])
+    run.branch.cursor.close(keep_text=True)
+
+
+def _end(run: Run[Any]) -> None:
+    run.scope.close()
+
+
+def _end_feed(run: Run[Any]) -> None:
+    if run.scope.feed is not None:
+        for gen in run.scope.gens:
+            if gen.done():
+                gen.show()
+        run.scope.feed.end()
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def blocking(job: Job, run: Run[Any]) -> None:
+    """Runs any program and blocks until it has ended."""
+    if not job.is_async:
+        execute(job, run)
+    elif not on_event_loop():
+        asyncio.run(execute_async(job, run))
+    elif scopes.current.get() is not None:
+        raise ProgramError("inside an async program, write `await program.arun(...)` instead of `program.run(...)`")
+    else:  # a notebook: its loop is busy with this very cell
+        thread = in_thread(job, run)
+        thread.join()
+
+
+def in_thread(job: Job, run: Run[Any]) -> threading.Thread:
+    """Starts any program in a thread of its own."""
+    context = contextvars.copy_context()
+
+    def body() -> None:
+        if job.is_async:
+            asyncio.run(execute_async(job, run))
+        else:
+            execute(job, run)
+
+    thread = threading.Thread(target=context.run, args=(body,), name="lmprog-run", daemon=True)
+    thread.start()
+    return thread
+
+
+async def awaiting(job: Job, run: Run[Any]) -> None:
+    """Runs any program without blocking this event loop. Being cancelled ends the program."""
+    if job.is_async:
+        await execute_async(job, run)
+        return
+    context = contextvars.copy_context()
+    work = asyncio.ensure_future(asyncio.to_thread(context.run, execute, job, run))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        run.scope.cancel()
+        await asyncio.wait([work])
+        raise
+
+
+# --- many runs -------------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """Many runs with at most `concurrency` of them at a time, done once."""
+
+    def __init__(self, jobs: Sequence[Job], settings: Settings, concurrency: int, on_error: OnBatchError) -> None:
+        if on_error not in ("raise", "collect"):
+            allowed = "'raise' or 'collect'"
+            message = f"on_error={on_error!r} is not allowed; give {allowed}"
+            raise InvalidParameter(message, name="on_error", value=on_error, allowed=allowed)
+        if concurrency < 1:
+            message = f"concurrency={concurrency} is not allowed; give at least 1"
+            raise InvalidParameter(message, name="concurrency", value=concurrency, allowed="1 <= x")
+        self._jobs = jobs
+        self._concurrency = min(concurrency, max(len(jobs), 1))
+        self._stops = on_error == "raise"
+        self._failed: BaseException | None = None
+        self.runs = [open_run(settings) for _ in jobs]
+
+    def perform(self, step: Callable[[], object]) -> None:
+        """Does them all; `step` is told of each end. Raises the first failure unless errors are collected."""
+        if self._jobs and self._jobs[0].is_async:
+            if on_event_loop():
+                raise ProgramError("on an event loop, gather `program.arun(...)` instead of mapping")
+            asyncio.run(self._on_loop(step))
+        elif self._jobs:
+            self._in_threads(step)
+        if self._failed is not None:
+            raise self._failed
+
+    def _next_up(self, todo: Iterator[int]) -> int | None:
+        return None if self._failed is not None else next(todo, None)
+
+    def _ended(self, index: int, step: Callable[[], object]) -> None:
+        step()
+        failure = self.runs[index].failure
+        if failure is not None and self._stops and self._failed is None:
+            failure.add_note(f"raised by item {index} of {len(self._jobs)}")
+            self._failed = failure
+            for run in self.runs:
+                if not run.outcome.done():
+                    run.scope.cancel()
+
+    async def _on_loop(self, step: Callable[[], object]) -> None:
+        todo = iter(range(len(self._jobs)))
+
+        async def worker() -> None:
+            while (index := self._next_up(todo)) is not None:
+                await execute_async(self._jobs[index], self.runs[index])
+                self._ended(index, step)
+
+        await asyncio.gather(*(_as_task(worker()) for _ in range(self._concurrency)))
+
+    def _in_threads(self, step: Callable[[], object]) -> None:
+        todo = iter(range(len(self._jobs)))
+        lock = threading.Lock()
+
+        def worker() -> None:
+            while True:
+                with lock:
+                    index = self._next_up(todo)
+                if index is None:
+                    return
+                execute(self._jobs[index], self.runs[index])
+                with lock:
+                    self._ended(index, step)
+
+        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="lmprog-batch") as pool:
+            workers = [pool.submit(contextvars.copy_context().run, worker) for _ in range(self._concurrency)]
+        for done in workers:
+            done.result()
+
+
+def _as_task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.get_running_loop().create_task(coroutine)

@@ -1,0 +1,272 @@
+"""`@lmprog.function`: a Python function whose first parameter is a branch, made runnable.
+
+Keeps the function's signature: `program.run(...)` takes its other parameters. Settings of a run are given by
+`program.using(temperature=0, backend=...)`, or, as SGLang programs do, among the arguments of `run`; a name that the
+program itself has as a parameter is always the program's. Knows how to start runs; `executor` does them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+
+from lmprog.errors import ProgramError
+from lmprog.lang.backends import Backend
+from lmprog.lang.executor import Batch, Job, OnBatchError, Settings, awaiting, blocking, in_thread, open_run
+from lmprog.lang.feed import Done, Event, Feed
+from lmprog.lang.results import Results, Run
+from lmprog.lang.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
+from lmprog.lang.state import Branch
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class RunOptions(SamplingOptions, total=False):
+    """What a run can be told besides the program's own arguments."""
+
+    backend: Backend | None
+    sampling: Sampling
+    timeout: float | None
+    cache_salt: str
+
+
+class Program(Generic[P, R]):
+    """A program of `lmprog.function`. `R` is what it returns (for an `async def`, once awaited)."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_api_spec_tokens: int | None = None,
+        settings: Settings | None = None,
+        bound: Mapping[str, Any] | None = None,
+    ) -> None:
+        parameters = list(inspect.signature(function).parameters.values())
+        if not parameters or parameters[0].kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            raise ProgramError(f"{function.__name__} needs a first parameter: the branch that it writes to")
+        self.function = function
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.settings = settings or Settings()
+        self.bound = dict(bound or {})
+        self._names = {parameter.name for parameter in parameters[1:]}
+        functools.update_wrapper(self, function)
+
+    # --- variants -----------------------------------------------------------------------------------------------
+
+    def bind(self, **arguments: Any) -> Program[P, R]:
+        """The same program with some of its own arguments given."""
+        unknown = set(arguments) - self._names
+        if unknown:
+            raise TypeError(f"{self.function.__name__} has no parameter {sorted(unknown)[0]!r}")
+        return self._variant(self.settings, {**self.bound, **arguments})
+
+    def using(self, **options: Unpack[RunOptions]) -> Program[P, R]:
+        """The same program with settings for its runs: sampling, `backend`, `timeout` (seconds), `cache_salt`."""
+        return self._variant(self._with(options), self.bound)
+
+    def _variant(self, settings: Settings, bound: Mapping[str, Any]) -> Program[P, R]:
+        return type(self)(self.function, num_api_spec_tokens=self.num_api_spec_tokens, settings=settings, bound=bound)
+
+    def _with(self, options: Mapping[str, Any]) -> Settings:
+        rest = dict(options)
+        settings = self.settings
+        if "backend" in rest:
+            settings = replace(settings, backend=rest.pop("backend"))
+        if "timeout" in rest:
+            settings = replace(settings, timeout=rest.pop("timeout"))
+        if "cache_salt" in rest:
+            settings = replace(settings, salt=rest.pop("cache_salt"))
+        given = rest.pop("sampling", None) or Sampling()
+        return replace(settings, sampling=sampling_of(rest).over(given).over(settings.sampling))
+
+    def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Job, Settings]:
+        """The arguments apart: the program's own, and the settings of the run."""
+        options = {name: value for name, value in kwargs.items() if name not in self._names and _is_setting(name)}
+        own = {name: value for name, value in kwargs.items() if name not in options}
+        job = Job(self.function, args, {**self.bound, **own})
+        inspect.signature(self.function).bind(None, *job.args, **job.kwargs)  # a wrong call fails here, before a run
+        return job, self._with(options)
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    @overload
+    def __call__(self, s: Branch, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
+        """`program(s, ...)` goes on with the branch `s` of the calling program; without a branch it is `run`."""
+        if args and isinstance(args[0], Branch):
+            return self.function(*args, **{**self.bound, **kwargs})
+        return self.run(*args, **kwargs)
+
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Runs the program and blocks. Raises what it raised, and what failed in it without being read."""
+        rest: dict[str, Any] = dict(kwargs)
+        stream = False if "stream" in self._names else rest.pop("stream", False)
+        if "use_thread" not in self._names:
+            rest.pop("use_thread", None)  # SGLang's: here no op needs a thread
+        job, settings = self._job(args, rest)
+        if stream:
+            streaming = open_run(settings, Feed())
+            in_thread(job, streaming)
+            return streaming
+        run = open_run(settings)
+        blocking(job, run)
+        run.value  # noqa: B018  (raises)
+        return run
+
+    async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """The same without blocking the event loop. Cancelling the task ends the run and frees what it held."""
+        job, settings = self._job(args, kwargs)
+        run = open_run(settings)
+        await awaiting(job, run)
+        run.value  # noqa: B018  (raises)
+        return run
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """Runs the program while it is iterated over (`for` or `async for`): `Text`, `Value`, at last `Done`."""
+        return Stream(*self._job(args, kwargs))
+
+    def map(
+        self,
+        items: Iterable[Any],
+        *,
+        concurrency: int = 64,
+        progress: bool = False,
+        on_error: OnBatchError = "raise",
+        **options: Unpack[RunOptions],
+    ) -> Results[R]:
+        """Runs the program once for each item, its first argument; values in the items' order."""
+        calls: list[Call] = [((item,), {}) for item in items]
+        return Results(self._perform(self._batch(calls, concurrency, on_error, options), progress))
+
+    @overload
+    def run_batch(
+        self, batch_kwargs: Iterable[Any], *, num_threads: int | str = "auto", progress_bar: bool = False,
+        on_error: OnBatchError = "collect", **options: Any,
+    ) -> list[Run[R]]: ...  # fmt: skip
+    @overload
+    def run_batch(self, batch_kwargs: Iterable[Any], *, generator_style: bool, **options: Any) -> Any: ...
+    def run_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> Any:
+        """SGLang's batch: each item a dict or a tuple of arguments. Reading from a run that failed raises why."""
+        threads, progress = options.pop("num_threads", "auto"), options.pop("progress_bar", False)
+        on_error, generator = options.pop("on_error", "collect"), options.pop("generator_style", False)
+        calls: list[Call] = [
+            ((), dict(item)) if isinstance(item, Mapping) else (tuple(item), {}) for item in batch_kwargs
+        ]
+        batch = self._batch(calls, 64 if threads == "auto" else int(threads), on_error, options)
+        if not generator:
+            return self._perform(batch, progress)
+        threading.Thread(target=self._perform, args=(batch, progress), name="lmprog-batch", daemon=True).start()
+        return _in_order(batch.runs)
+
+    def _batch(
+        self,
+        calls: Sequence[Call],
+        concurrency: int,
+        on_error: OnBatchError,
+        options: Mapping[str, Any],
+    ) -> Batch:
+        settings = self._with(options)
+        jobs = [self._job(args, kwargs)[0] for args, kwargs in calls]
+        return Batch(jobs, settings, concurrency, on_error)
+
+    def _perform(self, batch: Batch, progress: bool) -> list[Run[R]]:
+        if progress:
+            from tqdm import tqdm
+
+            with tqdm(total=len(batch.runs), desc=self.function.__name__) as bar:
+                batch.perform(bar.update)
+        else:
+            batch.perform(lambda: None)
+        return batch.runs
+
+    def __repr__(self) -> str:
+        return f"<program {self.function.__name__}>"
+
+
+class AsyncProgram(Program[P, R]):
+    """A program made from `async def`: called with a branch it is awaited."""
+
+    @overload  # type: ignore[override]
+    def __call__(self, s: Branch, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
+        return super().__call__(*args, **kwargs)
+
+
+class Stream(Generic[R]):
+    """A run that goes on while its events are read. Leaving the loop early ends the run."""
+
+    def __init__(self, job: Job, settings: Settings) -> None:
+        self._job = job
+        self._settings = settings
+
+    def __iter__(self) -> Iterator[Event | Done[R]]:
+        feed = Feed()
+        run = open_run(self._settings, feed)
+        thread = in_thread(self._job, run)
+        try:
+            yield from feed.follow(feed.unseen())
+            yield Done(cast(R, run.value), run.usage)
+        finally:
+            if not run.outcome.done():
+                run.scope.cancel()
+            thread.join()
+
+    async def __aiter__(self) -> AsyncIterator[Event | Done[R]]:
+        import asyncio
+
+        feed = Feed()
+        run = open_run(self._settings, feed)
+        task = asyncio.ensure_future(awaiting(self._job, run))
+        try:
+            async for event in feed.follow_async(feed.unseen()):
+                yield event
+            await task
+            yield Done(cast(R, run.value), run.usage)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
+
+def _is_setting(name: str) -> bool:
+    return is_sampling(name) or name in RunOptions.__annotations__
+
+
+def _in_order(runs: Sequence[Run[R]]) -> Iterator[Run[R]]:
+    for run in runs:
+        run.sync()
+        yield run
+
+
+@overload
+def function(fn: Callable[Concatenate[Branch, P], Coroutine[Any, Any, R]], /) -> AsyncProgram[P, R]: ...
+@overload
+def function(fn: Callable[Concatenate[Branch, P], R], /) -> Program[P, R]: ...
+@overload
+def function(
+    fn: None = None, /, *, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[Concatenate[Branch, P], R]], Program[P, R]]: ...
+def function(fn: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
+    """Makes a program of a function whose first parameter is a `Branch`; both `def` and `async def`."""
+
+    def make(inner: Callable[..., Any]) -> Program[Any, Any]:
+        kind = AsyncProgram if inspect.iscoroutinefunction(inner) else Program
+        return kind(inner, num_api_spec_tokens=num_api_spec_tokens)
+
+    return make if fn is None else make(fn)

@@ -1,0 +1,129 @@
+"""One run of a program: the client it talks through, its settings, everything it asked for, what must be freed.
+
+A scope is made for each run (nested runs have a parent) and is current, by a context variable, while its program's
+code runs; that is how a nested call finds its backend and how a pending generation knows that it is formatted inside
+a program. Closing a scope closes all its branches, which frees what they held and cancels what they waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from lmprog import wire
+from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError
+from lmprog.lang.client import Client
+from lmprog.lang.sampling import Sampling
+
+if TYPE_CHECKING:
+    from lmprog.lang.backends import Backend
+    from lmprog.lang.cursor import Cursor
+    from lmprog.lang.feed import Feed
+    from lmprog.lang.values import Gen
+
+current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
+
+
+class Scope:
+    """Owns the branches of one run."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        sampling: Sampling,
+        *,
+        parent: Scope | None = None,
+        timeout: float | None = None,
+        salt: str = "",
+        feed: Feed | None = None,
+    ) -> None:
+        self.backend = backend
+        self.client: Client = backend.client
+        self.sampling = sampling
+        self.salt = salt
+        self.feed = feed
+        self.gens: list[Gen[Any]] = []
+        self.nested: list[Scope] = []
+        self.marked: dict[int, Gen[Any]] = {}  # by call: what a mark in a string may point at
+        self._open: dict[int, Cursor] = {}
+        self._lock = threading.Lock()
+        self.ended: LmprogError | None = None
+        self._timeout = timeout
+        self._parent = parent
+        self._deadline: float | None = None
+        if parent is not None:
+            parent.nested.append(self)
+            if parent.client is self.client:
+                self.marked = parent.marked
+
+    def begin(self) -> None:
+        """The program starts now: from here its time is counted."""
+        limits = [time.monotonic() + self._timeout] if self._timeout is not None else []
+        if self._parent is not None and self._parent._deadline is not None:
+            limits.append(self._parent._deadline)
+        self._deadline = min(limits, default=None)
+
+    def time_left(self, wanted: float | None) -> float | None:
+        """The seconds that a call may take: what it wants, within what the run has left."""
+        if self._deadline is None:
+            return wanted
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded("the time given to this run is over")
+        return left if wanted is None else min(left, wanted)
+
+    def enter(self, cursor: Cursor) -> None:
+        """A new branch of this run. Raises when the run has been ended from outside."""
+        self.check()
+        with self._lock:
+            self._open[cursor.id] = cursor
+
+    def leave(self, cursor: Cursor) -> None:
+        with self._lock:
+            self._open.pop(cursor.id, None)
+
+    def check(self) -> None:
+        """Raises when the run has been ended from outside, so that a program in a thread stops at its next op."""
+        if self.ended is not None:
+            raise type(self.ended)(self.ended.message)
+
+    def show(self) -> None:
+        """Wakes those who follow a streaming run."""
+        if self.feed is not None:
+            self.feed.changed()
+
+    def close(self) -> None:
+        """Closes every branch that is still open, and sends that."""
+        with self._lock:
+            cursors = list(self._open.values())
+        for cursor in reversed(cursors):
+            cursor.close()
+        self.client.hurry()
+
+    def cancel(self, error: LmprogError | None = None) -> None:
+        """Ends the run from outside: every read and every further op raises."""
+        self.ended = self.ended or error or Cancelled("the run was cancelled")
+        for nested in list(self.nested):
+            nested.cancel(self.ended)
+        self.close()
+
+    def usage(self) -> wire.Usage:
+        """The work of all calls that are done, those of nested runs included."""
+        own = (gen.usage for gen in self.gens)
+        return total((*(usage for usage in own if usage is not None), *(scope.usage() for scope in self.nested)))
+
+    def unread_failures(self) -> list[Gen[Any]]:
+        """Calls that failed without anybody having been told."""
+        return [gen for gen in self.gens if not gen.was_read and gen.failure() is not None]
+
+
+def total(usages: Iterable[wire.Usage]) -> wire.Usage:
+    """The sum, field by field."""
+    sums: dict[str, Any] = dict.fromkeys(wire.Usage.__struct_fields__, 0)
+    for usage in usages:
+        for name in sums:
+            sums[name] += getattr(usage, name)
+    return wire.Usage(**sums)

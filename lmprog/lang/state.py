@@ -1,0 +1,244 @@
+"""A branch as programs see it, in both spellings of the language.
+
+`s.gen(...)` and `s.select(...)` return results that are awaited or read; `s += lmprog.gen("x")` and `s["x"]` do the
+same by name. Nothing here waits except where a value is read. Knows no tokens and no wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter, LmprogError, ProgramError, UnknownName
+from lmprog.lang import follow
+from lmprog.lang.cursor import Cursor, gens_of, messages, plain_text
+from lmprog.lang.fork import Branches, OnError
+from lmprog.lang.ops import GenOptions, RoleBegin, RoleEnd, SelectOptions, gen_op, select_op
+from lmprog.lang.sampling import Sampling, SamplingOptions, sampling_of
+from lmprog.lang.values import Gen, Selected
+from lmprog.lang.variables import Variable, Written, settle, value_now, waited_for
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm, Unpack
+
+T = TypeVar("T")
+
+
+class Turn:
+    """A chat turn: complete when it was given content, else to be written inside `with`."""
+
+    def __init__(self, branch: Branch, role: str, content: tuple[object, ...]) -> None:
+        self._branch = branch
+        self._role = role
+        self._complete = bool(content)
+        if content:
+            branch.append(RoleBegin(role), *content, RoleEnd(role))
+
+    def __enter__(self) -> Branch:
+        if self._complete:
+            raise ProgramError(f"this {self._role} turn has its content already; write `with s.{self._role}():`")
+        self._complete = True
+        self._branch.append(RoleBegin(self._role))
+        return self._branch
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self._branch.append(RoleEnd(self._role))
+
+
+class Branch:
+    """One growing text of a program."""
+
+    def __init__(self, cursor: Cursor, sampling: Sampling | None = None) -> None:
+        self.cursor = cursor
+        self._sampling = cursor.scope.sampling if sampling is None else sampling
+
+    # --- appending ----------------------------------------------------------------------------------------------
+
+    def append(self, *contents: object) -> None:
+        """Appends text, ops, results (also pending ones), or lists of these."""
+        for content in contents:
+            self.cursor.put(content, self._sampling)
+
+    def __iadd__(self, content: object) -> Branch:
+        self.append(content)
+        return self
+
+    def system(self, *content: object) -> Turn:
+        """A system turn: `s.system("...")`, or `with s.system():`."""
+        return Turn(self, "system", content)
+
+    def user(self, *content: object) -> Turn:
+        return Turn(self, "user", content)
+
+    def assistant(self, *content: object) -> Turn:
+        return Turn(self, "assistant", content)
+
+    def turn(self, role: str, *content: object) -> Turn:
+        """A turn of any role that the checkpoint's template knows."""
+        return Turn(self, role, content)
+
+    @overload
+    def gen(
+        self, name: str | None = None, /, max_tokens: int | None = None, **options: Unpack[GenOptions]
+    ) -> Gen[str]: ...
+    @overload
+    def gen(
+        self,
+        tp: TypeForm[T],
+        /,
+        max_tokens: int | None = None,
+        *,
+        name: str | None = None,
+        **options: Unpack[GenOptions],
+    ) -> Gen[T]: ...
+    def gen(self, what: Any = None, /, max_tokens: int | None = None, **options: Any) -> Gen[Any]:
+        """Generates here. The result has the type that was asked for; `str` without one.
+
+        `choices=` confines the text to one of several; `select` scores them instead.
+        """
+        return self.cursor.request(gen_op(what, max_tokens, options), self._sampling)
+
+    def select(
+        self, *choices: str | Sequence[str], name: str | None = None, **options: Unpack[SelectOptions]
+    ) -> Gen[Selected]:
+        """Appends the likeliest of `choices`; the result is that text, with the figures of all."""
+        texts = [text for choice in choices for text in ([choice] if isinstance(choice, str) else choice)]
+        return self.cursor.request(select_op(texts, {**options, "name": name}), self._sampling)
+
+    def with_(self, **options: Unpack[SamplingOptions]) -> Branch:
+        """The same branch, with other sampling for what is asked through this view."""
+        return Branch(self.cursor, sampling_of(options).over(self._sampling))
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """All text appended inside becomes the variable `name`."""
+        start = len(self.cursor.log)
+        yield
+        self.cursor.name(name, Written(tuple(self.cursor.log[start:])))
+
+    # --- forking ------------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1, *, on_error: OnError = "raise", **options: Unpack[SamplingOptions]) -> Branches:
+        """`size` branches that go on from here; use it with `with` or `async with`, which joins and frees them."""
+        if not isinstance(size, int) or not 1 <= size <= 4096:
+            allowed = "1 <= size <= 4096"
+            raise InvalidParameter(
+                f"fork({size!r}) is not allowed; give {allowed}", name="size", value=repr(size), allowed=allowed
+            )
+        sampling = sampling_of(options).over(self._sampling)
+        return Branches(self, [Branch(child, sampling) for child in self.cursor.fork(size)], on_error)
+
+    @contextmanager
+    def copy(self) -> Iterator[Branch]:
+        """One branch that goes on from here, closed at the end of the `with`."""
+        [child] = self.cursor.fork(1)
+        try:
+            yield Branch(child, self._sampling)
+        finally:
+            child.close_when_done()
+
+    # --- variables ----------------------------------------------------------------------------------------------
+
+    def var(self, name: str) -> Gen[Any] | Variable:
+        """The variable as something to await, or to put into later text without waiting."""
+        found = self._named(name)
+        return found if isinstance(found, Gen) else Variable(found)
+
+    def get_var(self, name: str) -> Any:
+        """The value of a variable; blocks until there is one. Raises why there is none."""
+        return value_now(self._named(name))
+
+    def set_var(self, name: str, value: object) -> None:
+        self.cursor.name(name, value)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_var(name)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self.set_var(name, value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.cursor.names
+
+    def _named(self, name: str) -> object:
+        if name not in self.cursor.names:
+            known = ", ".join(sorted(self.cursor.names)) or "none yet"
+            raise UnknownName(f"this branch has no variable {name!r}; it has: {known}", name=name)
+        return self.cursor.names[name]
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """What is known about a generated variable, in SGLang's words; blocks. See also `Gen.meta`."""
+        var = self._named(name)
+        if not isinstance(var, Gen):
+            raise UnknownName(f"{name!r} was not generated, so nothing is known about it", name=name)
+        return follow.meta_info(var)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """The whole text; blocks."""
+        self.sync()
+        if self.cursor.failure() is None and not self.cursor.has_roles():
+            return plain_text(self.cursor.log)
+        for gen in self.cursor.waits_for():
+            gen.text  # noqa: B018  (raises the cause)
+        call = self.cursor.read()
+        self.cursor.scope.client.flush()
+        return _text_of(call.wait())
+
+    async def atext(self) -> str:
+        """The same for an event loop."""
+        await self.settled()
+        if not self.cursor.has_roles():
+            return plain_text(self.cursor.log)
+        return _text_of(await self.cursor.read().arrive())
+
+    def messages(self) -> list[dict[str, str]]:
+        """The chat turns so far; blocks."""
+        self.sync()
+        return messages(self.cursor.log)
+
+    def sync(self) -> None:
+        """Blocks until every result in this branch is done, well or not."""
+        for gen in self._everything():
+            gen.wait()
+
+    async def settled(self) -> None:
+        """The same for an event loop."""
+        await settle(self._everything())
+
+    def error(self) -> LmprogError | None:
+        """Why the branch cannot go on; blocks until its calls are done. None while it can."""
+        self.sync()
+        failed = next((gen for gen in self.cursor.gens if gen.failure() is not None), None)
+        return None if failed is None else failed.error_at_site()
+
+    def _everything(self) -> list[Gen[Any]]:
+        named = [gen for var in self.cursor.names.values() for gen in waited_for(var)]
+        return list(dict.fromkeys([*gens_of(self.cursor.log), *self.cursor.gens, *named]))
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text as it comes, of one variable or of the whole branch; needs a streaming run."""
+        return follow.texts(self.cursor, var_name)
+
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """The same for an event loop; with `return_meta_data` pairs of text and meta information."""
+        return follow.texts_async(self.cursor, var_name, return_meta_data)
+
+    def __await__(self) -> Generator[Any, None, Branch]:
+        yield from self.settled().__await__()
+        return self
+
+    def __repr__(self) -> str:
+        return f"<branch {self.cursor.id}, {len(self.cursor.gens)} calls>"
+
+
+def _text_of(outcome: object) -> str:
+    if isinstance(outcome, LmprogError):
+        raise outcome
+    if not isinstance(outcome, wire.TextIs):
+        raise ProgramError(f"asked for a text, the backend answered {type(outcome).__name__}")
+    return outcome.text

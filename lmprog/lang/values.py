@@ -1,0 +1,267 @@
+"""Results of calls: `Gen[T]`, awaitable and blocking, typed, usable in later text before it is known.
+
+A `Gen` is made when a branch asks for a generation or a selection. Reading it (`await gen`, `gen.value`) gives the
+value or raises why there is none, every time it is read. Put into later text while it is pending it becomes a
+reference that the runtime fills in. This module does not know how a call is made; `lmprog.lang.cursor` does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from lmprog import wire
+from lmprog.errors import Cancelled, LmprogError, ProgramError, ValidationFailed, from_wire
+from lmprog.lang import scope as scopes
+from lmprog.lang.client import Call, on_event_loop
+from lmprog.lang.ops import GenOp, SelectOp
+from lmprog.lang.references import Mark
+from lmprog.lang.scope import Scope
+from lmprog.lang.site import Site, raise_at
+from lmprog.lang.typed import value_of
+
+T = TypeVar("T")
+
+
+class Selected(str):
+    """The option that a `select` took. A plain string, with the figures of all options."""
+
+    scores: dict[str, float]
+    """Each option's score under the method."""
+    probabilities: dict[str, float]
+    """Each option's probability among the options; they sum to 1."""
+
+    @classmethod
+    def of(cls, reply: wire.Chosen, choices: Sequence[str]) -> Selected:
+        made = cls(choices[reply.index])
+        made.scores = {text: option.score for text, option in zip(choices, reply.options, strict=True)}
+        made.probabilities = {text: option.probability for text, option in zip(choices, reply.options, strict=True)}
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is known about a result besides its value. `finish` is "select" for a selection; times in milliseconds."""
+
+    tokens: tuple[int, ...]
+    finish: str
+    stopped_by: str | int | None
+    usage: wire.Usage
+    logprobs: tuple[wire.TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[wire.TokenLogprob, ...] = ()
+
+
+class Gen(Generic[T]):
+    """The result of one `gen` or `select`, perhaps still to come."""
+
+    def __init__(self, scope: Scope, op: GenOp[T] | SelectOp, site: Site, before: Gen[Any] | None = None) -> None:
+        """`before` is the branch's call before this one: when that failed, it is why this one did."""
+        self.name = op.name
+        self.site = site
+        self.was_read = False
+        self.deltas: list[str] = []  # of the first result, in order; only when streaming
+        self._scope = scope
+        self._op = op
+        self._before = before
+        self._call: Call | None = None
+        self._values: list[T] | None = None
+        self._waiting = 0
+
+    # --- for the branch that makes it ---------------------------------------------------------------------------
+
+    def bind(self, call: Call) -> None:
+        """The call whose last reply this is."""
+        self._call = call
+
+    def hear(self, delta: wire.Delta) -> None:
+        """More text of the running generation; on the receiving thread."""
+        if delta.index == 0:
+            self.deltas.append(delta.text)
+            if self._scope.feed is not None:
+                self._scope.feed.text(self.name, delta.text)
+
+    def show(self) -> None:
+        """Tells a streaming run that this is done; on the receiving thread."""
+        feed = self._scope.feed
+        if feed is None:
+            return
+        if self.failure() is None:
+            try:
+                feed.value(self.call.id, self.name, self._read()[0])
+            except ValidationFailed:
+                feed.changed()  # raised where the program reads it
+            self.was_read = False
+        else:
+            feed.changed()
+
+    def belongs_to(self, scope: Scope) -> bool:
+        """Whether the runtime of `scope` knows this result."""
+        return self._scope.client is scope.client
+
+    def mark(self, index: int = 0) -> Mark:
+        """A pointer to this result for text that is appended later."""
+        self._scope.marked[self.call.id] = self
+        return Mark(self.call.id, index)
+
+    # --- states -------------------------------------------------------------------------------------------------
+
+    @property
+    def call(self) -> Call:
+        if self._call is None:
+            raise ProgramError("this generation was never sent")
+        return self._call
+
+    def done(self) -> bool:
+        """Whether reading would not wait."""
+        return self.call.done()
+
+    def failure(self) -> LmprogError | None:
+        """Why there is no result; None while it is pending or where there is one."""
+        outcome = self.call.wait(0) if self.call.done() else None
+        if not isinstance(outcome, LmprogError):
+            return None
+        return (self._before.failure() if self._before is not None else None) or outcome
+
+    @property
+    def usage(self) -> wire.Usage | None:
+        """The work of the call; None as long as it is not done, or where it failed."""
+        outcome = self.call.wait(0) if self.call.done() else None
+        return outcome.usage if isinstance(outcome, wire.Done | wire.Chosen) else None
+
+    def cancel(self) -> None:
+        """Ends the call; reading it raises `Cancelled`, unless it was done already."""
+        self._scope.client.post(wire.Cancel(self.call.id))
+        self._scope.client.hurry()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def value(self) -> T:
+        """The (first) result; blocks. Raises why there is none."""
+        self.wait()
+        return self._read()[0]
+
+    @property
+    def values(self) -> list[T]:
+        """All `n` results; blocks. The branch goes on from the first."""
+        self.wait()
+        return list(self._read())
+
+    @property
+    def text(self) -> str:
+        """The (first) result as it stands in the branch; blocks."""
+        return self.texts[0]
+
+    @property
+    def texts(self) -> list[str]:
+        self.wait()
+        reply = self._reply()
+        if isinstance(reply, wire.Chosen):
+            return [cast(SelectOp, self._op).choices[reply.index]]
+        return [output.text for output in reply.outputs]
+
+    @property
+    def meta(self) -> Meta:
+        """Tokens, finish reason, work, log-probabilities; blocks."""
+        self.wait()
+        reply = self._reply()
+        if isinstance(reply, wire.Chosen):
+            return Meta((), "select", None, reply.usage)
+        first = reply.outputs[0]
+        return Meta(first.tokens, first.finish, first.stopped_by, reply.usage, first.logprobs, reply.prompt_logprobs)
+
+    def wait(self) -> None:
+        """Blocks until the call is done, well or not. Refused where it would stop an event loop."""
+        if not self.call.done():
+            if on_event_loop():
+                raise ProgramError(
+                    f"{self!r} is not done, and waiting for it here would stop the event loop; "
+                    "write `await` before it (for a variable: `await s.var(name)`)"
+                )
+            self._scope.client.flush()
+            self.call.wait()
+
+    async def wait_async(self) -> None:
+        """The same for an event loop. When the last task that waits is cancelled, so is the call."""
+        self._waiting += 1
+        try:
+            await self.call.arrive()
+        except asyncio.CancelledError:
+            if self._waiting == 1:
+                self.was_read = True
+                self.cancel()
+            raise
+        finally:
+            self._waiting -= 1
+
+    def __await__(self) -> Generator[Any, None, T]:
+        yield from self.wait_async().__await__()
+        return self._read()[0]
+
+    def root(self) -> Gen[Any]:
+        """The first failed call of the branch, which is why this one failed too."""
+        before = self._before
+        return before.root() if before is not None and before.failure() is not None else self
+
+    def error_at_site(self) -> LmprogError:
+        """The failure, with the program's line that asked for the call in its traceback."""
+        try:
+            raise_at(self.site, self._error())
+        except LmprogError as error:
+            return error
+
+    def _reply(self) -> wire.Done | wire.Chosen:
+        self.was_read = True
+        outcome = self.call.wait(0)
+        if isinstance(outcome, LmprogError):
+            raise self._error()
+        if not isinstance(outcome, wire.Done | wire.Chosen):
+            raise ProgramError(f"the backend answered {self!r} with {type(outcome).__name__}")
+        return outcome
+
+    def _error(self) -> LmprogError:
+        """A fresh exception: one that is raised twice would collect two tracebacks."""
+        self.was_read = True
+        error = self.failure()
+        if error is None:
+            raise ProgramError(f"{self!r} has not failed")
+        if isinstance(error, Cancelled) and self._scope.ended is not None:
+            error = self._scope.ended
+        fresh = from_wire(error.code, error.message, error.details())
+        fresh.add_note(f"{self!r} was asked for at {self.site}")
+        return fresh
+
+    def _read(self) -> list[T]:
+        if self._values is None:
+            reply = self._reply()
+            if isinstance(reply, wire.Chosen):
+                found: list[Any] = [Selected.of(reply, cast(SelectOp, self._op).choices)]
+            else:
+                tp = cast("GenOp[T]", self._op).tp
+                found = [value_of(tp, output.text) for output in reply.outputs]
+            self._values = found
+        self.was_read = True
+        return self._values
+
+    # --- inside text --------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        """The text. Inside a program, and as long as it is pending, a mark that stays lazy when it is appended."""
+        if not self.call.done() and scopes.current.get() is not None:
+            return str(self.mark())
+        return self.text
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else str(self)
+
+    def __repr__(self) -> str:
+        kind = "select" if isinstance(self._op, SelectOp) else "gen"
+        return f"<{kind} {self.name!r}>" if self.name else f"<{kind} at line {self.site.line}>"
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(f"{self!r} is a pending result, not a sequence; read its .value, or await it")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} is a pending result and neither true nor false; read its .value, or await it")
