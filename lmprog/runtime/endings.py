@@ -57,15 +57,19 @@ class Endings:
         self.ready.append((ongoing.client, ongoing.branch))
 
     def fail(self, ongoing: Ongoing, error: LmprogError) -> None:
-        """Ends a call with `error`, wherever it is. Its branch is spoiled, unless the call was refused: then nothing
-        of it was begun, and the program may try another."""
+        """Ends a call with `error`, wherever it is.
+
+        Its branch is spoiled: now, or when it would have reached the call, for what comes before is not at fault. A
+        call that was refused spoils nothing: nothing of it was begun, and the program may try another.
+        """
         if ongoing.replied:
             return
+        ongoing.error = error
         if ongoing.call is not None:
             for lane in ongoing.call.lanes:
                 if lane.state is not LaneState.ENDED:
                     self.leave(lane)
-        if not isinstance(error, RequestRejected):
+        if ongoing.reached and not isinstance(error, RequestRejected):
             self.spoil(ongoing.branch, error)
         self.reply(ongoing, failed(ongoing.id, error), error)
 

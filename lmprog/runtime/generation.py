@@ -14,8 +14,9 @@ from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.picks import Likely
 from lmprog.wire import FinishReason, Sampling
 
-Forcing = Callable[[Constraint, int], tuple[int, ...]]
-"""Tokens that a constraint leaves no choice about in a state, canonical whatever follows; () where there are none."""
+Forcing = Callable[[Constraint, int, "array[int]"], tuple[int, ...]]
+"""Tokens that a constraint leaves no choice about in a state, after the tokens that stand already; canonical whatever
+follows; () where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Generation:
         """Appends what the constraint forces before anything is picked; called once. Returns how many tokens."""
         if self.settings.constraint is None:
             return 0
-        return self._append(self._forced(self.left), tokens)
+        return self._go_on(0, tokens)
 
     def accept(self, token: int, tokens: array[int]) -> int:
         """Takes a picked token; appends it and what is forced after it to `tokens`. Returns how many were appended.
@@ -105,29 +106,27 @@ class Generation:
             self.finish = "constraint" if settings.constraint and token in settings.eos_ids else "stop"
             self.stopped_by = token
             return 0
-        if settings.constraint is None:
-            return self._append([token], tokens)
-        self.guide = settings.constraint.advance(self.guide, token)
-        return self._append([token, *self._forced(self.left - 1)], tokens)
+        if settings.constraint is not None:
+            self.guide = settings.constraint.advance(self.guide, token)
+        tokens.append(token)
+        self.generated += 1
+        return self._go_on(1, tokens)
 
-    def _append(self, added: list[int], tokens: array[int]) -> int:
-        tokens.extend(added)
-        self.generated += len(added)
-        constraint = self.settings.constraint
+    def _go_on(self, added: int, tokens: array[int]) -> int:
+        """Appends forced tokens, sees whether that was all; returns `added` plus what it appended."""
+        constraint, forcing = self.settings.constraint, self.settings.forcing
+        if constraint is not None and forcing is not None and self.left > 0:
+            forced = forcing(constraint, self.guide, tokens)[: self.left]
+            for token in forced:
+                self.guide = constraint.advance(self.guide, token)
+            tokens.extend(forced)
+            self.generated += len(forced)
+            self.forced += len(forced)
+            added += len(forced)
         if constraint is not None and constraint.is_done(self.guide):
             self.finish = "constraint"
-        elif self.generated >= self.settings.max_tokens:
+        elif self.left <= 0:
             self.finish = "length"
-        return len(added)
-
-    def _forced(self, room: int) -> list[int]:
-        constraint, forcing = self.settings.constraint, self.settings.forcing
-        if constraint is None or forcing is None or room <= 0:
-            return []
-        added = list(forcing(constraint, self.guide)[:room])
-        for token in added:
-            self.guide = constraint.advance(self.guide, token)
-        self.forced += len(added)
         return added
 
 

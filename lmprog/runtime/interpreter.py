@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lmprog import wire
-from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError, ProtocolError, UnknownName
+from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError, ProtocolError, RequestRejected, UnknownName
 from lmprog.runtime.branch import Appending, Branch, BranchState, Marking, Promise
 from lmprog.runtime.calls import CallBuilder
 from lmprog.runtime.chat import ChatTemplate
@@ -243,12 +243,8 @@ class Interpreter:
                         self._endings.stand(child, branch.node)
                         self.scheduler.stats.forks += 1
                         self._endings.ready.append((client_id, child))
-            case wire.Read(call=call):
-                self._read(client.calls[call])
-            case wire.Gen(call=call) | wire.Select(call=call):
-                ongoing = client.calls[call]
-                if not ongoing.replied:
-                    self._start(ongoing)
+            case wire.Gen(call=call) | wire.Select(call=call) | wire.Read(call=call):
+                self._reach(client.calls[call])
 
     def _append(self, branch: Branch, pieces: tuple[object, ...]) -> None:
         for piece in pieces:
@@ -264,30 +260,35 @@ class Interpreter:
                 case wire.RoleEnd(role=role):
                     branch.end_role(role, self._template())
 
-    def _read(self, ongoing: Ongoing) -> None:
-        if ongoing.replied:
-            return
+    def _reach(self, ongoing: Ongoing) -> None:
+        """The branch has come to a call: it is answered, or becomes lanes and is submitted."""
         branch = ongoing.branch
-        if branch.cause is not None:
-            self._endings.fail(ongoing, branch.cause)
+        ongoing.reached = True
+        if ongoing.error is not None:  # it was ended while it waited here
+            if not isinstance(ongoing.error, RequestRejected):
+                self._endings.spoil(branch, ongoing.error)
             return
-        num_tokens = len(branch.tokens_with(self._tokenizer))
-        text = "".join(branch.text)
-        self._endings.reply(ongoing, wire.TextIs(ongoing.id, text, num_tokens), [text])
-
-    def _start(self, ongoing: Ongoing) -> None:
-        """Turns a gen or select into lanes and submits them."""
-        branch = ongoing.branch
         try:
             if branch.cause is not None:
                 raise branch.cause
-            call = self._calls.build(ongoing, self._clock())
-            self.scheduler.submit(call)
+            if isinstance(ongoing.op, wire.Read):
+                self._read(ongoing)
+            else:
+                self._start(ongoing)
         except LmprogError as error:
             self._endings.fail(ongoing, error)
-            return
+
+    def _read(self, ongoing: Ongoing) -> None:
+        branch = ongoing.branch
+        text = "".join(branch.text)
+        num_tokens = len(branch.tokens_with(self._tokenizer))
+        self._endings.reply(ongoing, wire.TextIs(ongoing.id, text, num_tokens), [text])
+
+    def _start(self, ongoing: Ongoing) -> None:
+        call = self._calls.build(ongoing, self._clock())
+        self.scheduler.submit(call)
         ongoing.call = call
-        branch.busy = True
+        ongoing.branch.busy = True
         self._delivery.opened(ongoing, self._clock())
 
     # --- what a step brought -------------------------------------------------------------------------------------

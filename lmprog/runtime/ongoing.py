@@ -32,7 +32,10 @@ class Ongoing:
     streams: list[TextStream] = field(default_factory=list)
     outputs: list[Output | None] = field(default_factory=list)
     ballot: Ballot | None = None
+    reached: bool = False
+    """Its branch has come to it."""
     replied: bool = False
+    error: LmprogError | None = None
 
     @property
     def id(self) -> int:

@@ -23,15 +23,20 @@ Floats = NDArray[np.float32]
 
 
 class FakeEngine:
-    """Runs batches on hashes. `poison` names tokens that make a row's logits not finite; `fail_next` makes one step
-    raise: the faults that a real engine can have."""
+    """Runs batches on hashes.
+
+    The faults that a real engine can have: tokens in `poison`, and row `bad_row` of the next step, give contents that
+    are not finite, and so is everything that reads them; `fail_next` makes the next step raise.
+    """
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int) -> None:
         self._page_size = page_size
         self._vocab_size = vocab_size
         # Unwritten slots hold junk, so that reading one shows.
         self._slots = np.arange(num_pages * page_size, dtype=np.uint64) * _STEP + np.uint64(12345)
+        self._bad = np.zeros(num_pages * page_size, bool)
         self.poison: set[int] = set()
+        self.bad_row: int | None = None
         self.fail_next = False
 
     def forward(self, batch: Batch) -> Floats:
@@ -41,6 +46,7 @@ class FakeEngine:
             raise RuntimeError("the fake engine was told to fail")
         if len(batch.copies):
             self._slots[batch.copies[:, 1]] = self._slots[batch.copies[:, 0]]
+            self._bad[batch.copies[:, 1]] = self._bad[batch.copies[:, 0]]
         targets: dict[int, list[int]] = {}
         for token, slot in zip(batch.write_tokens.tolist(), batch.write_slots.tolist(), strict=True):
             targets.setdefault(token, []).append(slot)
@@ -48,6 +54,7 @@ class FakeEngine:
         logits = np.zeros((len(wanted), self._vocab_size), np.float32)
         for row in range(batch.num_rows):
             self._run_row(batch, row, targets, wanted, logits)
+        self.bad_row = None
         return logits
 
     def _run_row(
@@ -59,14 +66,15 @@ class FakeEngine:
         index = np.arange(readable)
         slots = pages[index // self._page_size] * self._page_size + index % self._page_size
         for token in range(begin, end):
-            position = int(batch.positions[token])
+            position, value = int(batch.positions[token]), int(batch.tokens[token])
             before = self._slots[slots[position - 1]] if position else _SEED
-            self._slots[targets[token]] = mix(before, int(batch.tokens[token]))
+            spoiled = value in self.poison or row == self.bad_row or bool(self._bad[slots[:position]].any())
+            self._slots[targets[token]] = mix(before, value)
+            self._bad[targets[token]] = spoiled
             if token in wanted:
-                logits[wanted[token]] = _logits(self._slots[slots[: position + 1]], self._vocab_size)
-        if self.poison and not self.poison.isdisjoint(batch.tokens[begin:end].tolist()):
-            rows = [wanted[token] for token in range(begin, end) if token in wanted]
-            logits[rows] = np.nan
+                logits[wanted[token]] = (
+                    np.nan if spoiled else _logits(self._slots[slots[: position + 1]], self._vocab_size)
+                )
 
 
 def mix(before: np.uint64, token: int) -> np.uint64:
@@ -76,13 +84,26 @@ def mix(before: np.uint64, token: int) -> np.uint64:
     return np.uint64(mixed ^ (mixed >> np.uint64(29)))
 
 
+class Reference:
+    """The fake model on one token list, without any page."""
+
+    def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._contents: list[np.uint64] = []
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        self._contents.append(mix(self._contents[-1] if self._contents else _SEED, token))
+
+    def logits(self) -> Floats:
+        """What comes after the tokens so far."""
+        return _logits(np.array(self._contents, np.uint64), self._vocab_size)
+
+
 def reference_logits(tokens: Sequence[int], vocab_size: int) -> Floats:
     """What the fake model says after `tokens`, computed without any page."""
-    contents = np.empty(len(tokens), np.uint64)
-    before = _SEED
-    for index, token in enumerate(tokens):
-        before = contents[index] = mix(before, token)
-    return _logits(contents, vocab_size)
+    return Reference(tokens, vocab_size).logits()
 
 
 def _logits(contents: NDArray[np.uint64], vocab_size: int) -> Floats:

@@ -1,0 +1,60 @@
+"""Puts a runtime together: engine, tokenizer, template, scheduler, interpreter, loop.
+
+The only place that knows all parts; none of them knows another one's maker.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from lmprog import wire
+from lmprog.config import RuntimeConfig
+from lmprog.runtime.calls import CallBuilder, Limits
+from lmprog.runtime.chat import ChatTemplate, load_template
+from lmprog.runtime.constraints import Constraints
+from lmprog.runtime.interpreter import Interpreter
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.scheduler import Scheduler
+from lmprog.runtime.tokenizer import load_tokenizer
+from lmprog.transport import RuntimeChannel
+
+
+def assemble(
+    config: RuntimeConfig, channel: RuntimeChannel, stage: Callable[[str], None] = lambda _: None
+) -> tuple[Loop, wire.Welcome]:
+    """A loop that serves `channel` with the model of `config`. Raises ModelError and its like, all worded for users."""
+    stage("imports its libraries")
+    from lmprog.runtime.engine import load_engine
+    from lmprog.runtime.sampler import Sampler
+
+    stage("loads the model")
+    engine = load_engine(config)
+    tokenizer = load_tokenizer(engine.location)
+    scheduling = replace(config.scheduler, num_pages=engine.num_pages)
+    scheduler = Scheduler(scheduling, engine.context_len)
+    limits = Limits(engine.vocab_size, scheduler.longest_lane, scheduler.check_fits)
+    constraints = Constraints(tokenizer)
+    calls = CallBuilder(tokenizer, limits, constraints.compile, constraints.forcing, random.Random(os.urandom(16)))
+    welcome = wire.Welcome(
+        version=wire.PROTOCOL_VERSION,
+        model=config.model,
+        context_len=scheduler.longest_lane,
+        vocab_size=engine.vocab_size,
+        page_size=scheduling.page_size,
+        num_pages=scheduling.num_pages,
+        pid=os.getpid(),
+    )
+    template: list[ChatTemplate] = []
+
+    def chat_template() -> ChatTemplate:
+        """Loaded when the first role comes: a model without a template serves plain text all the same."""
+        if not template:
+            template.append(load_template(engine.location))
+        return template[0]
+
+    interpreter = Interpreter(scheduler, calls, chat_template, welcome, time.monotonic)
+    return Loop(channel, interpreter, scheduler, engine, Sampler(), time.monotonic), welcome

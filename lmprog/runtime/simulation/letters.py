@@ -1,0 +1,38 @@
+"""A tokenizer in which one letter is one token: text and tokens say the same, so an oracle needs only one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?"
+"""Token i is letter i; the token after the last letter ends a text."""
+
+
+class LetterTokenizer:
+    """See `runtime.tokenizer.Tokenizer`. Letters outside the alphabet are an error of ours."""
+
+    vocab_size = len(ALPHABET) + 1
+    eos_ids = (len(ALPHABET),)
+    prefix: tuple[int, ...] = ()
+
+    def encode(self, text: str) -> list[int]:
+        return [ALPHABET.index(letter) for letter in text]
+
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        return "".join(self.token_text(token) for token in tokens if token not in self.eos_ids or not skip_special)
+
+    def token_text(self, token: int) -> str:
+        return ALPHABET[token] if token < len(ALPHABET) else "<end>"
+
+    def token_bytes(self, token: int) -> bytes | None:
+        return ALPHABET[token].encode() if token < len(ALPHABET) else None
+
+    def stream(self) -> LetterStream:
+        return LetterStream()
+
+
+class LetterStream:
+    """Every token is complete text."""
+
+    def push(self, token: int) -> str:
+        return ALPHABET[token] if token < len(ALPHABET) else ""
