@@ -25,9 +25,12 @@ _LOG_TAIL_BYTES = 8192
 
 
 class Child:
-    """A running child. `command` gets the two descriptors appended; `folder` becomes the child's and goes with it."""
+    """A running child. `command` gets the two descriptors appended; `folder` becomes the child's and goes with it.
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    What the child prints goes to a log in the folder, or (`keep_log=False`) to our own stderr.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, *, keep_log: bool = True) -> None:
         self.folder = folder
         self._log = folder / "runtime.log"
         self._owner = os.getpid()
@@ -39,8 +42,8 @@ class Child:
                 self._process = subprocess.Popen(
                     [*command, "--ready-fd", str(ready_write), "--parent-fd", str(parent_read)],
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                    stdout=log if keep_log else sys.stderr,
+                    stderr=log if keep_log else sys.stderr,
                     pass_fds=(ready_write, parent_read),
                     start_new_session=True,  # Ctrl-C in a terminal is the parent's business
                     env=_environment(),

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import RuntimeGone, UnknownName
@@ -22,6 +23,9 @@ from lmprog.launch.connection import Connection, greet
 from lmprog.launch.process import Child, python
 from lmprog.transport import ZmqClientChannel
 from lmprog.transport.address import check
+
+if TYPE_CHECKING:
+    from lmprog.lang.client import Client
 
 log = logging.getLogger("lmprog")
 
@@ -36,8 +40,10 @@ class Runtime:
 
     `model` is a model's name or folder, or a whole `RuntimeConfig`; `options` are fields of `RuntimeConfig` and
     `SchedulerConfig` (`Runtime("nano", threads=2, page_size=1)`). `address` is by default a socket in a new folder
-    that only this user can enter. Raises what the runtime reports (`ModelError`, `InvalidParameter`, ...), or
-    `RuntimeGone` with the last lines of its log.
+    that only this user can enter. The child's log goes to a file that errors quote, or to our own stderr.
+
+    Raises what the runtime reports (`ModelError`, `InvalidParameter`, ...), or `RuntimeGone` with the last lines of
+    its log. A runtime is a backend: `program.using(backend=runtime)`.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Runtime:
         *,
         address: str | None = None,
         startup_timeout: float = STARTUP_TIMEOUT,
+        log_to_stderr: bool = False,
         module: str = _MODULE,
         **options: Any,
     ) -> None:
@@ -55,7 +62,7 @@ class Runtime:
             check(address, has_keys=False)
         folder = Path(tempfile.mkdtemp(prefix="lmprog-"))  # mode 0700
         command = [*python(module), "--config-json", order, "--address", address or f"ipc://{folder}/socket"]
-        self._child = Child(command, folder)
+        self._child = Child(command, folder, keep_log=not log_to_stderr)
         self._finalizer = weakref.finalize(self, self._child.stop, STOP_GRACE)  # at exit, too
         try:
             self.facts = self._child.wait_ready(startup_timeout, _Show())
@@ -63,12 +70,22 @@ class Runtime:
             self._child.stop(0.0)
             raise
         self.address = str(self.facts["address"])
+        self._own: Connection | None = None
+        self._connecting = threading.Lock()
 
     def connect(self, client: str = "") -> Connection:
         """A new client of this runtime, with branches and calls of its own; it keeps the runtime alive."""
         if not self.alive:
             raise RuntimeGone(f"The runtime at {self.address} does not run any more. {self._child.epitaph()}".strip())
         return greet(ZmqClientChannel(self.address, explain=self._epitaph), client=client)
+
+    @property
+    def client(self) -> Client:
+        """What makes a runtime a backend for programs: a conversation of its own, connected on first use."""
+        with self._connecting:
+            if self._own is None:
+                self._own = self.connect()
+            return self._own.client
 
     @property
     def alive(self) -> bool:
@@ -93,6 +110,10 @@ class Runtime:
 
     def close(self, grace: float = STOP_GRACE) -> None:
         """Asks the runtime to end; it is ended after `grace` seconds in any case. Safe to repeat."""
+        with self._connecting:
+            own, self._own = self._own, None
+        if own is not None:
+            own.close()
         self._child.stop(grace)
         self._finalizer.detach()
 

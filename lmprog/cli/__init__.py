@@ -1,0 +1,59 @@
+"""The command `lmprog`: reads the command line, hands over to one command, turns errors into sentences.
+
+Each command is a module of this room with `run(given) -> int`, imported only when it is called, so that `lmprog --help`
+starts at once. Exit codes: 0 done, 1 failed, 2 the command line (or what it names) is wrong. Only this room prints,
+and only this room touches signals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lmprog.cli.arguments import parser
+from lmprog.errors import LmprogError, RequestRejected
+
+WRONG_USE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point; returns the exit code."""
+    given = parser().parse_args(arguments)
+    try:
+        return _run(given)
+    except LmprogError as error:
+        if given.debug:
+            raise
+        print(f"lmprog: {error}", file=sys.stderr)
+        return WRONG_USE if isinstance(error, RequestRejected) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has left; nothing more can be said
+        return 1
+
+
+def _run(given: argparse.Namespace) -> int:
+    match given.command:
+        case "demo":
+            from lmprog import demo
+
+            return int(demo.main() or 0)
+        case "doctor":
+            from lmprog.cli import doctor
+
+            return doctor.run()
+        case "serve":
+            from lmprog.cli import serve
+
+            return serve.run(given)
+        case "run":
+            from lmprog.cli import run
+
+            return run.run(given)
+        case "sim":
+            from lmprog.runtime import simulation
+
+            return int(simulation.main(seed=given.seed, steps=given.steps) or 0)
+    raise AssertionError(given.command)

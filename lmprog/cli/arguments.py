@@ -1,0 +1,90 @@
+"""The command line's grammar: commands, their arguments, and one option for every field of the configurations.
+
+Options of a runtime are made from `RuntimeConfig` and `SchedulerConfig`, so that none can be forgotten or do nothing.
+This module imports nothing heavy and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from lmprog.config import RuntimeConfig, SchedulerConfig
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    root = _Parser(prog="lmprog", description="Runs programs that call language models, on one cache of prefixes.")
+    root.add_argument("--debug", action="store_true", help="show where an error came from")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    commands.add_parser("demo", help="programs with forks, choices and constraints on the shipped model")
+    commands.add_parser("doctor", help="what this machine has, what is missing, and how to get it")
+
+    serve = commands.add_parser("serve", help="start a runtime for other processes")
+    serve.add_argument("model", metavar="MODEL", nargs="?", default="nano", help="name or folder (default: nano)")
+    serve.add_argument("--address", help="tcp://127.0.0.1:PORT or ipc://PATH (default: a socket in a new folder)")
+    _add_configuration(serve)
+
+    run = commands.add_parser("run", help="run one program of a file")
+    run.add_argument("program", metavar="FILE.py::FUNCTION", help="a function decorated with @lmprog.function")
+    run.add_argument("--arg", metavar="NAME=VALUE", action="append", default=[], help="an argument; JSON where it is")
+    run.add_argument("--address", help="a running runtime (default: one of its own)")
+    run.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
+
+    sim = commands.add_parser("sim", help="run the core against a simulated model and check every step")
+    sim.add_argument("--seed", type=int, default=0, help="the same seed gives the same run (default: 0)")
+    sim.add_argument("--steps", type=_positive, default=10_000, help="how many steps (default: 10000)")
+    return root
+
+
+def options_of(given: argparse.Namespace) -> dict[str, Any]:
+    """The configuration fields that were given, by name, for `launch.Runtime(model, **options)`."""
+    names = [field.name for field in _fields()]
+    return {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
+
+
+def _fields() -> list[dataclasses.Field[Any]]:
+    inner = [field for field in dataclasses.fields(RuntimeConfig) if field.name not in ("model", "scheduler")]
+    return [*inner, *dataclasses.fields(SchedulerConfig)]
+
+
+def _add_configuration(to: argparse.ArgumentParser) -> None:
+    group = to.add_argument_group("configuration")
+    hints = {**typing.get_type_hints(RuntimeConfig), **typing.get_type_hints(SchedulerConfig)}
+    for field in _fields():
+        flag = "--" + field.name.replace("_", "-")
+        default = "" if field.default is None else f"default: {field.default}"
+        kind = _without_none(hints[field.name])
+        if kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=default)
+        elif typing.get_origin(kind) is typing.Literal:
+            group.add_argument(flag, choices=typing.get_args(kind), help=default)
+        else:
+            group.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=default)
+
+
+def _without_none(hint: Any) -> Any:
+    """`int | None` is `int`: a flag that is not given is None anyway."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        rest: Sequence[Any] = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+        assert len(rest) == 1, hint
+        return rest[0]
+    return hint
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number

@@ -1,0 +1,161 @@
+"""`lmprog doctor`: what this machine has for lmprog, one line each, with the fix where something is missing.
+
+Each look is a function that returns a `Finding`; none of them changes anything but the cache folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lmprog import native
+
+_MODEL_FILES = ("config.json", "tokenizer.json")
+_PROCESSOR_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
+_LEAST_MEMORY_GB = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fix` says what to do; empty where there is nothing to do."""
+
+    state: Literal["ok", "warn", "fail"]
+    what: str
+    fix: str = ""
+
+
+def run() -> int:
+    """1 where something is missing without which nothing runs."""
+    failed = False
+    for name, look in LOOKS.items():
+        finding = look()
+        failed = failed or finding.state == "fail"
+        print(
+            f"{finding.state:>4}  {name:<10}  {finding.what}" + (f"\n      fix: {finding.fix}" if finding.fix else "")
+        )
+    print("\nlmprog cannot run here yet." if failed else "\nlmprog can run here; try: lmprog demo")
+    return int(failed)
+
+
+def python() -> Finding:
+    what = f"{platform.python_version()} ({sys.executable})"
+    return Finding("ok", what) if sys.version_info >= (3, 11) else Finding("fail", what, "install Python 3.11 or newer")
+
+
+def processor() -> Finding:
+    what = (
+        f"{platform.machine()}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
+    )
+    what += " cores"
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return Finding("ok", what)
+    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    flags = set(line.partition(":")[2].split())
+    has = [flag for flag in _PROCESSOR_FLAGS if flag in flags]
+    what = f"{what}, {' '.join(has) or 'no vector extensions known here'}"
+    if platform.machine() == "x86_64" and "avx2" not in flags:
+        return Finding("warn", what, "none: without AVX2 attention runs on plain C++, which is slower")
+    return Finding("ok", what)
+
+
+def compiler() -> Finding:
+    found = native.compiler()
+    if found:
+        return Finding("ok", found)
+    if os.environ.get("LMPROG_NATIVE") == "0":
+        return Finding("warn", "switched off by LMPROG_NATIVE=0", "unset LMPROG_NATIVE to use the native kernels")
+    return Finding("warn", "no C++ compiler: everything runs on plain torch", "sudo apt-get install g++, or set CXX")
+
+
+def kernels() -> Finding:
+    names = native.buildable()
+    if not names:
+        return Finding("warn", f"no sources in {native.kernels_folder()}", "install lmprog again")
+    missing = [name for name in names if native.library(name) is None]
+    if missing:
+        return Finding(
+            "warn", f"not built: {', '.join(missing)}", "see the compiler above; plain torch is used instead"
+        )
+    return Finding("ok", f"built: {', '.join(names)}")
+
+
+def torch() -> Finding:
+    try:
+        module = importlib.import_module("torch")
+    except (ImportError, OSError) as error:
+        return Finding("fail", f"torch cannot be imported: {error}", "pip install torch")
+    cuda = bool(module.cuda.is_available())
+    return Finding(
+        "ok", f"{importlib.metadata.version('torch')}, {'CUDA ' + str(module.version.cuda) if cuda else 'CPU'}"
+    )
+
+
+def memory() -> Finding:
+    free = _free_gb()
+    if free is None:
+        return Finding("ok", "not known on this system")
+    what = f"{free:.1f} GB free"
+    if free < _LEAST_MEMORY_GB:
+        return Finding("warn", what, "close other programs, or start with a small --kv-memory-mb")
+    return Finding("ok", what)
+
+
+def model() -> Finding:
+    folder = Path(native.__file__).parent / "nano"
+    missing = [name for name in _MODEL_FILES if not (folder / name).is_file()]
+    if not list(folder.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        return Finding("fail", f"nano: no {', '.join(missing)} in {folder}", "install lmprog again, or name a MODEL")
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
+    return Finding("ok", f"nano ({size:.1f} MB in {folder})")
+
+
+def cache() -> Finding:
+    folder = native.cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Finding("warn", f"{folder} cannot be written: {error.strerror}", "set LMPROG_CACHE to a folder of yours")
+    return Finding("ok", str(folder))
+
+
+LOOKS: dict[str, Callable[[], Finding]] = {
+    "python": python,
+    "processor": processor,
+    "compiler": compiler,
+    "kernels": kernels,
+    "torch": torch,
+    "memory": memory,
+    "model": model,
+    "cache": cache,
+}
+
+
+def _free_gb() -> float | None:
+    """What this process may still take: the machine's available memory, or less where a control group limits it."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        if limit != "max":
+            free = min(free, int(limit) - int(used))
+    except OSError:
+        pass  # no control group, or the older kind: the machine's figure stands
+    return free / 1e9

@@ -1,0 +1,98 @@
+"""`lmprog run FILE.py::FUNCTION`: one program of a file, its result and its work.
+
+Knows how to find a program in a file and how to read arguments; the running is the frontend's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter, UnknownName
+from lmprog.lang.program import Program
+from lmprog.launch import Connection, Runtime, connect
+
+
+def run(given: argparse.Namespace) -> int:
+    program = _find(given.program)
+    arguments = _arguments(program, given.arg)
+    with _backend(given) as backend:
+        done = program.using(backend=backend).run(**arguments)
+        print(done.text())
+        value = done.value
+        if value is not None:
+            print(f"\nresult: {value}")
+        print(f"\n{_work(done.usage)}", file=sys.stderr)
+    return 0
+
+
+def _backend(given: argparse.Namespace) -> Runtime | Connection:
+    if given.address and given.model:
+        raise InvalidParameter("A running runtime has its model: give --address or --model, not both.", name="model")
+    return connect(given.address, client="lmprog run") if given.address else Runtime(given.model or "nano")
+
+
+def _find(where: str) -> Program[Any, Any]:
+    file, separator, name = where.rpartition("::")
+    if not separator or not name:
+        raise InvalidParameter(f"{where!r} names no program; write FILE.py::FUNCTION.", name="program", value=where)
+    module = _load(Path(file))
+    programs = [key for key, value in vars(module).items() if isinstance(value, Program)]
+    if name not in programs:
+        there = f"there are {', '.join(programs)}" if programs else "it has none; decorate one with @lmprog.function"
+        raise UnknownName(f"{file} has no program {name!r}; {there}.", name=name)
+    found: Program[Any, Any] = getattr(module, name)
+    return found
+
+
+def _load(file: Path) -> ModuleType:
+    """The user's own file, run as a module; what it raises is shown with its lines."""
+    if not file.is_file():
+        raise UnknownName(f"There is no file {str(file)!r}.", name=str(file))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise UnknownName(f"{str(file)!r} is not a Python file.", name=str(file))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # dataclasses and the like look their module up
+    sys.path.insert(0, str(file.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _arguments(program: Program[Any, Any], given: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value is read as JSON where it is JSON and the parameter is not declared as text."""
+    parameters = dict(list(inspect.signature(program.function).parameters.items())[1:])
+    found: dict[str, Any] = {}
+    for pair in given:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise InvalidParameter(f"--arg {pair!r} is not NAME=VALUE.", name="arg", value=pair)
+        if name not in parameters:
+            raise UnknownName(f"The program has no argument {name!r}; it takes {', '.join(parameters)}.", name=name)
+        found[name] = text if parameters[name].annotation in (str, "str") else _json_or_text(text)
+    missing = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    missing = [name for name in missing if name not in found and name not in program.bound]
+    if missing:
+        raise InvalidParameter(f"The program needs --arg {missing[0]}=...", name=missing[0])
+    return found
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _work(usage: wire.Usage) -> str:
+    parts = [f"{usage.prompt} prompt tokens, {usage.cached} of them cached", f"{usage.generated} generated"]
+    if usage.forced:
+        parts.append(f"{usage.forced} of them forced")
+    return f"{'; '.join(parts)}; {usage.computed} computed"

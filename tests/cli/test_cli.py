@@ -1,0 +1,199 @@
+"""The command line, run as a user runs it; a scripted child stands in for the runtime."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lmprog import wire
+from lmprog.cli import doctor, main
+from lmprog.cli.arguments import options_of, parser
+from lmprog.config import RuntimeConfig, SchedulerConfig
+
+SOURCE = Path(wire.__file__).parents[1]
+SCRIPTED = (
+    "import functools, sys\n"
+    "from lmprog.cli import main, serve\n"
+    "serve.Runtime = functools.partial(serve.Runtime, module='scripted_child')\n"
+    "sys.exit(main(sys.argv[1:]))\n"
+)
+PROGRAM = """
+import lmprog
+
+@lmprog.function
+def greet(s, name: str, times=1):
+    s += f"Hello {name} {times!r}"
+    return times
+
+not_a_program = 3
+"""
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lmprog.cli", *arguments], capture_output=True, text=True, cwd=SOURCE, check=False
+    )
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`lmprog serve` with the scripted child, once it says that it is ready."""
+    path = os.pathsep.join([str(SOURCE), str(SOURCE / "tests" / "launch")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPTED, "serve", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said_until_ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    said = ""
+    for line in process.stdout:
+        said += line
+        if line.startswith("ready"):
+            break
+    return said
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    (tmp_path / "hello.py").write_text(PROGRAM)
+    return f"{tmp_path}/hello.py::greet"
+
+
+def test_help_takes_less_than_300_ms() -> None:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert command("--help").returncode == 0
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3
+
+
+def test_importing_the_package_or_the_command_imports_neither_torch_nor_sockets() -> None:
+    code = "import sys, lmprog, lmprog.cli; print({'torch', 'zmq', 'numpy', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SOURCE, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["serv"], "invalid choice: 'serv'"),
+        ([], "COMMAND"),
+        (["serve", "--pagesize", "4"], "--pagesize"),
+        (["serve", "--page-size", "four"], "invalid int value: 'four'"),
+        (["serve", "--policy", "random"], "invalid choice: 'random'"),
+        (["serve", "ok", "--address", "tcp://0.0.0.0:5000"], "could be reached by others"),
+        (["run", "nowhere.py::f"], "no file 'nowhere.py'"),
+        (["run", "nowhere.py"], "FILE.py::FUNCTION"),
+        (["sim", "--steps", "0"], "not positive"),
+    ],
+)
+def test_what_is_unknown_or_wrong_is_refused_with_code_2_and_one_sentence(arguments: list[str], sentence: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--arg", "nam=x"], "no argument 'nam'; it takes name, times"),
+        (["--arg", "name"], "not NAME=VALUE"),
+        ([], "needs --arg name="),
+        (["--arg", "name=x", "--address", "ipc://x", "--model", "nano"], "not both"),
+    ],
+)
+def test_wrong_arguments_of_a_program_are_refused(
+    program: str, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", program, *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_unknown_program_is_refused_with_those_that_there_are(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", program.replace("::greet", "::not_a_program")]) == 2
+    assert "no program 'not_a_program'; there are greet" in capsys.readouterr().err
+
+
+def test_every_field_of_the_configurations_has_an_option() -> None:
+    given = parser().parse_args(["serve", "m", "--page-size", "1", "--no-share", "--dtype", "float16"])
+    assert options_of(given) == {"page_size": 1, "share": False, "dtype": "float16"}
+    named = {*RuntimeConfig.__dataclass_fields__, *SchedulerConfig.__dataclass_fields__} - {"model", "scheduler"}
+    assert named <= set(vars(given))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_ends_well_when_it_is_asked_to(number: signal.Signals, tmp_path: Path) -> None:
+    with serving("ok", "--address", f"ipc://{tmp_path}/socket", "--page-size", "4") as process:
+        said = said_until_ready(process)
+        assert re.search(r"model +ok\n", said)
+        assert re.search(r"pool +64 tokens in 16 pages", said)
+        assert f"ipc://{tmp_path}/socket" in said
+        process.send_signal(number)
+        assert process.wait(5.0) == 0
+
+
+def test_serve_fails_when_the_runtime_dies() -> None:
+    with serving("ok") as process:
+        said_until_ready(process)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert process.wait(5.0) == 1
+
+
+def test_a_second_signal_ends_serve_at_once() -> None:
+    with serving("stubborn") as process:
+        said_until_ready(process)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.7)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(2.0) == -signal.SIGTERM
+
+
+def test_doctor_has_one_line_for_every_look_and_a_fix_for_every_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LMPROG_NATIVE", "0")
+    monkeypatch.setenv("LMPROG_CACHE", "/proc/nowhere")
+    monkeypatch.delitem(doctor.LOOKS, "torch")  # imports for seconds, and is looked at by the next test
+    doctor.run()
+    lines = capsys.readouterr().out.splitlines()
+    for name in doctor.LOOKS:
+        assert any(line.split()[1:2] == [name] for line in lines)
+    for name in ("compiler", "cache"):
+        place = next(index for index, line in enumerate(lines) if line.split()[1:2] == [name])
+        assert lines[place].split()[0] == "warn"
+        assert lines[place + 1].strip().startswith("fix: ")
+
+
+def test_doctor_fails_only_where_nothing_can_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert doctor.torch().state == "fail"
+    monkeypatch.setattr(doctor, "LOOKS", {"torch": doctor.torch, "python": doctor.python})
+    assert doctor.run() == 1
+    monkeypatch.setattr(doctor, "LOOKS", {"python": doctor.python})
+    assert doctor.run() == 0
