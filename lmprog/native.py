@@ -28,6 +28,7 @@ log = logging.getLogger("lmprog")
 
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AS_WRITTEN = ("-ffp-contract=off",)  # no fused multiply-add where none is written: results must not depend on tiles
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
 
 
@@ -43,8 +44,10 @@ LIBRARIES: dict[str, tuple[Unit, ...]] = {
     "masks": (Unit("masks.cpp"),),
     "attention": (
         Unit("attention.cpp"),
-        Unit("attention_avx2.cpp", _AVX2),
-        Unit("attention_avx512.cpp", _AVX512),
+        Unit("attention_generic.cpp", _AS_WRITTEN),
+        Unit("attention_avx2.cpp", (*_AVX2, *_AS_WRITTEN)),
+        Unit("attention_avx512.cpp", (*_AVX512, *_AS_WRITTEN)),
+        Unit("attention_avx512bf16.cpp", (*_AVX512, "-mavx512bf16", *_AS_WRITTEN)),
     ),
 }
 

@@ -40,7 +40,7 @@ class AttentionBackend(Protocol):
     """One step: `plan` once, then `run` for every layer in order. Copies of the batch are done in `plan`."""
 
     def plan(self, batch: Batch) -> None:
-        """Takes the step's arrays and performs `batch.copies` in all layers, every source read before any target is written."""
+        """Takes the step's arrays and performs `batch.copies` in all layers, all sources before any target."""
         ...
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

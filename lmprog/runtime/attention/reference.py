@@ -7,10 +7,9 @@ is one `[slots, kv_heads, dim]` tensor for the keys and one for the values of ev
 from __future__ import annotations
 
 import torch
-from numpy.typing import NDArray
 
 from lmprog.runtime.attention.base import AttentionShape, LayerAttention
-from lmprog.runtime.batch import Batch
+from lmprog.runtime.batch import Batch, Ints
 from lmprog.runtime.kv_pool import KvPool, aligned
 
 
@@ -74,7 +73,7 @@ class ReferenceAttention:
         position = torch.arange(int(batch.kv_lens[row]), device=self._device)
         return pages[position // self.page_size] * self.page_size + position % self.page_size
 
-    def _indices(self, array: NDArray[object]) -> torch.Tensor:
+    def _indices(self, array: Ints) -> torch.Tensor:
         return torch.as_tensor(array.astype("int64"), device=self._device)
 
 

@@ -1,0 +1,318 @@
+// The attention of one task, for any vector type and any of the three ways to multiply (attention_simd.h).
+//
+// Lanes are positions when scores are computed and columns when values are summed. Whatever the number of queries in
+// a task, each lane of each query sees the same operations in the same order: that is the header's guarantee.
+#pragma once
+#include "attention_merge.h"
+
+namespace lmprog {
+namespace {
+
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+
+// Calls f(Count<R>) with R = count, which is at most Max.
+template <int Max, class F>
+LMPROG_INLINE void with_count(int count, F &&f) {
+    if constexpr (Max > 1) {
+        if (count < Max) return with_count<Max - 1>(count, f);
+    }
+    f(Count<Max>{});
+}
+
+// A run of words that are multiplied with neighboring weights: `words` steps from `base`, weights from `at` on.
+struct Run {
+    const uint32_t *base;
+    int words, at;
+};
+
+struct Space {  // the worker's scratch, cut up
+    float *queries, *scores, *weights, *state, *sum, *state_max, *state_total, *max, *total;
+    uint32_t *edges, *key_blocks, *value_blocks;
+};
+
+inline Space cut(const Layout &l, float *at) {
+    Space s;
+    auto take = [&at](long n) {
+        float *start = at;
+        at += n;
+        return start;
+    };
+    s.queries = take(kTile * up16(2L * l.key_words));
+    s.scores = take(kTile * kChunk);
+    s.weights = take(kTile * kChunk);
+    s.state = take(static_cast<long>(kTile) * l.columns);
+    s.sum = take(static_cast<long>(kTile) * l.columns);
+    s.state_max = take(kTile);
+    s.state_total = take(kTile);
+    s.max = take(kTile);
+    s.total = take(kTile);
+    s.edges = reinterpret_cast<uint32_t *>(take(2L * l.columns));
+    s.key_blocks = reinterpret_cast<uint32_t *>(take(static_cast<long>(kBlocksPerChunk) * l.key_block));
+    s.value_blocks = reinterpret_cast<uint32_t *>(take(static_cast<long>(kBlocksPerChunk) * l.value_block));
+    return s;
+}
+
+// Where the blocks of one chunk lie that hold positions begin .. end.
+struct Chunk {
+    int start, begin, end;           // positions
+    int first_block, end_block;      // of the chunk
+    const uint32_t *keys[kBlocksPerChunk], *values[kBlocksPerChunk];
+};
+
+template <class Way>
+struct Attention {
+    using V = typename Way::V;
+    using X = typename Way::X;
+    using F = typename V::f;
+    static constexpr int W = V::width;
+    static constexpr int kVectors = kBlock / W;  // vectors of one block
+    static constexpr int kRows = V::max_rows;
+
+    // Scores of R queries against N neighboring vectors of positions, for as many vectors as there are.
+    template <int R, int N>
+    static void score(const X *x, long ldx, const uint32_t *const *vectors, int words, float *out) {
+        F sum[R][N];
+        LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) sum[r][n] = V::zero();
+        for (int d = 0; d < words; d++) {
+            typename V::w word[N];
+            LMPROG_UNROLL for (int n = 0; n < N; n++) word[n] = V::loadw(vectors[n] + static_cast<long>(d) * kBlock);
+            LMPROG_UNROLL for (int r = 0; r < R; r++)
+                LMPROG_UNROLL for (int n = 0; n < N; n++)
+                    sum[r][n] = Way::mac(sum[r][n], word[n], x + r * ldx + d * Way::per_word);
+        }
+        LMPROG_UNROLL for (int r = 0; r < R; r++)
+            LMPROG_UNROLL for (int n = 0; n < N; n++) V::store(out + static_cast<long>(r) * kChunk + n * W, sum[r][n]);
+    }
+
+    template <int R, int N>
+    static LMPROG_INLINE void score_blocks(const X *x, long ldx, const Chunk &c, int words, float *out, int block) {
+        if constexpr (N >= kVectors) {
+            constexpr int blocks = N / kVectors;
+            for (; block + blocks <= c.end_block; block += blocks) {
+                const uint32_t *vectors[N];
+                LMPROG_UNROLL for (int n = 0; n < N; n++) vectors[n] = c.keys[block + n / kVectors] + n % kVectors * W;
+                score<R, N>(x, ldx, vectors, words, out + block * kBlock);
+            }
+            if constexpr (blocks > 1) score_blocks<R, N / 2>(x, ldx, c, words, out, block);
+        }
+    }
+
+    // The weighted sum of N vectors of columns for R queries.
+    template <int R, int N>
+    static void sum(const X *x, long ldx, const Run *runs, int count, long columns, int at, float *out) {
+        F total[R][N];
+        LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) total[r][n] = V::zero();
+        for (int i = 0; i < count; i++) {
+            const uint32_t *base = runs[i].base + at;
+            const X *weight = x + runs[i].at;
+            for (int t = 0; t < runs[i].words; t++, base += columns, weight += Way::per_word) {
+                typename V::w word[N];
+                LMPROG_UNROLL for (int n = 0; n < N; n++) word[n] = V::loadw(base + n * W);
+                LMPROG_UNROLL for (int r = 0; r < R; r++)
+                    LMPROG_UNROLL for (int n = 0; n < N; n++)
+                        total[r][n] = Way::mac(total[r][n], word[n], weight + r * ldx);
+            }
+        }
+        LMPROG_UNROLL for (int r = 0; r < R; r++)
+            LMPROG_UNROLL for (int n = 0; n < N; n++) V::store(out + r * columns + at + n * W, total[r][n]);
+    }
+
+    template <int R, int N>
+    static LMPROG_INLINE void sum_columns(const X *x, long ldx, const Run *runs, int count, long columns, int at,
+                                          float *out) {
+        for (; at + N * W <= columns; at += N * W) sum<R, N>(x, ldx, runs, count, columns, at, out);
+        if constexpr (N > 1) sum_columns<R, N / 2>(x, ldx, runs, count, columns, at, out);
+    }
+
+    // Runs of values at positions c.begin .. c.end. Where only one half of a word is meant, it is copied and the other
+    // half cleared, since what lies there may be a slot nobody wrote, and 0 * NaN is NaN.
+    static int runs_of(const Layout &l, const Chunk &c, uint32_t *edges, Run *runs) {
+        constexpr int per = Way::tokens_per_word;
+        int count = 0, edge = 0;
+        for (int block = c.first_block; block < c.end_block; block++) {
+            int start = c.start + block * kBlock, first = c.begin > start ? c.begin - start : 0;
+            int last = c.end - start < kBlock ? c.end - start : kBlock;
+            auto half = [&](int slot, uint32_t mask) {
+                uint32_t *to = edges + static_cast<long>(edge++) * l.columns;
+                const uint32_t *from = c.values[block] + static_cast<long>(slot / per) * l.columns;
+                for (int i = 0; i < l.columns; i++) to[i] = from[i] & mask;
+                runs[count++] = {to, 1, block * kBlock + slot / per * per};
+            };
+            if (per == 2 && first % 2) {
+                half(first, 0xffff0000u);
+                first++;
+            }
+            int whole = last / per * per;
+            if (whole > first) {
+                const uint32_t *from = c.values[block] + static_cast<long>(first / per) * l.columns;
+                runs[count++] = {from, (whole - first) / per, block * kBlock + first};
+            }
+            if (per == 2 && last % 2 && last > first) half(last - 1, 0x0000ffffu);
+        }
+        return count;
+    }
+
+    // Scores of one query become weights of the chunk's positions first .. last, in place of everything else 0.
+    static void soften(const lmprog_attention_layer &layer, const Chunk &c, int first, int last, float *scores,
+                       X *weights, float *max, float *total) {
+        const F scale = V::set1(layer.scale), hidden = V::set1(-__builtin_inff());
+        const int from = c.first_block * kBlock, to = c.end_block * kBlock;
+        F top = hidden;
+        for (int i = from; i < to; i += W) {
+            F s = V::mul(V::load(scores + i), scale);
+            if (layer.softcap > 0)
+                s = V::mul(V::set1(layer.softcap), tanh_of<V>(V::div(s, V::set1(layer.softcap))));
+            if (i < first || i + W > last) s = V::keep(s, i, first, last, hidden);
+            V::store(scores + i, s);
+            top = V::max(s, top);
+        }
+        *max = V::max_of(top);
+        const F shift = V::set1(*max);
+        F sum = V::zero();
+        for (int i = from; i < to; i += W)
+            sum = V::add(sum, Way::put_all(weights + i, exp_of<V>(V::sub(V::load(scores + i), shift))));
+        *total = V::sum_of(sum);
+    }
+
+    static long query_stride(const Layout &l) { return static_cast<long>(l.key_words) * Way::per_word; }
+    static void prepare(const Task &task, const Space &s);
+    static void locate(const Task &task, const Space &s, Chunk &c);
+    static void compute(const Task &task, const Space &s, const Chunk &c);
+    static void attend(const Task &task, float *scratch);
+};
+
+// Query numbers as the kernel wants them, padded with zeros to whole words.
+template <class Way>
+void Attention<Way>::prepare(const Task &task, const Space &s) {
+    const Layout &l = *task.layout;
+    const long ldq = query_stride(l);
+    X *queries = reinterpret_cast<X *>(s.queries);
+    for (int r = 0; r < task.count; r++) {
+        X *to = queries + r * ldq;
+        if (task.type == LMPROG_F32) {
+            const float *from = static_cast<const float *>(task.queries[r]);
+            for (int d = 0; d < l.head_dim; d++) Way::put(to + d, from[d]);
+        } else {
+            const uint16_t *from = static_cast<const uint16_t *>(task.queries[r]);
+            for (int d = 0; d < l.head_dim; d++) Way::put(to + d, from_bf16(from[d]));
+        }
+        for (int d = l.head_dim; d < l.key_words * Way::per_word; d++) to[d] = 0;
+    }
+}
+
+// Finds the chunk's blocks in the pages, or gathers their slots where a page is no whole number of blocks.
+template <class Way>
+void Attention<Way>::locate(const Task &task, const Space &s, Chunk &c) {
+    const Layout &l = *task.layout;
+    const long key_stride = static_cast<long>(l.kv_heads) * l.key_block;
+    const long value_stride = static_cast<long>(l.kv_heads) * l.value_block;
+    c.first_block = (c.begin - c.start) / kBlock;
+    c.end_block = (c.end - c.start + kBlock - 1) / kBlock;
+    if (l.page_size % kBlock == 0) {
+        for (int b = c.first_block; b < c.end_block; b++) {
+            int at = c.start + b * kBlock;
+            long block = (static_cast<long>(task.pages[at / l.page_size]) * l.page_size + at % l.page_size) / kBlock;
+            c.keys[b] = task.keys + block * key_stride;
+            c.values[b] = task.values + block * value_stride;
+        }
+        return;
+    }
+    for (int b = c.first_block; b < c.end_block; b++) {
+        c.keys[b] = s.key_blocks + static_cast<long>(b) * l.key_block;
+        c.values[b] = s.value_blocks + static_cast<long>(b) * l.value_block;
+    }
+    constexpr int per = Way::tokens_per_word;
+    for (int at = c.begin; at < c.end; at++) {
+        const long slot = static_cast<long>(task.pages[at / l.page_size]) * l.page_size + at % l.page_size;
+        const int lane = static_cast<int>(slot % kBlock), b = (at - c.start) / kBlock, to = (at - c.start) % kBlock;
+        const uint32_t *keys = task.keys + slot / kBlock * key_stride + lane;
+        uint32_t *key = s.key_blocks + static_cast<long>(b) * l.key_block + to;
+        for (int d = 0; d < l.key_words; d++) key[d * kBlock] = keys[d * kBlock];
+        const uint32_t *values = task.values + slot / kBlock * value_stride + static_cast<long>(lane / per) * l.columns;
+        uint32_t *value = s.value_blocks + static_cast<long>(b) * l.value_block + static_cast<long>(to / per) * l.columns;
+        if (per == 1) {
+            memcpy(value, values, static_cast<size_t>(l.columns) * 4);
+        } else {
+            const int from_half = lane % 2 * 16, to_half = to % 2 * 16;
+            for (int i = 0; i < l.columns; i++)
+                value[i] = (value[i] & (0xffff0000u >> to_half)) | (((values[i] >> from_half) & 0xffffu) << to_half);
+        }
+    }
+}
+
+// Maximum, total and sum of one chunk, for every query of the task.
+template <class Way>
+void Attention<Way>::compute(const Task &task, const Space &s, const Chunk &c) {
+    const Layout &l = *task.layout;
+    const long ldq = query_stride(l);
+    const X *queries = reinterpret_cast<const X *>(s.queries);
+    X *weights = reinterpret_cast<X *>(s.weights);
+    for (int r = 0; r < task.count; r += kRows)
+        with_count<kRows>(task.count - r, [&](auto rows) {
+            constexpr int R = decltype(rows)::value;
+            score_blocks<R, V::vectors(R)>(queries + r * ldq, ldq, c, l.key_words,
+                                           s.scores + static_cast<long>(r) * kChunk, c.first_block);
+        });
+    for (int r = 0; r < task.count; r++) {
+        const int first = (task.begin[r] > c.start ? task.begin[r] : c.start) - c.start;
+        const int last = (task.end[r] < c.start + kChunk ? task.end[r] : c.start + kChunk) - c.start;
+        float *scores = s.scores + static_cast<long>(r) * kChunk;
+        if (first < last) {
+            soften(*task.layer, c, first, last, scores, weights + static_cast<long>(r) * kChunk, s.max + r, s.total + r);
+        } else {
+            s.total[r] = 0;
+            memset(weights + static_cast<long>(r) * kChunk, 0, kChunk * sizeof(X));
+        }
+    }
+    Run runs[kBlocksPerChunk + 2];
+    const int count = runs_of(l, c, s.edges, runs);
+    for (int r = 0; r < task.count; r += kRows)
+        with_count<kRows>(task.count - r, [&](auto rows) {
+            constexpr int R = decltype(rows)::value;
+            sum_columns<R, V::vectors(R)>(weights + static_cast<long>(r) * kChunk, kChunk, runs, count, l.columns, 0,
+                                          s.sum + static_cast<long>(r) * l.columns);
+        });
+}
+
+template <class Way>
+void Attention<Way>::attend(const Task &task, float *scratch) {
+    const Layout &l = *task.layout;
+    const Space s = cut(l, scratch);
+    prepare(task, s);
+    int begin = task.begin[0], end = task.end[0];
+    for (int r = 0; r < task.count; r++) {
+        clear(s.state + static_cast<long>(r) * l.columns, s.state_max + r, s.state_total + r, l.columns);
+        begin = task.begin[r] < begin ? task.begin[r] : begin;
+        end = task.end[r] > end ? task.end[r] : end;
+    }
+    for (int index = task.first_chunk; index < task.end_chunk; index++) {
+        Chunk c;
+        c.start = index * kChunk;
+        c.begin = begin > c.start ? begin : c.start;
+        c.end = end < c.start + kChunk ? end : c.start + kChunk;
+        locate(task, s, c);
+        compute(task, s, c);
+        for (int r = 0; r < task.count; r++) {
+            const float *sum = s.sum + static_cast<long>(r) * l.columns;
+            if (task.partial[r] == nullptr) {
+                merge_into<V>(s.state + static_cast<long>(r) * l.columns, s.state_max + r, s.state_total + r, sum,
+                              s.max[r], s.total[r], l.columns);
+                continue;
+            }
+            if (s.total[r] == 0) continue;  // this query sees nothing of the chunk and has no record for it
+            float *record = task.partial[r] + static_cast<long>(index - task.first_chunk) * l.record;
+            memcpy(record, sum, static_cast<size_t>(l.columns) * 4);
+            record[l.columns] = s.max[r];
+            record[l.columns + 1] = s.total[r];
+        }
+    }
+    for (int r = 0; r < task.count; r++)
+        if (task.partial[r] == nullptr)
+            finish(s.state + static_cast<long>(r) * l.columns, s.state_total[r], l.v_head_dim, task.type, task.out[r]);
+}
+
+}  // namespace
+}  // namespace lmprog

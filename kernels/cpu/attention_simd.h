@@ -1,0 +1,118 @@
+// Functions of vectors that are the same for every instruction set: exp, tanh, and the three ways to multiply words of
+// keys or values with queries or weights. V is one of the vector types of the units (attention_avx2.cpp and so on):
+//   f, w              a vector of V::width f32, of as many 32-bit words
+//   fma(a, b, c)      a * b + c
+//   max(a, b)         b where either is NaN, so max(limit, x) lets NaN through
+//   scale2(p, n)      p * 2^n
+//   keep(x, at, a, b, other)  lane i of x where a <= at + i < b, else other
+//   below(x, limit, value, other)  value where x < limit, else other
+// Everything is in the unnamed namespace: each unit has its own copy, compiled with its own flags.
+#pragma once
+#include <string.h>
+
+#include "attention_task.h"
+
+#if defined(__clang__)
+#define LMPROG_UNROLL _Pragma("unroll")
+#else
+#define LMPROG_UNROLL _Pragma("GCC unroll 8")
+#endif
+#define LMPROG_INLINE inline __attribute__((always_inline))
+
+namespace lmprog {
+namespace {
+
+LMPROG_INLINE float from_bf16(uint16_t half) {
+    uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+LMPROG_INLINE uint16_t to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+constexpr float kLowest = -87.3f;  // exp below this is taken as 0: 2^-126 is the last normal number
+
+// exp(x) for x <= 80, about 1 unit in the last place; exactly 0 below kLowest, so also for -infinity.
+template <class V>
+LMPROG_INLINE typename V::f exp_of(typename V::f x) {
+    auto set = [](float value) { return V::set1(value); };
+    typename V::f clamped = V::max(set(kLowest), x);
+    typename V::f n = V::round(V::mul(clamped, set(1.44269504f)));
+    typename V::f r = V::fma(n, set(-0.693359375f), clamped);  // ln 2 in two parts
+    r = V::fma(n, set(2.12194440e-4f), r);
+    typename V::f p = V::fma(set(1.98756915e-4f), r, set(1.39819995e-3f));
+    p = V::fma(p, r, set(8.33345191e-3f));
+    p = V::fma(p, r, set(4.16657959e-2f));
+    p = V::fma(p, r, set(1.66666655e-1f));
+    p = V::fma(p, r, set(0.5f));
+    p = V::fma(p, V::mul(r, r), V::add(r, set(1.0f)));
+    return V::below(x, set(kLowest), V::zero(), V::scale2(p, n));
+}
+
+// tanh(x): an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.
+template <class V>
+LMPROG_INLINE typename V::f tanh_of(typename V::f x) {
+    auto set = [](float value) { return V::set1(value); };
+    typename V::f size = V::max(x, V::sub(V::zero(), x));
+    typename V::f z = V::mul(x, x);
+    typename V::f p = V::fma(set(-5.70498872e-3f), z, set(2.06390888e-2f));
+    p = V::fma(p, z, set(-5.37397155e-2f));
+    p = V::fma(p, z, set(1.33314422e-1f));
+    p = V::fma(p, z, set(-3.33332819e-1f));
+    typename V::f near = V::fma(V::mul(p, z), x, x);
+    typename V::f doubled = V::min(set(40.0f), V::add(size, size));
+    typename V::f far = V::sub(set(1.0f), V::div(set(2.0f), V::add(exp_of<V>(doubled), set(1.0f))));
+    far = V::below(x, V::zero(), V::sub(V::zero(), far), far);
+    return V::below(size, set(0.625f), near, far);
+}
+
+template <class V>
+LMPROG_INLINE float first_of(typename V::f x) {
+    float lanes[V::width];
+    V::store(lanes, x);
+    return lanes[0];
+}
+
+// The three ways. `X` is what queries and weights are kept as, `per_word` how many of them belong to one word of
+// memory; mac adds the products of one word of every lane with one X group, the same for all lanes.
+template <class Vector>
+struct F32 {
+    using V = Vector;
+    using X = float;
+    static constexpr int per_word = 1, tokens_per_word = 1;
+    static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
+        return V::fma(V::as_f(word), V::set1(*x), sum);
+    }
+    static LMPROG_INLINE void put(X *to, float value) { *to = value; }
+    // Stores weights and returns them as rounded.
+    static LMPROG_INLINE typename V::f put_all(X *to, typename V::f values) {
+        V::store(to, values);
+        return values;
+    }
+};
+
+template <class Vector>
+struct WidenedBf16 {
+    using V = Vector;
+    using X = float;
+    static constexpr int per_word = 2, tokens_per_word = 2;
+    static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
+        sum = V::fma(V::low_bf16(word), V::set1(x[0]), sum);
+        return V::fma(V::high_bf16(word), V::set1(x[1]), sum);
+    }
+    static LMPROG_INLINE void put(X *to, float value) { *to = value; }
+    static LMPROG_INLINE typename V::f put_all(X *to, typename V::f values) {
+        V::store(to, values);
+        return values;
+    }
+};
+
+}  // namespace
+}  // namespace lmprog
