@@ -40,6 +40,8 @@ class Node:
         "key",
         "locks",
         "locks_here",
+        "newer",
+        "older",
         "owes",
         "pages",
         "parent",
@@ -48,6 +50,10 @@ class Node:
         "salt",
         "spare",
     )
+
+    older: Node
+    newer: Node
+    """Neighbors in the order of eviction, set only while the node is in it (`eviction`)."""
 
     def __init__(self, parent: Node | None, salt: str, begin: int, key: bytes, pages: list[int]) -> None:
         self.parent = parent

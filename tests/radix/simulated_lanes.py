@@ -126,21 +126,26 @@ class Lanes:
         self.write(lane, start)
         return True
 
-    def keep(self, lane: Lane) -> None:
-        """Everything of the lane goes into the tree."""
+    def keep(self, lane: Lane, let_go_first: bool = False) -> None:
+        """Everything of the lane goes into the tree. Nothing is evicted meanwhile, so it may let go before."""
         length = len(lane.tokens)
         table = list(lane.table)
         if len(table) * self.size < length:  # all of it was found, and it ends in a page of the tree
             page = self.tree.partial_page(lane.node, length)
             assert page is not None
             table.append(page)
+        if let_go_first:
+            self.tree.unlock(lane.node)
         inserted = self.tree.insert(lane.tokens, table, lane.salt)
         taken = set(table[inserted.first_taken :])
         assert taken <= lane.own, "the tree took what was not the lane's"
         assert inserted.node.end >= length
         lane.own -= taken
         self.tree.lock(inserted.node)
-        self.tree.unlock(lane.node)
+        if not let_go_first:
+            self.tree.unlock(lane.node)
+        elif set(lane.table[length // self.size :]) - lane.own - taken:
+            del lane.table[length // self.size :]  # the tree kept that page only as long as the lane stood there
         lane.node, lane.claimed = inserted.node, length
         prefixes = self.known.setdefault(lane.salt, {})
         prefixes.update({past: i + 1 for i, past in enumerate(self.contents(lane.salt, lane.tokens))})

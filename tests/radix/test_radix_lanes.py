@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from simulated_lanes import Lane, Lanes, ints
 
 EXAMPLES = int(os.environ.get("LMPROG_RADIX_EXAMPLES", "100"))  # of 50 steps, for each page size
-SEEDS = int(os.environ.get("LMPROG_RADIX_SEEDS", "400"))  # of 50 steps, for each page size
+SEEDS = int(os.environ.get("LMPROG_RADIX_SEEDS", "60"))  # of 200 steps, for each page size
 
 numbers = st.integers(0, 2**16)
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(lambda tokens: ints(*tokens))
@@ -42,10 +43,10 @@ class Life:
         if lane and self.it.extend(lane, ints(*more)):
             self.past.append(lane.tokens)
 
-    def keep(self, which: int, swap: bool) -> None:
+    def keep(self, which: int, swap: bool, let_go_first: bool) -> None:
         lane = self.lane(which)
         if lane:
-            self.it.keep(lane)
+            self.it.keep(lane, let_go_first)
             if swap:
                 self.it.swap(lane)
 
@@ -116,9 +117,9 @@ class LifeMachine(RuleBasedStateMachine):
     def extend(self, which: int, more: list[int]) -> None:
         self.life.extend(which, more)
 
-    @rule(which=numbers, swap=st.booleans())
-    def keep(self, which: int, swap: bool) -> None:
-        self.life.keep(which, swap)
+    @rule(which=numbers, swap=st.booleans(), let_go_first=st.booleans())
+    def keep(self, which: int, swap: bool, let_go_first: bool) -> None:
+        self.life.keep(which, swap, let_go_first)
 
     @rule(which=numbers, keep=st.booleans())
     def drop(self, which: int, keep: bool) -> None:
@@ -165,15 +166,20 @@ TestLife.settings = settings(
 
 
 def play(seed: int, page_size: int, num_steps: int) -> None:
-    """One life by dice. No clearing midway, and longer token runs: fuller trees than the machine's."""
+    """One life by dice. Nothing is cleared midway, and runs are longer: fuller trees than the machine's."""
     dice = random.Random(seed)
     life = Life(page_size)
-    number = lambda: dice.randrange(2**16)  # noqa: E731
-    tokens = lambda: [dice.randrange(2) for _ in range(dice.randint(1, 3 * page_size // 2 + 3))]  # noqa: E731
-    verbs = [
+
+    def number() -> int:
+        return dice.randrange(2**16)
+
+    def tokens() -> list[int]:
+        return [dice.randrange(2) for _ in range(dice.randint(1, 3 * page_size // 2 + 3))]
+
+    verbs: list[Callable[[], None]] = [
         *[lambda: life.start(number(), number(), tokens(), number() % 4 // 3, dice.random() < 0.8)] * 6,
         *[lambda: life.extend(number(), tokens())] * 5,
-        *[lambda: life.keep(number(), dice.random() < 0.5)] * 3,
+        *[lambda: life.keep(number(), dice.random() < 0.5, dice.random() < 0.5)] * 3,
         *[lambda: life.drop(number(), dice.random() < 0.7)] * 4,
         lambda: life.fail(number(), number(), dice.random() < 0.5),
         *[lambda: life.pin(number())] * 2,
@@ -192,7 +198,7 @@ def play(seed: int, page_size: int, num_steps: int) -> None:
 def test_any_life_keeps_every_invariant(page_size: int) -> None:
     for seed in range(SEEDS):
         try:
-            play(seed, page_size, 50)
+            play(seed, page_size, 200)
         except BaseException:
-            print(f"replay: play(seed={seed}, page_size={page_size}, num_steps=50)")
+            print(f"replay: play(seed={seed}, page_size={page_size}, num_steps=200)")
             raise

@@ -1,0 +1,204 @@
+"""What single operations cost, against the bars that the design sets: `python -m benchmarks.micro`.
+
+One function per section; each gives `Figure`s, and a bar where there is one. It knows how to time and to print, and
+nothing of workloads or peers. Times are medians of many repetitions; the collector of cyclic garbage stays on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from lmprog.radix import Node, PageAllocator, RadixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number. `bar` is the most it may be; None where no bar is set."""
+
+    section: str
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+
+    @property
+    def passes(self) -> bool | None:
+        return None if self.bar is None else self.value <= self.bar
+
+
+def median_us(action: Callable[[], object], repetitions: int) -> float:
+    """The median time of one `action()`, in microseconds."""
+    clock = time.perf_counter_ns
+    times = []
+    for _ in range(repetitions):
+        begin = clock()
+        action()
+        times.append(clock() - begin)
+    return statistics.median(times) / 1000
+
+
+# -- matching
+
+PROMPT_LEN = 8192
+
+
+def matching(repetitions: int) -> Iterator[Figure]:
+    """A prompt of 8,192 cached tokens is found, in one node and along a path of 64."""
+    for page_size in (16, 1):
+        for num_nodes in (1, 64):
+            prompt = array("i", (random.Random(7).randrange(1, 32000) for _ in range(PROMPT_LEN)))
+            tree = _path(prompt, num_nodes, page_size)
+            found = tree.match(prompt)
+            assert (found.length, tree.num_nodes) == (PROMPT_LEN, num_nodes)
+            name = f"match {PROMPT_LEN:,} tokens, {num_nodes} nodes, page size {page_size}"
+            value = median_us(partial(tree.match, prompt), repetitions)
+            yield Figure("matching", name, value, "us", 40.0 if page_size == 16 else None)
+
+
+def _path(tokens: array[int], num_nodes: int, page_size: int) -> RadixTree:
+    pages = PageAllocator(len(tokens) // page_size)
+    tree = RadixTree(page_size, pages)
+    table = pages.take(pages.num_pages)
+    assert table is not None
+    step = len(tokens) // num_nodes
+    for end in range(step, len(tokens) + 1, step):
+        tree.insert(tokens[:end], table[: end // page_size])
+    return tree
+
+
+# -- trees that grow
+
+PAGE_SIZE = 16
+DEPTH = 32
+SIZES = (1_000, 10_000, 100_000)
+MOST_GROWTH = 1.5  # from the smallest tree to the largest
+
+
+class Grown:
+    """A tree of `num_nodes` nodes of one page in paths of `depth` that part at the root; it is kept at that size."""
+
+    def __init__(self, num_nodes: int, depth: int) -> None:
+        self.depth = depth
+        self.pages = PageAllocator(num_nodes + depth)
+        self.tree = RadixTree(PAGE_SIZE, self.pages)
+        self.prompts: list[array[int]] = []
+        self.ends: list[Node] = []
+        self._dice = random.Random(num_nodes)
+        self._growing = self._grow()
+        for _ in range(num_nodes):
+            next(self._growing)
+
+    def _grow(self) -> Iterator[None]:
+        """One more node at each turn: a path is finished before the next begins."""
+        while True:
+            prompt = self.random_tokens(self.depth * PAGE_SIZE)
+            table: list[int] = []
+            for end in range(PAGE_SIZE, len(prompt) + 1, PAGE_SIZE):
+                table += self.pages.take(1) or ()
+                node = self.tree.insert(prompt[:end], table).node
+                if end == len(prompt):
+                    self.prompts.append(prompt)
+                    self.ends.append(node)
+                yield
+
+    def random_tokens(self, count: int) -> array[int]:
+        return array("i", (self._dice.getrandbits(30) for _ in range(count)))
+
+    def pick(self) -> int:
+        return self._dice.randrange(len(self.ends))
+
+    def lock_unlock(self) -> float:
+        node = self.ends[self.pick()]
+        begin = time.perf_counter_ns()
+        self.tree.lock(node)
+        self.tree.unlock(node)
+        return time.perf_counter_ns() - begin
+
+    def match(self) -> float:
+        prompt = self.prompts[self.pick()]
+        begin = time.perf_counter_ns()
+        self.tree.match(prompt)
+        return time.perf_counter_ns() - begin
+
+    def insert(self) -> float:
+        """A new leaf at the end of a random path, or at the root if paths have one node; it is taken out again."""
+        prompt = array("i") if self.depth == 1 else self.prompts[self.pick()]
+        table = self.tree.match(prompt).pages + (self.pages.take(1) or [])
+        prompt = prompt + self.random_tokens(PAGE_SIZE)
+        begin = time.perf_counter_ns()
+        inserted = self.tree.insert(prompt, table)
+        taken = time.perf_counter_ns() - begin
+        self.tree.discard(inserted.node)
+        return taken
+
+    def evict(self) -> float:
+        """The oldest leaf goes; a new one comes for it. To be measured last: later picks might be gone."""
+        begin = time.perf_counter_ns()
+        freed = self.tree.evict(1)
+        taken = time.perf_counter_ns() - begin
+        assert freed == 1
+        next(self._growing)
+        return taken
+
+
+def growing(repetitions: int) -> Iterator[Figure]:
+    """Match, insert, lock with unlock, and evict, each by the number of nodes in the tree.
+
+    Small and large trees take turns, so that the machine's moods fall on all alike.
+    """
+    for shape, depth in (("flat", 1), ("deep", DEPTH)):
+        trees = {size: Grown(size, depth) for size in SIZES}
+        for name in ("match", "insert", "lock_unlock", "evict"):
+            times: dict[int, list[float]] = {size: [] for size in SIZES}
+            for _ in range(10):
+                for size, grown in trees.items():
+                    action = getattr(grown, name)
+                    times[size] += [action() for _ in range(repetitions // 10)]
+            costs = {size: statistics.median(each) / 1000 for size, each in times.items()}
+            for size, value in costs.items():
+                yield Figure("growing", f"{name}, {shape}, {size:,} nodes", value, "us")
+            growth = costs[SIZES[-1]] / costs[SIZES[0]]
+            yield Figure("growing", f"{name}, {shape}, {SIZES[-1]:,} : {SIZES[0]:,} nodes", growth, "x", MOST_GROWTH)
+
+
+SECTIONS: dict[str, Callable[[int], Iterator[Figure]]] = {"matching": matching, "growing": growing}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.micro", description=__doc__)
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all if none is named"
+    )
+    parser.add_argument("--repetitions", type=int, default=2000, help="of each operation (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
+    options = parser.parse_args()
+    unknown = sorted(set(options.sections) - set(SECTIONS))
+    if unknown:
+        parser.error(f"no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    figures = []
+    for name in options.sections or SECTIONS:
+        for figure in SECTIONS[name](options.repetitions):
+            figures.append(figure)
+            if not options.json:
+                print(line(figure), flush=True)
+    if options.json:
+        print(json.dumps([asdict(figure) | {"passes": figure.passes} for figure in figures], indent=1))
+    return 1 if any(figure.passes is False for figure in figures) else 0
+
+
+def line(figure: Figure) -> str:
+    verdict = {None: "", True: f"pass (<= {figure.bar:g})" if figure.bar else "", False: f"FAIL (> {figure.bar})"}
+    return f"{figure.section:10} {figure.name:52} {figure.value:9.2f} {figure.unit:3} {verdict[figure.passes]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
