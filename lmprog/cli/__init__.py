@@ -53,7 +53,7 @@ def _run(given: argparse.Namespace) -> int:
 
             return run.run(given)
         case "sim":
-            from lmprog.runtime import simulation
+            from lmprog.runtime.simulation.main import main as simulate
 
-            return int(simulation.main(seed=given.seed, steps=given.steps) or 0)
+            return simulate(given.seed, given.steps, given.worlds)
     raise AssertionError(given.command)

@@ -43,8 +43,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
 
     sim = commands.add_parser("sim", help="run the core against a simulated model and check every step")
-    sim.add_argument("--seed", type=int, default=0, help="the same seed gives the same run (default: 0)")
-    sim.add_argument("--steps", type=_positive, default=10_000, help="how many steps (default: 10000)")
+    sim.add_argument("--seed", type=int, default=0, help="of the first world; it replays the same (default: 0)")
+    sim.add_argument("--steps", type=_positive, default=500, help="of each world (default: 500)")
+    sim.add_argument("--worlds", type=_positive, default=100, help="how many, each with the next seed (default: 100)")
     return root
 
 

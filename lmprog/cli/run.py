@@ -16,8 +16,9 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, UnknownName
+from lmprog.lang.backends.embedded import Runtime, connect
+from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.lang.program import Program
-from lmprog.launch import Connection, Runtime, connect
 
 
 def run(given: argparse.Namespace) -> int:
@@ -33,10 +34,10 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _backend(given: argparse.Namespace) -> Runtime | Connection:
+def _backend(given: argparse.Namespace) -> RuntimeBackend:
     if given.address and given.model:
         raise InvalidParameter("A running runtime has its model: give --address or --model, not both.", name="model")
-    return connect(given.address, client="lmprog run") if given.address else Runtime(given.model or "nano")
+    return connect(given.address) if given.address else Runtime(given.model or "nano")
 
 
 def _find(where: str) -> Program[Any, Any]:

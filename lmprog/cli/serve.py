@@ -30,8 +30,8 @@ def run(given: argparse.Namespace) -> int:
         print(f"starting a runtime for {given.model} ...", file=sys.stderr, flush=True)
         runtime = Runtime(given.model, address=given.address, log_to_stderr=True, **options_of(given))
         try:
-            _announce(runtime)
             _on_signals(lambda number, frame: stop.set())
+            _announce(runtime)
             while runtime.alive and not stop.wait(_LOOK):
                 pass
             asked = runtime.alive

@@ -5,45 +5,24 @@ This module knows the handshake. It starts nothing and knows no programs.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from lmprog import wire
 from lmprog.errors import ProtocolError, RuntimeGone, from_wire
 from lmprog.transport import ClientChannel, CurveClient, ZmqClientChannel
-
-if TYPE_CHECKING:
-    from lmprog.lang.client import Client
 
 GREETING_TIMEOUT = 30.0
 """Seconds for the answer to `Hello`; generous, since a runtime in a long step answers after it."""
 
 
 class Connection:
-    """A `ClientChannel` that has been greeted; `info` is the runtime's `Welcome`. Closes with its block.
-
-    It is also a backend for programs: `client` takes the channel over and receives in a thread of its own, so who
-    uses `client` no longer uses `send` and `receive`.
-    """
+    """A `ClientChannel` that has been greeted; `info` is the runtime's `Welcome`. Closes with its block."""
 
     def __init__(self, channel: ClientChannel, info: wire.Welcome) -> None:
         self._channel = channel
-        self._client: Client | None = None
-        self._making = threading.Lock()
         self.info = info
-
-    @property
-    def client(self) -> Client:
-        """The conversation that programs talk through; made on first use, since it needs a thread."""
-        from lmprog.lang.client import Client
-
-        with self._making:
-            if self._client is None:
-                self._client = Client(self._channel, welcome=self.info)
-            return self._client
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         """See `ClientChannel.send`; any thread."""
@@ -55,9 +34,6 @@ class Connection:
 
     def close(self) -> None:
         """Ends it: calls still waiting fail, the runtime frees what they had. Safe to repeat."""
-        with self._making:
-            if self._client is not None:
-                self._client.close()
         self._channel.close()
 
     def __enter__(self) -> Connection:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import RuntimeGone, UnknownName
@@ -23,9 +22,6 @@ from lmprog.launch.connection import Connection, greet
 from lmprog.launch.process import Child, python
 from lmprog.transport import ZmqClientChannel
 from lmprog.transport.address import check
-
-if TYPE_CHECKING:
-    from lmprog.lang.client import Client
 
 log = logging.getLogger("lmprog")
 
@@ -43,7 +39,7 @@ class Runtime:
     that only this user can enter. The child's log goes to a file that errors quote, or to our own stderr.
 
     Raises what the runtime reports (`ModelError`, `InvalidParameter`, ...), or `RuntimeGone` with the last lines of
-    its log. A runtime is a backend: `program.using(backend=runtime)`.
+    its log.
     """
 
     def __init__(
@@ -70,22 +66,12 @@ class Runtime:
             self._child.stop(0.0)
             raise
         self.address = str(self.facts["address"])
-        self._own: Connection | None = None
-        self._connecting = threading.Lock()
 
     def connect(self, client: str = "") -> Connection:
         """A new client of this runtime, with branches and calls of its own; it keeps the runtime alive."""
         if not self.alive:
             raise RuntimeGone(f"The runtime at {self.address} does not run any more. {self._child.epitaph()}".strip())
         return greet(ZmqClientChannel(self.address, explain=self._epitaph), client=client)
-
-    @property
-    def client(self) -> Client:
-        """What makes a runtime a backend for programs: a conversation of its own, connected on first use."""
-        with self._connecting:
-            if self._own is None:
-                self._own = self.connect()
-            return self._own.client
 
     @property
     def alive(self) -> bool:
@@ -110,10 +96,6 @@ class Runtime:
 
     def close(self, grace: float = STOP_GRACE) -> None:
         """Asks the runtime to end; it is ended after `grace` seconds in any case. Safe to repeat."""
-        with self._connecting:
-            own, self._own = self._own, None
-        if own is not None:
-            own.close()
         self._child.stop(grace)
         self._finalizer.detach()
 
