@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmprog.errors import LmprogError as LmprogError
     from lmprog.lang.backends.default import set_default_backend as set_default_backend
+    from lmprog.lang.backends.embedded import Runtime as Runtime
+    from lmprog.lang.backends.embedded import connect as connect
     from lmprog.lang.choices import greedy_token_selection as greedy_token_selection
     from lmprog.lang.choices import token_length_normalized as token_length_normalized
     from lmprog.lang.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from lmprog.lang.values import Gen as Gen
     from lmprog.lang.values import Selected as Selected
     from lmprog.lang.vote import vote as vote
-    from lmprog.launch import Runtime as Runtime
-    from lmprog.launch import connect as connect
 
 __version__ = "0.1.0"
 
@@ -66,7 +66,7 @@ _HOMES = {
     **dict.fromkeys(("Results", "Run"), "lmprog.lang.results"),
     **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.lang.service"),
     **dict.fromkeys(("Gen", "Selected"), "lmprog.lang.values"),
-    **dict.fromkeys(("Runtime", "connect"), "lmprog.launch"),
+    **dict.fromkeys(("Runtime", "connect"), "lmprog.lang.backends.embedded"),
     "Branch": "lmprog.lang.state",
     "Branches": "lmprog.lang.fork",
     "LmprogError": "lmprog.errors",

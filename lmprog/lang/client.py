@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from lmprog import wire
@@ -96,6 +97,7 @@ class Client:
         self._sending = threading.Lock()  # keeps frames in the order of the ops
         self._outbox: list[wire.Op] = []
         self._calls: dict[int, Call] = {}
+        self._held = threading.local()  # .depth: how many `together` this thread is in
         self._spoiled: dict[int, LmprogError] = {}  # branch -> why one of its ops could not even be sent
         self._gone: LmprogError | None = None
         self._closing = threading.Event()
@@ -133,8 +135,20 @@ class Client:
             self.hurry()
         return call
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread asks for inside is sent as one frame at the end."""
+        self._held.depth = getattr(self._held, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._held.depth -= 1
+            self.hurry()
+
     def hurry(self) -> None:
         """Sends the outbox soon: now in a plain thread, at the end of the turn on an event loop."""
+        if getattr(self._held, "depth", 0):
+            return
         loop = asyncio._get_running_loop()
         if loop is None:
             self.flush()

@@ -47,6 +47,7 @@ class Cursor:
         self.names: dict[str, Var] = {} if parent is None else dict(parent.names)
         self.own_names: set[str] = set()
         self.gens: list[Gen[Any]] = []
+        self._last: Gen[Any] | None = None if parent is None else parent._last  # when it failed, so will the next
         self.num_forks = 0
         self.closed = False
         self._opened = parent is not None
@@ -71,7 +72,7 @@ class Cursor:
         elif isinstance(content, RoleBegin | RoleEnd):
             self._put_role(content)
         elif isinstance(content, Gen):
-            self._put_text(content.mark() if content.belongs_to(self.scope) else content.text)
+            self._put_text(content.mark() if content.belongs_to(self.scope) and not content.done() else content.text)
         else:
             kind = "None" if content is None else type(content).__name__
             raise ProgramError(
@@ -113,6 +114,7 @@ class Cursor:
         child.send_text()
         self.log.append(GainedBy(child))
         self._pieces.append(wire.Gained(child.id))
+        self.send_text()  # before the child can be closed
 
     def send_text(self) -> None:
         """Posts what was collected: after this, other branches may refer to this one."""
@@ -120,19 +122,28 @@ class Cursor:
             self._opened = True
             self.scope.client.post(wire.Open(self.id, self.scope.salt))
         if self._pieces:
-            pieces, self._pieces = tuple(self._pieces), []
-            self.scope.client.post(wire.Append(self.id, pieces))
+            with self.scope.posting:
+                pieces, self._pieces = tuple(self._known(piece) for piece in self._pieces), []
+                self.scope.client.post(wire.Append(self.id, pieces))
+
+    def _known(self, piece: wire.Piece) -> wire.Piece:
+        """A reference to a result that is there is its text: the branch that made it may be closed by now."""
+        if not isinstance(piece, wire.Ref):
+            return piece
+        gen = self.scope.marked[piece.call]
+        return wire.Text(gen.texts[piece.index]) if gen.done() and gen.failure() is None else piece
 
     # --- calls --------------------------------------------------------------------------------------------------
 
     def request(self, op: GenOp[Any] | SelectOp, sampling: Sampling) -> Gen[Any]:
         """Asks for a generation or a selection here; what the op says goes over `sampling`."""
         self.usable()
-        gen: Gen[Any] = Gen(self.scope, op, here(), self.gens[-1] if self.gens else None)
+        gen: Gen[Any] = Gen(self.scope, op, here(), self._last)
         wanted = self._wire_op(op, sampling, len(self.gens))
         self.send_text()
         feed = self.scope.feed
         listens = isinstance(wanted, wire.Gen) and wanted.stream
+        self._last = gen
         self.gens.append(gen)
         self.scope.gens.append(gen)
         self.log.append(gen)
@@ -196,24 +207,27 @@ class Cursor:
         self.closed = True
         self.scope.leave(self)
         if self._opened:
-            self.scope.client.post(wire.Close(self.id))
+            with self.scope.posting:
+                self.scope.client.post(wire.Close(self.id))
 
     def close_when_done(self) -> None:
         """Closes once no call of this branch is running any more, so that none is cancelled."""
 
         def look() -> None:
-            if all(gen.done() for gen in self.gens):
+            if all(gen.done() for gen in needed):
                 self.close()
-                self.scope.client.flush()
+                self.scope.client.hurry()
 
         self.send_text()
-        for gen in [gen for gen in self.gens if not gen.done()]:
+        needed = gens_of(self.log)
+        for gen in [gen for gen in needed if not gen.done()]:
             gen.call.when_done(look)
         look()
 
     def failure(self) -> LmprogError | None:
         """Why the branch cannot go on; None while it can."""
-        return next((failure for gen in self.gens if (failure := gen.failure()) is not None), None)
+        failures = (gen.failure() for gen in self.gens if not gen.refused())
+        return next((failure for failure in failures if failure is not None), None)
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -246,13 +260,16 @@ def gens_of(items: list[Item]) -> list[Gen[Any]]:
 
 
 def plain_text(items: list[Item]) -> str:
-    """The text of a log without its roles; all results must be done, or are waited for."""
+    """The text of a log without its roles; waits for results, raises why there is none.
+
+    A call that was refused, and whose refusal was read, left no text.
+    """
     parts: list[str] = []
     for item in items:
         if isinstance(item, str):
             parts.append(item)
         elif isinstance(item, Gen):
-            parts.append(item.text)
+            parts.append("" if item.refused() and item.was_read else item.text)
         elif isinstance(item, GainedBy):
             parts.append(plain_text(item.child.log[item.child.base :]))
     return "".join(parts)

@@ -76,12 +76,11 @@ def execute(job: Job, run: Run[Any]) -> None:
             gen.wait()
         _finish(run)
     except BaseException as error:
-        _end(run)
+        run.scope.close()
         run.outcome.set_exception(error)
         if not isinstance(error, Exception):
             raise
     else:
-        _end(run)
         run.outcome.set_result(value)
     finally:
         scopes.current.reset(token)
@@ -97,13 +96,12 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         await settle(run.scope.gens)
         _finish(run)
     except BaseException as error:
-        _end(run)
+        run.scope.close()
         cancelled = isinstance(error, asyncio.CancelledError)
         run.outcome.set_exception(Cancelled("the run was cancelled") if cancelled else error)
         if not isinstance(error, Exception):
             raise
     else:
-        _end(run)
         run.outcome.set_result(value)
     finally:
         scopes.current.reset(token)
@@ -114,11 +112,9 @@ def _finish(run: Run[Any]) -> None:
     """The program has returned and all its calls are done: raises what failed and was never read."""
     unread = {id(gen.root()): gen.root() for gen in run.scope.unread_failures() if not gen.root().was_read}
     raise_together([gen.error_at_site() for gen in unread.values()])
-    run.branch.cursor.close(keep_text=True)
-
-
-def _end(run: Run[Any]) -> None:
-    run.scope.close()
+    with run.scope.client.together():
+        run.branch.cursor.close(keep_text=True)
+        run.scope.close()
 
 
 def _end_feed(run: Run[Any]) -> None:

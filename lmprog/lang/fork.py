@@ -76,11 +76,12 @@ class Branches(Sequence["Branch"]):
         """Appends to every branch: the same content, or what a list or a function of the index says for each."""
         if isinstance(content, list | tuple) and len(content) != len(self._children):
             raise ProgramError(f"{len(content)} contents cannot be appended to {len(self._children)} branches")
-        for index, child in enumerate(self._children):
-            if isinstance(content, list | tuple):
-                child.append(content[index])
-            else:
-                child.append(content(index) if callable(content) else content)
+        with self._parent.cursor.scope.client.together():
+            for index, child in enumerate(self._children):
+                if isinstance(content, list | tuple):
+                    child.append(content[index])
+                else:
+                    child.append(content(index) if callable(content) else content)
         return self
 
     def join(self, mode: str = "gather_variable") -> None:
@@ -103,8 +104,9 @@ class Branches(Sequence["Branch"]):
             raise InvalidParameter(
                 f"there is no join mode {mode!r}; there are {allowed}", name="mode", value=mode, allowed=allowed
             )
-        for cursor in cursors:
-            cursor.close_when_done()
+        with self._parent.cursor.scope.client.together():
+            for cursor in cursors:
+                cursor.close_when_done()
 
     # --- ends ---------------------------------------------------------------------------------------------------
 

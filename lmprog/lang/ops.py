@@ -184,7 +184,9 @@ def gen(*what: Any, **options: Any) -> Any:
 def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
     """`gen(name, choices=...)` in SGLang's sense: sampling keywords are checked, and mean nothing to the scoring."""
     rest = {key: value for key, value in options.items() if key != "choices"}
-    scoring: dict[str, Any] = {key: rest.pop(key) for key in ("name", "choices_method", "timeout", "priority") if key in rest}
+    scoring: dict[str, Any] = {
+        key: rest.pop(key) for key in ("name", "choices_method", "timeout", "priority") if key in rest
+    }
     if name is not None:
         scoring["name"] = name
     sampling_of(rest)

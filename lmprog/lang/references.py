@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from lmprog.errors import ProgramError
 
 _SECRET = secrets.token_hex(8)
-_MARK = re.compile(rf"⟦pending generation (\d+)\.(\d+) {_SECRET}⟧")
+# The secret stands at both ends, so that a mark which lost one of them is still noticed.
+_MARK = re.compile(rf"⟦{_SECRET} pending generation (\d+)\.(\d+) {_SECRET}⟧")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Mark:
     index: int = 0
 
     def __str__(self) -> str:
-        return f"⟦pending generation {self.call}.{self.index} {_SECRET}⟧"
+        return f"⟦{_SECRET} pending generation {self.call}.{self.index} {_SECRET}⟧"
 
 
 def split(text: str) -> list[str | Mark]:

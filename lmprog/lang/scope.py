@@ -50,6 +50,7 @@ class Scope:
         self.marked: dict[int, Gen[Any]] = {}  # by call: what a mark in a string may point at
         self._open: dict[int, Cursor] = {}
         self._lock = threading.Lock()
+        self.posting = threading.RLock()  # a branch is not closed between looking at it and posting a reference to it
         self.ended: LmprogError | None = None
         self._timeout = timeout
         self._parent = parent

@@ -183,8 +183,7 @@ class Branch:
         self.sync()
         if self.cursor.failure() is None and not self.cursor.has_roles():
             return plain_text(self.cursor.log)
-        for gen in self.cursor.waits_for():
-            gen.text  # noqa: B018  (raises the cause)
+        plain_text(self.cursor.log)  # raises the cause where there is no text
         call = self.cursor.read()
         self.cursor.scope.client.flush()
         return _text_of(call.wait())
@@ -192,8 +191,9 @@ class Branch:
     async def atext(self) -> str:
         """The same for an event loop."""
         await self.settled()
+        known = plain_text(self.cursor.log)  # raises the cause where there is no text
         if not self.cursor.has_roles():
-            return plain_text(self.cursor.log)
+            return known
         return _text_of(await self.cursor.read().arrive())
 
     def messages(self) -> list[dict[str, str]]:

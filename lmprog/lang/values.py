@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from lmprog import wire
-from lmprog.errors import Cancelled, LmprogError, ProgramError, ValidationFailed, from_wire
+from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, ValidationFailed, from_wire
 from lmprog.lang import scope as scopes
 from lmprog.lang.client import Call, on_event_loop
 from lmprog.lang.ops import GenOp, SelectOp
@@ -118,11 +118,25 @@ class Gen(Generic[T]):
         return self.call.done()
 
     def failure(self) -> LmprogError | None:
-        """Why there is no result; None while it is pending or where there is one."""
+        """Why there is no result: what broke the branch first. None while it is pending or where there is one."""
+        return None if self._own_failure() is None else self.root()._own_failure()
+
+    def refused(self) -> bool:
+        """Whether the call was rejected: then nothing of it was begun, and its branch can go on."""
+        return isinstance(self._own_failure(), RequestRejected)
+
+    def root(self) -> Gen[Any]:
+        """The first call of the branch that failed (and was not merely refused): no later one can do better."""
+        first, before = self, self._before
+        while before is not None:
+            if before._own_failure() is not None and not before.refused():
+                first = before
+            before = before._before
+        return first
+
+    def _own_failure(self) -> LmprogError | None:
         outcome = self.call.wait(0) if self.call.done() else None
-        if not isinstance(outcome, LmprogError):
-            return None
-        return (self._before.failure() if self._before is not None else None) or outcome
+        return outcome if isinstance(outcome, LmprogError) else None
 
     @property
     def usage(self) -> wire.Usage | None:
@@ -199,11 +213,6 @@ class Gen(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         yield from self.wait_async().__await__()
         return self._read()[0]
-
-    def root(self) -> Gen[Any]:
-        """The first failed call of the branch, which is why this one failed too."""
-        before = self._before
-        return before.root() if before is not None and before.failure() is not None else self
 
     def error_at_site(self) -> LmprogError:
         """The failure, with the program's line that asked for the call in its traceback."""

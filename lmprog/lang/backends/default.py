@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import threading
-from typing import cast
 
 from lmprog.lang.backends import Backend
 
@@ -31,9 +30,9 @@ class _Default:
             return self._embedded
 
     def _start(self) -> Backend:
-        from lmprog.launch import Runtime
+        from lmprog.lang.backends.embedded import Runtime
 
-        backend = cast(Backend, Runtime())
+        backend = Runtime()
         atexit.register(backend.close)
         return backend
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from lmprog import wire
-from lmprog.errors import Cancelled, LmprogError, ProgramError, RuntimeGone
+from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, RuntimeGone
 from lmprog.transport.channel import ops_frame
 
 BranchOp: TypeAlias = wire.Append | wire.Gen | wire.Select | wire.Fork | wire.Read
@@ -201,7 +201,8 @@ class TextRuntime:
         branch = self._branches[number]
         branch.running = None
         if isinstance(answer, LmprogError):
-            branch.failed = answer
+            if not isinstance(answer, RequestRejected):  # a refused call has begun nothing: the program may go on
+                branch.failed = answer
             self._fail(op.call, answer)
             return
         prompt = len(branch.text.split())

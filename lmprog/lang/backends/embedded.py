@@ -1,0 +1,44 @@
+"""Backends over a runtime process: one that is started here, or one that runs already.
+
+Joins `lmprog.launch`, which knows processes, with the client. Imported when the first of them is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmprog import launch
+from lmprog.config import RuntimeConfig
+from lmprog.lang.backends.runtime import RuntimeBackend
+from lmprog.transport import CurveClient
+
+
+class Runtime(RuntimeBackend):
+    """Starts a runtime with `model` (a name or a folder) and is the backend on it; ended by `close` or its `with`.
+
+    `options` are those of `lmprog.launch.Runtime`: its own, and the fields of `RuntimeConfig` and `SchedulerConfig`.
+    """
+
+    def __init__(self, model: str | RuntimeConfig = "nano", **options: Any) -> None:
+        self.process = launch.Runtime(model, **options)
+        try:
+            connection = self.process.connect("python")
+            super().__init__(connection, welcome=connection.info)
+        except BaseException:
+            self.process.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where other clients reach this runtime, with `connect`."""
+        return self.process.address
+
+    def close(self) -> None:
+        super().close()
+        self.process.close()
+
+
+def connect(address: str, *, keys: CurveClient | None = None, timeout: float = 30.0) -> RuntimeBackend:
+    """The backend on a runtime that runs at `address` (`ipc://...` or `tcp://...`)."""
+    connection = launch.connect(address, client="python", keys=keys, timeout=timeout)
+    return RuntimeBackend(connection, welcome=connection.info)

@@ -1,0 +1,37 @@
+"""The client half is light: what importing it loads, and how long that takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "jinja2")
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+def test_importing_the_frontend_loads_nothing_heavy() -> None:
+    loaded = _python(
+        "import sys, lmprog, lmprog.testing, lmprog.lang.program, lmprog.lang.backends.default; lmprog.function\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert loaded == "[]"
+
+
+def test_importing_lmprog_takes_less_than_three_tenths_of_a_second() -> None:
+    """In time of the processor, so that a busy machine does not count; with everything that `function` needs."""
+    code = "import time; import lmprog; lmprog.function; print(time.process_time())"
+    assert min(float(_python(code)) for _ in range(3)) < 0.3
+
+
+def test_every_public_name_can_be_loaded() -> None:
+    code = "import lmprog\nfor name in lmprog.__all__: getattr(lmprog, name)\nprint(len(lmprog.__all__) > 30)"
+    assert _python(code) == "True"
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    code = "import lmprog\ntry: lmprog.nonsense\nexcept AttributeError as error: print(error)"
+    assert "nonsense" in _python(code)

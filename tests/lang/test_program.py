@@ -1,0 +1,363 @@
+"""Programs in both spellings, against scripted answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+import lmprog
+from lmprog import wire
+from lmprog.errors import DeadlineExceeded, ProgramError, UnknownName
+from lmprog.testing import Hold, Scripted
+
+
+@pytest.fixture
+def one() -> Iterator[Scripted]:
+    with Scripted(["one"]) as scripted:
+        yield scripted
+
+
+def test_a_plain_program_reads_where_it_needs_a_value(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, question: str) -> str:
+        s.append(f"Q: {question}\nA:")
+        return s.gen(max_tokens=5).value + "!"
+
+    run = program.using(backend=one).run("why?")
+    assert run.value == "one!"
+    assert one.prompts == ["Q: why?\nA:"]
+    assert run.text() == "Q: why?\nA:one"
+    assert run.usage.generated == 1
+
+
+def test_an_async_program_awaits_its_values(one: Scripted) -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch, question: str) -> str:
+        s.append(question)
+        return await s.gen()
+
+    assert program.using(backend=one).run("why?").value == "one"
+
+
+def test_the_operator_spelling_names_its_values(one: Scripted) -> None:
+    @lmprog.function
+    def program(s, question):  # type: ignore[no-untyped-def]
+        s += "Q: " + question + "\nA:" + lmprog.gen("answer", max_tokens=5) + "."
+
+    state = program.run(question="why?", backend=one, temperature=0)
+    assert state["answer"] == "one"
+    assert state.text() == "Q: why?\nA:one."
+    assert state.get_meta_info("answer")["finish_reason"]["type"] == "stop"
+    assert "answer" in state
+
+
+def test_roles_are_pieces_that_the_runtime_writes() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.system("Be kind.")
+        s += lmprog.user("Hi " + lmprog.gen("name"))
+        with s.assistant():
+            s.gen("reply")
+
+    with Scripted(["Ann", "Hello"]) as scripted:
+        run = program.using(backend=scripted).run()
+        assert run.messages() == [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Hi Ann"},
+            {"role": "assistant", "content": "Hello"},
+        ]
+        assert run.text() == "<|system|>\nBe kind.\n<|user|>\nHi Ann\n<|assistant|>\nHello\n"
+
+
+def test_a_turn_with_content_cannot_be_entered_again(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        with s.user("hi"):
+            pass
+
+    with pytest.raises(ProgramError, match=r"with s.user\(\)"):
+        program.using(backend=one).run()
+    one.client.call(wire.Gen(1, 99))  # the script is not used up otherwise
+    one._script.clear()
+
+
+def test_a_select_is_a_string_with_the_figures_of_all_options() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> lmprog.Selected:
+        s.append("x")
+        return s.select("red", "blue", name="color", method=lmprog.greedy_token_selection).value
+
+    with Scripted(["blue"]) as scripted:
+        value = program.using(backend=scripted).run().value
+    assert value == "blue"
+    assert list(value.scores) == ["red", "blue"]
+    assert sum(value.probabilities.values()) == pytest.approx(1)
+    asked = scripted.asked[0].op
+    assert isinstance(asked, wire.Select)
+    assert asked.method == "greedy_token_selection"
+
+
+def test_appending_none_or_an_object_is_refused(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, content: object) -> None:
+        s.append(content)
+
+    for content, kind in ((None, "None"), (object(), "object"), (3, "int")):
+        with pytest.raises(ProgramError, match=f"{kind} cannot be appended"):
+            program.using(backend=one).run(content)
+    one._script.clear()
+
+
+def test_text_between_two_calls_is_one_append_and_a_lone_call_one_frame(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        for word in ("a", "b", "c"):
+            s.append(word)
+        s.gen()
+
+    program.using(backend=one).run()
+    opened, appended, asked = one.frames[1]
+    assert isinstance(opened, wire.Open)
+    assert appended == wire.Append(1, (wire.Text("abc"),))
+    assert isinstance(asked, wire.Gen)
+
+
+def test_the_ops_of_one_turn_of_the_event_loop_are_one_frame() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> list[str]:
+        s.append("x")
+        draft = s.gen()
+        s.append(f"{draft}")
+        grade = s.gen()
+        return [await draft, await grade]
+
+    with Scripted(["a", "b"]) as scripted:
+        assert program.using(backend=scripted).run().value == ["a", "b"]
+    assert [len(frame) for frame in scripted.frames[1:]] == [5, 1]
+
+
+def test_typed_generations_are_confined_and_returned_as_their_type() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> Literal["yes", "no"]:
+        s.append("x")
+        return await s.gen(Literal["yes", "no"])
+
+    with Scripted(["no"]) as scripted:
+        assert program.using(backend=scripted).run().value == "no"
+    asked = scripted.asked[0].op
+    assert isinstance(asked, wire.Gen)
+    assert asked.constraint == wire.Choices(("yes", "no"))
+
+
+def test_constraints_by_keyword_travel_as_they_are() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.append("x")
+        s.gen(regex="[0-9]+")
+        s.gen(schema={"type": "object", "properties": {"b": {}, "a": {}}})
+        s.gen(choices=["u", "v"])
+        s.gen(grammar="root ::= [a-z]")
+
+    with Scripted(["12", "{}", "v", "z"]) as scripted:
+        program.using(backend=scripted).run()
+    assert [asked.op.constraint for asked in scripted.asked if isinstance(asked.op, wire.Gen)] == [
+        wire.Regex("[0-9]+"),
+        wire.JsonSchema('{"type": "object", "properties": {"b": {}, "a": {}}}'),
+        wire.Choices(("u", "v")),
+        wire.Grammar("root ::= [a-z]"),
+    ]
+
+
+def test_a_nested_call_goes_on_with_the_branch_it_is_given() -> None:
+    @lmprog.function
+    async def inner(s: lmprog.Branch, word: str) -> str:
+        s.append(word)
+        return await s.gen()
+
+    @lmprog.function
+    async def outer(s: lmprog.Branch) -> str:
+        s.append("a ")
+        return await inner(s, "b ") + await inner(s, "c ")
+
+    with Scripted(["1 ", "2 "]) as scripted:
+        assert outer.using(backend=scripted).run().value == "1 2 "
+    assert scripted.prompts == ["a b ", "a b 1 c "]
+
+
+def test_a_nested_run_has_a_branch_of_its_own_and_its_work_is_counted() -> None:
+    @lmprog.function
+    async def inner(s: lmprog.Branch) -> str:
+        s.append("inner ")
+        return await s.gen()
+
+    @lmprog.function
+    async def outer(s: lmprog.Branch) -> str:
+        s.append("outer ")
+        return (await inner.arun()).value + await s.gen()
+
+    with Scripted(["1", "2"]) as scripted:
+        run = outer.using(backend=scripted).run()
+    assert run.value == "12"
+    assert run.usage.generated == 2
+
+
+def test_a_running_program_cannot_block_its_event_loop() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        s.append("x")
+        return s.gen().value
+
+    with Scripted(lambda prompt: Hold()) as scripted, pytest.raises(ProgramError, match="`await` before it"):
+        program.using(backend=scripted).run()
+
+
+def test_a_program_can_be_run_inside_a_running_event_loop_as_in_a_notebook() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        s.append("x")
+        return await s.gen()
+
+    async def cell() -> str:
+        return program.using(backend=scripted).run().value
+
+    with Scripted(["one"]) as scripted:
+        assert asyncio.run(cell()) == "one"
+
+
+def test_arun_of_a_plain_program_does_not_block_the_loop() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> str:
+        s.append("x")
+        return s.gen().value
+
+    async def main() -> str:
+        task = asyncio.ensure_future(program.using(backend=scripted).arun())
+        while not scripted.runtime.held():
+            await asyncio.sleep(0.001)
+        scripted.release("late")
+        return (await task).value
+
+    with Scripted(lambda prompt: Hold()) as scripted:
+        assert asyncio.run(main()) == "late"
+
+
+def test_cancelling_arun_frees_the_branches_and_cancels_the_calls() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> None:
+        s.append("x")
+        async with s.fork(2) as branches:
+            await branches.map(lambda b: b.gen())
+
+    async def main() -> None:
+        task = asyncio.ensure_future(program.using(backend=scripted).arun())
+        while len(scripted.runtime.held()) < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with Scripted(lambda prompt: Hold()) as scripted:
+        asyncio.run(main())
+        assert scripted.runtime.open_branches() == 0
+        assert scripted.runtime.held() == []
+
+
+def test_an_awaited_call_that_is_cancelled_is_cancelled_in_the_runtime() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        s.append("x")
+        with s.copy() as other:
+            try:
+                await asyncio.wait_for(other.gen(), 0.01)
+            except TimeoutError:
+                return await s.gen()
+        return "not cancelled"
+
+    script = iter([Hold(), "second"])
+    with Scripted(lambda prompt: next(script)) as scripted:
+        assert program.using(backend=scripted).run().value == "second"
+    assert any(isinstance(op, wire.Cancel) for frame in scripted.frames for op in frame)
+
+
+def test_a_run_out_of_time_raises_and_every_call_knew_the_limit() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.append("x")
+        s.gen().value
+        threading.Event().wait(0.06)
+        s.gen()
+
+    with Scripted(["a"]) as scripted, pytest.raises(DeadlineExceeded):
+        program.using(backend=scripted, timeout=0.05).run()
+    asked = scripted.asked[0].op
+    assert asked.timeout is not None
+    assert asked.timeout <= 0.05
+
+
+def test_no_branch_stays_open_after_a_run_however_it_ends() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, fail: bool) -> None:
+        s.append("x")
+        s.fork(3)
+        s.gen()
+        if fail:
+            raise ValueError("mine")
+
+    with Scripted(["a", "b"]) as scripted:
+        program.using(backend=scripted).run(False)
+        assert scripted.runtime.open_branches() == 0
+        with pytest.raises(ValueError, match="mine"):
+            program.using(backend=scripted).run(True)
+        assert scripted.runtime.open_branches() == 0
+
+
+def test_a_variable_that_does_not_exist_is_named_with_those_that_do(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s += "x" + lmprog.gen("tip")
+        s["count"] = 3
+        assert s["count"] == 3
+        s["tipp"]
+
+    with pytest.raises(UnknownName, match="'tipp'.*count, tip"):
+        program.using(backend=one).run()
+
+
+def test_var_scope_names_all_text_written_inside(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> str:
+        s.append("a")
+        with s.var_scope("part"):
+            s.append("<")
+            s.gen()
+            s.append(">")
+        return str(s["part"])
+
+    assert program.using(backend=one).run().value == "<one>"
+
+
+def test_a_wrong_call_fails_before_anything_is_sent(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, question: str) -> None:
+        s.append(question)
+
+    with pytest.raises(TypeError, match="question"):
+        program.using(backend=one).run()  # type: ignore[call-arg]
+    assert len(one.frames) == 1
+    one._script.clear()
+
+
+def test_a_function_without_a_parameter_for_its_branch_is_refused() -> None:
+    with pytest.raises(ProgramError, match="first parameter"):
+        lmprog.function(lambda: None)  # type: ignore[arg-type, misc]
+
+
+def test_vote_takes_the_first_of_the_most_agreed_on() -> None:
+    assert lmprog.vote(["a", "B", "b", "a"]) == "a"
+    assert lmprog.vote(["a", "B", "b"], key=str.lower) == "B"
+    with pytest.raises(ProgramError):
+        lmprog.vote([])
