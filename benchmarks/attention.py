@@ -1,0 +1,195 @@
+"""Times one layer of attention over pages: our kernels, torch after gathering the pages, and the reference.
+
+    python benchmarks/attention.py [--threads N] [--path NAME] [--only TEXT] [--json FILE]
+
+Figures are milliseconds of processor time of the whole process (the best of some repetitions), so with one thread
+other load on the machine matters little; with more threads the wall clock is shown instead. `no sharing` reads a common
+prefix once for each row. Writing the step's own keys and values is part of every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lmprog.runtime.attention import (
+    AttentionBackend,
+    AttentionShape,
+    LayerAttention,
+    NativeAttention,
+    ReferenceAttention,
+)
+from lmprog.runtime.batch import Batch
+
+PAGE = 16
+HEADS = {"S": (12, 4, 64), "M": (14, 2, 64), "8B": (32, 8, 128)}
+"""Query heads, kv heads, head_dim: small and middle test models, and the layer of a checkpoint of 8 billion weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`rows` branches that each compute `count` tokens and end at `length`, the first `prefix` positions common."""
+
+    heads: str
+    dtype: torch.dtype
+    rows: int
+    length: int
+    prefix: int
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        kind = "decode" if self.count == 1 else f"prefill {self.count}"
+        kept = "bf16" if self.dtype == torch.bfloat16 else "f32"
+        return f"{self.heads} {kept} {kind}, {self.rows} rows of {self.length:,}, {self.prefix:,} shared"
+
+
+CASES = [
+    *(
+        Case(heads, dtype, 16, length, prefix)
+        for dtype in (torch.float32, torch.bfloat16)
+        for heads, length, prefix in (("M", 1024, 1000), ("M", 8192, 1000), ("M", 8192, 8160), ("S", 8192, 8160))
+    ),
+    *(
+        Case(heads, dtype, 1, length, 0, count)
+        for dtype in (torch.float32, torch.bfloat16)
+        for heads, length, count in (
+            ("M", 8192, 1),
+            ("8B", 4096, 1),
+            ("M", 512, 512),
+            ("M", 2560, 512),
+            ("8B", 512, 512),
+        )
+    ),
+]
+
+
+def shape_of(case: Case) -> AttentionShape:
+    heads, kv_heads, dim = HEADS[case.heads]
+    return AttentionShape((LayerAttention(dim**-0.5),), heads, kv_heads, dim, dim, case.dtype)
+
+
+def batch_of(case: Case) -> tuple[Batch, int]:
+    """The batch and the number of pages its rows stand on."""
+    shared = case.prefix // PAGE
+    per_row = -(-case.length // PAGE)
+    num_pages = shared + case.rows * (per_row - shared)
+    order = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
+    own = order[shared:].reshape(case.rows, per_row - shared)
+    tables = np.concatenate([np.tile(order[:shared], (case.rows, 1)), own], axis=1)
+    positions = np.tile(np.arange(case.length - case.count, case.length, dtype=np.int32), case.rows)
+    rows = np.repeat(np.arange(case.rows), case.count)
+    total = case.rows * case.count
+    slots = tables[rows, positions // PAGE] * PAGE + positions % PAGE
+    batch = Batch(
+        tokens=np.zeros(total, np.int32),
+        positions=positions,
+        row_starts=np.arange(0, total + 1, case.count, dtype=np.int32),
+        kv_lens=np.full(case.rows, case.length, np.int32),
+        page_starts=np.arange(0, case.rows * per_row + 1, per_row, dtype=np.int32),
+        pages=np.ascontiguousarray(tables.reshape(-1)),
+        write_tokens=np.arange(total, dtype=np.int32),
+        write_slots=slots.astype(np.int32),
+        copies=np.zeros((0, 2), np.int32),
+        logit_tokens=np.zeros(0, np.int32),
+        page_size=PAGE,
+    )
+    return batch, num_pages
+
+
+class TorchAttention:
+    """What one would write without kernels: gather every row's pages, then torch's own attention for all rows."""
+
+    def __init__(self, shape: AttentionShape, num_pages: int, case: Case) -> None:
+        slots = num_pages * PAGE
+        self.keys = torch.zeros(slots, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
+        self.values = torch.zeros(slots, shape.num_kv_heads, shape.v_head_dim, dtype=shape.dtype)
+        self.case = case
+        self.dtype = shape.dtype
+
+    def plan(self, batch: Batch) -> None:
+        case = self.case
+        pages = torch.from_numpy(batch.pages.astype(np.int64)).view(case.rows, -1)
+        position = torch.arange(case.length)
+        self.gathered = pages[:, position // PAGE] * PAGE + position % PAGE  # [rows, length]
+        self.written = torch.from_numpy(batch.write_slots.astype(np.int64))
+        first = case.length - case.count
+        self.mask = None if case.count == 1 else torch.arange(first, case.length)[:, None] >= position
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self.keys[self.written], self.values[self.written] = k.to(self.dtype), v.to(self.dtype)
+        keys, values = (x[self.gathered].transpose(1, 2) for x in (self.keys, self.values))
+        queries = q.to(self.dtype).view(self.case.rows, self.case.count, *q.shape[1:]).transpose(1, 2)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=self.mask, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    @property
+    def bytes_per_page(self) -> int:
+        return PAGE * 2 * self.keys[0].numel() * self.keys.element_size()
+
+
+def measure(backend: AttentionBackend, batch: Batch, case: Case, clock: Callable[[], float]) -> float:
+    """Milliseconds of one step of one layer: the best of at least three, over at least 0.3 seconds."""
+    shape, rng = shape_of(case), torch.Generator().manual_seed(1)
+    q = torch.randn(batch.num_tokens, shape.num_heads, shape.head_dim, generator=rng)
+    k = torch.randn(batch.num_tokens, shape.num_kv_heads, shape.head_dim, generator=rng)
+    backend.plan(batch)
+    backend.run(0, q, k, k)
+    best, spent, times = float("inf"), 0.0, 0
+    while times < 3 or spent < 0.3:
+        start = clock()
+        backend.run(0, q, k, k)
+        took = clock() - start
+        best, spent, times = min(best, took), spent + took, times + 1
+    return best * 1e3
+
+
+def run_case(case: Case, threads: int, path: str | None) -> dict[str, float]:
+    clock = time.process_time if threads == 1 else time.perf_counter
+    shape, (batch, num_pages) = shape_of(case), batch_of(case)
+
+    def native(share: bool) -> float:
+        backend = NativeAttention(shape, num_pages, PAGE, threads, path=path, share_prefixes=share)
+        for keys, values in backend.memory:
+            keys.zero_()
+            values.zero_()
+        return measure(backend, batch, case, clock)
+
+    return {
+        "native": native(True),
+        "no sharing": native(False),
+        "torch": measure(TorchAttention(shape, num_pages, case), batch, case, clock),
+        "reference": measure(ReferenceAttention(shape, num_pages, PAGE), batch, case, clock),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--path", help="instruction set of the native kernels (default: the best)")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    results: dict[str, dict[str, float]] = {}
+    print(f"{'ms, one layer':52}{'native':>10}{'no sharing':>12}{'torch':>10}{'reference':>11}")
+    for case in CASES:
+        if args.only in case.name:
+            figures = results[case.name] = run_case(case, args.threads, args.path)
+            n, s, t, r = figures.values()
+            print(f"{case.name:52}{n:10.2f}{s:12.2f}{t:10.1f}{r:11.1f}", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"threads": args.threads, "path": args.path, "ms": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
