@@ -1,0 +1,335 @@
+"""The plan of the house as a tested table: who may import whom, where each library enters, what no file may do.
+
+Read `UNITS` and `DOORS` as documentation; a change of the design begins with a change here and in
+`docs/architecture.md`. Imports count wherever they stand: at the top, in a function, for type checking only, or as
+`importlib.import_module("...")` with a name written out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_FILE_LINES = 350
+MAX_FUNCTION_LINES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Modules that stand together (each with all below it), and the units that they may import besides themselves."""
+
+    modules: str
+    may_import: str = ""
+
+
+# Below: the ground that everything stands on; then the client's side; then the runtime, from the tree to the tensors.
+UNITS = {
+    "errors": Unit("lmprog.errors"),
+    "config": Unit("lmprog.config"),
+    "wire": Unit("lmprog.wire"),
+    "native": Unit("lmprog.native"),
+    "transport": Unit("lmprog.transport", "errors wire"),
+    "launch": Unit("lmprog.launch", "errors config wire transport"),
+    # the client's side: no tokens, no tensors, no sockets
+    "lang": Unit("lmprog.lang lmprog.testing", "errors config wire transport launch"),
+    "facade": Unit("lmprog", "errors lang launch"),
+    # integers and strings: everything here is tested without torch
+    "radix": Unit("lmprog.radix", "errors"),
+    "fsm": Unit("lmprog.runtime.fsm", "errors native"),
+    "text": Unit("lmprog.runtime.tokenizer lmprog.runtime.text lmprog.runtime.chat", "errors"),
+    "scheduling": Unit(
+        "lmprog.runtime.scheduler lmprog.runtime.request lmprog.runtime.generation lmprog.runtime.policy "
+        "lmprog.runtime.line lmprog.runtime.pagetable lmprog.runtime.plan lmprog.runtime.batch lmprog.runtime.masks "
+        "lmprog.runtime.picks lmprog.runtime.randomness lmprog.runtime.stats",
+        "errors config wire radix fsm",
+    ),
+    "interpreter": Unit(
+        "lmprog.runtime.interpreter lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
+        "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.constraints",
+        "errors wire transport radix fsm text scheduling",
+    ),
+    "loop": Unit("lmprog.runtime.loop", "errors transport scheduling interpreter"),
+    # tensors: they see batches, never requests
+    "tensors": Unit(
+        "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
+        "lmprog.runtime.sampler",
+        "errors config native wire scheduling",
+    ),
+    # what puts the parts together
+    "simulation": Unit(
+        "lmprog.runtime.simulation", "errors config wire transport radix fsm text scheduling interpreter loop"
+    ),
+    "process": Unit(
+        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
+        "errors config wire transport launch text scheduling interpreter loop tensors",
+    ),
+    "cli": Unit("lmprog.cli lmprog.demo", "errors config wire native launch lang facade simulation"),
+}
+
+# Through which modules a library enters. What is not listed is not imported by `lmprog` at all.
+DOORS = {
+    "zmq": "lmprog.transport",
+    "msgspec": "lmprog.wire lmprog.launch.child lmprog.lang.sampling",
+    "torch": "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
+    "lmprog.runtime.sampler lmprog.cli.doctor",
+    "numpy": "lmprog.runtime.batch lmprog.runtime.fsm lmprog.runtime.masks lmprog.runtime.attention "
+    "lmprog.runtime.sampler lmprog.runtime.engine lmprog.runtime.simulation",
+    "tokenizers": "lmprog.runtime.tokenizer",
+    "jinja2": "lmprog.runtime.chat",
+    "safetensors": "lmprog.runtime.model",
+    "huggingface_hub": "lmprog.runtime.model",
+    "transformers": "lmprog.runtime.model",
+    "llguidance": "lmprog.runtime.fsm",
+    "pydantic": "lmprog.lang",
+    "openai": "lmprog.lang.backends",
+    "tqdm": "lmprog.lang.program lmprog.runtime.model",
+    "rich": "lmprog.cli lmprog.demo",
+    "typing_extensions": "lmprog.lang",
+}
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "__import__", "torch.load", "torch.hub.load", "recv_pyobj", "send_pyobj"}
+FORBIDDEN_ARGUMENTS = {"trust_remote_code", "allow_pickle"}
+FORBIDDEN_FILE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
+FORBIDDEN_CLASS_ENDS = ("Manager", "Mixin", "Helper", "Utils")
+
+
+def unit_of(module: str) -> str | None:
+    """The unit with the longest name above the module; the facade is `lmprog` itself and nothing below it."""
+    best, longest = None, 0
+    for name, unit in UNITS.items():
+        for prefix in unit.modules.split():
+            is_there = module == prefix or (
+                prefix not in ("lmprog", "lmprog.runtime") and module.startswith(prefix + ".")
+            )
+            if is_there and len(prefix) > longest:
+                best, longest = name, len(prefix)
+    return best
+
+
+class House:
+    """The Python files under a folder, parsed once."""
+
+    def __init__(self, root: Path, folders: str = "lmprog") -> None:
+        self.root = root
+        self.trees = {
+            path: ast.parse(path.read_text())
+            for folder in folders.split()
+            for path in sorted((root / folder).rglob("*.py"))
+        }
+        self.modules = {self.module_of(path) for path in self.trees}
+
+    def module_of(self, path: Path) -> str:
+        return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
+
+    def imports(self, path: Path) -> Iterator[tuple[str, int]]:
+        """Every imported module with its line. `from lmprog import wire` is the module `lmprog.wire`."""
+        for node in ast.walk(self.trees[path]):
+            for name in self._named(node, path):
+                yield name, getattr(node, "lineno", 0)
+
+    def _named(self, node: ast.AST, path: Path) -> list[str]:
+        if isinstance(node, ast.Import):
+            return [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = (self.module_of(path) + (".x" if path.stem == "__init__" else "")).split(".")
+                base = ".".join([*here[: -node.level], *filter(None, [base])])
+            below = [f"{base}.{alias.name}" for alias in node.names]
+            return [name if name in self.modules else base for name in below]
+        if isinstance(node, ast.Call) and dotted(node.func).endswith("import_module") and node.args:
+            first = node.args[0]
+            return [first.value] if isinstance(first, ast.Constant) and isinstance(first.value, str) else []
+        return []
+
+
+def dotted(node: ast.expr) -> str:
+    """`torch.load` for that expression; empty for what is no plain name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def import_problems(house: House) -> Iterator[str]:
+    """Modules without a unit, imports that the table does not allow, libraries beside their doors."""
+    for path in house.trees:
+        module = house.module_of(path)
+        unit = unit_of(module)
+        if unit is None:
+            yield f"{module} belongs to no unit: add it to UNITS, or put it with its user"
+            continue
+        allowed = {unit, *UNITS[unit].may_import.split()}
+        for name, line in house.imports(path):
+            top = name.partition(".")[0]
+            if top == "lmprog":
+                other = unit_of(name)
+                if other not in allowed:
+                    yield f"{module}:{line} ({unit}) imports {name} ({other or 'no unit'})"
+            elif top not in sys.stdlib_module_names and not is_door(top, module):
+                yield f"{module}:{line} imports {top}, whose doors are: {DOORS.get(top, 'none')}"
+
+
+def is_door(library: str, module: str) -> bool:
+    doors = DOORS.get(library, "").split()
+    return any(module == door or module.startswith(door + ".") for door in doors)
+
+
+def danger_problems(house: House) -> Iterator[str]:
+    """Whatever turns bytes into code."""
+    for path, tree in house.trees.items():
+        for name, line in house.imports(path):
+            if name.partition(".")[0] in FORBIDDEN_MODULES:
+                yield f"{path.name}:{line} imports {name}"
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            called = dotted(node.func)
+            if called == "torch.load" and is_own_checkpoint(node, path.relative_to(house.root)):
+                continue
+            if called in FORBIDDEN_CALLS or called.rpartition(".")[2] in ("recv_pyobj", "send_pyobj"):
+                yield f"{path.name}:{node.lineno} calls {called}"
+            for keyword in node.keywords:
+                is_off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg in FORBIDDEN_ARGUMENTS and not is_off:
+                    yield f"{path.name}:{node.lineno} passes {keyword.arg}"
+
+
+def is_own_checkpoint(call: ast.Call, path: Path) -> bool:
+    """Training may read back what it wrote, as plain tensors; the package itself reads safetensors only."""
+    plain = any(
+        keyword.arg == "weights_only" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+        for keyword in call.keywords
+    )
+    return plain and path.parts[0] == "training"
+
+
+def shape_problems(house: House) -> Iterator[str]:
+    """Files and functions that are too long, names that say nothing."""
+    for path, tree in house.trees.items():
+        num_lines = len(path.read_text().splitlines())
+        if num_lines > MAX_FILE_LINES:
+            yield f"{path.relative_to(house.root)} has {num_lines} lines, more than {MAX_FILE_LINES}"
+        if path.stem in FORBIDDEN_FILE_NAMES or path.parent.name in FORBIDDEN_FILE_NAMES:
+            yield f"{path.relative_to(house.root)}: name the idea, or put it with its user"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name.endswith(FORBIDDEN_CLASS_ENDS):
+                yield f"{path.name}:{node.lineno} class {node.name}: name what it is"
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES:
+                    yield f"{path.name}:{node.lineno} {node.name} has {length} lines, more than {MAX_FUNCTION_LINES}"
+
+
+def prose_problems(house: House) -> Iterator[str]:
+    """Modules that do not say what they know."""
+    for path, tree in house.trees.items():
+        if tree.body and not ast.get_docstring(tree):
+            yield f"{path.relative_to(house.root)} has no docstring"
+
+
+def cycles() -> list[str]:
+    """Units that reach themselves through what they may import."""
+    found = []
+    for start in UNITS:
+        seen: set[str] = set()
+        todo = UNITS[start].may_import.split()
+        while todo:
+            name = todo.pop()
+            if name == start:
+                found.append(start)
+                break
+            if name not in seen:
+                seen.add(name)
+                todo += UNITS[name].may_import.split()
+    return found
+
+
+HOUSE = House(ROOT)
+ALL_CODE = House(ROOT, "lmprog tests examples benchmarks training")
+
+
+def test_every_import_is_in_the_table() -> None:
+    assert list(import_problems(HOUSE)) == []
+
+
+def test_the_table_has_no_cycle_and_names_only_units_and_modules_that_exist() -> None:
+    assert cycles() == []
+    for name, unit in UNITS.items():
+        assert set(unit.may_import.split()) <= set(UNITS), name
+
+
+def test_nothing_turns_bytes_into_code() -> None:
+    assert list(danger_problems(ALL_CODE)) == []
+
+
+def test_files_and_functions_stay_small_and_names_say_something() -> None:
+    assert list(shape_problems(ALL_CODE)) == []
+
+
+def test_every_module_says_what_it_knows() -> None:
+    assert list(prose_problems(ALL_CODE)) == []
+
+
+def test_test_files_have_different_names() -> None:
+    """In a folder that is no package, pytest knows a test file by its name alone."""
+    tests = [path for path in ALL_CODE.trees if path.name.startswith("test_")]
+    names = [path.name for path in tests if not (path.parent / "__init__.py").exists()]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+def test_kernels_know_no_framework() -> None:
+    sources = [path for kind in ("*.h", "*.cpp", "*.cu", "*.cuh") for path in (ROOT / "kernels").rglob(kind)]
+    assert sources
+    include = re.compile(r"#\s*include\s*[<\"](torch|ATen|c10|Python\.h|pybind11|nanobind|numpy)")
+    assert [path.name for path in sources if include.search(path.read_text())] == []
+
+
+PLANTED = {
+    "radix/tree.py": ('"""x."""\nfrom lmprog import wire\n', "radix.tree:2 (radix) imports lmprog.wire (wire)"),
+    "radix/hidden.py": ('"""x."""\ndef f():\n    from lmprog.lang import state\n', "radix.hidden:3"),
+    "radix/typed.py": ('"""x."""\nif TYPE_CHECKING:\n    import lmprog.transport.client\n', "radix.typed:3"),
+    "radix/relative.py": ('"""x."""\nfrom ..transport import client\n', "radix.relative:2"),
+    "lang/torchy.py": ('"""x."""\ndef f():\n    import torch.nn as nn\n', "lang.torchy:3 imports torch"),
+    "lang/dynamic.py": ('"""x."""\nimportlib.import_module("zmq")\n', "lang.dynamic:2 imports zmq"),
+    "radix/unknown.py": ('"""x."""\nimport requests\n', "whose doors are: none"),
+    "runtime/new_room/a.py": ('"""x."""\n', "belongs to no unit"),
+    "wire.py": ('"""x."""\nimport pickle\n', "wire.py:2 imports pickle"),
+    "native.py": ('"""x."""\neval("1")\n', "native.py:2 calls eval"),
+    "runtime/engine.py": ('"""x."""\ntorch.load("x")\n', "engine.py:2 calls torch.load"),
+    "runtime/model/far.py": ('"""x."""\nf(trust_remote_code=flag)\n', "far.py:2 passes trust_remote_code"),
+    "runtime/kv_pool.py": ('"""x."""\n' + "x = 1\n" * MAX_FILE_LINES, "lmprog/runtime/kv_pool.py has 351 lines"),
+    "runtime/loop.py": ('"""x."""\ndef f():\n' + "    x = 1\n" * 60, "loop.py:2 f has 61 lines"),
+    "lang/utils.py": ('"""x."""\n', "lmprog/lang/utils.py: name the idea"),
+    "lang/names.py": ('"""x."""\nclass BranchManager: ...\n', "class BranchManager"),
+    "config.py": ("x = 1\n", "lmprog/config.py has no docstring"),
+}
+
+
+@pytest.mark.parametrize("place", PLANTED)
+def test_a_planted_violation_is_found(place: str, tmp_path: Path) -> None:
+    source, complaint = PLANTED[place]
+    files = {"__init__.py": '"""x."""\n', "wire.py": '"""x."""\n', "lang/state.py": '"""x."""\n', place: source}
+    for name, text in {**files, "transport/client.py": '"""x."""\n'}.items():
+        path = tmp_path / "lmprog" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    house = House(tmp_path)
+    checks = (import_problems, danger_problems, shape_problems, prose_problems)
+    found = [problem for check in checks for problem in check(house)]
+    assert len([problem for problem in found if complaint in problem]) == 1, found
+
+
+def test_a_planted_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(UNITS, "errors", Unit("lmprog.errors", "launch"))
+    assert "errors" in cycles()
+    assert "launch" in cycles()
