@@ -188,6 +188,7 @@ class Client:
         self.flush()
         self._fail(Cancelled("the client was closed"))
         self._closing.set()
+        self._channel.close()
         if threading.current_thread() is not self._receiver:
             self._receiver.join()
 

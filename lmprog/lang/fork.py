@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
@@ -62,13 +62,19 @@ class Branches(Sequence["Branch"]):
     def __iter__(self) -> Iterator[Branch]:
         return iter(self._children)
 
-    @overload
-    def map(self, each: Callable[[Branch], Awaitable[T]]) -> Mapped[T]: ...
-    @overload
-    def map(self, each: Callable[[Branch], T]) -> Mapped[T]: ...
-    def map(self, each: Callable[[Branch], Any]) -> Mapped[Any]:
-        """Runs `each` on every branch at once; `await` the result, or read its `.value`, for the list of values."""
-        mapped: Mapped[Any] = Mapped(self, each, keep=self._on_error == "keep")
+    def map(self, function: Callable[[Branch], Awaitable[T]]) -> Mapped[T]:
+        """Runs `function` on every branch at once; `await` the result, or read its `.value`, for the list of values.
+
+        `function` is a coroutine function, or one that gives a pending result: `lambda b: b.gen()`.
+        """
+        return self._start(function)
+
+    def each(self, function: Callable[[Branch], T]) -> Mapped[T]:
+        """The same for a plain function, which may read values: in a plain program each branch has a thread."""
+        return self._start(function)
+
+    def _start(self, function: Callable[[Branch], Any]) -> Mapped[Any]:
+        mapped: Mapped[Any] = Mapped(self, function, keep=self._on_error == "keep")
         self._mapped.append(mapped)
         return mapped
 
@@ -259,4 +265,7 @@ async def _run_one(each: Callable[[Branch], Any], child: Branch) -> Any:
 
 def _run_blocking(each: Callable[[Branch], Any], child: Branch) -> Any:
     found = each(child)
+    if isinstance(found, Coroutine):
+        found.close()
+        raise ProgramError("a plain program cannot map a coroutine function; make the program `async def`")
     return found.value if isinstance(found, Gen) else found

@@ -65,8 +65,8 @@ class Program(Generic[P, R]):
 
     # --- variants -----------------------------------------------------------------------------------------------
 
-    def bind(self, **arguments: Any) -> Program[P, R]:
-        """The same program with some of its own arguments given."""
+    def bind(self, **arguments: Any) -> Program[..., R]:
+        """The same program with some of its own arguments given, by name."""
         unknown = set(arguments) - self._names
         if unknown:
             raise TypeError(f"{self.function.__name__} has no parameter {sorted(unknown)[0]!r}")

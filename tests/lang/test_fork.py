@@ -39,7 +39,7 @@ def test_map_runs_coroutines_and_plain_functions() -> None:
     async def program(s: lmprog.Branch) -> tuple[list[str], list[int]]:
         s.append("x")
         async with s.fork(2) as branches:
-            return await branches.map(twice), await branches.map(lambda b: len(b.cursor.gens))
+            return await branches.map(twice), await branches.each(lambda b: len(b.cursor.gens))
 
     with Scripted(lambda prompt: "y" if prompt == "x" else "z") as scripted:
         assert program.using(backend=scripted).run().value == (["yz", "yz"], [2, 2])
@@ -50,10 +50,23 @@ def test_a_plain_program_maps_in_threads() -> None:
     def program(s: lmprog.Branch) -> list[str]:
         s.append("x")
         with s.fork(3) as branches:
-            return branches.map(lambda b: b.gen().value + b.gen().value).value
+            return branches.each(lambda b: b.gen().value + b.gen().value).value
 
     with Scripted(lambda prompt: "y" if prompt == "x" else "z") as scripted:
         assert program.using(backend=scripted).run().value == ["yz"] * 3
+
+
+def test_a_plain_program_cannot_map_a_coroutine_function() -> None:
+    async def each(b: lmprog.Branch) -> str:
+        return await b.gen()
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> list[str]:
+        with s.fork(1) as branches:
+            return branches.map(each).value
+
+    with Scripted() as scripted, pytest.raises(ProgramError, match="async def"):
+        program.using(backend=scripted).run()
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -95,7 +108,7 @@ def test_a_failure_in_a_thread_cancels_the_siblings() -> None:
     def program(s: lmprog.Branch) -> list[str]:
         s.append("x")
         with s.fork(3) as branches:
-            return branches.map(each).value
+            return branches.each(each).value
 
     with Scripted(script) as scripted, pytest.raises(ModelError, match="not finite"):
         program.using(backend=scripted).run()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Literal
 
@@ -11,8 +9,8 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.errors import DeadlineExceeded, ProgramError, UnknownName
-from lmprog.testing import Hold, Scripted
+from lmprog.errors import ProgramError, UnknownName
+from lmprog.testing import Scripted
 
 
 @pytest.fixture
@@ -172,149 +170,6 @@ def test_constraints_by_keyword_travel_as_they_are() -> None:
     ]
 
 
-def test_a_nested_call_goes_on_with_the_branch_it_is_given() -> None:
-    @lmprog.function
-    async def inner(s: lmprog.Branch, word: str) -> str:
-        s.append(word)
-        return await s.gen()
-
-    @lmprog.function
-    async def outer(s: lmprog.Branch) -> str:
-        s.append("a ")
-        return await inner(s, "b ") + await inner(s, "c ")
-
-    with Scripted(["1 ", "2 "]) as scripted:
-        assert outer.using(backend=scripted).run().value == "1 2 "
-    assert scripted.prompts == ["a b ", "a b 1 c "]
-
-
-def test_a_nested_run_has_a_branch_of_its_own_and_its_work_is_counted() -> None:
-    @lmprog.function
-    async def inner(s: lmprog.Branch) -> str:
-        s.append("inner ")
-        return await s.gen()
-
-    @lmprog.function
-    async def outer(s: lmprog.Branch) -> str:
-        s.append("outer ")
-        return (await inner.arun()).value + await s.gen()
-
-    with Scripted(["1", "2"]) as scripted:
-        run = outer.using(backend=scripted).run()
-    assert run.value == "12"
-    assert run.usage.generated == 2
-
-
-def test_a_running_program_cannot_block_its_event_loop() -> None:
-    @lmprog.function
-    async def program(s: lmprog.Branch) -> str:
-        s.append("x")
-        return s.gen().value
-
-    with Scripted(lambda prompt: Hold()) as scripted, pytest.raises(ProgramError, match="`await` before it"):
-        program.using(backend=scripted).run()
-
-
-def test_a_program_can_be_run_inside_a_running_event_loop_as_in_a_notebook() -> None:
-    @lmprog.function
-    async def program(s: lmprog.Branch) -> str:
-        s.append("x")
-        return await s.gen()
-
-    async def cell() -> str:
-        return program.using(backend=scripted).run().value
-
-    with Scripted(["one"]) as scripted:
-        assert asyncio.run(cell()) == "one"
-
-
-def test_arun_of_a_plain_program_does_not_block_the_loop() -> None:
-    @lmprog.function
-    def program(s: lmprog.Branch) -> str:
-        s.append("x")
-        return s.gen().value
-
-    async def main() -> str:
-        task = asyncio.ensure_future(program.using(backend=scripted).arun())
-        while not scripted.runtime.held():
-            await asyncio.sleep(0.001)
-        scripted.release("late")
-        return (await task).value
-
-    with Scripted(lambda prompt: Hold()) as scripted:
-        assert asyncio.run(main()) == "late"
-
-
-def test_cancelling_arun_frees_the_branches_and_cancels_the_calls() -> None:
-    @lmprog.function
-    async def program(s: lmprog.Branch) -> None:
-        s.append("x")
-        async with s.fork(2) as branches:
-            await branches.map(lambda b: b.gen())
-
-    async def main() -> None:
-        task = asyncio.ensure_future(program.using(backend=scripted).arun())
-        while len(scripted.runtime.held()) < 2:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    with Scripted(lambda prompt: Hold()) as scripted:
-        asyncio.run(main())
-        assert scripted.runtime.open_branches() == 0
-        assert scripted.runtime.held() == []
-
-
-def test_an_awaited_call_that_is_cancelled_is_cancelled_in_the_runtime() -> None:
-    @lmprog.function
-    async def program(s: lmprog.Branch) -> str:
-        s.append("x")
-        with s.copy() as other:
-            try:
-                await asyncio.wait_for(other.gen(), 0.01)
-            except TimeoutError:
-                return await s.gen()
-        return "not cancelled"
-
-    script = iter([Hold(), "second"])
-    with Scripted(lambda prompt: next(script)) as scripted:
-        assert program.using(backend=scripted).run().value == "second"
-    assert any(isinstance(op, wire.Cancel) for frame in scripted.frames for op in frame)
-
-
-def test_a_run_out_of_time_raises_and_every_call_knew_the_limit() -> None:
-    @lmprog.function
-    def program(s: lmprog.Branch) -> None:
-        s.append("x")
-        s.gen().value
-        threading.Event().wait(0.06)
-        s.gen()
-
-    with Scripted(["a"]) as scripted, pytest.raises(DeadlineExceeded):
-        program.using(backend=scripted, timeout=0.05).run()
-    asked = scripted.asked[0].op
-    assert asked.timeout is not None
-    assert asked.timeout <= 0.05
-
-
-def test_no_branch_stays_open_after_a_run_however_it_ends() -> None:
-    @lmprog.function
-    def program(s: lmprog.Branch, fail: bool) -> None:
-        s.append("x")
-        s.fork(3)
-        s.gen()
-        if fail:
-            raise ValueError("mine")
-
-    with Scripted(["a", "b"]) as scripted:
-        program.using(backend=scripted).run(False)
-        assert scripted.runtime.open_branches() == 0
-        with pytest.raises(ValueError, match="mine"):
-            program.using(backend=scripted).run(True)
-        assert scripted.runtime.open_branches() == 0
-
-
 def test_a_variable_that_does_not_exist_is_named_with_those_that_do(one: Scripted) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
@@ -323,7 +178,7 @@ def test_a_variable_that_does_not_exist_is_named_with_those_that_do(one: Scripte
         assert s["count"] == 3
         s["tipp"]
 
-    with pytest.raises(UnknownName, match="'tipp'.*count, tip"):
+    with pytest.raises(UnknownName, match=r"'tipp'.*count, tip"):
         program.using(backend=one).run()
 
 

@@ -53,7 +53,7 @@ def test_a_value_out_of_range_is_refused_with_name_value_and_range(name: str, va
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidParameter, match="temprature.*temperature"):
+    with pytest.raises(InvalidParameter, match=r"temprature.*temperature"):
         lmprog.gen("x", temprature=1)  # type: ignore[call-overload]
 
 

@@ -1,0 +1,119 @@
+"""Many runs at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import lmprog
+from lmprog.errors import InvalidParameter, ModelError, ProgramError
+from lmprog.testing import Hold, Scripted, Scripting
+
+
+@lmprog.function
+def plain(s: lmprog.Branch, word: str) -> str:
+    s.append(word)
+    return s.gen("a").value
+
+
+@lmprog.function
+async def awaiting(s: lmprog.Branch, word: str) -> str:
+    s.append(word)
+    return await s.gen("a")
+
+
+def _echo(prompt: str) -> Scripting:
+    return ModelError(f"no {prompt}") if prompt == "bad" else prompt.upper()
+
+
+@pytest.mark.parametrize("program", [plain, awaiting])
+def test_map_keeps_the_order_and_sums_the_work(program: lmprog.Program[[str], str]) -> None:
+    words = [f"w{index}" for index in range(20)]
+    with Scripted(_echo) as scripted:
+        results = program.map(words, backend=scripted, concurrency=4, progress=False)
+    assert list(results) == [word.upper() for word in words]
+    assert results.usage.generated == 20
+    assert results.errors == {}
+
+
+@pytest.mark.parametrize("program", [plain, awaiting])
+def test_collected_errors_are_raised_where_their_value_is_read(program: lmprog.Program[[str], str]) -> None:
+    with Scripted(_echo) as scripted:
+        results = program.map(["a", "bad", "c"], backend=scripted, on_error="collect")
+    assert results.values == ["A", "C"]
+    assert list(results.errors) == [1]
+    with pytest.raises(ModelError, match="no bad"):
+        results[1]
+
+
+@pytest.mark.parametrize("program", [plain, awaiting])
+def test_by_default_map_raises_the_first_failure_and_ends_the_others(program: lmprog.Program[[str], str]) -> None:
+    def script(prompt: str) -> Scripting:
+        if prompt == "bad":
+            return ModelError("no bad")
+        return Hold()
+
+    with Scripted(script) as scripted, pytest.raises(ModelError, match="no bad") as caught:
+        program.map(["a", "bad", "c"], backend=scripted)
+    assert any("item 1 of 3" in note for note in caught.value.__notes__)
+    assert scripted.runtime.open_branches() == 0
+
+
+@pytest.mark.parametrize("program", [plain, awaiting])
+def test_no_more_programs_run_at_once_than_asked_for(program: lmprog.Program[[str], str]) -> None:
+    most = 0
+    running = 0
+    lock = threading.Lock()
+
+    @lmprog.function
+    async def counted(s: lmprog.Branch, word: str) -> None:
+        nonlocal most, running
+        with lock:
+            running += 1
+            most = max(most, running)
+        await asyncio.sleep(0.001)
+        with lock:
+            running -= 1
+
+    with Scripted() as scripted:
+        counted.map([str(index) for index in range(30)], backend=scripted, concurrency=3)
+    assert most == 3
+
+
+def test_run_batch_takes_dicts_and_tuples() -> None:
+    with Scripted(_echo) as scripted:
+        states = plain.run_batch([{"word": "x"}, ("y",)], backend=scripted, num_threads=2)
+        assert [state["a"] for state in states] == ["X", "Y"]
+        lazily = plain.run_batch([{"word": "x"}, {"word": "y"}], backend=scripted, generator_style=True)
+        assert [state.ret_value for state in lazily] == ["X", "Y"]
+
+
+def test_a_progress_bar_counts_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with Scripted(_echo) as scripted:
+        plain.map(["a", "b"], backend=scripted, progress=True)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_wrong_settings_of_a_batch_are_refused() -> None:
+    with Scripted() as scripted:
+        with pytest.raises(InvalidParameter, match="on_error"):
+            plain.map(["a"], backend=scripted, on_error="ignore")  # type: ignore[arg-type]
+        with pytest.raises(InvalidParameter, match="at least 1"):
+            plain.map(["a"], backend=scripted, concurrency=0)
+        with pytest.raises(InvalidParameter, match="no option 'tempature'"):
+            plain.map(["a"], backend=scripted, tempature=1)  # type: ignore[call-arg]
+
+
+def test_mapping_on_an_event_loop_points_to_arun() -> None:
+    async def main() -> None:
+        awaiting.map(["a"], backend=scripted)
+
+    with Scripted() as scripted, pytest.raises(ProgramError, match="arun"):
+        asyncio.run(main())
+
+
+def test_an_empty_batch_is_empty() -> None:
+    with Scripted() as scripted:
+        assert len(plain.map([], backend=scripted)) == 0
