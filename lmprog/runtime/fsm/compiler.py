@@ -7,7 +7,7 @@ then owned by one thread (see `Constraint`). Which engine serves a specification
 from __future__ import annotations
 
 from lmprog.errors import GrammarError
-from lmprog.runtime.fsm.constraint import Choices, Constraint, Limits, Regex, Spec
+from lmprog.runtime.fsm.constraint import Choices, Constraint, JsonSchema, Limits, Regex, Spec
 from lmprog.runtime.fsm.costs import Net, finish
 from lmprog.runtime.fsm.expression import whole
 from lmprog.runtime.fsm.lower import Lowering
@@ -15,6 +15,7 @@ from lmprog.runtime.fsm.native import native_engine
 from lmprog.runtime.fsm.net import NetBuilder, Node
 from lmprog.runtime.fsm.pattern import parse_pattern
 from lmprog.runtime.fsm.regular import RegularConstraint
+from lmprog.runtime.fsm.schema.build import schema_node
 from lmprog.runtime.fsm.vocabulary import Vocabulary
 from lmprog.runtime.fsm.walk import MaskEngine, PlainEngine
 
@@ -40,4 +41,6 @@ def _root(spec: Spec, builder: NetBuilder, limits: Limits) -> Node:
         return builder.byte_strings(
             [tuple(((byte, byte),) for byte in text.encode()) for text in dict.fromkeys(spec.texts)]
         )
+    if isinstance(spec, JsonSchema):
+        return schema_node(spec, builder, limits)
     raise GrammarError(f"{type(spec).__name__} is not supported yet", position=None)

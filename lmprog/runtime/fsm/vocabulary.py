@@ -86,6 +86,10 @@ class Vocabulary:
         self.digest = _digest(self._tokens, self.eos_ids)
         self._use_cache = use_cache
 
+    @classmethod
+    def of(cls, tokens: Sequence[bytes | None], eos_ids: Sequence[int]) -> Vocabulary:
+        return cls(tokens, eos_ids)
+
     def __len__(self) -> int:
         return len(self._tokens)
 
