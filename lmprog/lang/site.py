@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from types import FunctionType
 from typing import NoReturn
 
 _LANG = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -36,8 +37,13 @@ def here() -> Site:
 def raise_at(site: Site, error: BaseException) -> NoReturn:
     """Raises `error` with `site` in its traceback, for errors that nobody has read where they belong.
 
-    A traceback takes its lines from code objects, so one that stands on the wanted line of the wanted file is made.
+    A traceback takes its lines from code objects, so `_raise` runs under the wanted file, line and name.
     """
-    code = compile("\n" * (site.line - 1) + "raise error", site.file, "exec").replace(co_name=site.function)
-    exec(code, {"error": error})
+    first_line = site.line - 1  # `raise` stands one line below `def`
+    code = _raise.__code__.replace(co_filename=site.file, co_firstlineno=first_line, co_name=site.function)
+    FunctionType(code, {})(error)
     raise AssertionError("unreachable")
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
