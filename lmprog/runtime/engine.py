@@ -117,10 +117,12 @@ def _load(config: RuntimeConfig) -> Loaded:
     if described["model_type"] in FAMILIES:
         shape = read_shape(described)
         return _native(shape, folder, _context_len(config, shape.context_len), _dtype(config, described, folder))
-    from lmprog.runtime.model.fallback import load_fallback  # imports transformers: seconds that few models need
+    from lmprog.runtime.model.fallback import Fallback  # imports transformers: seconds that few models need
+    from lmprog.runtime.model.selfcheck import check
 
     dtype = _dtype(config, described, folder)
-    model = load_fallback(folder, dtype)
+    model = Fallback(folder, dtype)
+    check(model, folder, dtype)
     return Loaded(model, folder, _context_len(config, model.context_len), dtype)
 
 

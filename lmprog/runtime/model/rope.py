@@ -1,8 +1,9 @@
 """Rotary positions: what a checkpoint's config says about them, and the rotation of every position.
 
 Both spellings are read: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5. Knows neither
-layers nor weights. Rotations that depend on the length of the sequence (`dynamic`, `longrope`) are refused: keys are
-kept rotated and shared between sequences of different lengths.
+layers nor weights. Rotations that depend on the length of the sequence (`longrope`) are refused: keys are kept rotated
+and shared between sequences of different lengths. `dynamic` changes them only past the context that the checkpoint
+states, where lmprog never goes, and is plain up to there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _FIELDS = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
         {
@@ -73,7 +75,7 @@ def read_rope(config: Mapping[str, Any], context_len: int) -> Rope:
 
 
 def _read_kind(kind: str, theta: float, scaling: dict[str, Any], original_len: int) -> Rope:
-    if kind == "default":
+    if kind in ("default", "dynamic"):
         return Rope(theta)
     factor = scaling.get("factor")
     if factor is None:
