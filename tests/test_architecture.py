@@ -80,7 +80,7 @@ DOORS = {
     "torch": "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
     "lmprog.runtime.sampler lmprog.cli.doctor",
     "numpy": "lmprog.runtime.batch lmprog.runtime.fsm lmprog.runtime.masks lmprog.runtime.attention "
-    "lmprog.runtime.sampler lmprog.runtime.engine lmprog.runtime.simulation",
+    "lmprog.runtime.model lmprog.runtime.sampler lmprog.runtime.engine lmprog.runtime.simulation",
     "tokenizers": "lmprog.runtime.tokenizer",
     "jinja2": "lmprog.runtime.chat",
     "safetensors": "lmprog.runtime.model",

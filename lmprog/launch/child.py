@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from lmprog.config import RuntimeConfig
-from lmprog.errors import Detail, InvalidParameter, LmprogError
+from lmprog.errors import InvalidParameter, LmprogError
 
 ORPHAN_GRACE = 1.0
 """Seconds that an orphan has for an orderly end before it is ended at once; the promise is 2 s in all."""
@@ -37,8 +37,8 @@ class Parent:
         """Says what the start is busy with, as words that follow "the runtime" (`loads the weights`)."""
         self._write({"stage": doing})
 
-    def ready(self, address: str, facts: Mapping[str, Detail]) -> None:
-        """The runtime serves at `address`; `facts` are shown to the user. The last word to the parent."""
+    def ready(self, address: str, facts: Mapping[str, object]) -> None:
+        """The runtime serves at `address`; `facts` (plain JSON) are for the user. The last word to the parent."""
         self._write({"ready": True, "address": address, **facts})
         os.close(self._ready_fd)
 

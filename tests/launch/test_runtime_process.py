@@ -258,3 +258,13 @@ def test_what_the_child_reports_is_one_json_line(tmp_path: Path) -> None:
             "details": {"prompt": 9, "max_tokens": 2, "limit": 10},
         }
     }
+
+
+def test_runtimes_leave_no_descriptor_behind() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for script in ("ok", "fails", "ok"):
+        try:
+            scripted(script).close()
+        except ContextOverflow:
+            continue
+    assert len(os.listdir("/proc/self/fd")) == before

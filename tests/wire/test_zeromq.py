@@ -317,3 +317,20 @@ def test_many_clients_of_one_process_may_share_a_context(runtime: ZmqRuntimeChan
         while len(gone) < 50:
             gone |= {name for name, op in runtime.receive(5.0) if isinstance(op, Gone)}
         assert gone == names
+
+
+def test_channels_leave_no_descriptor_and_no_thread_behind(tmp_path: Path) -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = held()
+    for number in range(20):
+        runtime = ZmqRuntimeChannel(f"ipc://{tmp_path}/{number}")
+        client = ZmqClientChannel(runtime.address)
+        client.send([HELLO])
+        runtime.receive(5.0)
+        (runtime if number % 2 else client).close()
+        (client if number % 2 else runtime).close()
+        with pytest.raises(InvalidParameter):
+            ZmqRuntimeChannel(f"ipc://{tmp_path}/no/such/folder")
+    assert held() == before
