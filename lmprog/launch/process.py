@@ -48,6 +48,11 @@ class Child:
                     start_new_session=True,  # Ctrl-C in a terminal is the parent's business
                     env=_environment(),
                 )
+        except BaseException:
+            os.close(self._ready_fd)
+            os.close(self._life_fd)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         finally:
             os.close(ready_write)
             os.close(parent_read)

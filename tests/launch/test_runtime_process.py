@@ -21,6 +21,7 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import ContextOverflow, InvalidParameter, ProtocolError, RuntimeGone, UnknownName
 from lmprog.launch import Runtime, connect, greet
 from lmprog.launch.child import config_from_json, config_to_json
+from lmprog.launch.process import Child
 from lmprog.launch.runtime import configured
 from lmprog.transport import LocalRuntimeChannel
 
@@ -93,6 +94,16 @@ def test_a_failed_start_leaves_no_folder_and_no_process(tmp_path: Path, monkeypa
         with pytest.raises((RuntimeGone, ContextOverflow)):
             scripted(script, startup_timeout=1.0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_child_that_cannot_even_be_started_leaves_nothing(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError):
+        Child(["/no/such/python"], folder)
+    assert not folder.exists()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_slow_start_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
