@@ -79,9 +79,12 @@ def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
             raise
 
 
-def on_event_loop() -> bool:
-    """Whether this thread is just now running an event loop, which must not be blocked."""
-    return asyncio._get_running_loop() is not None
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that this thread is just now running, and that must not be blocked; None in a plain thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class Client:
@@ -149,7 +152,7 @@ class Client:
         """Sends the outbox soon: now in a plain thread, at the end of the turn on an event loop."""
         if getattr(self._held, "depth", 0):
             return
-        loop = asyncio._get_running_loop()
+        loop = running_loop()
         if loop is None:
             self.flush()
         else:

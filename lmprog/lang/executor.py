@@ -19,7 +19,7 @@ from lmprog.errors import Cancelled, InvalidParameter, ProgramError
 from lmprog.lang import scope as scopes
 from lmprog.lang.backends import Backend
 from lmprog.lang.backends.default import default_backend
-from lmprog.lang.client import on_event_loop
+from lmprog.lang.client import running_loop
 from lmprog.lang.cursor import Cursor
 from lmprog.lang.feed import Feed
 from lmprog.lang.fork import raise_together
@@ -132,7 +132,7 @@ def blocking(job: Job, run: Run[Any]) -> None:
     """Runs any program and blocks until it has ended."""
     if not job.is_async:
         execute(job, run)
-    elif not on_event_loop():
+    elif running_loop() is None:
         asyncio.run(execute_async(job, run))
     elif scopes.current.get() is not None:
         raise ProgramError("inside an async program, write `await program.arun(...)` instead of `program.run(...)`")
@@ -194,7 +194,7 @@ class Batch:
     def perform(self, step: Callable[[], object]) -> None:
         """Does them all; `step` is told of each end. Raises the first failure unless errors are collected."""
         if self._jobs and self._jobs[0].is_async:
-            if on_event_loop():
+            if running_loop() is not None:
                 raise ProgramError("on an event loop, gather `program.arun(...)` instead of mapping")
             asyncio.run(self._on_loop(step))
         elif self._jobs:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
-from lmprog.lang.client import on_event_loop
+from lmprog.lang.client import running_loop
 from lmprog.lang.values import Gen
 from lmprog.lang.variables import Gathered, settle
 
@@ -140,7 +140,7 @@ class Branches(Sequence["Branch"]):
         return [gen for child in self._children for gen in child.cursor.gens]
 
     def __enter__(self) -> Branches:
-        if on_event_loop():
+        if running_loop() is not None:
             raise ProgramError("inside an async program, write `async with s.fork(...)`")
         return self
 
@@ -151,8 +151,7 @@ class Branches(Sequence["Branch"]):
             if error is None:
                 raise_together([failure for mapped in self._mapped for failure in mapped.finish()])
                 for gen in self._gens():
-                    if not self._children[0].cursor.closed:
-                        gen.wait()
+                    gen.wait()
                 raise_together(self._failed())
         finally:
             self.cancel()
@@ -182,7 +181,7 @@ class Mapped(Generic[T]):
         self._was_read = False
         self._tasks: list[asyncio.Task[Any]] = []
         self._threads: list[Future[Any]] = []
-        if on_event_loop():
+        if running_loop() is not None:
             self._tasks = [asyncio.ensure_future(_run_one(each, child)) for child in branches]
         else:
             pool = ThreadPoolExecutor(min(len(branches), MAX_THREADS), thread_name_prefix="lmprog-branch")

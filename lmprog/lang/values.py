@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, ValidationFailed, from_wire
 from lmprog.lang import scope as scopes
-from lmprog.lang.client import Call, on_event_loop
+from lmprog.lang.client import Call, running_loop
 from lmprog.lang.ops import GenOp, SelectOp
 from lmprog.lang.references import Mark
 from lmprog.lang.scope import Scope
@@ -189,7 +189,7 @@ class Gen(Generic[T]):
     def wait(self) -> None:
         """Blocks until the call is done, well or not. Refused where it would stop an event loop."""
         if not self.call.done():
-            if on_event_loop():
+            if running_loop() is not None:
                 raise ProgramError(
                     f"{self!r} is not done, and waiting for it here would stop the event loop; "
                     "write `await` before it (for a variable: `await s.var(name)`)"

@@ -158,8 +158,6 @@ def test_09_no_choices_are_refused(make: Callable[[], object]) -> None:
 
 
 def test_10_a_gen_of_numbers_is_a_number() -> None:
-    pytest.importorskip("lmprog.lang.types")
-
     @lmprog.function
     def program(s: lmprog.Branch) -> object:
         s += "x" + lmprog.gen_int("n")
