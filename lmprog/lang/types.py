@@ -11,7 +11,6 @@ what a schema means is decided where it is compiled.
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
 import datetime
 import decimal
@@ -20,10 +19,21 @@ import json
 import types
 import typing
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lmprog.errors import UnsupportedSchema, ValidationFailed
+from lmprog.lang.type_values import (
+    MAPPINGS,
+    SEQUENCES,
+    convert,
+    hints_of,
+    is_named_tuple,
+    is_pydantic,
+    name_of,
+    required_keys,
+    unwrapped,
+)
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -44,14 +54,6 @@ _PLAIN: dict[object, JsonObject] = {
     list: {"type": "array"},
     dict: {"type": "object"},
 }
-_TEXT_PARSERS: dict[object, Callable[[str], object]] = {
-    datetime.date: datetime.date.fromisoformat,
-    datetime.datetime: datetime.datetime.fromisoformat,
-    datetime.time: datetime.time.fromisoformat,
-    uuid.UUID: uuid.UUID,
-}
-_SEQUENCES = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.MutableSequence)
-_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _BOUNDS = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
@@ -76,43 +78,9 @@ def schema_of(tp: object) -> JsonObject:
 def value_of(tp: object, text: str) -> object:
     """`text`, JSON for `schema_of(tp)`, as a value of the type. Raises ValidationFailed where it is none."""
     try:
-        return _convert(tp, json.loads(text, parse_float=_number_parser(tp)))
+        return convert(tp, json.loads(text, parse_float=decimal.Decimal if tp is decimal.Decimal else None))
     except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        raise ValidationFailed(f"the text is no {_name(tp)}: {error}", text=text) from error
-
-
-def _number_parser(tp: object) -> Callable[[str], float] | None:
-    """Decimals keep their digits where the type itself is one."""
-    return typing.cast("Callable[[str], float]", decimal.Decimal) if tp is decimal.Decimal else None
-
-
-def _name(tp: object) -> str:
-    return getattr(tp, "__name__", None) or str(tp)
-
-
-def _is_pydantic(tp: object) -> bool:
-    return isinstance(tp, type) and hasattr(tp, "model_json_schema") and hasattr(tp, "model_validate")
-
-
-def _is_named_tuple(tp: object) -> bool:
-    return isinstance(tp, type) and issubclass(tp, tuple) and hasattr(tp, "_fields")
-
-
-def _hints(tp: object) -> dict[str, Any]:
-    return typing.get_type_hints(tp, include_extras=True)
-
-
-def _unwrapped(tp: object) -> object:
-    """Without the wrappers that do not change a value: NewType, `type X = ...`, Required, ReadOnly."""
-    while True:
-        if isinstance(tp, typing.NewType):
-            tp = tp.__supertype__
-        elif type(tp).__name__ == "TypeAliasType":
-            tp = tp.__value__  # type: ignore[attr-defined]
-        elif typing.get_origin(tp) in (typing.Required, typing.NotRequired, typing.Final):
-            tp = typing.get_args(tp)[0]
-        else:
-            return tp
+        raise ValidationFailed(f"the text is no {name_of(tp)}: {error}", text=text) from error
 
 
 class _SchemaBuilder:
@@ -123,7 +91,7 @@ class _SchemaBuilder:
         self._names: dict[object, str] = {}
 
     def build(self, tp: object, path: str) -> JsonObject:
-        tp = _unwrapped(tp)
+        tp = unwrapped(tp)
         try:
             plain = _PLAIN.get(tp)
         except TypeError:
@@ -139,24 +107,26 @@ class _SchemaBuilder:
             return {"anyOf": [self.build(arg, path) for arg in args]}
         if isinstance(tp, type) and issubclass(tp, enum.Enum):
             return _enumeration(tuple(member.value for member in tp), path)
-        if _is_pydantic(tp) or dataclasses.is_dataclass(tp) or typing.is_typeddict(tp):
+        if is_pydantic(tp) or dataclasses.is_dataclass(tp) or typing.is_typeddict(tp):
             return self._defined(tp, path)
         return self._container(tp, origin or tp, args, path)
 
     def _container(self, tp: object, origin: object, args: tuple[object, ...], path: str) -> JsonObject:
-        if origin in _SEQUENCES:
+        if origin in SEQUENCES:
             return {"type": "array", "items": self.build(args[0], f"{path}/items") if args else {}}
-        if origin in _MAPPINGS:
+        if origin in MAPPINGS:
             return self._mapping(args, path)
-        if _is_named_tuple(tp):
-            return self._fixed(tuple(_hints(tp).values()), path)
+        if is_named_tuple(tp):
+            return self._fixed(tuple(hints_of(tp).values()), path)
         if origin is tuple:
             if len(args) == 2 and args[1] is Ellipsis:
                 return {"type": "array", "items": self.build(args[0], f"{path}/items")}
-            return self._fixed(args, path) if args or tp != tuple else {"type": "array"}
-        raise UnsupportedSchema(f"{_name(tp)} at {path} has no JSON schema", keyword="type", path=path)
+            return self._fixed(args, path) if args or tp is not tuple else {"type": "array"}
+        raise UnsupportedSchema(f"{name_of(tp)} at {path} has no JSON schema", keyword="type", path=path)
 
     def _fixed(self, args: Sequence[object], path: str) -> JsonObject:
+        if not args:
+            return {"type": "array", "maxItems": 0}
         items = [self.build(arg, f"{path}/prefixItems/{i}") for i, arg in enumerate(args)]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
 
@@ -200,11 +170,11 @@ class _SchemaBuilder:
                 name, count = f"{tp.__name__}{count}", count + 1
             self._names[tp] = name
             self.defs[name] = {}
-            self.defs[name] = self._pydantic(tp, name) if _is_pydantic(tp) else self._fields(tp, path)
+            self.defs[name] = self._pydantic(tp, name) if is_pydantic(tp) else self._fields(tp, path)
         return {"$ref": f"#/$defs/{name}"}
 
     def _fields(self, tp: Any, path: str) -> JsonObject:
-        hints = _hints(tp)
+        hints = hints_of(tp)
         if dataclasses.is_dataclass(tp):
             fields = [field for field in dataclasses.fields(tp) if field.init]
             names = [field.name for field in fields]
@@ -212,7 +182,7 @@ class _SchemaBuilder:
             required = [f.name for f in fields if f.default is missing and f.default_factory is missing]
         else:
             names = list(hints)
-            required = [name for name in names if name in tp.__required_keys__]
+            required = [name for name in names if name in required_keys(tp)]
         properties = {name: self.build(hints[name], f"{path}/properties/{name}") for name in names}
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
@@ -255,96 +225,3 @@ def _enumeration(values: Sequence[object], path: str) -> JsonObject:
         if not isinstance(value, str | int | float | None):
             raise UnsupportedSchema(f"{value!r} at {path} is no JSON value", keyword="enum", path=path)
     return {"enum": list(values)}
-
-
-def _convert(tp: Any, data: Any) -> Any:
-    """JSON data as a value of `tp`. Raises ValueError or TypeError where it does not fit."""
-    tp = _unwrapped(tp)
-    origin, args = typing.get_origin(tp), typing.get_args(tp)
-    if origin is typing.Annotated:
-        return _convert(args[0], data)
-    if origin is typing.Literal:
-        return _member(args, data)
-    if origin in (typing.Union, types.UnionType):
-        return _first_that_fits(args, data)
-    if _is_pydantic(tp):
-        return tp.model_validate(data)
-    if isinstance(tp, type) and issubclass(tp, enum.Enum):
-        return tp(_member([member.value for member in tp], data))
-    if dataclasses.is_dataclass(tp) or typing.is_typeddict(tp):
-        return _record(tp, data)
-    if _is_named_tuple(tp):
-        return tp(*_fixed_items(tuple(_hints(tp).values()), data))
-    if (origin or tp) in _SEQUENCES:
-        return [_convert(args[0] if args else Any, item) for item in _expect(list, data)]
-    if (origin or tp) in _MAPPINGS:
-        value_type = args[1] if args else Any
-        key_type = args[0] if args else str
-        return {_convert(key_type, key): _convert(value_type, item) for key, item in _expect(dict, data).items()}
-    if (origin or tp) is tuple:
-        if not args:
-            return tuple(_expect(list, data))
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_convert(args[0], item) for item in _expect(list, data))
-        return tuple(_fixed_items(args, data))
-    return _scalar(tp, data)
-
-
-def _scalar(tp: Any, data: Any) -> Any:
-    if tp in (Any, object):
-        return data
-    if tp is None or tp is type(None):
-        return _expect(type(None), data)
-    if tp in _TEXT_PARSERS:
-        return _TEXT_PARSERS[tp](_expect(str, data))
-    if tp is bool or tp is str:
-        return _expect(tp, data)
-    if isinstance(data, bool) or not isinstance(data, int | float | decimal.Decimal):
-        raise ValueError(f"{data!r} is no {_name(tp)}")
-    if tp is int:
-        if data != int(data):
-            raise ValueError(f"{data!r} is no int")
-        return int(data)
-    if tp is float:
-        return float(data)
-    if tp is decimal.Decimal:
-        return data if isinstance(data, decimal.Decimal) else decimal.Decimal(str(data))
-    raise ValueError(f"values of {_name(tp)} are not supported")
-
-
-def _expect(kind: Any, data: Any) -> Any:
-    if not isinstance(data, kind):
-        raise ValueError(f"{data!r} is no {kind.__name__}")
-    return data
-
-
-def _member(values: Sequence[Any], data: Any) -> Any:
-    """The equal value of the same kind: 1 is not True."""
-    for value in values:
-        if value == data and isinstance(value, bool) == isinstance(data, bool):
-            return value
-    raise ValueError(f"{data!r} is none of {list(values)}")
-
-
-def _first_that_fits(args: Sequence[object], data: Any) -> Any:
-    for arg in args:
-        try:
-            return _convert(arg, data)
-        except (ValueError, TypeError):
-            continue
-    raise ValueError(f"{data!r} fits none of {', '.join(map(_name, args))}")
-
-
-def _record(tp: Any, data: Any) -> Any:
-    hints = _hints(tp)
-    fields = {name: _convert(hints[name], value) for name, value in _expect(dict, data).items() if name in hints}
-    if not dataclasses.is_dataclass(tp) and (missing := tp.__required_keys__ - fields.keys()):
-        raise ValueError(f"missing {sorted(missing)}")
-    return tp(**fields)
-
-
-def _fixed_items(args: Sequence[object], data: Any) -> list[Any]:
-    items = _expect(list, data)
-    if len(items) != len(args):
-        raise ValueError(f"{len(items)} items where {len(args)} are expected")
-    return [_convert(arg, item) for arg, item in zip(args, items, strict=True)]

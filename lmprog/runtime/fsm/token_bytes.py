@@ -66,8 +66,8 @@ def _vocabulary(tokens: list[bytes | None], eos_ids: Iterable[int], size: int | 
     return Vocabulary(tokens, [eos for eos in eos_ids if eos < len(tokens)])
 
 
-def _from_description(description: Mapping[str, Any], eos_ids: Iterable[int] | None, size: int | None) -> Vocabulary:
-    """The `tokenizer.json` of the tokenizers library."""
+def bytes_of_description(description: Mapping[str, Any]) -> list[bytes | None]:
+    """The bytes of each token of a `tokenizer.json`; None for special tokens and for ids without a token."""
     model = description.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
         raise ModelError("the tokenizer description has no model with a vocabulary")
@@ -81,8 +81,14 @@ def _from_description(description: Mapping[str, Any], eos_ids: Iterable[int] | N
         tokens[token] = decode(name)
     for token, entry in added.items():
         tokens[token] = None if entry.get("special") else entry["content"].encode()
+    return tokens
+
+
+def _from_description(description: Mapping[str, Any], eos_ids: Iterable[int] | None, size: int | None) -> Vocabulary:
+    """The `tokenizer.json` of the tokenizers library."""
+    tokens = bytes_of_description(description)
     if eos_ids is None:
-        by_name = {entry["content"]: token for token, entry in added.items()}
+        by_name = {entry["content"]: entry["id"] for entry in description.get("added_tokens", ())}
         eos_ids = [by_name[name] for name in _EOS_NAMES if name in by_name]
     return _vocabulary(tokens, eos_ids, size)
 

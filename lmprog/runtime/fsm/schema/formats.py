@@ -12,7 +12,7 @@ _DATE = (
     r"|(\d{2}(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)-02-29)"
 )
 _CLOCK = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
-_OFFSET = r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_OFFSET = r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOSTNAME = rf"{_LABEL}(\.{_LABEL})*"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}"
@@ -39,7 +39,7 @@ _POINTER = r"(/([^~/]|~[01])*)*"
 FORMATS: dict[str, str] = {
     "date": _DATE,
     "time": rf"{_CLOCK}{_OFFSET}",
-    "date-time": rf"{_DATE}[Tt]{_CLOCK}{_OFFSET}",
+    "date-time": rf"{_DATE}T{_CLOCK}{_OFFSET}",
     "duration": rf"P(\d+W|(\d+Y(\d+M(\d+D)?)?|\d+M(\d+D)?|\d+D)({_TIME_PARTS})?|{_TIME_PARTS})",
     "email": rf"{_ATOM}(\.{_ATOM})?@{_HOSTNAME}",
     "idn-email": rf"{_ATOM}(\.{_ATOM})?@{_HOSTNAME}",
