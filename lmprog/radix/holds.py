@@ -75,7 +75,7 @@ class Holds:
             walk.locks -= 1
             if not walk.locks:
                 self._let_go(walk)
-            if walk.owes or walk.locks == walk.locks_here:
+            if walk.locks == walk.locks_here:
                 self.reckon(walk)
             if parent.alive and not walk.alive:
                 self._leave(parent)

@@ -94,9 +94,17 @@ class RadixTree:
 
     # -- standing somewhere
 
-    def lock(self, node: Node) -> None:
-        """Nothing of the path from the root to `node` is evicted until `unlock(node)`. Locks are counted."""
+    def lock(self, node: Node, length: int | None = None) -> Node:
+        """Nothing of the path from the root to `length`, a position of `node` (None: its end), is evicted until the
+        node that this returns is unlocked. Locks are counted.
+
+        A node is cut at `length`, so that no more is held than is stood on.
+        """
+        if length is not None and node.begin < length < node.end:
+            node = self._split(node, length)
+            self._holds.order.renew(node)
         self._holds.lock(node)
+        return node
 
     def unlock(self, node: Node) -> None:
         """Take back one `lock(node)`. Counts as a use of its path. The node may have been discarded since."""

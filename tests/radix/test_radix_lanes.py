@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from simulated_lanes import Lane, Lanes, ints
 
-EXAMPLES = int(os.environ.get("LMPROG_RADIX_EXAMPLES", "100"))  # of 50 steps, for each page size
+EXAMPLES = int(os.environ.get("LMPROG_RADIX_EXAMPLES", "300"))  # of 50 steps, for each page size
 SEEDS = int(os.environ.get("LMPROG_RADIX_SEEDS", "60"))  # of 200 steps, for each page size
 
 numbers = st.integers(0, 2**16)
@@ -63,8 +63,9 @@ class Life:
             self.it.discard(lane, None if whole else cut % (lane.node.end + 1))
 
     def pin(self, which: int) -> None:
-        if self.it.lanes:
-            node = self.it.lanes[which % len(self.it.lanes)].node
+        nodes = [*self.it.tree.walk(), *(lane.node for lane in self.it.lanes)]
+        if nodes:
+            node = nodes[which % len(nodes)]
             self.it.tree.pin(node)
             self.it.pins.append(node)
 
@@ -159,7 +160,7 @@ class LifeMachine(RuleBasedStateMachine):
             self.life.end()
 
 
-TestLife = LifeMachine.TestCase
+TestLife = pytest.mark.slow(LifeMachine.TestCase)
 TestLife.settings = settings(
     max_examples=4 * EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -251,6 +251,17 @@ def test_a_pin_outlives_its_node_and_stays_on_the_rest_of_the_path(bench: Bench)
     assert upper.pins == 0
 
 
+def test_of_two_pinned_nodes_the_lower_goes_first(bench: Bench) -> None:
+    upper = bench.add(1, 2, 3, 4)
+    lower = bench.add(1, 2, 3, 4, 5)
+    bench.tree.pin(upper)
+    bench.tree.pin(lower)
+    assert bench.tree.evict(1) == 1
+    assert (upper.alive, lower.alive) == (True, False)
+    bench.tree.unpin(upper)
+    bench.tree.unpin(lower)
+
+
 def test_what_was_not_pinned_cannot_be_unpinned(bench: Bench) -> None:
     node = bench.add(1, 2, 3, 4)
     with pytest.raises(AssertionError):
@@ -388,6 +399,18 @@ def test_the_page_kept_for_the_only_stander_can_be_taken_and_no_tokens_go(bench:
     bench.held = [page]
     assert bench.length(1, 2, 3, 4, 5, 6) == 6
     bench.check()
+    bench.tree.unlock(node)
+
+
+def test_the_page_kept_for_two_standers_is_taken_by_neither(bench: Bench) -> None:
+    node = bench.add(1, 2, 3, 4, 5, 6)
+    bench.tree.lock(node)
+    bench.tree.lock(node)
+    bench.add(1, 2, 3, 4, 5, 6, 7)
+    assert bench.tree.take_tail(node, 6) is None
+    bench.tree.unlock(node)
+    assert bench.tree.take_tail(node, 6) is not None
+    bench.held = list(set(range(32)) - set(bench.pages._free) - set(bench.tree.pages_held()))
     bench.tree.unlock(node)
 
 
