@@ -1,0 +1,70 @@
+"""Checkpoints made once a run, with what transformers says they generate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from lmprog.config import RuntimeConfig
+from lmprog.runtime.engine import Engine, load_engine
+from tests.model.checkpoints import VOCABULARY, Recipe
+from tests.model.driver import Greedy
+
+NUM_NEW = 10
+LENGTHS = (1, 2, 7, 63, 64, 65, 200, 600)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A checkpoint, prompts, and what transformers makes of them."""
+
+    folder: Path
+    model: Any
+    prompts: list[list[int]]
+    wanted: list[Greedy]
+
+    def engine(self, **config: Any) -> Engine:
+        return load_engine(RuntimeConfig(model=str(self.folder), kv_memory_mb=32, **config))
+
+
+Judge = Callable[[str, Recipe], Judged]
+
+
+@pytest.fixture(scope="session")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
+    """Makes a checkpoint and its judgement, or gives those made before."""
+    made: dict[str, Judged] = {}
+    transformers.utils.logging.disable_progress_bar()
+
+    def make(name: str, recipe: Recipe) -> Judged:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            model = recipe.make(folder)
+            draw = random.Random(name)
+            prompts = [[draw.randrange(VOCABULARY) for _ in range(length)] for length in LENGTHS]
+            made[name] = Judged(folder, model, prompts, [generated(model, prompt) for prompt in prompts])
+        return made[name]
+
+    return make
+
+
+def generated(model: Any, prompt: list[int]) -> Greedy:
+    """Greedy decoding by transformers, with its own cache."""
+    tokens = torch.tensor([prompt])
+    out = model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=NUM_NEW,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    logprobs = torch.cat(out.logits).float().log_softmax(-1)
+    return Greedy(out.sequences[0, len(prompt) :].tolist(), logprobs)

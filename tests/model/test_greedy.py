@@ -1,0 +1,56 @@
+"""What transformers generates greedily, we generate: every architecture, alone or mixed, in chunks or whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmprog.runtime.engine import Engine
+from tests.model.checkpoints import FOREIGN, NATIVE, VARIANTS
+from tests.model.conftest import NUM_NEW, Judge, Judged
+from tests.model.driver import Driver, Greedy
+
+PAGE_SIZE = 16
+
+
+def assert_equal(got: list[Greedy], judged: Judged) -> None:
+    for prompt, ours, theirs in zip(judged.prompts, got, judged.wanted, strict=True):
+        assert ours.new == theirs.new, f"prompt of {len(prompt)} tokens"
+        torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module", params=[*NATIVE, *FOREIGN])
+def case(request: pytest.FixtureRequest, judged: Judge) -> tuple[Judged, Engine]:
+    name: str = request.param
+    made = judged(name, (NATIVE | FOREIGN)[name])
+    return made, made.engine()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 0])
+def test_mixed_batches_in_chunks_of_any_size_generate_what_transformers_does(
+    case: tuple[Judged, Engine], chunk: int
+) -> None:
+    made, engine = case
+    assert_equal(Driver(engine, PAGE_SIZE).greedy(made.prompts, NUM_NEW, chunk), made)
+
+
+def test_each_prompt_alone_generates_what_transformers_does(case: tuple[Judged, Engine]) -> None:
+    made, engine = case
+    assert_equal(Driver(engine, PAGE_SIZE).greedy(made.prompts, NUM_NEW, together=False), made)
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_every_variant_of_a_native_shape_scores_a_prompt_as_transformers_does(name: str, judged: Judge) -> None:
+    made = judged(name, VARIANTS[name])
+    driver = Driver(made.engine(), PAGE_SIZE)
+    assert_equal(driver.greedy(made.prompts, NUM_NEW), made)
+    prompt = made.prompts[-1]
+    with torch.no_grad():
+        wanted = made.model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    torch.testing.assert_close(driver.score(prompt), wanted, rtol=0, atol=1e-4)
+
+
+def test_the_reference_backend_generates_the_same(judged: Judge) -> None:
+    made = judged("mistral", NATIVE["mistral"])
+    engine = made.engine(attention="reference")
+    assert_equal(Driver(engine, PAGE_SIZE).greedy(made.prompts, NUM_NEW, 64), made)
