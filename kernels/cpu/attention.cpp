@@ -46,7 +46,8 @@ static const Kernels *usable(const char *name) {
     __builtin_cpu_init();
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (!strcmp(name, "avx512bf16")) return avx512 && __builtin_cpu_supports("avx512bf16") ? kernels_avx512bf16() : nullptr;
+    if (!strcmp(name, "avx512bf16"))
+        return avx512 && __builtin_cpu_supports("avx512bf16") ? kernels_avx512bf16() : nullptr;
     if (!strcmp(name, "avx512")) return avx512 ? kernels_avx512() : nullptr;
     if (!strcmp(name, "avx2"))
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? kernels_avx2() : nullptr;
@@ -54,10 +55,35 @@ static const Kernels *usable(const char *name) {
     return !strcmp(name, "generic") ? kernels_generic() : nullptr;
 }
 
+// Products of numbers in one call: below kWorthWaking (some tens of microseconds) threads are left asleep.
+constexpr long kWorthWaking = 500000;
+
+static long products(const Layout &l, const lmprog_attention_layer &layer, const lmprog_attention_batch &batch) {
+    long seen = 0;
+    for (int row = 0; row < batch.num_rows; row++) {
+        const long tokens = batch.row_starts[row + 1] - batch.row_starts[row], all = batch.kv_lens[row];
+        seen += tokens * (layer.window > 0 ? std::min<long>(all, layer.window) : all);
+    }
+    return seen * l.kv_heads * l.group * (l.head_dim + l.v_head_dim);
+}
+
+// Where the numbers of one head of one token lie.
+static char *number(const lmprog_attention_array &array, long token, int head, int dim) {
+    const long size = array.type == LMPROG_F32 ? 4 : 2;
+    return static_cast<char *>(array.data) + (token * array.stride + static_cast<long>(head) * dim) * size;
+}
+
+// What attend was called with, and the records of split rows.
+struct Call {
+    const Layout &l;
+    const lmprog_attention_batch &batch;
+    const lmprog_attention_array &q, &out;
+    float *records;
+};
+
 // One piece's queries of one kv head, as the kernels want them.
-static void fill(Task &task, const Plan &plan, const Piece &piece, int kv_head, float *records, const Layout &l,
-                 const lmprog_attention_batch &batch, const lmprog_attention_array &q, const lmprog_attention_array &out) {
-    const long size = q.type == LMPROG_F32 ? 4 : 2;
+static void fill(Task &task, const Call &call, const Plan &plan, const Piece &piece, int kv_head) {
+    const Layout &l = call.l;
     task.count = 0;
     int before = 0;  // queries of earlier rows of the piece
     for (int at = piece.row_begin; at < piece.row_end; at++) {
@@ -66,29 +92,27 @@ static void fill(Task &task, const Plan &plan, const Piece &piece, int kv_head, 
         before += queries;
         for (int i = first; i < last; i++) {
             const int token = i / l.group, head = kv_head * l.group + i % l.group, n = task.count++;
-            const long index = batch.row_starts[row] + token;
+            const long index = call.batch.row_starts[row] + token;
+            const int chunk = piece.first_chunk - plan.first_chunk(row);
             task.begin[n] = plan.begin(row, token);
             task.end[n] = plan.end(row, token);
-            task.queries[n] = static_cast<const char *>(q.data) + (index * q.stride + static_cast<long>(head) * l.head_dim) * size;
-            task.out[n] = static_cast<char *>(out.data) + (index * out.stride + static_cast<long>(head) * l.v_head_dim) * size;
-            task.partial[n] = nullptr;
-            if (plan.split[row])
-                task.partial[n] =
-                    records + plan.record_of(row, kv_head, i, piece.first_chunk - plan.first_chunk(row)) * l.record;
+            task.queries[n] = number(call.q, index, head, l.head_dim);
+            task.out[n] = number(call.out, index, head, l.v_head_dim);
+            task.partial[n] =
+                plan.split[row] ? call.records + plan.record_of(row, kv_head, i, chunk) * l.record : nullptr;
         }
     }
 }
 
-static void merge_row(const Kernels &kernels, const Plan &plan, int row, int kv_head, const float *records,
-                      const Layout &l, const lmprog_attention_batch &batch, const lmprog_attention_array &out, float *scratch) {
-    const long size = out.type == LMPROG_F32 ? 4 : 2;
+static void merge_row(const Kernels &kernels, const Call &call, const Plan &plan, int row, int kv_head,
+                      float *scratch) {
+    const Layout &l = call.l;
     for (int i = 0; i < plan.tokens(row) * l.group; i++) {
         const int token = i / l.group, head = kv_head * l.group + i % l.group;
         const int first = plan.begin(row, token) / kChunk, end = (plan.end(row, token) + kChunk - 1) / kChunk;
-        const long index = batch.row_starts[row] + token;
-        const Merge merge = {
-            &l, records + plan.record_of(row, kv_head, i, first - plan.first_chunk(row)) * l.record, end - first, out.type,
-            static_cast<char *>(out.data) + (index * out.stride + static_cast<long>(head) * l.v_head_dim) * size};
+        const long index = call.batch.row_starts[row] + token;
+        const float *records = call.records + plan.record_of(row, kv_head, i, first - plan.first_chunk(row)) * l.record;
+        const Merge merge = {&l, records, end - first, call.out.type, number(call.out, index, head, l.v_head_dim)};
         kernels.merge(merge, scratch);
     }
 }
@@ -147,7 +171,7 @@ void lmprog_attention_write(lmprog_attention *handle, const lmprog_attention_sha
                             : (from_wide ? write_slots<uint16_t, float> : write_slots<uint16_t, uint16_t>);
     constexpr int kWritesPerPiece = 32;
     const int pieces = (batch->num_writes + kWritesPerPiece - 1) / kWritesPerPiece;
-    handle->workers.share(pieces, [&](int index, int) {
+    handle->workers.share(pieces, pieces == 1, [&](int index, int) {
         const int first = index * kWritesPerPiece, last = std::min(first + kWritesPerPiece, batch->num_writes);
         write(l, *batch, keys, values, *k, *v, first, last);
     });
@@ -157,11 +181,12 @@ void lmprog_attention_attend(lmprog_attention *handle, const lmprog_attention_sh
                              const lmprog_attention_layer *layer, const lmprog_attention_batch *batch, const void *keys,
                              const void *values, const lmprog_attention_array *q, const lmprog_attention_array *out) {
     const Layout l = layout_of(*shape);
-    const Plan plan(l, *layer, *batch, handle->workers.count());
-    float *records = handle->records.floats(plan.num_records * l.record);
+    const bool alone = products(l, *layer, *batch) < kWorthWaking;
+    const Plan plan(l, *layer, *batch, alone ? 1 : handle->workers.count());
+    const Call call = {l, *batch, *q, *out, handle->records.floats(plan.num_records * l.record)};
     for (Scratch &scratch : handle->scratch) scratch.floats(scratch_floats(l));
     const int pieces = static_cast<int>(plan.pieces.size());
-    handle->workers.share(pieces * l.kv_heads, [&](int index, int worker) {
+    handle->workers.share(pieces * l.kv_heads, alone, [&](int index, int worker) {
         const Piece &piece = plan.pieces[index / l.kv_heads];
         const int kv_head = index % l.kv_heads;
         Task task;
@@ -173,14 +198,14 @@ void lmprog_attention_attend(lmprog_attention *handle, const lmprog_attention_sh
         task.first_chunk = piece.first_chunk;
         task.end_chunk = piece.end_chunk;
         task.type = q->type;
-        fill(task, plan, piece, kv_head, records, l, *batch, *q, *out);
+        fill(task, call, plan, piece, kv_head);
         handle->kernels->attend(task, handle->scratch[worker].floats(0));
     });
     std::vector<int> merged;
     for (int row = 0; row < batch->num_rows; row++)
         if (plan.split[row]) merged.push_back(row);
-    handle->workers.share(static_cast<int>(merged.size()) * l.kv_heads, [&](int index, int worker) {
-        merge_row(*handle->kernels, plan, merged[index / l.kv_heads], index % l.kv_heads, records, l, *batch, *out,
+    handle->workers.share(static_cast<int>(merged.size()) * l.kv_heads, alone, [&](int index, int worker) {
+        merge_row(*handle->kernels, call, plan, merged[index / l.kv_heads], index % l.kv_heads,
                   handle->scratch[worker].floats(0));
     });
 }

@@ -19,10 +19,12 @@ struct Avx2 {
     static LMPROG_INLINE f set1(float x) { return _mm256_set1_ps(x); }
     static LMPROG_INLINE f load(const float *at) { return _mm256_loadu_ps(at); }
     static LMPROG_INLINE void store(float *at, f x) { _mm256_storeu_ps(at, x); }
-    static LMPROG_INLINE w loadw(const uint32_t *at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)); }
+    static LMPROG_INLINE w loadw(const uint32_t *at) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
+    }
     static LMPROG_INLINE f as_f(w x) { return _mm256_castsi256_ps(x); }
     static LMPROG_INLINE f low_bf16(w x) { return as_f(_mm256_slli_epi32(x, 16)); }
-    static LMPROG_INLINE f high_bf16(w x) { return as_f(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))); }
+    static LMPROG_INLINE f high_bf16(w x) { return as_f(_mm256_and_si256(x, _mm256_set1_epi32(-65536))); }
     static LMPROG_INLINE f fma(f a, f b, f c) { return _mm256_fmadd_ps(a, b, c); }
     static LMPROG_INLINE f add(f a, f b) { return _mm256_add_ps(a, b); }
     static LMPROG_INLINE f sub(f a, f b) { return _mm256_sub_ps(a, b); }

@@ -24,7 +24,7 @@ struct Avx512 {
     static LMPROG_INLINE w loadw(const uint32_t *at) { return _mm512_loadu_si512(at); }
     static LMPROG_INLINE f as_f(w x) { return _mm512_castsi512_ps(x); }
     static LMPROG_INLINE f low_bf16(w x) { return as_f(_mm512_slli_epi32(x, 16)); }
-    static LMPROG_INLINE f high_bf16(w x) { return as_f(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
+    static LMPROG_INLINE f high_bf16(w x) { return as_f(_mm512_and_si512(x, _mm512_set1_epi32(-65536))); }
     static LMPROG_INLINE f fma(f a, f b, f c) { return _mm512_fmadd_ps(a, b, c); }
     static LMPROG_INLINE f add(f a, f b) { return _mm512_add_ps(a, b); }
     static LMPROG_INLINE f sub(f a, f b) { return _mm512_sub_ps(a, b); }

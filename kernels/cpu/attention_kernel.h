@@ -232,7 +232,8 @@ void Attention<Way>::locate(const Task &task, const Space &s, Chunk &c) {
         uint32_t *key = s.key_blocks + static_cast<long>(b) * l.key_block + to;
         for (int d = 0; d < l.key_words; d++) key[d * kBlock] = keys[d * kBlock];
         const uint32_t *values = task.values + slot / kBlock * value_stride + static_cast<long>(lane / per) * l.columns;
-        uint32_t *value = s.value_blocks + static_cast<long>(b) * l.value_block + static_cast<long>(to / per) * l.columns;
+        uint32_t *value =
+            s.value_blocks + static_cast<long>(b) * l.value_block + static_cast<long>(to / per) * l.columns;
         if (per == 1) {
             memcpy(value, values, static_cast<size_t>(l.columns) * 4);
         } else {
@@ -261,7 +262,8 @@ void Attention<Way>::compute(const Task &task, const Space &s, const Chunk &c) {
         const int last = (task.end[r] < c.start + kChunk ? task.end[r] : c.start + kChunk) - c.start;
         float *scores = s.scores + static_cast<long>(r) * kChunk;
         if (first < last) {
-            soften(*task.layer, c, first, last, scores, weights + static_cast<long>(r) * kChunk, s.max + r, s.total + r);
+            X *to = weights + static_cast<long>(r) * kChunk;
+            soften(*task.layer, c, first, last, scores, to, s.max + r, s.total + r);
         } else {
             s.total[r] = 0;
             memset(weights + static_cast<long>(r) * kChunk, 0, kChunk * sizeof(X));

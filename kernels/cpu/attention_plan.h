@@ -79,7 +79,7 @@ class Plan {
         return end;
     }
 
-    // Rows at .. end stand on the same chunks 0 .. `from` (done already) and maybe more: a walk down a tree of prefixes.
+    // Rows at .. end stand on the same chunks 0 .. `from` (done already) and maybe more: a walk down a tree.
     void share(int at, int end, int from) {
         int to = end_chunk(row(at)), start = first_chunk(row(at)), queries = 0;
         for (int i = at; i < end; i++) {

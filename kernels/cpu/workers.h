@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace lmprog {
@@ -32,14 +33,17 @@ class Workers {
 
     int count() const { return static_cast<int>(threads_.size()) + 1; }
 
-    // Calls piece(index, worker) for every index below `pieces` and returns when all are done.
+    // Calls piece(index, worker) for every index below `pieces` and returns when all are done. `alone`: the caller does
+    // everything, since it is too little to wake anybody for.
     template <class Piece>
-    void share(int pieces, Piece &&piece) {
-        if (threads_.empty() || pieces <= 1) {
+    void share(int pieces, bool alone, Piece &&piece) {
+        if (threads_.empty() || alone) {
             for (int i = 0; i < pieces; i++) piece(i, 0);
             return;
         }
-        call_ = [](void *with, int index, int worker) { (*static_cast<std::remove_reference_t<Piece> *>(with))(index, worker); };
+        call_ = [](void *with, int index, int worker) {
+            (*static_cast<std::remove_reference_t<Piece> *>(with))(index, worker);
+        };
         with_ = &piece;
         pieces_ = pieces;
         next_.store(0, std::memory_order_relaxed);
@@ -50,7 +54,8 @@ class Workers {
         }
         wake_.notify_all();
         drain(0);
-        while (busy_.load(std::memory_order_acquire) != 0) pause();
+        for (int i = 0; busy_.load(std::memory_order_acquire) != 0; i++)
+            i < kSpins ? pause() : std::this_thread::yield();  // a worker may have lost its processor to others
     }
 
   private:

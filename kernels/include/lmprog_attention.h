@@ -15,9 +15,9 @@
  * WHAT IS GUARANTEED. The result of one token and head is a function of its query, of the keys and values at the
  * positions it may see, of its position, of the layer's numbers and of the path (instruction set). To the last bit it
  * does NOT depend on: the other rows of the batch; how a prompt was cut into steps; the number of threads and who ran
- * first; page size and page numbers; whether a shared prefix was read once for several rows. This holds because keys are
- * taken in chunks of LMPROG_ATTENTION_CHUNK positions counted from position 0, each chunk's softmax and sum start from
- * nothing, and chunks are merged in order of position. (Up to the sign of zeros; and while all keys and values that
+ * first; page size and page numbers; whether a shared prefix was read once for several rows. This holds because keys
+ * are taken in chunks of LMPROG_ATTENTION_CHUNK positions counted from position 0, each chunk's softmax and sum start
+ * from nothing, and chunks are merged in order of position. (Up to the sign of zeros; and while all keys and values that
  * were written are finite: a NaN or infinity at a visible position makes the tokens that see it NaN, and may reach
  * other tokens of the same row and step too, never another row's.)
  * Different paths agree to rounding only.

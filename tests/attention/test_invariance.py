@@ -17,7 +17,7 @@ SHAPES = {
     "bf16 window": shape_of(heads=4, kv_heads=4, dim=16, dtype=torch.bfloat16, window=301, softcap=5.0),
     "f32 window": shape_of(heads=3, kv_heads=1, dim=16, window=270),
 }
-LONG = 1500
+LONG = 1100
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -45,7 +45,7 @@ def whole(shape: AttentionShape, path: str, qkv: QKV, page_size: int = 16, threa
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole(shape: AttentionShape, path: str) -> None:
     qkv = numbers(shape, LONG)
     pages = pages_for(LONG, 16)
-    for cuts in ([1, 2, 3, 700], [255, 256, 257, 1024], [64, 65, 999, 1499]):
+    for cuts in ([1, 2, 3, 700], [255, 256, 257, 1024], [64, 65, 999, 1099]):
         backend = NativeAttention(shape, len(pages), 16, path=path)
         parts = [
             run_step(backend, batch_of([Stretch(a, b - a, pages)], 16), tuple(x[a:b] for x in qkv))  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(shape: AttentionShape, pa
 
 
 def test_token_by_token_gives_the_bits_of_the_whole(shape: AttentionShape, path: str) -> None:
-    qkv, tokens = numbers(shape, 600), 600
+    qkv, tokens = numbers(shape, 300), 300
     pages = pages_for(tokens, 16)
     backend = NativeAttention(shape, len(pages), 16, path=path)
     parts = [
@@ -75,7 +75,7 @@ def test_page_size_and_page_numbers_change_no_bit(shape: AttentionShape, path: s
     assert torch.equal(run_step(backend, batch, qkv), whole(shape, path, qkv))
 
 
-@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("threads", [2, 5])
 def test_the_number_of_threads_changes_no_bit(shape: AttentionShape, path: str, threads: int) -> None:
     qkv = numbers(shape, LONG)
     alone, together = (NativeAttention(shape, 94, 16, n, path=path) for n in (1, threads))

@@ -34,7 +34,7 @@ def poison(backend: NativeAttention) -> None:
         values.fill_(255)
 
 
-def compare(shape: AttentionShape, page_size: int, seed: int, path: str, longest: int = 600) -> None:
+def compare(shape: AttentionShape, page_size: int, seed: int, path: str, longest: int = 400) -> None:
     print(f"seed {seed}")
     rng, torch_rng = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     num_pages = 8 * -(-900 // page_size)
