@@ -39,6 +39,7 @@ class Batches:
         self.size = size
         self.pool = pool
         self.longest = 2048
+        self.young = False
         self.pad = int(tokenizer.token_to_id(PAD) or 0)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -55,7 +56,7 @@ class Batches:
         rows: list[Tokens] = []
         number = self.pool * POOL
         for offset in range(POOL):
-            tokens = encode(self.tokenizer, document(Split.TRAIN, number + offset))
+            tokens = encode(self.tokenizer, document(Split.TRAIN, number + offset, young=self.young))
             if rows and rng.random() < 0.08 and len(rows[-1].ids) + len(tokens.ids) <= self.longest:
                 last = rows.pop()
                 tokens = Tokens(last.ids + tokens.ids, last.answer + tokens.answer)
@@ -74,7 +75,7 @@ class Batches:
         return [*groups, group]
 
     def _batch(self, rows: list[Tokens]) -> Batch:
-        longest = max(len(row.ids) for row in rows)
+        longest = -(-max(len(row.ids) for row in rows) // 16) * 16  # kernels like whole vectors
         ids = torch.full((len(rows), longest), self.pad)
         where, target = [], []
         for index, row in enumerate(rows):

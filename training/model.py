@@ -84,8 +84,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if time > 384 or q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     ahead = torch.full((time, time), float("-inf"), dtype=q.dtype).triu_(1)
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    return torch.softmax(scores + ahead, -1, dtype=q.dtype) @ v
+    with torch.autocast("cpu", enabled=False):  # else the scores are copied to float32 and back
+        scores = ((q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)).add_(ahead)
+        return torch.softmax(scores, -1) @ v
 
 
 class Attention(nn.Module):
@@ -103,9 +104,10 @@ class Attention(nn.Module):
         """x [batch, time, hidden]."""
         batch, time, _ = x.shape
         s = self.shape
+        v = self.v_proj(x).view(batch, time, s.kv_heads, s.head_dim).transpose(1, 2)
+        cos, sin = cos.to(v.dtype), sin.to(v.dtype)
         q = rotate(self.q_proj(x).view(batch, time, s.heads, s.head_dim).transpose(1, 2), cos, sin)
         k = rotate(self.k_proj(x).view(batch, time, s.kv_heads, s.head_dim).transpose(1, 2), cos, sin)
-        v = self.v_proj(x).view(batch, time, s.kv_heads, s.head_dim).transpose(1, 2)
         share = s.heads // s.kv_heads
         out = attend(q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1))
         y: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, time, -1))
@@ -167,7 +169,6 @@ class Nano(nn.Module):
         """ids [batch, time] -> the last hidden states [batch, time, hidden]."""
         cos, sin = rotation(self.shape, ids.shape[1])
         x: Tensor = self.embed_tokens(ids)
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)
         y: Tensor = self.norm(x)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from training.model import Nano, Shape
 from training.optimiser import Muon
 
 # Longest documents by number of tokens seen: short ones first, since they teach copying sooner.
-CURRICULUM = ((0.0, 128), (2e6, 256), (5e6, 512), (10e6, 2048))
+CURRICULUM = ((0.0, 128), (4e6, 256), (8e6, 384), (12e6, 2048))
+YOUNG = 4e6  # tokens for which copying comes first
 
 
 @dataclass(slots=True)
@@ -98,13 +100,23 @@ def factor(done: float, warm: int, step: int, cooldown: float) -> float:
     return up * min(1.0, max(0.02, (1 - done) / cooldown)) if cooldown else up
 
 
+def _grow(training: Training) -> None:
+    """Choose what comes next by the model's age."""
+    tokens = training.progress.tokens
+    training.batches.longest = max(length for start, length in CURRICULUM if tokens >= start)
+    training.batches.young = tokens < YOUNG
+
+
 def run(training: Training, budget: int, cooldown: float, minutes: float) -> None:
-    """Train until `budget` tokens are seen (or the minutes are over), reporting and saving on the way."""
+    """Train until `budget` tokens are seen (or the minutes are over), reporting and saving on the way, and
+    also when it is terminated."""
+    asked_to_stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked_to_stop.append(number))
     begun, saved, shown = time.monotonic(), time.monotonic(), time.monotonic()
     progress, mean, spent = training.progress, 0.0, training.progress.seconds
     log = (training.folder / "log.jsonl").open("a")
     bar = tqdm(total=budget, initial=progress.tokens, unit="tok", unit_scale=True, mininterval=10)
-    training.batches.longest = max(length for start, length in CURRICULUM if progress.tokens >= start)
+    _grow(training)
     for batch in training.batches:
         training.rate(factor(progress.tokens / budget, 100, progress.step, cooldown))
         loss = training.step(batch)
@@ -114,7 +126,7 @@ def run(training: Training, budget: int, cooldown: float, minutes: float) -> Non
         progress.tokens += batch.num_tokens
         progress.seconds = spent + time.monotonic() - begun
         mean = loss if mean == 0.0 else 0.98 * mean + 0.02 * loss
-        training.batches.longest = max(length for start, length in CURRICULUM if progress.tokens >= start)
+        _grow(training)
         bar.update(batch.num_tokens)
         if time.monotonic() - shown > 15:
             shown = time.monotonic()
@@ -131,7 +143,7 @@ def run(training: Training, budget: int, cooldown: float, minutes: float) -> Non
             )
             log.flush()
             bar.set_postfix(loss=f"{mean:.3f}")
-        over = progress.tokens >= budget or progress.seconds - spent > minutes * 60
+        over = bool(asked_to_stop) or progress.tokens >= budget or progress.seconds - spent > minutes * 60
         if over or time.monotonic() - saved > 180:
             saved = time.monotonic()
             training.save()

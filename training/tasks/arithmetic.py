@@ -102,7 +102,7 @@ def _comparison(draw: Draw) -> tuple[str, str, str, tuple[str, ...]]:
 def arithmetic(draw: Draw) -> Document:
     """One to eight questions in one form."""
     page = Page(Family.ARITHMETIC)
-    if draw.chance(0.3):
+    if draw.chance(0.5):
         return bare(draw)
     if draw.chance(0.25):
         page.text(draw.one(("Answer the questions.\n", "Solve.\n", "Solve these problems.\n\n")))
@@ -118,7 +118,7 @@ def arithmetic(draw: Draw) -> Document:
 def bare(draw: Draw) -> Document:
     """Lines of `12 + 34 = 46`."""
     page = Page(Family.ARITHMETIC)
-    for _ in range(draw.number(2, 14)):
+    for _ in range(draw.number(2, 16)):
         operator = "+" if draw.chance(0.5) else "-"
         x, y = draw.pair(operator)
         page.text(f"{x} {operator} {y} =")

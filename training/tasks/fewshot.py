@@ -221,14 +221,10 @@ def copying(draw: Draw) -> Document:
     )
     items = [draw.one(makers)() for _ in range(draw.number(2, 16))]
     gap = draw.one((" ", ", ", "\n"))
-    form = draw.one(
-        (
-            "Repeat: {0}\nAnswer:",
-            "Repeat the words.\n{0}\nCopy:",
-            "Say again: {0}\nAgain:",
-            "Copy this: {0}\nCopy:",
-        )
-    )
+    form = draw.one(("Repeat: {0}\n", "Repeat the words.\n{0}\n", "Say again: {0}\n", "Copy this: {0}\n", "{0}\n"))
     page.text(form.format(gap.join(items)))
-    page.answer(" " + gap.join(items) + "\n", judged=False, kind="copy")
+    cue = draw.one(("Answer:", "Copy:", "Again:"))
+    for _ in range(draw.one((1, 1, 2, 3))):
+        page.text(cue)
+        page.answer(" " + gap.join(items) + "\n", judged=False, kind="copy")
     return page.done()

@@ -147,7 +147,7 @@ def reading(draw: Draw) -> Document:
         (instruction + draw.one(("\n", "\n\n")) if instruction else "") + draw.template(_HEADS) + passage.text + gap
     )
     between = draw.one(("\n", "\n", "\n\n"))
-    for index in range(draw.one((1, 2, 3, 4, 5))):
+    for index in range(draw.one((1, 2, 3, 4, 5, 6))):
         asked = ask(draw, passage)
         page.text(("" if index == 0 else between[1:]) + f"{question_mark} {asked.question}\n{answer_mark}")
         page.answer(f" {asked.answer}\n", choices=tuple(f" {c}" for c in asked.choices), kind=asked.kind)

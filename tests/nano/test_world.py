@@ -1,0 +1,135 @@
+"""The generator: the same seed gives the same text, what is held out stays out, answers follow from the prompt."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from training.document import Document, Family
+from training.draw import Draw, Split, Wording, is_held
+from training.items import Item, draw_items, items_of
+from training.kinds import KINDS
+from training.kinds.model import shown
+from training.passage import draw_passage
+from training.tasks import memories, reading
+from training.world import SHARES, document
+
+
+def _items(family: Family, count: int = 60) -> list[Item]:
+    return draw_items(family, count, start=10_000)
+
+
+@pytest.mark.parametrize("maker", SHARES)
+def test_a_document_is_a_function_of_its_split_and_number(maker: object) -> None:
+    for split in Split:
+        assert document(split, 7, maker) == document(split, 7, maker)  # type: ignore[arg-type]
+    texts = {document(Split.TRAIN, number, maker).text for number in range(30)}  # type: ignore[arg-type]
+    assert len(texts) > 10
+
+
+@pytest.mark.parametrize("maker", SHARES)
+def test_every_document_asks_for_something_and_ends(maker: object) -> None:
+    for number in range(40):
+        doc: Document = document(Split.TRAIN, number, maker)  # type: ignore[arg-type]
+        assert any(segment.answer for segment in doc.segments)
+        assert doc.segments[-1].answer
+        assert doc.text.endswith("<|end|>")
+        assert "{" not in doc.text or "}" in doc.text
+
+
+def test_names_and_number_pairs_of_the_two_splits_are_disjoint() -> None:
+    train, held = Draw("a"), Draw("b", Split.HELD)
+    for make in ("person", "town", "word", "title"):
+        ours = {getattr(train, make)().lower() for _ in range(400)}
+        theirs = {getattr(held, make)().lower() for _ in range(400)}
+        assert not ours & theirs
+    ours_pairs = {train.pair("+") for _ in range(2000)}
+    assert not ours_pairs & {held.pair("+") for _ in range(400)}
+
+
+def test_held_wordings_are_never_used_in_training() -> None:
+    def check(wording: Wording | None) -> None:
+        if wording is not None:
+            assert not set(wording.train) & set(wording.held) - {""}
+            draw = Draw("wording")
+            assert {draw.template(wording) for _ in range(50)} <= set(wording.train)
+
+    for kind in KINDS:
+        for field in kind.fields:
+            for wording in (field.say, field.ask, field.who, field.say_no):
+                check(wording)
+            assert field.say.held
+            assert field.ask.held
+    for memory in memories.MEMORIES:
+        check(memory.say)
+        check(memory.ask)
+
+
+def test_about_one_name_in_eight_is_held_out() -> None:
+    draw = Draw("share")
+    held = sum(is_held(draw.spelled(2)) for _ in range(4000))
+    assert 0.09 < held / 4000 < 0.16
+
+
+def test_a_reading_answer_is_told_by_the_passage_or_unknown() -> None:
+    for number in range(300):
+        draw = Draw(f"reading:{number}")
+        passage = draw_passage(draw)
+        told = {shown(value) for _, _, value in passage.facts()} | {record.name for record in passage.records}
+        asked = reading.ask(draw, passage)
+        assert asked.answer in told | {"yes", "no", reading.UNKNOWN}
+        if asked.kind in ("value", "who"):
+            assert asked.answer in passage.text
+
+
+def test_extracted_objects_obey_their_schema_and_stand_in_the_text() -> None:
+    for item in _items(Family.EXTRACTION):
+        assert item.schema is not None
+        value = json.loads(item.answer)
+        jsonschema.validate(value, dict(item.schema))
+        assert list(value) == item.schema["required"]
+        for part in value.values():
+            if isinstance(part, str):
+                assert part in item.prompt
+        assert item.answer.strip() in (json.dumps(value), json.dumps(value, separators=(",", ":")))
+
+
+def test_sums_and_differences_are_right() -> None:
+    checked = 0
+    for item in _items(Family.ARITHMETIC, 200):
+        asked = re.search(r"(\d+) ([+-]) (\d+) ?=$", item.prompt)
+        if asked and item.kind in ("sum", "difference"):
+            x, operator, y = int(asked[1]), asked[2], int(asked[3])
+            assert int(item.answer) == (x + y if operator == "+" else x - y)
+            checked += 1
+    assert checked > 20
+
+
+def test_a_choice_is_among_its_choices_and_its_labels_are_in_the_prompt() -> None:
+    for item in _items(Family.CLASSIFICATION):
+        assert item.answer in item.choices
+        if item.kind == "topic":
+            assert all(choice.strip() in item.prompt for choice in item.choices)
+
+
+def test_a_calculation_of_the_tools_is_observed_rightly() -> None:
+    seen = 0
+    for number in range(200):
+        text = document(Split.TRAIN, number, next(m for m in SHARES if m.__name__ == "tools")).text
+        for expression, result in re.findall(r"calc\[([0-9 +*-]+)\]\nObservation[^:]*: (-?\d+)", text):
+            assert eval(expression, {"__builtins__": {}}) == int(result)  # digits and operators only
+            seen += 1
+    assert seen > 20
+
+
+def test_an_item_is_right_only_if_the_answer_is_the_same() -> None:
+    item = items_of(document(Split.HELD, 3, next(m for m in SHARES if m.__name__ == "arithmetic")))[0]
+    assert item.right(item.answer)
+    assert not item.right(item.answer + "1")
+    shaped = _items(Family.EXTRACTION, 1)[0]
+    assert shaped.right(json.dumps(json.loads(shaped.answer), separators=(",", ":")))
+    assert not shaped.right("{}")
+    assert not shaped.right("no json")
