@@ -140,7 +140,7 @@ class Branch:
     def tokens_with(self, tokenizer: Tokenizer, more: str = "") -> array[int]:
         """The branch's tokens with its pending text and `more` tokenised as one piece; changes nothing."""
         tokens = self.tokens[:]
-        encoded = tokenizer.encode(self.pending + more) if self.pending or more else []
+        encoded = tokenizer.encode(self.pending + more, start=not tokens) if self.pending or more else []
         if not tokens:
             prefix = tokenizer.prefix
             if tuple(encoded[: len(prefix)]) != prefix:

@@ -35,6 +35,8 @@ class PageTables:
         """Page written in this step -> (row, position of the page's first slot, first position the row computes)."""
         self._origins: dict[int, Copy | Mirror] = {}
         """Slot copied to in this step -> how it gets its contents."""
+        self._entered: set[Lane] = set()
+        """Lanes whose rows of this step have put what they compute into the tree."""
 
     # --- the step being planned ----------------------------------------------------------------------------------
 
@@ -43,6 +45,7 @@ class PageTables:
         self._copies, self._mirrors = [], []
         self._writers.clear()
         self._origins.clear()
+        self._entered.clear()
 
     def finish(self) -> tuple[tuple[Copy, ...], tuple[Mirror, ...]]:
         """The copies and mirrors of the plan."""
@@ -66,14 +69,14 @@ class PageTables:
         match = self._tree.match(lane.tokens, lane.salt, lane.logits_from)
         if match.length <= lane.computed:
             return
-        self._tree.lock(match.node)
+        node = self._tree.lock(match.node, match.length)
         self._release(lane)
-        lane.node = match.node
+        lane.node = node
         lane.pages = array("i", match.pages)
         if match.partial is not None:
             lane.pages.append(match.partial)
         lane.shared = len(lane.pages)
-        lane.computed = lane.claimed = match.length
+        lane.computed = match.length
 
     def pages_for(self, lane: Lane, end: int) -> int:
         """At most how many free pages `extend` up to position `end` takes."""
@@ -82,7 +85,7 @@ class PageTables:
     def extend(self, lane: Lane, count: int, row_index: int) -> Row:
         """The row that computes the lane's next `count` tokens. `pages_for` pages must be free.
 
-        What it computes of known text (no logits wanted) enters the tree at once.
+        What it computes of text that stood when the lane joined enters the tree at once.
         """
         start, end = lane.computed, lane.computed + count
         if self._shares_part(lane):
@@ -92,9 +95,9 @@ class PageTables:
             taken = self._pages.take(missing)
             assert taken is not None, "the scheduler made room"
             lane.pages.extend(taken)
-        row = Row(lane, lane.tokens[start:end], start, lane.pages[:], max(start, min(lane.logits_from, end)))
-        self._enter_known(row, row_index)
-        return row
+        if self._share and end <= lane.standing:
+            self._enter(lane, start, end, row_index)
+        return Row(lane, lane.tokens[start:end], start, lane.pages[:], max(start, min(lane.logits_from, end)))
 
     def leave(self, lane: Lane, *, pin: bool) -> Node | None:
         """The lane ends or is unseated: everything it computed enters the tree, the rest of its pages go back.
@@ -102,7 +105,8 @@ class PageTables:
         Returns the node it ended in, pinned, when `pin` and something was computed.
         """
         node: Node | None = None
-        self._settle_last_page(lane)
+        if self.is_spoiled(lane):  # its pages are the discarded nodes', and go with them
+            lane.computed = 0
         if lane.computed and self._share:
             size = -(-lane.computed // self._page_size)
             inserted = self._tree.insert(lane.tokens[: lane.computed], lane.pages[:size], lane.salt)
@@ -127,15 +131,21 @@ class PageTables:
         self._forget(lane)
 
     def spoil(self, row: Row) -> None:
-        """Nobody may find what this row put into the tree; the lane itself is left with nothing computed."""
+        """The step failed: nobody may find what this row put into the tree. The lane has computed nothing."""
         lane = row.lane
-        if lane.claimed > row.start:  # it did put something there, from `row.start` on
-            node = lane.node
-            assert node is not None
-            while node.parent is not None and node.parent.end > row.start:
-                node = node.parent
-            self._tree.discard(node)
-        lane.computed = lane.claimed = 0
+        if lane in self._entered:
+            self._discard(lane, row.start)
+        lane.computed = 0
+
+    def spoil_path(self, lane: Lane) -> None:
+        """What the lane stands on gave numbers that are not finite. Which position was the first is not known (a chunk
+        gives no logits), so nobody may find any of it again. The lane has computed nothing."""
+        self._discard(lane, 0)
+        lane.computed = 0
+
+    def _discard(self, lane: Lane, start: int) -> None:
+        if lane.node is not None:
+            self._tree.discard(lane.node, start)
 
     def is_spoiled(self, lane: Lane) -> bool:
         """The lane stands on something that another lane's failed row had put into the tree."""
@@ -148,46 +158,28 @@ class PageTables:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _shares_part(self, lane: Lane) -> bool:
-        """The lane's last shared page holds less in the tree than it has room for: it cannot stay shared."""
-        return lane.claimed < lane.shared * self._page_size
+        """The next token's slot is in a page of the tree."""
+        return lane.computed < lane.shared * self._page_size
 
     def _own_last_page(self, lane: Lane) -> None:
-        """Makes the part-filled last page the lane's own: taken back from the tree, or copied to a new one.
-
-        It may hold more of the lane than the tree knows of: the row that entered the tree wrote its last token there.
-        """
-        source = lane.pages.pop()
+        """Makes the part-filled last page the lane's own: taken back from the tree, or copied to a new one."""
         lane.shared -= 1
-        filled = lane.computed - lane.shared * self._page_size
-        assert lane.shared == len(lane.pages), "only the last shared page may be part-filled"
+        lane.pages.pop()
+        assert lane.shared == len(lane.pages), "only the last page can be part-filled"
         assert lane.node is not None
-        if lane.computed == lane.claimed:  # the tree may have moved the part to another page since it was found
-            found = self._tree.partial_page(lane.node, lane.claimed)
-            assert found is not None
-            source = found
-        tail = self._tree.take_tail(lane.node, lane.claimed)
+        tail = self._tree.take_tail(lane.node, lane.computed)
         if tail is not None:
-            lane.claimed -= lane.claimed % self._page_size
             lane.node = tail.node
             lane.pages.append(tail.page)
             return
+        # The tree is asked again: it may have moved the part to another page since the lane was attached.
+        source = self._tree.partial_page(lane.node, lane.computed)
         taken = self._pages.take(1)
+        assert source is not None
         assert taken is not None, "the scheduler made room"
         lane.pages.append(taken[0])
-        for offset in range(filled):
+        for offset in range(lane.computed % self._page_size):
             self._share_slot(source, offset, taken[0] * self._page_size + offset)
-
-    def _settle_last_page(self, lane: Lane) -> None:
-        """Before leaving: no page may be the tree's and hold more of the lane than the tree knows of."""
-        if not self._shares_part(lane) or lane.computed == lane.claimed:
-            return
-        assert lane.node is not None
-        tail = self._tree.take_tail(lane.node, lane.claimed)
-        if tail is None:
-            lane.computed = lane.claimed  # at most a token or two are computed again; not worth a page
-            return
-        lane.node = tail.node
-        lane.shared -= 1
 
     def _share_slot(self, page: int, offset: int, target: int) -> None:
         """Slot `target` gets the contents that slot `offset` of `page` has, or gets in this step."""
@@ -210,23 +202,27 @@ class PageTables:
             self._copies.append(origin)
         self._origins[target] = origin
 
-    def _enter_known(self, row: Row, row_index: int) -> None:
-        """Puts what the row computes of known text into the tree, so that later rows of the step find it."""
-        lane = row.lane
-        known = min(row.end, lane.logits_from)
-        if not self._share or known <= row.start:
+    def _enter(self, lane: Lane, start: int, end: int, row_index: int) -> None:
+        """Puts what a row computes of text that stood from the first into the tree, so that later rows of the step
+        find it. Where the tree has some of it already (the row computes it again for its logits) nothing enters."""
+        tokens = lane.tokens[:end]
+        match = self._tree.match(tokens, lane.salt)
+        if match.length > start:
             return
-        size = -(-known // self._page_size)
-        inserted = self._tree.insert(lane.tokens[:known], lane.pages[:size], lane.salt)
-        assert inserted.first_taken <= lane.shared, "`attach` found all that the tree has of it"
+        inserted = self._tree.insert(tokens, lane.pages, lane.salt)
+        first = inserted.first_taken
+        assert first >= lane.shared, "what the lane shares stays in the tree while it is locked"
+        # Pages of its own that another lane has entered meanwhile: one of the two is enough.
+        self._pages.give(lane.pages[lane.shared : first])
+        lane.pages[lane.shared : first] = array("i", match.pages[lane.shared : first])
         self._tree.lock(inserted.node)
         if lane.node is not None:
             self._tree.unlock(lane.node)
         lane.node = inserted.node
-        for index in range(row.start // self._page_size, size):
-            self._writers[lane.pages[index]] = (row_index, index * self._page_size, row.start)
-        lane.shared = size
-        lane.claimed = known
+        for index in range(start // self._page_size, len(lane.pages)):
+            self._writers[lane.pages[index]] = (row_index, index * self._page_size, start)
+        lane.shared = len(lane.pages)
+        self._entered.add(lane)
 
     def _release(self, lane: Lane) -> None:
         """Gives back the lane's own pages and its lock."""
@@ -238,4 +234,4 @@ class PageTables:
     def _forget(lane: Lane) -> None:
         lane.node = None
         lane.pages = array("i")
-        lane.shared = lane.claimed = lane.computed = 0
+        lane.shared = lane.computed = 0

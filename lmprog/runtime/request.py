@@ -61,7 +61,6 @@ class Lane:
     __slots__ = (
         "arrival",
         "call",
-        "claimed",
         "computed",
         "error",
         "matched",
@@ -70,6 +69,7 @@ class Lane:
         "salt",
         "seat",
         "shared",
+        "standing",
         "state",
         "sweep",
         "task",
@@ -86,8 +86,8 @@ class Lane:
         self.pages: array[int] = array("i")
         self.shared = 0
         self.computed = 0
-        self.claimed = 0
-        """Positions `0 .. claimed` are in the tree under `node`; `claimed <= computed` except inside a step."""
+        self.standing = len(tokens)
+        """Tokens that stood when the lane joined the line last; what is generated since enters the tree at its end."""
         self.matched = 0
         """Prefix length found in the tree when it was last looked up while waiting; a hint for the policy."""
         self.arrival = 0

@@ -121,6 +121,7 @@ class Scheduler:
         node = self.tables.leave(lane, pin=False)
         assert node is None
         lane.state = LaneState.WAITING
+        lane.standing = len(lane.tokens)
         lane.call.preemptions += 1
         self.stats.preemptions += 1
         self.line.join(lane)
@@ -238,7 +239,7 @@ class Scheduler:
         picked = None if pick is None else sampled.picked[pick]
         found = _scored(wanted, sampled, wanted.scores_of[index])
         if found is None or (pick is not None and picked is None):
-            self.tables.spoil(row)
+            self.tables.spoil_path(lane)
             return Progress(lane, ended=True, error=_not_finite(row))
         task = lane.task
         if isinstance(task, Generation):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lmprog.runtime.tokenizer import ByteStream
+
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?"
 """Token i is letter i; the token after the last letter ends a text."""
 
@@ -15,7 +17,7 @@ class LetterTokenizer:
     eos_ids = (len(ALPHABET),)
     prefix: tuple[int, ...] = ()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, start: bool = True) -> list[int]:
         return [ALPHABET.index(letter) for letter in text]
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
@@ -27,12 +29,5 @@ class LetterTokenizer:
     def token_bytes(self, token: int) -> bytes | None:
         return ALPHABET[token].encode() if token < len(ALPHABET) else None
 
-    def stream(self) -> LetterStream:
-        return LetterStream()
-
-
-class LetterStream:
-    """Every token is complete text."""
-
-    def push(self, token: int) -> str:
-        return ALPHABET[token] if token < len(ALPHABET) else ""
+    def stream(self) -> ByteStream:
+        return ByteStream([self.token_bytes(token) for token in range(self.vocab_size)])

@@ -25,8 +25,9 @@ Floats = NDArray[np.float32]
 class FakeEngine:
     """Runs batches on hashes.
 
-    The faults that a real engine can have: tokens in `poison`, and row `bad_row` of the next step, give contents that
-    are not finite, and so is everything that reads them; `fail_next` makes the next step raise.
+    The faults that a real engine can have: tokens in `poison`, and row `bad_row` of the next step if logits of it are
+    wanted, give contents that are not finite, and so is everything that reads them; `fail_next` makes the next step
+    raise.
     """
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int) -> None:
@@ -38,9 +39,12 @@ class FakeEngine:
         self.poison: set[int] = set()
         self.bad_row: int | None = None
         self.fail_next = False
+        self.num_faults = 0
+        """Faults that have struck."""
 
     def forward(self, batch: Batch) -> Floats:
         """Logits [L, vocab] of the wanted tokens."""
+        self.num_faults += self.fail_next or self.bad_row is not None
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("the fake engine was told to fail")
@@ -63,12 +67,13 @@ class FakeEngine:
         begin, end = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
         pages = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]].astype(np.int64)
         readable = int(batch.kv_lens[row])
+        bad_row = self.bad_row if end - 1 in wanted else None
         index = np.arange(readable)
         slots = pages[index // self._page_size] * self._page_size + index % self._page_size
         for token in range(begin, end):
             position, value = int(batch.positions[token]), int(batch.tokens[token])
             before = self._slots[slots[position - 1]] if position else _SEED
-            spoiled = value in self.poison or row == self.bad_row or bool(self._bad[slots[:position]].any())
+            spoiled = value in self.poison or row == bad_row or bool(self._bad[slots[:position]].any())
             self._slots[targets[token]] = mix(before, value)
             self._bad[targets[token]] = spoiled
             if token in wanted:

@@ -84,7 +84,6 @@ class World:
         self.rng = random.Random(seed)
         self.scenario = scenario or draw(self.rng)
         self.now = 0.0
-        self.num_faults = 0
         self.steps = 0
         self.most_preempted = 0
         config = self.scenario.scheduler
@@ -145,17 +144,15 @@ class World:
     def _client(self, name: bytes) -> SimClient:
         self.channel.inbox.append((name, wire.Hello(wire.PROTOCOL_VERSION)))
         rng = random.Random(self.rng.getrandbits(64))
-        return SimClient(name, rng, self.scheduler.longest_lane, self.clock, lambda: self.num_faults)
+        return SimClient(name, rng, self.scheduler.longest_lane, self.clock, lambda: self.engine.num_faults)
 
     def _fault(self) -> None:
         kind = self.rng.choice(["step", "row", "preempt", "gone", "jump"])
         if kind == "preempt" and self.scheduler.seated:
             self.scheduler.preempt(self.rng.choice(self.scheduler.seated))
         elif kind == "step":
-            self.num_faults += 1
             self.engine.fail_next = True
         elif kind == "row":
-            self.num_faults += 1
             self.engine.bad_row = self.rng.randrange(3)
         elif kind == "jump":
             self.now += self.rng.uniform(0.0, 30.0)
