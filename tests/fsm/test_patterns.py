@@ -11,9 +11,159 @@ import pytest
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from lmprog.runtime.fsm.automaton import LazyAutomaton
 from lmprog.runtime.fsm.compiler import compile_constraint, regular_net
-from lmprog.runtime.fsm.constraint import Choices, Limits, Regex
+from lmprog.runtime.fsm.constraint import Choices, Limits, Regex, Substring
 from lmprog.runtime.fsm.vocabulary import Vocabulary
 from tests.fsm.random_patterns import LETTERS, random_pattern, random_text
+
+DIALECT = [
+    "",
+    "a|",
+    "|",
+    "()",
+    "(?:)*",
+    "(a*)*",
+    "(a*|b)*",
+    "(a|a?)+",
+    "((a?){3}){2}",
+    "(a?){5}b",
+    "x{",
+    "x{}",
+    "x{,}",
+    "x{a}",
+    "x{1",
+    "[]a]",
+    "[^]a]",
+    "[a-]",
+    "[-a]",
+    r"[\d-]",
+    r"[\w.]",
+    "[[a]",
+    "^ab$",
+    "^a|b$",
+    r"\Aab\Z",
+    "(^a|b)c",
+    "a(b$|c$)",
+    "^(?:ab)$",
+    "(?i)straße",
+    "(?i)[k-l]",
+    "(?i)K",
+    "(?i)[^k]",
+    "(?s).",
+    ".",
+    "(?a)\\w",
+    "(?-s:.)",
+    "(?i:a)B",
+    "(?x) a  b # c",
+    "(?x)[ ]a *",
+    r"\x41",
+    r"\u00e9",
+    r"\U0001F600",
+    r"\N{DIGIT ONE}",
+    r"\0",
+    r"\012",
+    r"\101",
+    r"[\1]",
+    r"\$",
+    r"\-",
+    r"\ ",
+    "(?P<n>a)b",
+    "a(?#x)*",
+    "(a{2}){0}",
+    "[a-c]{2,3}?",
+    "(?i)ſ",
+    "(?i)[A-Z]",
+    "\U0001f600+",
+    "[\u0100-\U00010fff]",
+    "[^\x00-\x7f]",
+    "(?m)^a$",
+    "(?su)a.",
+]
+REFUSED = [
+    ("a(?=b)", 1, "lookahead"),
+    ("a(?!b)", 1, "lookahead"),
+    ("(?<=a)b", 0, "lookbehind"),
+    ("ab(?<!a)b", 2, "lookbehind"),
+    (r"(a)\1", 3, "back-reference"),
+    ("(?P<n>a)(?P=n)", 8, "back-reference"),
+    ("(a)?(?(1)b)", 4, "conditional"),
+    ("(?>a)", 0, "atomic"),
+    ("a*+", 1, "possessive"),
+    ("a{2}+", 1, "possessive"),
+    (r"a\b", 1, "boundary"),
+    ("a^b", 1, "anchor"),
+    ("a$b", 1, "anchor"),
+    ("(a$)*", 2, "anchor"),
+    ("a**", 2, "multiple repeat"),
+    ("*a", 0, "nothing to repeat"),
+    ("a|*", 2, "nothing"),
+    ("(a", 0, "unterminated"),
+    ("a)", 1, "unbalanced"),
+    ("[a", 0, "unterminated"),
+    ("[b-a]", 1, "range"),
+    (r"\q", 0, "escape"),
+    ("a{3,2}", 1, "larger"),
+    ("a\\", 1, "escape"),
+    (r"\xg1", 0, "escape"),
+    ("a(?i)b", 1, "flags"),
+    ("(?P<n>a)(?P<n>b)", 8, "group name"),
+    ("a{1000000000}", 1, "limit"),
+    ("a{9999999999999999}", 1, "limit"),
+    ("(" * 200 + ")" * 200, 100, "nest"),
+    (r"[\d-z]", 1, "range"),
+]
+TEXTS = [
+    "",
+    "a",
+    "b",
+    "ab",
+    "ac",
+    "bc",
+    "aab",
+    "aaaaab",
+    "x{",
+    "x{}",
+    "x",
+    "xx",
+    "x{,}",
+    "x{a}",
+    "x{1",
+    "]",
+    "-",
+    "[",
+    "k",
+    "K",
+    "\u212a",
+    "s",
+    "ſ",
+    "S",
+]
+TEXTS += [
+    "STRASSE",
+    "straße",
+    "\n",
+    "a\n",
+    "\n\n",
+    "A",
+    "B",
+    "aB",
+    "é",
+    "É",
+    "😀",
+    "😀😀",
+    "1",
+    "\0",
+    "\x01",
+    "$",
+    " ",
+    " a",
+    "  a",
+    "ba",
+    "xb",
+    "\u0101",
+    "c",
+    "aaa",
+]
+TEXTS += ["abab", "cab", "l", "٣", "_", ".", "\x7f", "\x80", "\uffff"]
 
 
 def accepts(pattern: str, text: str, vocabulary: Vocabulary) -> bool:
@@ -56,172 +206,19 @@ def test_random_patterns_agree_with_interegular(small: Vocabulary, rng: random.R
         done += 1
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "",
-        "a|",
-        "|",
-        "()",
-        "(?:)*",
-        "(a*)*",
-        "(a*|b)*",
-        "(a|a?)+",
-        "((a?){3}){2}",
-        "(a?){5}b",
-        "x{",
-        "x{}",
-        "x{,}",
-        "x{a}",
-        "x{1",
-        "[]a]",
-        "[^]a]",
-        "[a-]",
-        "[-a]",
-        r"[\d-]",
-        r"[\w.]",
-        "[[a]",
-        "^ab$",
-        "^a|b$",
-        r"\Aab\Z",
-        "(^a|b)c",
-        "a(b$|c$)",
-        "^(?:ab)$",
-        "(?i)straße",
-        "(?i)[k-l]",
-        "(?i)K",
-        "(?i)[^k]",
-        "(?s).",
-        ".",
-        "(?a)\\w",
-        "(?-s:.)",
-        "(?i:a)B",
-        "(?x) a  b # c",
-        "(?x)[ ]a *",
-        r"\x41",
-        r"\u00e9",
-        r"\U0001F600",
-        r"\N{DIGIT ONE}",
-        r"\0",
-        r"\012",
-        r"\101",
-        r"[\1]",
-        r"\$",
-        r"\-",
-        r"\ ",
-        "(?P<n>a)b",
-        "a(?#x)*",
-        "(a{2}){0}",
-        "[a-c]{2,3}?",
-        "(?i)ſ",
-        "(?i)[A-Z]",
-        "\U0001f600+",
-        "[\u0100-\U00010fff]",
-        "[^\x00-\x7f]",
-        "(?m)^a$",
-        "(?su)a.",
-    ],
-)
+@pytest.mark.parametrize("pattern", DIALECT)
 def test_the_dialect_is_that_of_re(pattern: str, small: Vocabulary) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         oracle = re.compile(pattern)
     constraint = compile_constraint(Regex(pattern), small)
-    texts = [
-        "",
-        "a",
-        "b",
-        "ab",
-        "ac",
-        "bc",
-        "aab",
-        "aaaaab",
-        "x{",
-        "x{}",
-        "x",
-        "xx",
-        "x{,}",
-        "x{a}",
-        "x{1",
-        "]",
-        "-",
-        "[",
-        "k",
-        "K",
-        "\u212a",
-        "s",
-        "ſ",
-        "S",
-    ]
-    texts += [
-        "STRASSE",
-        "straße",
-        "\n",
-        "a\n",
-        "\n\n",
-        "A",
-        "B",
-        "aB",
-        "é",
-        "É",
-        "😀",
-        "😀😀",
-        "1",
-        "\0",
-        "\x01",
-        "$",
-        " ",
-        " a",
-        "  a",
-        "ba",
-        "xb",
-        "\u0101",
-        "c",
-        "aaa",
-    ]
-    texts += ["abab", "cab", "l", "٣", "_", ".", "\x7f", "\x80", "\uffff"]
-    for text in texts:
+    for text in TEXTS:
         state = constraint.advance_bytes(constraint.start, text.encode())
         found = state is not None and constraint.is_final(state)
         assert found == (oracle.fullmatch(text) is not None), (pattern, text)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "position", "word"),
-    [
-        ("a(?=b)", 1, "lookahead"),
-        ("a(?!b)", 1, "lookahead"),
-        ("(?<=a)b", 0, "lookbehind"),
-        ("ab(?<!a)b", 2, "lookbehind"),
-        (r"(a)\1", 3, "back-reference"),
-        ("(?P<n>a)(?P=n)", 8, "back-reference"),
-        ("(a)?(?(1)b)", 4, "conditional"),
-        ("(?>a)", 0, "atomic"),
-        ("a*+", 1, "possessive"),
-        ("a{2}+", 1, "possessive"),
-        (r"a\b", 1, "boundary"),
-        ("a^b", 1, "anchor"),
-        ("a$b", 1, "anchor"),
-        ("(a$)*", 2, "anchor"),
-        ("a**", 2, "multiple repeat"),
-        ("*a", 0, "nothing to repeat"),
-        ("a|*", 2, "nothing"),
-        ("(a", 0, "unterminated"),
-        ("a)", 1, "unbalanced"),
-        ("[a", 0, "unterminated"),
-        ("[b-a]", 1, "range"),
-        (r"\q", 0, "escape"),
-        ("a{3,2}", 1, "larger"),
-        ("a\\", 1, "escape"),
-        (r"\xg1", 0, "escape"),
-        ("a(?i)b", 1, "flags"),
-        ("(?P<n>a)(?P<n>b)", 8, "group name"),
-        ("a{1000000000}", 1, "limit"),
-        ("a{9999999999999999}", 1, "limit"),
-        ("(" * 200 + ")" * 200, 100, "nest"),
-        (r"[\d-z]", 1, "range"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "position", "word"), REFUSED)
 def test_what_is_not_regular_or_malformed_is_refused_with_its_position(
     pattern: str, position: int, word: str, small: Vocabulary
 ) -> None:
@@ -262,6 +259,17 @@ def test_choices_take_exactly_the_given_texts(small: Vocabulary) -> None:
     for text in (*texts, "", "ye", "yes ", "nope", "日", "n"):
         state = constraint.advance_bytes(constraint.start, text.encode())
         assert (state is not None and constraint.is_final(state)) == (text in texts), text
+
+
+def test_a_substring_is_a_run_of_the_documents_words(small: Vocabulary) -> None:
+    constraint = compile_constraint(Substring("the quick  brown\nfox jumps"), small)
+    for text in ("the", "quick  brown", "brown\nfox jumps", "jumps", "the quick  brown\nfox jumps"):
+        state = constraint.advance_bytes(constraint.start, text.encode())
+        assert state is not None
+        assert constraint.is_final(state), text
+    for text in ("", "qui", "quick brown", "the brown", " the", "jumps ", "the quick "):
+        state = constraint.advance_bytes(constraint.start, text.encode())
+        assert state is None or not constraint.is_final(state), text
 
 
 def test_every_letter_of_the_test_alphabet_is_one_that_patterns_can_meet() -> None:

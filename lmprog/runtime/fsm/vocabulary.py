@@ -185,7 +185,7 @@ def _load(path: Path) -> Index | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as saved:
+        with np.load(path) as saved:
             tries = [
                 Trie(saved[f"nodes{i}"].view(NODE), saved[f"order{i}"], int(saved["deepest"][i]))
                 for i in range(len(SLICE_KINDS) + 1)
@@ -209,7 +209,7 @@ def _store(path: Path, index: Index) -> Index:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as out:
-            np.savez(out, allow_pickle=False, **arrays)
+            np.savez(out, **arrays)  # type: ignore[arg-type]  # its stub sees `allow_pickle` in any keywords
         os.replace(out.name, path)  # atomic: a second process sees a whole file or none
     except OSError as error:
         log.warning("the vocabulary index could not be written to %s: %s", path.parent, error)
