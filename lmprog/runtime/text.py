@@ -1,0 +1,119 @@
+"""A generation's text while it grows: whole characters only, stops found across token borders.
+
+Which stop wins does not depend on how tokens cut the text: the one that is complete first; of those complete at the
+same letter, the one that began earliest. The text ends before it. Held back is exactly what could still become a stop
+(`stops.py` says what that is). Work per token is proportional to its own text.
+
+Knows what bytes a token has; knows no calls and no branches.
+"""
+
+from __future__ import annotations
+
+import codecs
+from array import array
+from dataclasses import dataclass
+
+from lmprog.runtime.stops import StopWatch, watch_regex, watch_strings
+from lmprog.runtime.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is left of a generation. `text` is all of it, cut before the stop.
+
+    The first `kept` tokens spell `text` without its end `rest`, which is to be tokenised anew with what follows.
+    `delta` is what `push` had not yet given out.
+    """
+
+    text: str
+    kept: int
+    rest: str
+    delta: str
+
+
+class TextStream:
+    """The text of one generation. Raises RequestRejected for a stop regex that is none, or that is not supported."""
+
+    __slots__ = ("_borders", "_decoder", "_given", "_held", "_length", "_stop_at", "_tokenizer", "_watches")
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), stop_regex: tuple[str, ...] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._watches: list[StopWatch] = [watch_regex(pattern) for pattern in stop_regex]
+        if stop:
+            self._watches.append(watch_strings(stop))
+        self._given: list[str] = []
+        self._held = ""
+        self._length = 0
+        """Characters so far, those held back too."""
+        self._borders: array[int] = array("q")
+        """Per token: characters up to its end; -1 where it ends inside one."""
+        self._stop_at: tuple[int, str] | None = None
+        """Where a stop begins, and which."""
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string or regex that ended the text; None while it goes on."""
+        return self._stop_at[1] if self._stop_at else None
+
+    def push(self, token: int) -> str:
+        """Takes a token; returns text that is certain now. After a stop it takes nothing and returns nothing."""
+        if self._stop_at is not None:
+            return ""
+        piece = self._tokenizer.token_bytes(token)
+        new = self._decoder.decode(piece) if piece else ""
+        start = self._length
+        self._length += len(new)
+        is_whole = not self._decoder.getstate()[0]
+        self._borders.append(self._length if is_whole else -1)
+        if not self._watches:
+            self._given.append(new)
+            return new
+        return self._release(new, start)
+
+    def _release(self, new: str, start: int) -> str:
+        """Looks for stops in `new`, which begins at character `start`; gives out what cannot belong to one."""
+        begin = self._find(new, start)
+        before = start - len(self._held)
+        self._held += new
+        certain = self._held[: max(0, begin - before)]
+        self._held = self._held[len(certain) :]
+        self._given.append(certain)
+        return certain
+
+    def _find(self, new: str, start: int) -> int:
+        """Where the stop begins that is found, or else where the earliest one may have begun."""
+        begin = start
+        for at, char in enumerate(new, start):
+            found: list[tuple[int, str]] = []
+            begin = at + 1
+            for watch in self._watches:
+                stop = watch.take(char, at)
+                if stop is not None:
+                    found.append(stop)
+                begin = min(begin, watch.begin)
+            if found:
+                self._stop_at = min(found)
+                return self._stop_at[0]
+        return begin if new else start - len(self._held)
+
+    def finish(self) -> Ended:
+        """Ends the text. Characters cut off by the end become U+FFFD; no stop is found in what is left."""
+        if self._stop_at is not None:
+            cut = self._stop_at[0]
+            text = "".join(self._given)
+            kept = next((at + 1 for at in reversed(range(len(self._borders))) if 0 <= self._borders[at] <= cut), 0)
+            return Ended(text, kept, text[self._borders[kept - 1] if kept else 0 : cut], "")
+        delta = self._held + self._decoder.decode(b"", final=True)
+        self._held = ""
+        self._given.append(delta)
+        return Ended("".join(self._given), len(self._borders), "", delta)
+
+    def copy(self) -> TextStream:
+        """A stream that has read the same tokens, and goes its own way."""
+        other = TextStream(self._tokenizer)
+        other._decoder.setstate(self._decoder.getstate())
+        other._watches = [watch.copy() for watch in self._watches]
+        other._given, other._held, other._length = self._given[:], self._held, self._length
+        other._borders, other._stop_at = self._borders[:], self._stop_at
+        return other
