@@ -83,10 +83,12 @@ class Lanes:
         """A new lane: finds its prefix, computes the rest, and puts it into the tree if `keep`."""
         match = self.tree.match(tokens, salt)
         self.check_match(match, tokens, salt)
-        self.tree.lock(match.node)
-        lane = Lane(salt, tokens, match.node, match.length, list(match.pages))
+        exact = sum(tokens) % 2 == 0  # locks no more than it found, or the whole node in which that ends
+        node = self.tree.lock(match.node, match.length if exact else None)
+        assert node.end == match.length or not exact
+        lane = Lane(salt, tokens, node, match.length, list(match.pages))
         if match.length < len(tokens) and not self._continue(lane, match.length, None):
-            self.tree.unlock(match.node)
+            self.tree.unlock(node)
             return None
         self.lanes.append(lane)
         if keep:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from simulated_lanes import Lane, Lanes, ints
+
+from tests.radix.simulated_lanes import Lane, Lanes, ints
 
 EXAMPLES = int(os.environ.get("LMPROG_RADIX_EXAMPLES", "300"))  # of 50 steps, for each page size
 SEEDS = int(os.environ.get("LMPROG_RADIX_SEEDS", "60"))  # of 200 steps, for each page size

@@ -203,6 +203,24 @@ def test_a_lock_is_released_only_by_as_many_unlocks(bench: Bench) -> None:
         bench.tree.unlock(node)
 
 
+def test_a_lock_up_to_a_position_holds_no_more_than_that(bench: Bench) -> None:
+    whole = bench.add(*range(12))
+    node = bench.tree.lock(whole, 6)
+    assert (node.end, whole.begin, whole.locks) == (6, 6, 0)
+    assert bench.tree.num_evictable == 1  # of two: one of them holds the end of what is locked
+    assert bench.tree.clear() == 1
+    assert bench.length(*range(12)) == 6
+    bench.check()
+    bench.tree.unlock(node)
+
+
+def test_a_lock_at_the_end_of_a_node_cuts_nothing(bench: Bench) -> None:
+    node = bench.add(1, 2, 3, 4, 5)
+    assert bench.tree.lock(node, 5) is node
+    assert bench.tree.num_nodes == 1
+    bench.tree.unlock(node)
+
+
 def test_an_evicted_node_cannot_be_locked(bench: Bench) -> None:
     node = bench.add(1, 2, 3, 4)
     bench.tree.clear()
