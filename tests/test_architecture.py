@@ -43,7 +43,10 @@ UNITS = {
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
     "fsm": Unit("lmprog.runtime.fsm", "errors native"),
-    "text": Unit("lmprog.runtime.tokenizer lmprog.runtime.text lmprog.runtime.chat", "errors"),
+    "text": Unit(
+        "lmprog.runtime.tokenizer lmprog.runtime.text lmprog.runtime.stops lmprog.runtime.chat lmprog.runtime.sandbox",
+        "errors",
+    ),
     "scheduling": Unit(
         "lmprog.runtime.scheduler lmprog.runtime.request lmprog.runtime.generation lmprog.runtime.policy "
         "lmprog.runtime.line lmprog.runtime.pagetable lmprog.runtime.plan lmprog.runtime.batch lmprog.runtime.masks "
@@ -59,7 +62,7 @@ UNITS = {
     # tensors: they see batches, never requests
     "tensors": Unit(
         "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
-        "lmprog.runtime.sampler",
+        "lmprog.runtime.sampler lmprog.runtime.penalties",
         "errors config native wire scheduling",
     ),
     # what puts the parts together
@@ -78,11 +81,11 @@ DOORS = {
     "zmq": "lmprog.transport",
     "msgspec": "lmprog.wire lmprog.launch.child lmprog.lang.sampling",
     "torch": "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
-    "lmprog.runtime.sampler lmprog.cli.doctor",
+    "lmprog.runtime.sampler lmprog.runtime.penalties lmprog.cli.doctor",
     "numpy": "lmprog.runtime.batch lmprog.runtime.fsm lmprog.runtime.masks lmprog.runtime.attention "
     "lmprog.runtime.model lmprog.runtime.sampler lmprog.runtime.engine lmprog.runtime.simulation",
     "tokenizers": "lmprog.runtime.tokenizer",
-    "jinja2": "lmprog.runtime.chat",
+    "jinja2": "lmprog.runtime.sandbox",
     "safetensors": "lmprog.runtime.model",
     "huggingface_hub": "lmprog.runtime.model",
     "transformers": "lmprog.runtime.model",
