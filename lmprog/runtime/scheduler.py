@@ -148,8 +148,9 @@ class Scheduler:
             if lane is None or not self._seat(lane):
                 break
             budget -= self._extend(lane, budget, rows, planned)
-        self.stats.see_step(rows, len(self.seated), len(self.line), self.config.num_pages - self.pages.num_free)
-        return Plan(tuple(rows), *self.tables.finish())
+        plan = Plan(tuple(rows), *self.tables.finish())
+        self.stats.see_plan(plan, len(self.seated), len(self.line), self.config.num_pages - self.pages.num_free)
+        return plan
 
     def commit(self, plan: Plan, wanted: Wanted, sampled: Sampled) -> list[Progress]:
         """Takes what was sampled; lanes that ended by it are still seated until `end` is called for them."""
@@ -178,6 +179,7 @@ class Scheduler:
             assert lane.state is LaneState.RUNNING, "a seated lane runs"
             assert lane not in self.line, "a seated lane does not wait"
             assert all(page in held for page in lane.pages[: lane.shared]), "shared pages are in the tree"
+            assert lane.node is None or lane.node.salt == lane.salt, "salts never share a page"
             assert len(lane.pages) * self.config.page_size >= lane.computed, "computed tokens have pages"
         for lane in self.line:
             assert lane.state is LaneState.WAITING, "who waits is not seated"
@@ -224,7 +226,9 @@ class Scheduler:
         """Frees pages until `needed` are free: what nobody stands on, then the lanes seated after this one."""
         while self.pages.num_free < needed:
             missing = needed - self.pages.num_free
-            if self.tree.evict(missing) >= missing:
+            freed = self.tree.evict(missing)
+            self.stats.evicted_pages += freed
+            if freed >= missing:
                 continue
             victim = self.seated[-1]
             if victim is lane or victim in planned:

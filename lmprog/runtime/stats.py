@@ -1,14 +1,13 @@
 """What the runtime has done so far, as plain counters: the work, not the rate.
 
-Everything here is a sum or a peak over the runtime's life. It knows rows only by their counts.
+Everything here is a sum or a peak over the runtime's life. It knows plans only by their counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from lmprog.runtime.plan import Row
+from lmprog.runtime.plan import Plan
 
 
 @dataclass(slots=True)
@@ -29,7 +28,6 @@ class Stats:
     calls_failed: int = 0
     forks: int = 0
     branches: int = 0
-    clients: int = 0
     preemptions: int = 0
     evicted_pages: int = 0
     copied_slots: int = 0
@@ -37,16 +35,17 @@ class Stats:
     peak_pages: int = 0
     peak_running: int = 0
     peak_waiting: int = 0
-    dropped_frames: int = 0
     failed_steps: int = 0
 
-    def see_step(self, rows: Sequence[Row], running: int, waiting: int, pages: int) -> None:
+    def see_plan(self, plan: Plan, running: int, waiting: int, pages: int) -> None:
         """Counts one plan."""
-        if rows:
-            self.steps += 1
-        self.rows += len(rows)
-        self.computed_tokens += sum(row.count for row in rows)
-        self.prefill_tokens += sum(row.count for row in rows if row.count > 1)
+        counts = [row.count for row in plan.rows]
+        self.steps += bool(counts)
+        self.rows += len(counts)
+        self.computed_tokens += sum(counts)
+        self.prefill_tokens += sum(count for count in counts if count > 1)
+        self.copied_slots += len(plan.copies)
+        self.mirrored_slots += len(plan.mirrors)
         self.peak_running = max(self.peak_running, running)
         self.peak_waiting = max(self.peak_waiting, waiting)
         self.peak_pages = max(self.peak_pages, pages)

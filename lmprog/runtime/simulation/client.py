@@ -232,10 +232,9 @@ class SimClient:
         timeout = None if isinstance(op, wire.Read) else op.timeout
         if reply.code == "deadline" and timeout is not None and self._clock() >= asked.time + timeout:
             return
-        try:
-            prompt = asked.mirror.text(asked.place)
-        except Spoiled as cause:
-            assert reply.code == cause.code, f"a spoiled branch names its cause: {reply.code}, not {cause.code}"
+        cause, prompt = _prompt(asked)
+        if cause is not None:
+            assert reply.code == cause, f"a spoiled branch names its cause: {reply.code}, not {cause}"
             return
         if reply.code == "context_overflow":
             assert self._needs(op, prompt) > self.longest, f"refused though it fits: {reply.message}"
@@ -273,6 +272,14 @@ class SimClient:
         for option, score in zip(reply.options, oracle.scores(prompt, op), strict=True):
             assert abs(option.score - score) < 1e-6, f"option scored {option.score}, not {score}"
         assert reply.index in oracle.chosen(prompt, op), "the best option wins"
+
+
+def _prompt(asked: Asked) -> tuple[str | None, str]:
+    """Why the call's branch was spoiled before it (None: it was not), and the call's prompt."""
+    try:
+        return None, asked.mirror.text(asked.place)
+    except Spoiled as spoiled:
+        return spoiled.code, ""
 
 
 _WEIGHTS = [10, 12, 4, 4, 5, 2, 1, 3]

@@ -53,7 +53,7 @@ def draw(rng: random.Random) -> Scenario:
         ageing=rng.choice([1, 4, 64]),
         share=rng.random() < 0.9,
     )
-    return Scenario(config, rng.randrange(1, 5), rng.choice([0.05, 0.3, 0.8]), rng.choice([0.0, 0.01]))
+    return Scenario(config, rng.randrange(1, 5), rng.choice([0.05, 0.3, 0.8]), rng.choice([0.0, 0.02, 0.1]))
 
 
 class SimChannel:
