@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lmprog import wire
-from lmprog.errors import LmprogError, ProgramError
+from lmprog.errors import Cancelled, LmprogError, ProgramError
 from lmprog.lang.client import Call
 from lmprog.lang.ops import Concat, GenOp, RoleBegin, RoleEnd, SelectOp
 from lmprog.lang.references import Mark, split
@@ -50,6 +50,7 @@ class Cursor:
         self._last: Gen[Any] | None = None if parent is None else parent._last  # when it failed, so will the next
         self.num_forks = 0
         self.closed = False
+        self.cancelled = False
         self._opened = parent is not None
         self._pieces: list[wire.Piece] = []
         self._final_text: Call | None = None
@@ -195,13 +196,16 @@ class Cursor:
     def usable(self) -> None:
         """Raises where nothing can be asked of this branch any more."""
         self.scope.check()
+        if self.cancelled:
+            raise Cancelled("this branch was cancelled, because another one of its fork failed")
         if self.closed:
             raise ProgramError("this branch was closed: its run, or the fork that it belongs to, is over")
 
-    def close(self, *, keep_text: bool = False) -> None:
+    def close(self, *, keep_text: bool = False, cancelled: bool = False) -> None:
         """Frees the branch and cancels its calls. With `keep_text` its text can be read afterwards."""
         if self.closed:
             return
+        self.cancelled = cancelled
         if keep_text and self.has_roles() and self.failure() is None:
             self._final_text = self.read()
         self.closed = True

@@ -72,6 +72,7 @@ def execute(job: Job, run: Run[Any]) -> None:
     try:
         run.scope.begin()
         value = job.function(run.branch, *job.args, **job.kwargs)
+        raise_together([failure for mapped in run.scope.mapped for failure in mapped.finish()])
         for gen in run.scope.gens:
             gen.wait()
         _finish(run)
@@ -93,10 +94,12 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
     try:
         run.scope.begin()
         value = await job.function(run.branch, *job.args, **job.kwargs)
+        raise_together([failure for mapped in run.scope.mapped for failure in await mapped.finish_async()])
         await settle(run.scope.gens)
         _finish(run)
     except BaseException as error:
         run.scope.close()
+        await asyncio.gather(*(mapped.abandon() for mapped in run.scope.mapped))
         cancelled = isinstance(error, asyncio.CancelledError)
         run.outcome.set_exception(Cancelled("the run was cancelled") if cancelled else error)
         if not isinstance(error, Exception):

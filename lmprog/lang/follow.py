@@ -96,14 +96,19 @@ def texts(cursor: Cursor, var_name: str | None) -> Iterator[str]:
 
 
 def texts_async(cursor: Cursor, var_name: str | None, with_meta: bool) -> AsyncIterator[Any]:
-    """See `Branch.text_async_iter`."""
+    """See `Branch.text_async_iter`. Meta information comes with an empty text, when a result is complete."""
     reader = _Reader(cursor, var_name)
     more: Callable[[], Iterator[Any]] = reader.more
+    told: Gen[Any] | None = None
     if with_meta:
 
         def more() -> Iterator[tuple[str, dict[str, Any]]]:
+            nonlocal told
             for piece in reader.more():
-                gen = reader.gen
-                yield piece, meta_info(gen) if gen is not None and gen.done() else {}
+                yield piece, {}
+            gen = reader.gen
+            if gen is not None and gen is not told and gen.done():
+                told = gen
+                yield "", meta_info(gen)
 
     return _feed_of(cursor).follow_async(more)

@@ -56,6 +56,11 @@ class Branches(Sequence["Branch"]):
     def __getitem__(self, index: int | slice) -> Branch | Sequence[Branch]:
         return self._children[index]
 
+    def __setitem__(self, index: int, child: Branch) -> None:
+        """What `branches[0] += ...` ends with. Raises for a branch that does not stand there."""
+        if self._children[index] is not child:
+            raise ProgramError("the branches of a fork cannot be replaced")
+
     def __len__(self) -> int:
         return len(self._children)
 
@@ -76,6 +81,7 @@ class Branches(Sequence["Branch"]):
     def _start(self, function: Callable[[Branch], Any]) -> Mapped[Any]:
         mapped: Mapped[Any] = Mapped(self, function, keep=self._on_error == "keep")
         self._mapped.append(mapped)
+        self._parent.cursor.scope.mapped.append(mapped)
         return mapped
 
     def __iadd__(self, content: object) -> Branches:
@@ -116,13 +122,15 @@ class Branches(Sequence["Branch"]):
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
-    def cancel(self, but: Branch | None = None) -> None:
-        """Closes the branches (all, or all but one): their calls end with `Cancelled`, their memory is freed."""
+    def cancel(self) -> None:
+        """Closes the branches: their calls and whatever else is asked of them end with `Cancelled`."""
+        self._close(cancelled=True)
+
+    def _close(self, *, cancelled: bool) -> None:
         for child in self._children:
-            if child is not but:
-                for gen in child.cursor.gens:
-                    gen.was_read = gen.was_read or not gen.done()
-                child.cursor.close()
+            for gen in child.cursor.gens:
+                gen.was_read = gen.was_read or not gen.done()
+            child.cursor.close(cancelled=cancelled)
         self._parent.cursor.scope.client.hurry()
 
     def _failed(self) -> list[Exception]:
@@ -154,7 +162,7 @@ class Branches(Sequence["Branch"]):
                     gen.wait()
                 raise_together(self._failed())
         finally:
-            self.cancel()
+            self._close(cancelled=error is not None)
 
     async def __aenter__(self) -> Branches:
         return self
@@ -168,7 +176,7 @@ class Branches(Sequence["Branch"]):
                 await settle(self._gens())
                 raise_together(self._failed())
         finally:
-            self.cancel()
+            self._close(cancelled=error is not None)
             await asyncio.gather(*(mapped.abandon() for mapped in self._mapped))
 
 
@@ -194,19 +202,15 @@ class Mapped(Generic[T]):
         """The values in the branches' order; blocks. Raises what failed."""
         if self._tasks:
             raise ProgramError("write `await` before the map: waiting for it here would stop the event loop")
-        failures = self.finish()
-        self._was_read = True
-        raise_together(failures)
+        raise_together(self.finish())
         return [cast(T, _outcome(thread)) for thread in self._threads]
 
     def __await__(self) -> Generator[Any, None, list[T]]:
-        failures = yield from self.finish_async().__await__()
-        self._was_read = True
-        raise_together(failures)
+        raise_together((yield from self.finish_async().__await__()))
         return [cast(T, _outcome(task)) for task in self._tasks]
 
     def finish(self) -> list[Exception]:
-        """Waits for the threads; the first failure cancels the other branches. What failed, unless it was read."""
+        """Waits for the threads; the first failure cancels the other branches. What failed, unless that was told."""
         wait(self._threads, return_when="ALL_COMPLETED" if self._keep else FIRST_EXCEPTION)
         if not self._keep and any(thread.done() and thread.exception() for thread in self._threads):
             self._branches.cancel()
@@ -237,7 +241,8 @@ class Mapped(Generic[T]):
             _error(task)  # retrieved: asyncio has nothing to complain about
 
     def _failures(self, runs: Sequence[Future[Any] | asyncio.Task[Any]]) -> list[Exception]:
-        if self._keep or self._was_read:
+        was_read, self._was_read = self._was_read, True
+        if self._keep or was_read:
             return []
         return [error for run in runs if (error := _error(run)) is not None]
 

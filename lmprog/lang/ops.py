@@ -175,7 +175,7 @@ def gen(
 ) -> GenOp[T]: ...
 def gen(*what: Any, **options: Any) -> Any:
     """A generation. With `choices=` it is a `select` among them, as in SGLang."""
-    name, max_tokens = _leading(what, options)
+    name, max_tokens = leading(what, options)
     if options.get("choices") is not None:
         return _scored(name, options)
     return gen_op(name, max_tokens, options)
@@ -193,7 +193,7 @@ def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
     return select_op(options["choices"], scoring)
 
 
-def _leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | None]:
+def leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | None]:
     """The arguments of `gen` that may come without a keyword: a name or a type, and `max_tokens`."""
     if len(what) > 2:
         raise TypeError(f"gen takes a name or type and max_tokens without a keyword, not {len(what)} arguments")

@@ -108,7 +108,8 @@ class Program(Generic[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
         """`program(s, ...)` goes on with the branch `s` of the calling program; without a branch it is `run`."""
         if args and isinstance(args[0], Branch):
-            return self.function(*args, **{**self.bound, **kwargs})
+            branch = args[0].over(self.settings.sampling)
+            return self.function(branch, *args[1:], **{**self.bound, **kwargs})
         return self.run(*args, **kwargs)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmprog.lang.backends import Backend
     from lmprog.lang.cursor import Cursor
     from lmprog.lang.feed import Feed
+    from lmprog.lang.fork import Mapped
     from lmprog.lang.values import Gen
 
 current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
@@ -47,6 +48,7 @@ class Scope:
         self.feed = feed
         self.gens: list[Gen[Any]] = []
         self.nested: list[Scope] = []
+        self.mapped: list[Mapped[Any]] = []  # what runs on branches; nobody of it outlives the run
         self.marked: dict[int, Gen[Any]] = {}  # by call: what a mark in a string may point at
         self._open: dict[int, Cursor] = {}
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from lmprog.errors import InvalidParameter, LmprogError, ProgramError, UnknownNa
 from lmprog.lang import follow
 from lmprog.lang.cursor import Cursor, gens_of, messages, plain_text
 from lmprog.lang.fork import Branches, OnError
-from lmprog.lang.ops import GenOptions, RoleBegin, RoleEnd, SelectOptions, gen_op, select_op
+from lmprog.lang.ops import GenOptions, RoleBegin, RoleEnd, SelectOptions, gen_op, leading, select_op
 from lmprog.lang.sampling import Sampling, SamplingOptions, sampling_of
 from lmprog.lang.values import Gen, Selected
 from lmprog.lang.variables import Variable, Written, settle, value_now, waited_for
@@ -81,25 +81,18 @@ class Branch:
         return Turn(self, role, content)
 
     @overload
-    def gen(
-        self, name: str | None = None, /, max_tokens: int | None = None, **options: Unpack[GenOptions]
-    ) -> Gen[str]: ...
+    def gen(self, name: str | None = None, max_tokens: int | None = None, **more: Unpack[GenOptions]) -> Gen[str]: ...
     @overload
     def gen(
-        self,
-        tp: TypeForm[T],
-        /,
-        max_tokens: int | None = None,
-        *,
-        name: str | None = None,
-        **options: Unpack[GenOptions],
+        self, tp: TypeForm[T], /, max_tokens: int | None = None, *, name: str | None = None, **more: Unpack[GenOptions]
     ) -> Gen[T]: ...
-    def gen(self, what: Any = None, /, max_tokens: int | None = None, **options: Any) -> Gen[Any]:
+    def gen(self, *what: Any, **options: Any) -> Gen[Any]:
         """Generates here. The result has the type that was asked for; `str` without one.
 
         `choices=` confines the text to one of several; `select` scores them instead.
         """
-        return self.cursor.request(gen_op(what, max_tokens, options), self._sampling)
+        first, max_tokens = leading(what, options)
+        return self.cursor.request(gen_op(first, max_tokens, options), self._sampling)
 
     def select(
         self, *choices: str | Sequence[str], name: str | None = None, **options: Unpack[SelectOptions]
@@ -110,7 +103,11 @@ class Branch:
 
     def with_(self, **options: Unpack[SamplingOptions]) -> Branch:
         """The same branch, with other sampling for what is asked through this view."""
-        return Branch(self.cursor, sampling_of(options).over(self._sampling))
+        return self.over(sampling_of(options))
+
+    def over(self, sampling: Sampling) -> Branch:
+        """`with_` for a `Sampling`."""
+        return Branch(self.cursor, sampling.over(self._sampling))
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:

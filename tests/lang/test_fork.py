@@ -252,51 +252,6 @@ def test_a_refused_call_leaves_its_branch_usable() -> None:
         assert program.using(backend=scripted).run().value == "xshort"
 
 
-def test_a_thousand_programs_on_one_loop_leave_nothing_behind() -> None:
-    """Ten in a hundred are cancelled, five raise: everyone else gets its value, and no branch stays open."""
-
-    @lmprog.function
-    async def program(s: lmprog.Branch, index: int) -> int:
-        s.append(f"{index}")
-        async with s.fork(2) as branches:
-            drafts = await branches.map(lambda b: b.gen())
-        if index % 20 == 7:
-            raise ValueError(f"mine {index}")
-        if index % 10 == 3:
-            await s.gen()
-        return len(drafts)
-
-    forks_seen = dict.fromkeys(range(1000), 0)
-
-    def script(prompt: str) -> Scripting:
-        index = int(prompt)
-        forks_seen[index] += 1
-        return Hold() if forks_seen[index] == 3 else ""
-
-    async def main() -> list[object]:
-        on = program.using(backend=scripted)
-        tasks = [asyncio.ensure_future(on.arun(index)) for index in range(1000)]
-        while len(scripted.runtime.held()) < 100:
-            await asyncio.sleep(0.01)
-        for index in range(3, 1000, 10):
-            tasks[index].cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    with Scripted(script) as scripted:
-        outcomes = asyncio.run(main())
-        assert scripted.runtime.open_branches() == 0
-        assert scripted.runtime.held() == []
-    for index, outcome in enumerate(outcomes):
-        if index % 20 == 7:
-            assert isinstance(outcome, ValueError)
-            assert str(outcome) == f"mine {index}"
-        elif index % 10 == 3:
-            assert isinstance(outcome, asyncio.CancelledError)
-        else:
-            assert isinstance(outcome, lmprog.Run)
-            assert outcome.value == 2
-
-
 def test_reading_a_cancelled_sibling_says_cancelled() -> None:
     @lmprog.function
     async def program(s: lmprog.Branch) -> None:
@@ -310,3 +265,36 @@ def test_reading_a_cancelled_sibling_says_cancelled() -> None:
 
     with Scripted(lambda prompt: Hold()) as scripted:
         program.using(backend=scripted).run()
+
+
+def test_one_branch_of_a_group_can_be_appended_to() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> str:
+        forks = s.fork(2)
+        forks[1] += "x"
+        forks[1] += lmprog.gen("a")
+        with pytest.raises(ProgramError, match="replaced"):
+            forks[0] = forks[1]
+        return str(forks[1]["a"])
+
+    with Scripted(["one"]) as scripted:
+        assert program.using(backend=scripted).run().value == "one"
+
+
+def test_a_map_that_nobody_awaits_ends_with_the_run_and_its_failure_is_raised() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch, body_fails: bool) -> None:
+        async def each(b: lmprog.Branch) -> None:
+            await asyncio.sleep(0.01)
+            raise ValueError("in the branch")
+
+        s.fork(2).map(each)
+        await asyncio.sleep(0)
+        if body_fails:
+            raise KeyError("in the body")
+
+    with Scripted() as scripted:
+        with pytest.raises(ExceptionGroup, match="2 branches failed"):
+            program.using(backend=scripted).run(False)
+        with pytest.raises(KeyError, match="in the body"):
+            program.using(backend=scripted).run(True)

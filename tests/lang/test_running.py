@@ -30,6 +30,22 @@ def test_a_nested_call_goes_on_with_the_branch_it_is_given() -> None:
     assert scripted.prompts == ["a b ", "a b 1 c "]
 
 
+def test_a_nested_call_has_the_sampling_of_its_program_over_that_of_the_branch() -> None:
+    @lmprog.function
+    def inner(s: lmprog.Branch) -> None:
+        s.gen()
+
+    @lmprog.function
+    def outer(s: lmprog.Branch) -> None:
+        s.append("x")
+        inner.using(temperature=0.25)(s)
+        s.gen()
+
+    with Scripted(["a", "b"]) as scripted:
+        outer.using(backend=scripted, temperature=0.5).run()
+    assert [a.op.sampling.temperature for a in scripted.asked if isinstance(a.op, wire.Gen)] == [0.25, 0.5]
+
+
 def test_a_nested_run_has_a_branch_of_its_own_and_its_work_is_counted() -> None:
     @lmprog.function
     async def inner(s: lmprog.Branch) -> str:

@@ -99,7 +99,7 @@ def test_text_async_iter_can_give_meta_information() -> None:
 
     with Scripted(["one two", "v"]) as scripted:
         pairs = asyncio.run(main())
-    assert [text for text, _ in pairs] == ["one", " two"]
+    assert [text for text, _ in pairs] == ["one", " two", ""]
     assert pairs[-1][1]["completion_tokens"] == 2
 
 
