@@ -167,6 +167,7 @@ class Scheduler:
         """The step raised: nothing it was to compute exists, so its rows' lanes fail and leave nothing behind."""
         for row in plan.rows:
             self.tables.spoil(row)
+        self._restart_spoiled({row.lane for row in plan.rows})
         return [Progress(row.lane, ended=True, error=error) for row in plan.rows]
 
     def check(self) -> None:
@@ -178,7 +179,8 @@ class Scheduler:
         for lane in self.seated:
             assert lane.state is LaneState.RUNNING, "a seated lane runs"
             assert lane not in self.line, "a seated lane does not wait"
-            assert all(page in held for page in lane.pages[: lane.shared]), "shared pages are in the tree"
+            whole = min(lane.shared, lane.computed // self.config.page_size)
+            assert all(page in held for page in lane.pages[:whole]), "shared pages are in the tree"
             assert lane.node is None or lane.node.salt == lane.salt, "salts never share a page"
             assert len(lane.pages) * self.config.page_size >= lane.computed, "computed tokens have pages"
         for lane in self.line:
