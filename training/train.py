@@ -118,7 +118,8 @@ def run(training: Training, budget: int, cooldown: float, minutes: float) -> Non
     bar = tqdm(total=budget, initial=progress.tokens, unit="tok", unit_scale=True, mininterval=10)
     _grow(training)
     for batch in training.batches:
-        training.rate(factor(progress.tokens / budget, 100, progress.step, cooldown))
+        done = max(progress.tokens / budget, (time.monotonic() - begun) / (minutes * 60))
+        training.rate(factor(done, 100, progress.step, cooldown))
         loss = training.step(batch)
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} at step {progress.step}")
@@ -156,8 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="holds tokenizer.json; receives checkpoints")
     parser.add_argument("--tokens", type=float, default=50e6, help="tokens of the whole run")
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many minutes")
-    parser.add_argument("--cooldown", type=float, default=0.0, help="share of the run in which the learning rate falls")
+    parser.add_argument("--minutes", type=float, default=1e9, help="end after so many minutes, cooldown included")
+    parser.add_argument(
+        "--cooldown", type=float, default=0.0, help="last share of the run (or of the minutes): the rate falls"
+    )
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--batch", type=int, default=8192, help="tokens of a step")
     parser.add_argument("--layers", type=int, default=6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import jsonschema
@@ -115,12 +116,17 @@ def test_a_choice_is_among_its_choices_and_its_labels_are_in_the_prompt() -> Non
             assert all(choice.strip() in item.prompt for choice in item.choices)
 
 
+def _value(expression: str) -> int:
+    terms = re.findall(r"(?:^|([+-]) )(\d+(?: \* \d+)*)", expression)
+    return sum((-1 if sign == "-" else 1) * math.prod(map(int, term.split(" * "))) for sign, term in terms)
+
+
 def test_a_calculation_of_the_tools_is_observed_rightly() -> None:
     seen = 0
     for number in range(200):
         text = document(Split.TRAIN, number, next(m for m in SHARES if m.__name__ == "tools")).text
         for expression, result in re.findall(r"calc\[([0-9 +*-]+)\]\nObservation[^:]*: (-?\d+)", text):
-            assert eval(expression, {"__builtins__": {}}) == int(result)  # digits and operators only
+            assert _value(expression) == int(result)
             seen += 1
     assert seen > 20
 

@@ -137,7 +137,7 @@ def _ask_unknown(draw: Draw, passage: Passage) -> Asked:
 
 
 def reading(draw: Draw) -> Document:
-    """Passage, then one to five questions in plain text."""
+    """Passage, then one to seven questions in plain text."""
     passage = draw_passage(draw)
     page = Page(Family.READING)
     instruction = draw.template(_INSTRUCTIONS)
@@ -147,7 +147,7 @@ def reading(draw: Draw) -> Document:
         (instruction + draw.one(("\n", "\n\n")) if instruction else "") + draw.template(_HEADS) + passage.text + gap
     )
     between = draw.one(("\n", "\n", "\n\n"))
-    for index in range(draw.one((1, 2, 3, 4, 5, 6))):
+    for index in range(draw.number(1, 7)):
         asked = ask(draw, passage)
         page.text(("" if index == 0 else between[1:]) + f"{question_mark} {asked.question}\n{answer_mark}")
         page.answer(f" {asked.answer}\n", choices=tuple(f" {c}" for c in asked.choices), kind=asked.kind)
