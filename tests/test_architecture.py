@@ -82,8 +82,9 @@ DOORS = {
     "msgspec": "lmprog.wire lmprog.launch.child lmprog.lang.sampling",
     "torch": "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
     "lmprog.runtime.sampler lmprog.runtime.penalties lmprog.cli.doctor",
-    "numpy": "lmprog.runtime.batch lmprog.runtime.fsm lmprog.runtime.masks lmprog.runtime.attention lmprog.runtime.model "
-    "lmprog.runtime.engine lmprog.runtime.sampler lmprog.runtime.penalties lmprog.runtime.simulation",
+    "numpy": "lmprog.runtime.batch lmprog.runtime.fsm lmprog.runtime.masks lmprog.runtime.attention "
+    "lmprog.runtime.model lmprog.runtime.engine lmprog.runtime.sampler lmprog.runtime.penalties "
+    "lmprog.runtime.simulation",
     "tokenizers": "lmprog.runtime.tokenizer",
     "jinja2": "lmprog.runtime.sandbox",
     "safetensors": "lmprog.runtime.model",
