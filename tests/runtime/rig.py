@@ -1,10 +1,11 @@
-"""A scheduler with the fake model behind it, driven by hand: what the scheduler's tests stand on."""
+"""A scheduler driven by hand, with the fake model behind it or a real one: what the scheduler's tests stand on."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.batch import build_batch
@@ -28,11 +29,13 @@ class Rig:
     config: SchedulerConfig
     context_len: int = 4096
     preempt_every: int = 0
+    engine: Any = None
+    sampler: Any = None
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, self.context_len)
-        self.engine = FakeEngine(self.config.num_pages, self.config.page_size, VOCAB)
-        self.sampler = PlainSampler()
+        self.engine = self.engine or FakeEngine(self.config.num_pages, self.config.page_size, VOCAB)
+        self.sampler = self.sampler or PlainSampler()
         self.plans: list[Plan] = []
 
     def gen(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY, **lane: str) -> Lane:
