@@ -133,6 +133,22 @@ def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
     return None
 
 
+def _urgency(options: dict[str, Any]) -> tuple[float | None, int]:
+    """`timeout` (seconds) and `priority`, taken out of `options`. Raises `InvalidParameter` out of their range."""
+    timeout, priority = options.pop("timeout", None), options.pop("priority", 0)
+    if timeout is not None and not 0 < timeout <= 86_400:
+        raise _outside("timeout", timeout, "0 < x <= 86400 (seconds)")
+    if not isinstance(priority, int) or not -100 <= priority <= 100:
+        raise _outside("priority", priority, "-100 <= x <= 100")
+    return timeout, priority
+
+
+def _outside(name: str, value: object, allowed: str) -> InvalidParameter:
+    return InvalidParameter(
+        f"{name}={value!r} is not allowed; give {name} as {allowed}", name=name, value=str(value), allowed=allowed
+    )
+
+
 def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> GenOp[Any]:
     """The op that `gen(what, max_tokens, **options)` means; `what` is a name, a type or None."""
     rest = dict(options)
@@ -143,7 +159,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     tp: object = what if what is not None else dtype if dtype is not None else str
     rest.pop("choices_method", None)
     constraint = _constraint(rest)
-    timeout, priority, stream = rest.pop("timeout", None), rest.pop("priority", 0), rest.pop("stream", False)
+    (timeout, priority), stream = _urgency(rest), rest.pop("stream", False)
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest)
@@ -153,7 +169,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
 def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
     """The op that `select(*choices, **options)` means."""
     rest = dict(options)
-    name, timeout, priority = rest.pop("name", None), rest.pop("timeout", None), rest.pop("priority", 0)
+    name, (timeout, priority) = rest.pop("name", None), _urgency(rest)
     method = rest.pop("choices_method", None) or rest.pop("method", None) or token_length_normalized
     sampling = sampling_of(rest).given()
     foreign = sorted(set(sampling) - {"temperature", "seed"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import lmprog
@@ -60,6 +62,14 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
 def test_contradicting_settings_are_refused_when_they_meet() -> None:
     with pytest.raises(InvalidParameter, match="min_tokens=5"):
         Sampling(min_tokens=5).over(Sampling(max_tokens=3)).resolve()
+
+
+@pytest.mark.parametrize(("name", "value"), [("timeout", 0), ("timeout", 1e6), ("priority", 101), ("priority", "high")])
+def test_urgency_out_of_range_is_refused_where_it_is_written(name: str, value: object) -> None:
+    options: dict[str, Any] = {name: value}
+    for make in (lambda: lmprog.gen("x", **options), lambda: lmprog.select("x", ["a"], **options)):
+        with pytest.raises(InvalidParameter, match=name):
+            make()
 
 
 def test_a_value_of_one_stop_string_is_a_list_of_one() -> None:

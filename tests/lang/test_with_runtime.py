@@ -200,3 +200,23 @@ def test_many_programs_share_one_prefix(backend: RuntimeBackend) -> None:
     results = program.map(["one", "two", "three"] * 10, backend=backend, temperature=0)
     assert len(set(results)) == 3
     assert results.usage.cached > results.usage.prompt / 2
+
+
+def test_plain_programs_in_many_threads_leave_nothing_behind(backend: RuntimeBackend) -> None:
+    """Joins close branches while other threads ask: every value is right, and the fixture finds no branch open."""
+
+    @lmprog.function
+    def program(s: lmprog.Branch, word: str) -> bool:
+        s += word + lmprog.gen("a", max_tokens=2)
+        for mode in ("gather_variable", "concate_and_append"):
+            forks = s.fork(3)
+            forks += lmprog.gen("part", max_tokens=2) + " so "
+            s += f"{forks[0].var('part')} and "
+            forks.join(mode)
+            s += lmprog.gen("after", max_tokens=2)
+        reply = s.cursor.read().wait(20)
+        return isinstance(reply, wire.TextIs) and reply.text == s.text()
+
+    words = [f"word {'abcdefghij'[index % 10]} " for index in range(60)]
+    results = program.map(words, backend=backend, concurrency=16, ignore_eos=True)
+    assert list(results) == [True] * 60

@@ -6,7 +6,7 @@ Knows the calls that are about a runtime as a whole (its figures, forgetting its
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from lmprog import wire
 from lmprog.errors import LmprogError, ProtocolError
@@ -30,7 +30,7 @@ class RuntimeBackend:
     def close(self) -> None:
         self._client.close()
 
-    def __enter__(self) -> RuntimeBackend:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

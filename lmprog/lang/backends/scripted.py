@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from lmprog import wire
 from lmprog.errors import LmprogError, ProgramError
@@ -92,7 +92,7 @@ class Scripted:
     def close(self) -> None:
         self._client.close()
 
-    def __enter__(self) -> Scripted:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,0 +1,98 @@
+"""The default backend: a runtime process started when the first program needs it, with the shipped model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lmprog
+from lmprog.errors import RuntimeGone
+from lmprog.lang.backends.embedded import Runtime
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "lmprog" / "nano" / "model.safetensors").exists(), reason="the shipped model is not in this checkout"
+)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Runtime]:
+    with Runtime("nano") as made:
+        yield made
+
+
+@lmprog.function
+async def program(s: lmprog.Branch) -> tuple[str, list[int], str]:
+    s.system("You are kind.")
+    s.user("Hello!")
+    with s.assistant():
+        hello = await s.gen(max_tokens=8)
+    async with s.fork(2) as branches:
+        numbers = await branches.map(lambda b: b.gen(int, max_tokens=8))
+    kind = await s.select("yes", "no")
+    return hello, numbers, kind
+
+
+def test_a_program_runs_on_the_shipped_model(runtime: Runtime) -> None:
+    run = program.using(backend=runtime, temperature=0).run()
+    hello, numbers, kind = run.value
+    assert hello
+    assert numbers[0] == numbers[1]  # greedy
+    assert kind in ("yes", "no")
+    assert hello in run.text()
+    assert run.usage.cached > 0
+    assert lmprog.get_server_info(runtime)["open_branches"] == 0
+    lmprog.flush_cache(runtime)
+    assert program.using(backend=runtime, temperature=0).run().value == run.value, "the cache never changes the answer"
+
+
+def test_a_second_client_reaches_it_by_its_address(runtime: Runtime) -> None:
+    with lmprog.connect(runtime.address) as other:
+        assert other.client.welcome == runtime.client.welcome
+
+
+def test_a_runtime_that_is_killed_fails_every_waiting_call_within_two_seconds() -> None:
+    @lmprog.function
+    def forever(s: lmprog.Branch) -> None:
+        s.append("x")
+        while True:
+            s.gen(max_tokens=64, ignore_eos=True).value
+            with s.copy() as other:
+                s = other
+
+    with Runtime("nano") as doomed:
+        killed: list[float] = []
+
+        def kill() -> None:
+            killed.append(time.monotonic())
+            os.kill(doomed.process.pid, signal.SIGKILL)
+
+        threading.Timer(0.5, kill).start()
+        with pytest.raises(RuntimeGone):
+            forever.using(backend=doomed).run()
+        assert time.monotonic() - killed[0] < 2
+
+
+def test_a_program_without_a_backend_starts_a_runtime_and_leaves_none_behind() -> None:
+    code = (
+        "import lmprog\n"
+        "@lmprog.function\n"
+        "def hello(s):\n"
+        "    s += 'Hello' + lmprog.gen('a', max_tokens=3)\n"
+        "hello.run()\n"
+        "print(int(lmprog.get_server_info()['pid']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
