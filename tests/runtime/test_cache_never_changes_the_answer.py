@@ -38,7 +38,12 @@ def engine_for(scheduler: SchedulerConfig, attention: Any) -> Engine:
     memory = max(1, pages * 2048 // (1 << 20) + 1)
     return load_engine(
         RuntimeConfig(
-            model="dummy:tiny", dtype="float32", attention=attention, threads=1, kv_memory_mb=memory, scheduler=scheduler
+            model="dummy:tiny",
+            dtype="float32",
+            attention=attention,
+            threads=1,
+            kv_memory_mb=memory,
+            scheduler=scheduler,
         )
     )
 

@@ -1,0 +1,88 @@
+"""An interpreter with the fake model behind it, spoken to op by op: what the interpreter's tests stand on."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from lmprog import wire
+from lmprog.config import SchedulerConfig
+from lmprog.errors import NotSupported
+from lmprog.runtime.calls import CallBuilder, Limits
+from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.interpreter import Interpreter
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.scheduler import Scheduler
+from lmprog.runtime.simulation.letters import LetterTokenizer
+from lmprog.runtime.simulation.model import FakeEngine
+from lmprog.runtime.simulation.sampler import PlainSampler
+from lmprog.runtime.simulation.world import SimChannel
+from lmprog.transport import Gone
+
+ME = b"me"
+GREEDY = wire.Sampling(temperature=0.0, max_tokens=5, ignore_eos=True)
+
+
+class Talk:
+    """`say` hands ops in, `until_idle` gives all replies that come of them."""
+
+    def __init__(self, **changes: Any) -> None:
+        config = SchedulerConfig(**{"page_size": 4, "num_pages": 64, **changes})
+        self.now = 0.0
+        self.tokenizer = LetterTokenizer()
+        self.channel = SimChannel()
+        self.scheduler = Scheduler(config, context_len=200)
+        self.engine = FakeEngine(config.num_pages, config.page_size, self.tokenizer.vocab_size)
+        limits = Limits(self.tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
+        calls = CallBuilder(self.tokenizer, limits, _none, None, random.Random(1))
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, self.tokenizer.vocab_size, 4, 64, 1)
+        self.interpreter = Interpreter(self.scheduler, calls, _template, welcome, lambda: self.now)
+        self.loop = Loop(self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), lambda: self.now)
+        self.say(wire.Hello(wire.PROTOCOL_VERSION))
+        self.step()
+
+    def say(self, *ops: wire.Op | Gone, client: bytes = ME) -> None:
+        self.channel.inbox += [(client, op) for op in ops]
+
+    def step(self) -> list[wire.Reply]:
+        """One turn of the loop; what was sent to anybody."""
+        self.loop.step()
+        self.scheduler.check()
+        sent, self.channel.sent = self.channel.sent, []
+        return [reply for _, reply in sent]
+
+    def until_idle(self) -> list[wire.Reply]:
+        replies = self.step()
+        for _ in range(1000):
+            if self.scheduler.idle and not self.channel.inbox:
+                return replies
+            replies += self.step()
+        raise AssertionError("never idle")
+
+    def ask(self, *ops: wire.Op) -> list[wire.Reply]:
+        self.say(*ops)
+        return self.until_idle()
+
+
+def text(branch: int, *texts: str) -> wire.Append:
+    return wire.Append(branch, tuple(wire.Text(one) for one in texts))
+
+
+def done(replies: list[wire.Reply]) -> dict[int, wire.Done]:
+    return {reply.call: reply for reply in replies if isinstance(reply, wire.Done)}
+
+
+def failed(replies: list[wire.Reply]) -> dict[int | None, wire.Failed]:
+    return {reply.call: reply for reply in replies if isinstance(reply, wire.Failed)}
+
+
+def _none(asked: wire.Constraint) -> Any:
+    raise NotSupported(f"no constraints here, {asked} was asked for")
+
+
+def _template() -> ChatTemplate:
+    return ChatTemplate(
+        "{% for m in messages %}{% if m['role'] == 'wizard' %}{{ raise_exception('there is no wizard') }}{% endif %}{{ m['role'][0] + ':' + m['content'] + ';' }}{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}",
+        {},
+    )
