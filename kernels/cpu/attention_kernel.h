@@ -22,6 +22,17 @@ LMPROG_INLINE void with_count(int count, F &&f) {
     f(Count<Max>{});
 }
 
+// Calls f(first, Count<R>) for rows 0 .. count, at most Max at once and about as many each time: 7 are 4 and 3, not 6
+// and 1, since a tile of one row loads a word for every product.
+template <int Max, class F>
+LMPROG_INLINE void by_rows(int count, F &&f) {
+    for (int r = 0; r < count;) {
+        const int left = count - r, times = (left + Max - 1) / Max, rows = (left + times - 1) / times;
+        with_count<Max>(rows, [&](auto n) { f(r, n); });
+        r += rows;
+    }
+}
+
 // A run of words that are multiplied with neighboring weights: `words` steps from `base`, weights from `at` on.
 struct Run {
     const uint32_t *base;
@@ -251,32 +262,26 @@ void Attention<Way>::compute(const Task &task, const Space &s, const Chunk &c) {
     const long ldq = query_stride(l);
     const X *queries = reinterpret_cast<const X *>(s.queries);
     X *weights = reinterpret_cast<X *>(s.weights);
-    for (int r = 0; r < task.count; r += kRows)
-        with_count<kRows>(task.count - r, [&](auto rows) {
-            constexpr int R = decltype(rows)::value;
-            score_blocks<R, V::vectors(R)>(queries + r * ldq, ldq, c, l.key_words,
-                                           s.scores + static_cast<long>(r) * kChunk, c.first_block);
-        });
+    by_rows<kRows>(task.count, [&](int r, auto rows) {
+        constexpr int R = decltype(rows)::value;
+        float *scores = s.scores + static_cast<long>(r) * kChunk;
+        score_blocks<R, V::vectors(R)>(queries + r * ldq, ldq, c, l.key_words, scores, c.first_block);
+    });
     for (int r = 0; r < task.count; r++) {
         const int first = (task.begin[r] > c.start ? task.begin[r] : c.start) - c.start;
         const int last = (task.end[r] < c.start + kChunk ? task.end[r] : c.start + kChunk) - c.start;
         float *scores = s.scores + static_cast<long>(r) * kChunk;
-        if (first < last) {
-            X *to = weights + static_cast<long>(r) * kChunk;
-            soften(*task.layer, c, first, last, scores, to, s.max + r, s.total + r);
-        } else {
-            s.total[r] = 0;
-            memset(weights + static_cast<long>(r) * kChunk, 0, kChunk * sizeof(X));
-        }
+        s.total[r] = 0;  // tells that the query sees nothing here; its weights and sum are then of no account
+        X *to = weights + static_cast<long>(r) * kChunk;
+        if (first < last) soften(*task.layer, c, first, last, scores, to, s.max + r, s.total + r);
     }
     Run runs[kBlocksPerChunk + 2];
     const int count = runs_of(l, c, s.edges, runs);
-    for (int r = 0; r < task.count; r += kRows)
-        with_count<kRows>(task.count - r, [&](auto rows) {
-            constexpr int R = decltype(rows)::value;
-            sum_columns<R, V::vectors(R)>(weights + static_cast<long>(r) * kChunk, kChunk, runs, count, l.columns, 0,
-                                          s.sum + static_cast<long>(r) * l.columns);
-        });
+    by_rows<kRows>(task.count, [&](int r, auto rows) {
+        constexpr int R = decltype(rows)::value;
+        float *sum = s.sum + static_cast<long>(r) * l.columns;
+        sum_columns<R, V::vectors(R)>(weights + static_cast<long>(r) * kChunk, kChunk, runs, count, l.columns, 0, sum);
+    });
 }
 
 template <class Way>

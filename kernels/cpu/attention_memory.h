@@ -72,7 +72,6 @@ void write_slots(const Layout &l, const lmprog_attention_batch &batch, void *key
             for (int d = 0; d < l.head_dim; d++) convert(key[d], slot.keys[slot.key(d)]);
             for (int d = l.head_dim; d < l.key_words * slot.per; d++) slot.keys[slot.key(d)] = 0;
             for (int d = 0; d < l.v_head_dim; d++) convert(value[d], slot.values[d * slot.step]);
-            for (int d = l.v_head_dim; d < l.columns; d++) slot.values[d * slot.step] = 0;
         }
     }
 }

@@ -8,7 +8,7 @@
  *   keys   [blocks][kv_heads][key words][16]            a word is one f32, or two bf16 of neighboring dimensions
  *   values f32  [blocks][kv_heads][16][columns]         columns = v_head_dim rounded up to 16
  *          bf16 [blocks][kv_heads][8][columns][2]       neighboring slots in one word
- * Padding is written as zero. Page sizes that are multiples of 16 are read in place; others are gathered first
+ * The odd half of a last key word is written as zero. Page sizes that are multiples of 16 are read in place; others are gathered first
  * (correct, slower). lmprog_attention_key_bytes and _value_bytes say how much memory a layer needs; both arrays start
  * on a multiple of 64 bytes. Memory that was never written may hold anything, NaN included.
  *
@@ -17,9 +17,9 @@
  * does NOT depend on: the other rows of the batch; how a prompt was cut into steps; the number of threads and who ran
  * first; page size and page numbers; whether a shared prefix was read once for several rows. This holds because keys
  * are taken in chunks of LMPROG_ATTENTION_CHUNK positions counted from position 0, each chunk's softmax and sum start
- * from nothing, and chunks are merged in order of position. (Up to the sign of zeros; and while all keys and values that
- * were written are finite: a NaN or infinity at a visible position makes the tokens that see it NaN, and may reach
- * other tokens of the same row and step too, never another row's.)
+ * from nothing, and chunks are merged in order of position. (Up to the sign of zeros; and while all keys and values
+ * that were written are finite: a NaN or infinity at a visible position makes the tokens that see it NaN, and may reach
+ * other tokens of the same row and step too, never another row's, unless that row stands on the same slot.)
  * Different paths agree to rounding only.
  *
  * ROUNDING. f32 memory: products and sums in f32. bf16 memory: keys and values are rounded to nearest even; the path

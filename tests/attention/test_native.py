@@ -86,11 +86,23 @@ def test_softcap_alone_agrees_over_a_wide_range_of_scores(path: str) -> None:
         torch.testing.assert_close(ours, judge, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("largest", [0, 300, 599])
+def test_a_score_far_above_all_others_is_taken_wherever_it_stands(path: str, largest: int) -> None:
+    shape = shape_of()
+    q, k, v = inputs(torch.Generator().manual_seed(14), shape, 600)
+    k[largest] = 40 * q[599, ::2]  # each kv head's first query: scores of some 200, where exp overflows from 89 on
+    batch = batch_of([Stretch(0, 600, tuple(range(38)))], 16)
+    native, reference = NativeAttention(shape, 38, 16, path=path), ReferenceAttention(shape, 38, 16)
+    torch.testing.assert_close(
+        run_step(native, batch, (q, k, v)), run_step(reference, batch, (q, k, v)), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_bf16_queries_give_bf16_results() -> None:
     shape = shape_of(dtype=torch.bfloat16)
     batch = batch_of([Stretch(0, 40, (2, 0, 1))], 16)
     qkv = inputs(torch.Generator().manual_seed(10), shape, 40, torch.bfloat16)
-    ours, judge = (run_step(make(shape, 4, 16), batch, qkv) for make in (NativeAttention, ReferenceAttention))
+    ours, judge = (run_step(kind(shape, 4, 16), batch, qkv) for kind in (NativeAttention, ReferenceAttention))
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours, judge, rtol=2e-2, atol=2e-2)
 
@@ -136,11 +148,12 @@ def test_copies_and_mirrors_move_slots_as_the_reference_does(dtype: torch.dtype)
         [Stretch(11, 2, (2, 3, 1, 9))], 4, copies=[(28, 8), (29, 9), (30, 10), (31, 11), (28, 29), (29, 28)]
     )
     for batch in (first, second):
+        for backend in backends:
+            backend.plan(batch)
         for layer in range(2):
             qkv = inputs(rng, shape, batch.num_tokens)
-            ours, judge = (run_step(backend, batch, qkv, layer) for backend in backends)
+            ours, judge = (backend.run(layer, *qkv) for backend in backends)
             torch.testing.assert_close(ours, judge, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-            second = second if layer else batch_of([Stretch(11, 2, (2, 3, 1, 9))], 4)
 
 
 def test_values_that_lie_apart_in_memory_are_read_in_place() -> None:
@@ -148,7 +161,7 @@ def test_values_that_lie_apart_in_memory_are_read_in_place() -> None:
     fused = torch.randn(5, 3, 2, 8, generator=torch.Generator().manual_seed(13))
     q, k, v = fused[:, 0], fused[:, 1], fused[:, 2]
     batch = batch_of([Stretch(0, 5, (0,))], 16)
-    ours, judge = (run_step(make(shape, 1, 16), batch, (q, k, v)) for make in (NativeAttention, ReferenceAttention))
+    ours, judge = (run_step(kind(shape, 1, 16), batch, (q, k, v)) for kind in (NativeAttention, ReferenceAttention))
     torch.testing.assert_close(ours, judge)
 
 
