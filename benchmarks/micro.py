@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from benchmarks.micro_scheduling import WAITING, decode_costs, policy_costs
 from lmprog.radix import Node, PageAllocator, RadixTree
 
 
@@ -179,7 +180,25 @@ def growing(repetitions: int) -> Iterator[Figure]:
             yield Figure("growing", f"{name}, {shape}, {SIZES[-1]:,} : {SIZES[0]:,} nodes", growth, "x", bar)
 
 
-SECTIONS: dict[str, Callable[[int], Iterator[Figure]]] = {"matching": matching, "growing": growing}
+# -- scheduling
+
+MOST_POLICY = 1.0  # milliseconds a step, with 1,000 waiting
+
+
+def scheduling(repetitions: int) -> Iterator[Figure]:
+    """What a step costs outside the model."""
+    few = max(20, repetitions // 20)
+    for policy, cost in policy_costs(few):
+        yield Figure("scheduling", f"{policy}, {WAITING:,} waiting: added to a step", cost, "ms", MOST_POLICY)
+    for rows, cost in decode_costs(few):
+        yield Figure("scheduling", f"a step that decodes {rows} of 1,000 tokens", cost, "ms")
+
+
+SECTIONS: dict[str, Callable[[int], Iterator[Figure]]] = {
+    "matching": matching,
+    "growing": growing,
+    "scheduling": scheduling,
+}
 
 
 def main() -> int:
