@@ -1,0 +1,24 @@
+"""Fixtures of several files: a runtime in this process, and a backend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lmprog.lang.backends.runtime import RuntimeBackend, describe
+from tests.lang.small_runtime import Small
+
+
+@pytest.fixture
+def small() -> Iterator[Small]:
+    made = Small()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def backend(small: Small) -> Iterator[RuntimeBackend]:
+    with RuntimeBackend(small.channel.connect()) as made:
+        yield made
+        assert describe(made)["open_branches"] == 0, "every branch is closed by whoever opened it"

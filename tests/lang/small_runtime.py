@@ -1,0 +1,60 @@
+"""A runtime in a thread of this process, real in everything but the model: what tests of both halves stand on."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+from lmprog import wire
+from lmprog.config import SchedulerConfig
+from lmprog.errors import NotSupported
+from lmprog.runtime.calls import CallBuilder, Limits
+from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.interpreter import Interpreter
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.scheduler import Scheduler
+from lmprog.runtime.simulation.letters import LetterTokenizer
+from lmprog.runtime.simulation.model import FakeEngine
+from lmprog.runtime.simulation.sampler import PlainSampler
+from lmprog.transport import LocalRuntimeChannel
+
+CONTEXT = 400
+
+
+def _no_constraints(asked: wire.Constraint) -> object:
+    raise NotSupported(f"no constraints here: {asked}")
+
+
+def _no_template() -> ChatTemplate:
+    raise NotSupported("no chat template here")
+
+
+class Small:
+    """A runtime in a thread: everything real but the model."""
+
+    def __init__(self) -> None:
+        tokenizer = LetterTokenizer()
+        config = SchedulerConfig(page_size=4, num_pages=2000)
+        self.scheduler = Scheduler(config, CONTEXT)
+        engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
+        limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
+        calls = CallBuilder(tokenizer, limits, _no_constraints, None, random.Random(1))  # type: ignore[arg-type]
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 4, 2000, 0)
+        self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, time.monotonic)
+        self.channel = LocalRuntimeChannel()
+        loop = Loop(self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(loop,))
+        self._thread.start()
+
+    def _serve(self, loop: Loop) -> None:
+        try:
+            while not self._ended.is_set():
+                loop.step()
+        finally:
+            self.channel.close()  # whoever waits hears of it, also when a step raised
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
