@@ -25,18 +25,20 @@ IDLE_WAIT = 0.2
 """Seconds to wait for messages when nothing runs."""
 
 Logits = TypeVar("Logits")
+Made = TypeVar("Made", covariant=True)
+Read = TypeVar("Read", contravariant=True)
 
 
-class Engine(Protocol[Logits]):
+class Engine(Protocol[Made]):
     """Runs one batch and gives the wanted logits, in the batch's order, in whatever form its sampler reads."""
 
-    def forward(self, batch: Batch) -> Logits: ...
+    def forward(self, batch: Batch) -> Made: ...
 
 
-class Sampler(Protocol[Logits]):
+class Sampler(Protocol[Read]):
     """Picks tokens and scores given ones."""
 
-    def sample(self, logits: Logits, picks: tuple[Pick, ...], scores: tuple[Score, ...]) -> Sampled: ...
+    def sample(self, logits: Read, picks: tuple[Pick, ...], scores: tuple[Score, ...]) -> Sampled: ...
 
 
 class Loop:

@@ -144,10 +144,10 @@ class Scheduler:
                 budget -= self._extend(lane, budget, rows, planned)
         self.line.renew()
         while budget and len(rows) < self.config.max_rows:
-            lane = self.line.head
-            if lane is None or not self._seat(lane):
+            head = self.line.head
+            if head is None or not self._seat(head):
                 break
-            budget -= self._extend(lane, budget, rows, planned)
+            budget -= self._extend(head, budget, rows, planned)
         plan = Plan(tuple(rows), *self.tables.finish())
         self.stats.see_plan(plan, len(self.seated), len(self.line), self.config.num_pages - self.pages.num_free)
         return plan

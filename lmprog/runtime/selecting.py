@@ -73,7 +73,7 @@ def read_out(ballot: Ballot, method: SelectMethod) -> tuple[Choice, ...]:
     else:
         scores = [_mean(logprobs) for logprobs in given]
     probabilities = softmax(scores)
-    baselines = alone or [()] * len(given)
+    baselines: list[list[float]] = alone or [[]] * len(given)
     return tuple(
         Choice(score, probability, tuple(logprobs), tuple(baseline))
         for score, probability, logprobs, baseline in zip(scores, probabilities, given, baselines, strict=True)

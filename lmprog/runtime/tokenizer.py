@@ -43,8 +43,9 @@ class Tokenizer(Protocol):
         """What the checkpoint puts before every text; () where nothing."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Without prefix and suffix. Special tokens that are written in the text become themselves."""
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        """Without prefix and suffix. `start` False: the text goes on after other tokens, and a space that this kind of
+        tokenizer puts before a text does not belong there. Special tokens that are written in the text become themselves."""
         ...
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:

@@ -147,8 +147,9 @@ class SimClient:
         mirror = rng.choice(list(self.open.values()))
         kind = rng.choices(["append", "gen", "select", "fork", "close", "cancel", "read", "refer"], _WEIGHTS)[0]
         if kind == "append":
-            mirror.script.append(self._words(12))
-            return [wire.Append(mirror.number, (wire.Text(mirror.script[-1]),))]
+            words = self._words(12)
+            mirror.script.append(words)
+            return [wire.Append(mirror.number, (wire.Text(words),))]
         if kind == "refer" and self.asked:
             return self._refer(mirror)
         if kind == "fork" and len(self.open) < 24:
@@ -170,8 +171,9 @@ class SimClient:
     def _new(self) -> list[wire.Op]:
         mirror = Mirror(self._number(), self.rng.choice(["", "", "", "salt"]))
         self.open[mirror.number] = mirror
-        mirror.script.append(self.rng.choice(self._prefixes))
-        return [wire.Open(mirror.number, mirror.salt), wire.Append(mirror.number, (wire.Text(mirror.script[0]),))]
+        words = self.rng.choice(self._prefixes)
+        mirror.script.append(words)
+        return [wire.Open(mirror.number, mirror.salt), wire.Append(mirror.number, (wire.Text(words),))]
 
     def _fork(self, mirror: Mirror) -> list[wire.Op]:
         children = [

@@ -15,6 +15,7 @@ from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.calls import CallBuilder, Limits
 from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.policy import overtaking_bound
@@ -203,7 +204,7 @@ def shrunk(scenario: Scenario, **changes: object) -> Scenario:
     return replace(scenario, scheduler=replace(scenario.scheduler, **changes))  # type: ignore[arg-type]
 
 
-def _no_constraints(asked: wire.Constraint) -> object:
+def _no_constraints(asked: wire.Constraint) -> Constraint:
     raise NotSupported(f"the simulation has no constraints, {asked} was asked for")
 
 
