@@ -41,7 +41,7 @@ Judge = Callable[[str, Recipe], Judged]
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     """Makes a checkpoint and its judgement, or gives those made before."""
     made: dict[str, Judged] = {}
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
     def make(name: str, recipe: Recipe) -> Judged:
         if name not in made:

@@ -54,6 +54,8 @@ class Driver:
         self._engine = engine
         self._page_size = page_size
         self._random = random.Random(seed)
+        self.last_shapes: list[tuple[int, ...]] = []
+        """Of the logits of every step of the last call."""
 
     def greedy(self, prompts: list[list[int]], num_new: int, chunk: int = 0, together: bool = True) -> list[Greedy]:
         """The greedy continuations. `chunk` limits the tokens of a prompt in one step (0: no limit)."""
@@ -70,6 +72,7 @@ class Driver:
         return logits.log_softmax(-1)
 
     def _placed(self, prompts: list[list[int]], num_new: int) -> list[Sequence]:
+        self.last_shapes = []
         free = list(range(self._engine.num_pages))
         self._random.shuffle(free)
         placed = []
@@ -85,6 +88,7 @@ class Driver:
             taken = rest[:chunk] if chunk else rest
             parts.append((sequence, taken, len(taken) - (len(taken) == len(rest))))
         logits = self._engine.forward(self._batch(parts)).log_softmax(-1)
+        self.last_shapes.append(tuple(logits.shape))
         given = iter(logits)
         for sequence, taken, logits_from in parts:
             sequence.computed += len(taken)

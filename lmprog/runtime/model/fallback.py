@@ -44,11 +44,10 @@ class _Attend(Protocol):
 class Fallback:
     """A model of transformers. `forward` keeps nothing: all state is in the backend's pages."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, config: Any, dtype: torch.dtype) -> None:
         self.name = f"lmprog_{id(self)}"
         AttentionInterface.register(self.name, self._function)
         self._attend: _Attend | None = None
-        config = _config(folder)
         self.model = _loaded(folder, config, dtype, self.name)
         text = config.get_text_config()
         self.vocab_size = int(text.vocab_size)
@@ -129,7 +128,8 @@ class Fallback:
         return self._attend(int(layer), q, k, v, options)[None], None
 
 
-def _config(folder: Path) -> Any:
+def foreign_config(folder: Path) -> Any:
+    """The config as transformers reads it. Raises ModelError for what is no decoder that lmprog could run."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError, KeyError) as error:
@@ -177,16 +177,17 @@ def _context_len(folder: Path, text: Any) -> int:
     limit = getattr(text, "max_position_embeddings", None)
     if not isinstance(limit, int):
         raise ModelError(f"the config of {folder} does not say how long a context may be (max_position_embeddings)")
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = rope.values() if all(isinstance(kind, dict) for kind in rope.values()) else (rope,)
+    rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    nested = bool(rope) and all(isinstance(kind, dict) for kind in rope.values())  # one set for each type of layer
+    kinds: list[dict[str, Any]] = list(rope.values()) if nested else [rope]
+    stated = getattr(text, "original_max_position_embeddings", None) or limit
     first = [
-        int(kind.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", limit))
+        int(kind.get("original_max_position_embeddings") or stated)
         for kind in kinds
         if kind.get("rope_type") in _STRETCHED
     ]
-    if first and min(first) < limit:
-        log.warning(
-            "%s: context limited to %d of %d tokens, beyond which kept keys would change", folder, *first, limit
-        )
-        return min(first)
+    safe = min(first, default=limit)
+    if safe < limit:
+        log.warning("%s: %d of %d tokens of context are used; beyond, kept keys would change", folder, safe, limit)
+        return safe
     return limit

@@ -17,8 +17,8 @@ NANO = Path(__file__).parents[2] / "nano"
 """The folder of the model that is shipped with lmprog."""
 
 DUMMY = "dummy:"
-DUMMY_VOCABULARY = 320
-"""The byte tokenizer's 256 bytes and its special tokens, with room to spare."""
+DUMMY_VOCABULARY = 262
+"""The byte tokenizer's: 256 bytes and six special tokens."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")

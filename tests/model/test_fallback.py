@@ -1,0 +1,97 @@
+"""What cannot run on pages is refused when it is loaded, by name, never found out by wrong text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from lmprog.config import RuntimeConfig
+from lmprog.errors import ModelError
+from lmprog.runtime.attention.base import AttentionBackend, AttentionShape, LayerAttention
+from lmprog.runtime.batch import Batch
+from lmprog.runtime.engine import load_engine
+from lmprog.runtime.model.selfcheck import check
+from tests.model.checkpoints import FOREIGN, Recipe
+from tests.model.conftest import Judge
+
+GPT_OSS = {"num_local_experts": 2, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        (Recipe("Mamba"), "keeps a state"),
+        (Recipe("Bloom"), "attention of their own"),
+        (Recipe("GptOss", GPT_OSS), "wants s_aux"),
+    ],
+)
+def test_architectures_that_do_not_fit_pages_are_refused(tmp_path: Path, recipe: Recipe, reason: str) -> None:
+    recipe.make(tmp_path)
+    with pytest.raises(ModelError, match=reason):
+        load_engine(RuntimeConfig(model=str(tmp_path)))
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    transformers.T5Config().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="encoder-decoder"):
+        load_engine(RuntimeConfig(model=str(tmp_path)))
+
+
+def test_a_model_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "never-heard-of"}')
+    with pytest.raises(ModelError, match="transformers does not know"):
+        load_engine(RuntimeConfig(model=str(tmp_path), dtype="float32"))
+
+
+def test_missing_weights_of_a_foreign_model_are_named(judged: Judge, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    whole = judged("olmo2", FOREIGN["olmo2"]).folder
+    tensors = load_file(whole / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((whole / "config.json").read_text())
+    with pytest.raises(ModelError, match=r"missing weights.*model.norm.weight"):
+        load_engine(RuntimeConfig(model=str(tmp_path)))
+
+
+class Counting:
+    """A model with a state of its own: how many tokens it has computed, or `forgets` and starts again every step."""
+
+    vocab_size = 10
+
+    def __init__(self, forgets: bool) -> None:
+        self._forgets = forgets
+        self._count = 0
+
+    def attention_shape(self, kv_dtype: torch.dtype) -> AttentionShape:
+        return AttentionShape((LayerAttention(1.0),), 1, 1, 2, 2, kv_dtype)
+
+    def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
+        start = 0 if self._forgets else self._count
+        self._count += batch.num_tokens
+        return self._logits(torch.arange(start, start + batch.num_tokens))
+
+    def own_logits(self, tokens: Tensor) -> Tensor:
+        return self._logits(torch.arange(len(tokens)))
+
+    def _logits(self, count: Tensor) -> Tensor:
+        return torch.sin(count[:, None] + torch.arange(10.0))
+
+
+def test_a_state_beside_keys_and_values_is_found_when_it_is_lost_between_steps() -> None:
+    check(Counting(forgets=False), Path("counting"), torch.float32)
+    with pytest.raises(ModelError, match="computes something else"):
+        check(Counting(forgets=True), Path("counting"), torch.float32)
+
+
+def test_a_rope_that_changes_with_length_limits_the_context(tmp_path: Path) -> None:
+    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    Recipe("Phi3", {"rope_parameters": rope, "original_max_position_embeddings": 128}).make(tmp_path)
+    assert load_engine(RuntimeConfig(model=str(tmp_path))).context_len == 128
