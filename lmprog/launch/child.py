@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from lmprog.errors import InvalidParameter, LmprogError
 
 ORPHAN_GRACE = 1.0
 """Seconds that an orphan has for an orderly end before it is ended at once; the promise is 2 s in all."""
+FOLDER_VARIABLE = "LMPROG_LAUNCH_FOLDER"
+"""Names the folder that the parent made for this child and would have removed."""
 _ORPHANED = 75  # exit status of an orphan that did not end in time
 
 
@@ -57,6 +60,9 @@ class Parent:
         poller.register(self._parent_fd, select.POLLIN)
         while not poller.poll(500) and os.getppid() == self._pid:
             pass
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)  # nobody is left who would
         stop()
         time.sleep(ORPHAN_GRACE)
         os._exit(_ORPHANED)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmprog.errors import Detail, LmprogError, RuntimeGone, from_wire
+from lmprog.launch.child import FOLDER_VARIABLE
 
 _NUM_LAST_LINES = 12
 _LOG_TAIL_BYTES = 8192
@@ -46,7 +47,7 @@ class Child:
                     stderr=log if keep_log else sys.stderr,
                     pass_fds=(ready_write, parent_read),
                     start_new_session=True,  # Ctrl-C in a terminal is the parent's business
-                    env=_environment(),
+                    env={**_environment(), FOLDER_VARIABLE: str(folder)},
                 )
         except BaseException:
             os.close(self._ready_fd)

@@ -155,10 +155,13 @@ def test_no_child_outlives_a_killed_parent_by_two_seconds(script: str) -> None:
     )
     assert parent.stdout
     pid = int(parent.stdout.readline())
+    folder = Path(parent.stdout.readline().strip()).parent
     assert runs(pid)
+    assert folder.is_dir()
     parent.kill()
     parent.communicate()
     assert ends_within(pid, 2.0)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("ending", ["ends", "raises"])
