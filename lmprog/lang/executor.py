@@ -85,6 +85,7 @@ def execute(job: Job, run: Run[Any]) -> None:
         run.outcome.set_result(value)
     finally:
         scopes.current.reset(token)
+        run.scope.over()
         _end_feed(run)
 
 
@@ -108,6 +109,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         run.outcome.set_result(value)
     finally:
         scopes.current.reset(token)
+        run.scope.over()
         _end_feed(run)
 
 
@@ -191,29 +193,33 @@ class Batch:
         self._jobs = jobs
         self._concurrency = min(concurrency, max(len(jobs), 1))
         self._stops = on_error == "raise"
-        self._failed: BaseException | None = None
+        self.failed: BaseException | None = None
         self.runs = [open_run(settings) for _ in jobs]
 
     def perform(self, step: Callable[[], object]) -> None:
-        """Does them all; `step` is told of each end. Raises the first failure unless errors are collected."""
+        """Does them all; `step` is told of each end. What failed is in the runs, and the first one in `failed`.
+
+        After a failure, unless errors are collected, the others are cancelled.
+        """
         if self._jobs and self._jobs[0].is_async:
             if running_loop() is not None:
                 raise ProgramError("on an event loop, gather `program.arun(...)` instead of mapping")
             asyncio.run(self._on_loop(step))
         elif self._jobs:
             self._in_threads(step)
-        if self._failed is not None:
-            raise self._failed
+        for run in self.runs:
+            if not run.outcome.done():
+                run.outcome.set_exception(Cancelled("another run of the batch failed before this one began"))
 
     def _next_up(self, todo: Iterator[int]) -> int | None:
-        return None if self._failed is not None else next(todo, None)
+        return None if self.failed is not None else next(todo, None)
 
     def _ended(self, index: int, step: Callable[[], object]) -> None:
         step()
         failure = self.runs[index].failure
-        if failure is not None and self._stops and self._failed is None:
+        if failure is not None and self._stops and self.failed is None:
             failure.add_note(f"raised by item {index} of {len(self._jobs)}")
-            self._failed = failure
+            self.failed = failure
             for run in self.runs:
                 if not run.outcome.done():
                     run.scope.cancel()

@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from lmprog.errors import ProgramError
 from lmprog.lang.backends import Backend
@@ -155,13 +155,17 @@ class Program(Generic[P, R]):
 
     @overload
     def run_batch(
-        self, batch_kwargs: Iterable[Any], *, num_threads: int | str = "auto", progress_bar: bool = False,
-        on_error: OnBatchError = "collect", **options: Any,
-    ) -> list[Run[R]]: ...  # fmt: skip
+        self, batch_kwargs: Iterable[Any], *, generator_style: Literal[True], **options: Any
+    ) -> Iterator[Run[R]]: ...
     @overload
-    def run_batch(self, batch_kwargs: Iterable[Any], *, generator_style: bool, **options: Any) -> Any: ...
+    def run_batch(
+        self, batch_kwargs: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any
+    ) -> list[Run[R]]: ...
     def run_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> Any:
-        """SGLang's batch: each item a dict or a tuple of arguments. Reading from a run that failed raises why."""
+        """SGLang's batch: each item a dict or a tuple of arguments. Reading from a run that failed raises why.
+
+        Options: `num_threads` ("auto"), `progress_bar`, `on_error` ("collect"), `generator_style`, and `using`'s.
+        """
         threads, progress = options.pop("num_threads", "auto"), options.pop("progress_bar", False)
         on_error, generator = options.pop("on_error", "collect"), options.pop("generator_style", False)
         calls: list[Call] = [
@@ -170,8 +174,8 @@ class Program(Generic[P, R]):
         batch = self._batch(calls, 64 if threads == "auto" else int(threads), on_error, options)
         if not generator:
             return self._perform(batch, progress)
-        threading.Thread(target=self._perform, args=(batch, progress), name="lmprog-batch", daemon=True).start()
-        return _in_order(batch.runs)
+        threading.Thread(target=self._do, args=(batch, progress), name="lmprog-batch", daemon=True).start()
+        return _in_order(batch.runs, raises=on_error == "raise")
 
     def _batch(
         self,
@@ -185,6 +189,12 @@ class Program(Generic[P, R]):
         return Batch(jobs, settings, concurrency, on_error)
 
     def _perform(self, batch: Batch, progress: bool) -> list[Run[R]]:
+        self._do(batch, progress)
+        if batch.failed is not None:
+            raise batch.failed
+        return batch.runs
+
+    def _do(self, batch: Batch, progress: bool) -> None:
         if progress:
             from tqdm import tqdm
 
@@ -192,7 +202,6 @@ class Program(Generic[P, R]):
                 batch.perform(bar.update)
         else:
             batch.perform(lambda: None)
-        return batch.runs
 
     def __repr__(self) -> str:
         return f"<program {self.function.__name__}>"
@@ -249,8 +258,10 @@ def _is_setting(name: str) -> bool:
     return is_sampling(name) or name in RunOptions.__annotations__
 
 
-def _in_order(runs: Sequence[Run[R]]) -> Iterator[Run[R]]:
+def _in_order(runs: Sequence[Run[R]], *, raises: bool) -> Iterator[Run[R]]:
     for run in runs:
+        if raises:
+            run.value  # noqa: B018  (raises)
         run.sync()
         yield run
 

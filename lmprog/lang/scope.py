@@ -47,7 +47,7 @@ class Scope:
         self.salt = salt
         self.feed = feed
         self.gens: list[Gen[Any]] = []
-        self.nested: list[Scope] = []
+        self.nested: set[Scope] = set()  # that still run
         self.mapped: list[Mapped[Any]] = []  # what runs on branches; nobody of it outlives the run
         self.marked: dict[int, Gen[Any]] = {}  # by call: what a mark in a string may point at
         self._open: dict[int, Cursor] = {}
@@ -55,10 +55,11 @@ class Scope:
         self.posting = threading.RLock()  # a branch is not closed between looking at it and posting a reference to it
         self.ended: LmprogError | None = None
         self._timeout = timeout
+        self._spent = wire.Usage()  # by nested runs that are over
         self._parent = parent
         self._deadline: float | None = None
         if parent is not None:
-            parent.nested.append(self)
+            parent.nested.add(self)
             if parent.client is self.client:
                 self.marked = parent.marked
 
@@ -116,7 +117,16 @@ class Scope:
     def usage(self) -> wire.Usage:
         """The work of all calls that are done, those of nested runs included."""
         own = (gen.usage for gen in self.gens)
-        return total((*(usage for usage in own if usage is not None), *(scope.usage() for scope in self.nested)))
+        nested = [scope.usage() for scope in list(self.nested)]
+        return total((self._spent, *(usage for usage in own if usage is not None), *nested))
+
+    def over(self) -> None:
+        """The run has ended: the run that it is part of keeps of it what it has used."""
+        parent = self._parent
+        if parent is not None and self in parent.nested:
+            with parent._lock:
+                parent._spent = total((parent._spent, self.usage()))
+                parent.nested.discard(self)
 
     def unread_failures(self) -> list[Gen[Any]]:
         """Calls that failed without anybody having been told."""

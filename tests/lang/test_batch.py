@@ -90,6 +90,20 @@ def test_run_batch_takes_dicts_and_tuples() -> None:
         assert [state.ret_value for state in lazily] == ["X", "Y"]
 
 
+def test_a_batch_given_one_by_one_raises_where_it_failed_and_never_hangs() -> None:
+    with Scripted(_echo) as scripted:
+        states = plain.run_batch(
+            [{"word": "x"}, {"word": "bad"}, {"word": "z"}],
+            backend=scripted,
+            num_threads=1,
+            generator_style=True,
+            on_error="raise",
+        )
+        assert next(states)["a"] == "X"
+        with pytest.raises(ModelError, match="no bad"):
+            next(states)
+
+
 def test_a_progress_bar_counts_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with Scripted(_echo) as scripted:
         plain.map(["a", "b"], backend=scripted, progress=True)
