@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -77,12 +78,14 @@ def program(tmp_path: Path) -> str:
     return f"{tmp_path}/hello.py::greet"
 
 
-def test_help_takes_less_than_300_ms() -> None:
+def test_help_takes_less_than_300_ms_of_processor_time() -> None:
+    """Not of wall time: other work on the machine must not decide a test."""
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert command("--help").returncode == 0
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.3
 
 
