@@ -164,7 +164,7 @@ class Cursor:
         merged = op.sampling.over(sampling)
         if op.sampling.given().get("seed") is None:
             merged = Sampling(seed=self._seed(merged, ordinal)).over(merged)
-        stream = op.stream or self.scope.feed is not None
+        stream = self.scope.feed is not None
         return wire.Gen(self.id, number, merged.resolve(), op.constraint, stream, op.priority, timeout)
 
     def _seed(self, sampling: Sampling, ordinal: int) -> int | None:

@@ -63,7 +63,6 @@ class GenOp(Expr, Generic[T]):
     tp: object = str
     timeout: float | None = None
     priority: int = 0
-    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,6 @@ class GenOptions(SamplingKeywords, total=False):
     dtype: Any
     timeout: float | None
     priority: int
-    stream: bool
 
 
 class SelectOptions(SamplingKeywords, total=False):
@@ -157,13 +155,18 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
         name, what = what, None
     dtype = rest.pop("dtype", None)
     tp: object = what if what is not None else dtype if dtype is not None else str
-    rest.pop("choices_method", None)
+    if rest.pop("choices_method", None) is not None:
+        raise InvalidParameter(
+            "a generation has no choices_method; use select, or lmprog.gen with choices, which score their options",
+            name="choices_method",
+            allowed="an option of select",
+        )
     constraint = _constraint(rest)
-    (timeout, priority), stream = _urgency(rest), rest.pop("stream", False)
+    timeout, priority = _urgency(rest)
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest)
-    return GenOp(name, sampling, constraint or typed.constraint_of(tp), tp, timeout, priority, stream)
+    return GenOp(name, sampling, constraint or typed.constraint_of(tp), tp, timeout, priority)
 
 
 def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:

@@ -275,7 +275,10 @@ def function(
     fn: None = None, /, *, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[Concatenate[Branch, P], R]], Program[P, R]]: ...
 def function(fn: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
-    """Makes a program of a function whose first parameter is a `Branch`; both `def` and `async def`."""
+    """Makes a program of a function whose first parameter is a `Branch`; both `def` and `async def`.
+
+    `num_api_spec_tokens` is for black-box APIs only; a runtime that keeps its cache has no use for it.
+    """
 
     def make(inner: Callable[..., Any]) -> Program[Any, Any]:
         kind = AsyncProgram if inspect.iscoroutinefunction(inner) else Program

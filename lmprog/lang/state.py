@@ -6,7 +6,7 @@ same by name. Nothing here waits except where a value is read. Knows no tokens a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -224,10 +224,6 @@ class Branch:
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """The same for an event loop; with `return_meta_data` pairs of text and meta information."""
         return follow.texts_async(self.cursor, var_name, return_meta_data)
-
-    def __await__(self) -> Generator[Any, None, Branch]:
-        yield from self.settled().__await__()
-        return self
 
     def __repr__(self) -> str:
         return f"<branch {self.cursor.id}, {len(self.cursor.gens)} calls>"

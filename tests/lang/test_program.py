@@ -9,7 +9,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.errors import ProgramError, UnknownName
+from lmprog.errors import InvalidParameter, ProgramError, UnknownName
 from lmprog.testing import Scripted
 
 
@@ -97,6 +97,11 @@ def test_a_select_is_a_string_with_the_figures_of_all_options() -> None:
     asked = scripted.asked[0].op
     assert isinstance(asked, wire.Select)
     assert asked.method == "greedy_token_selection"
+
+
+def test_a_method_of_scoring_is_refused_where_nothing_is_scored() -> None:
+    with pytest.raises(InvalidParameter, match="no choices_method"):
+        lmprog.gen("x", choices_method=lmprog.greedy_token_selection)
 
 
 def test_appending_none_or_an_object_is_refused(one: Scripted) -> None:
