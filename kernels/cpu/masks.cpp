@@ -30,6 +30,9 @@ struct Range {
 // The characters of a class as an automaton over their bytes; state 0 is between characters.
 const std::vector<std::vector<Range>> kLower = {{{'a', 'z', 0}}};
 const std::vector<std::vector<Range>> kLetters = {{{'A', 'Z', 0}, {'a', 'z', 0}}};
+const std::vector<std::vector<Range>> kWord = {{{'0', '9', 0}, {'A', 'Z', 0}, {'_', '_', 0}, {'a', 'z', 0}}};
+const std::vector<std::vector<Range>> kWords = {
+    {{' ', ' ', 0}, {'0', '9', 0}, {'A', 'Z', 0}, {'_', '_', 0}, {'a', 'z', 0}}};
 const std::vector<std::vector<Range>> kPlain = {
     {{0x20, 0x21, 0}, {0x23, 0x5B, 0}, {0x5D, 0x7F, 0}, {0xC2, 0xDF, 1}, {0xE0, 0xE0, 2}, {0xE1, 0xEC, 3},
      {0xED, 0xED, 4}, {0xEE, 0xEF, 3}, {0xF0, 0xF0, 5}, {0xF1, 0xF3, 6}, {0xF4, 0xF4, 7}},
@@ -42,12 +45,13 @@ const std::vector<std::vector<Range>> kPlain = {
     {{0x80, 0x8F, 3}},
 };
 
+// The same kinds, in the same order, as SLICE_KINDS of vocabulary.py: each contained in the next.
 struct SliceKind {
     const std::vector<std::vector<Range>>* one_char;
     int longest;
 };
 const SliceKind kKinds[LMPROG_NUM_SLICES] = {
-    {&kLower, 10}, {&kLetters, 10}, {&kPlain, 10}, {&kPlain, 30}, {&kPlain, 1 << 30}};
+    {&kLower, 10}, {&kLetters, 10}, {&kWord, 10}, {&kWords, 10}, {&kPlain, 10}, {&kPlain, 30}, {&kPlain, 1 << 30}};
 constexpr size_t kMaxPairs = 1024;
 
 struct Mask {
@@ -123,18 +127,20 @@ class SliceCheck {
     std::vector<uint32_t> after_;
 };
 
-void walk(lmprog_automaton& a, const lmprog_trie& trie, uint32_t state, Mask& out) {
-    a.rows[0] = a.inner.row(state);
+// The subtree of a node of depth 1; the row of the state above it is in rows[0].
+void walk_below(lmprog_automaton& a, const lmprog_trie& trie, int64_t root, Mask& out) {
     const lmprog_trie_node* nodes = trie.nodes;
-    for (int64_t p = 0; p < trie.num_nodes;) {
+    const int64_t end = root + nodes[root].sub;
+    for (int64_t p = root; p < end;) {
         const lmprog_trie_node node = nodes[p];
         const uint32_t next = a.rows[node.depth - 1u][node.byte];
         if (!next) {
             p += node.sub;
             continue;
         }
-        if (node.own && a.inner.cost(next) <= out.most) {
-            out.worst = std::max(out.worst, a.inner.cost(next));
+        const int64_t cost = node.own ? a.inner.cost(next) : 0;
+        if (node.own && cost <= out.most) {
+            out.worst = std::max(out.worst, cost);
             for (uint32_t k = node.first; k < node.first + node.own; k++) {
                 const int32_t token = trie.order[k];
                 out.bits[token >> 5] |= 1u << (token & 31);
@@ -145,6 +151,12 @@ void walk(lmprog_automaton& a, const lmprog_trie& trie, uint32_t state, Mask& ou
         if (node.sub > 1) a.rows[node.depth] = a.inner.row(next);
         p++;
     }
+}
+
+void walk(lmprog_automaton& a, const lmprog_trie& trie, uint32_t state, Mask& out) {
+    const uint32_t* row = a.rows[0] = a.inner.row(state);
+    for (int byte = 0; byte < 256; byte++)
+        if (row[byte] && trie.roots[byte] >= 0) walk_below(a, trie, trie.roots[byte], out);
 }
 
 void take(const lmprog_trie& slice, int32_t num_words, Mask& out) {

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <memory>
 #include <stdexcept>
-#include <unordered_map>
 #include <vector>
 
 #include "lmprog_interned.h"
@@ -24,38 +23,15 @@ struct Grown : std::length_error {
     Grown() : std::length_error("the automaton grew beyond its limits") {}
 };
 
-struct Frame {
-    int32_t node, first, second;
-    uint32_t rest;
-    int64_t cost;
-};
-
-struct Position {
-    int32_t leaf_state;
-    uint32_t frame;
-};
-
-struct Closure {
-    std::vector<uint32_t> positions;
-    bool final = false;
-};
-
-struct State {
-    size_t begin;  // into the pool of position ids
-    uint32_t length;
-    bool final;
-    int64_t cost;
-    uint32_t* row;
-};
-
 class Automaton {
   public:
     explicit Automaton(const lmprog_net& net) : net_(net) {
         frames_.push_back({-1, 0, 0, 0, 0});
         closures_.emplace_back();
-        states_.push_back({0, 0, false, kUnreachable, nullptr});
         dead_.assign(256, 0);
-        states_[0].row = dead_.data();
+        states_.push_back({0, 0, false});
+        costs_.push_back(kUnreachable);
+        rows_.push_back(dead_.data());
         Closure first;
         entered_.assign(1, {net.root, 0});
         close(first);
@@ -70,10 +46,10 @@ class Automaton {
                static_cast<int64_t>(pool_.size()) * 4;
     }
     bool is_final(uint32_t state) const { return states_[state].final; }
-    int64_t cost(uint32_t state) const { return states_[state].cost; }
+    int64_t cost(uint32_t state) const { return costs_[state]; }
 
     const uint32_t* row(uint32_t state) {
-        uint32_t* found = states_[state].row;
+        uint32_t* found = rows_[state];
         return found ? found : fill(state);
     }
 
@@ -82,7 +58,7 @@ class Automaton {
         if (static_cast<int64_t>(blocks_.size()) * kBlock * 1024 <= net_.max_row_bytes) return;
         blocks_.clear();
         used_ = kBlock;
-        for (size_t i = 1; i < states_.size(); i++) states_[i].row = nullptr;
+        std::fill(rows_.begin() + 1, rows_.end(), nullptr);
     }
 
   private:
@@ -93,11 +69,6 @@ class Automaton {
     struct Entered {
         int32_t node;
         uint32_t frame;
-    };
-    struct Seen {
-        int32_t node, why;
-        uint32_t frame;
-        bool operator==(const Seen& o) const { return node == o.node && why == o.why && frame == o.frame; }
     };
     static constexpr int kBlock = 64;  // rows per allocation
 
@@ -126,7 +97,7 @@ class Automaton {
         } else {
             sweep(row, edges);
         }
-        return states_[state].row = row;
+        return rows_[state] = row;
     }
 
     // Cuts the byte range where the set of edges changes and finds the state of each piece.
@@ -191,7 +162,7 @@ class Automaton {
 
     // Everything reachable without reading a byte from entered_ and resumed_, which it empties.
     void close(Closure& out) {
-        seen_.clear();
+        met_.clear();
         while (!entered_.empty() || !resumed_.empty()) {
             if (entered_.empty()) {
                 const uint32_t frame = resumed_.back();
@@ -209,7 +180,7 @@ class Automaton {
                 if (moves(args[0])) out.positions.push_back(position(args[0], at.frame));
                 if (net_.final_state[args[0]]) resumed_.push_back(at.frame);
             } else if (net_.kind[at.node] == kAlt) {
-                if (once({at.node, 0, at.frame}))
+                if (met_.first_time(at.node, at.frame, 0))
                     for (int32_t i = args[1] - 1; i >= 0; i--)
                         entered_.push_back({net_.items[args[0] + i], at.frame});
             } else {
@@ -233,7 +204,7 @@ class Automaton {
         }
         if (first == 0) {
             // Met again without a byte read, a repetition can only have fewer rounds left: nothing new.
-            if (!once({node, 1, rest})) return;
+            if (!met_.first_time(node, rest, 1)) return;
             resumed_.push_back(rest);
         }
         if (second != 0) {
@@ -241,23 +212,6 @@ class Automaton {
             const uint32_t behind = fewer == 0 ? rest : frame(node, std::max(first - 1, 0), fewer, rest);
             entered_.push_back({args[0], behind});
         }
-    }
-
-    bool once(Seen key) {
-        if (seen_.size() < 16) {
-            if (std::find(seen_.begin(), seen_.end(), key) != seen_.end()) return false;
-            seen_.push_back(key);
-            if (seen_.size() == 16) {
-                seen_hashes_.clear();
-                for (const Seen& s : seen_) seen_hashes_.emplace(hash_of(s), true);
-            }
-            return true;
-        }
-        // Two words identify the key: the frame and node fill one, `why` tells the two uses apart.
-        return seen_hashes_.emplace(hash_of(key), true).second;
-    }
-    static uint64_t hash_of(const Seen& s) {
-        return (uint64_t{s.frame} << 32) | (static_cast<uint32_t>(s.node) << 1) | static_cast<uint32_t>(s.why);
     }
 
     uint32_t frame(int32_t node, int32_t first, int32_t second, uint32_t rest) {
@@ -312,7 +266,9 @@ class Automaton {
         int64_t cost = set.final ? 0 : kUnreachable;
         for (uint32_t id : ids)
             cost = std::min(cost, net_.state_cost[positions_[id].leaf_state] + frames_[positions_[id].frame].cost);
-        states_.push_back({pool_.size(), static_cast<uint32_t>(ids.size()), set.final, cost, nullptr});
+        states_.push_back({pool_.size(), static_cast<uint32_t>(ids.size()), set.final});
+        costs_.push_back(cost);
+        rows_.push_back(nullptr);
         pool_.insert(pool_.end(), ids.begin(), ids.end());
         state_index_.add(hash, made);
         return made;
@@ -370,14 +326,15 @@ class Automaton {
     std::vector<std::unique_ptr<Closure>> closures_;  // by frame
     std::vector<Position> positions_;
     std::vector<State> states_;
+    std::vector<int64_t> costs_;    // by state, apart from it: the walk reads little else
+    std::vector<uint32_t*> rows_;   // by state; null until first asked for
     std::vector<uint32_t> pool_, dead_;
     Index frame_index_, position_index_, state_index_;
     std::vector<std::unique_ptr<uint32_t[]>> blocks_;
     int used_ = kBlock;
     std::vector<Entered> entered_;
     std::vector<uint32_t> resumed_;
-    std::vector<Seen> seen_;
-    std::unordered_map<uint64_t, bool> seen_hashes_;
+    Met met_;
 };
 
 }  // namespace lmprog

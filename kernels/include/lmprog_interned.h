@@ -1,7 +1,10 @@
-// A hash index from contents to small integers: what the automaton's hash-consing rests on.
+// What the automaton is made of: its interned parts, a hash index from contents to their numbers, and a set of
+// places met while following empty moves.
 #ifndef LMPROG_INTERNED_H
 #define LMPROG_INTERNED_H
+#include <algorithm>
 #include <cstdint>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -40,6 +43,52 @@ class Index {
     }
     std::vector<uint32_t> slots_;
     std::vector<std::pair<uint64_t, uint32_t>> hashes_;
+};
+
+struct Frame {
+    int32_t node, first, second;
+    uint32_t rest;
+    int64_t cost;
+};
+
+struct Position {
+    int32_t leaf_state;
+    uint32_t frame;
+};
+
+struct Closure {
+    std::vector<uint32_t> positions;
+    bool final = false;
+};
+
+struct State {
+    size_t begin;  // into the pool of position ids
+    uint32_t length;
+    bool final;
+};
+
+// Nodes met with a frame behind them, each in two ways; most closures meet a handful only.
+class Met {
+  public:
+    void clear() {
+        few_.clear();
+        many_.clear();
+    }
+    bool first_time(int32_t node, uint32_t frame, uint32_t way) {
+        const uint64_t key = (uint64_t{frame} << 32) | (static_cast<uint32_t>(node) << 1) | way;
+        if (few_.size() < kFew) {
+            if (std::find(few_.begin(), few_.end(), key) != few_.end()) return false;
+            few_.push_back(key);
+            if (few_.size() == kFew) many_.insert(few_.begin(), few_.end());
+            return true;
+        }
+        return many_.insert(key).second;
+    }
+
+  private:
+    static constexpr size_t kFew = 16;
+    std::vector<uint64_t> few_;
+    std::unordered_set<uint64_t> many_;
 };
 
 }  // namespace lmprog

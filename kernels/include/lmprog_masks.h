@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define LMPROG_MASKS_LIMIT (-1)
-#define LMPROG_NUM_SLICES 5
+#define LMPROG_NUM_SLICES 7
 
 /* A trimmed net (see lmprog/runtime/fsm/costs.py for the meaning of every array). */
 typedef struct {
@@ -45,10 +45,11 @@ typedef struct {
     const int32_t* order;
     const uint32_t* bits; /* the mask of all tokens of this slice; NULL for the rest */
     int64_t num_tokens;
+    const int32_t* roots; /* [256] the node of depth 1 for each byte, or -1 */
 } lmprog_trie;
 
 typedef struct {
-    lmprog_trie tries[LMPROG_NUM_SLICES + 1]; /* lower, letters, plain-10, plain-30, plain, the rest */
+    lmprog_trie tries[LMPROG_NUM_SLICES + 1]; /* from small to large, the rest last */
     int32_t deepest;
     int32_t num_words;
     const int32_t* eos_ids;

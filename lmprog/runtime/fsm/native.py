@@ -44,6 +44,7 @@ class _CTrie(ctypes.Structure):
         ("order", _POINTER),
         ("bits", _POINTER),
         ("num_tokens", _LONG),
+        ("roots", _POINTER),
     ]
 
 
@@ -94,7 +95,11 @@ class _NativeVocabulary:
         tries: list[tuple[Trie, NDArray[np.uint32] | None]] = [(part.trie, part.bits) for part in index.slices]
         tries.append((index.rest, None))
         eos = np.array(vocabulary.eos_ids, np.int32)
-        self._alive = (index, eos)
+        roots = np.full((len(tries), 256), -1, np.int32)
+        for row, (trie, _) in zip(roots, tries, strict=True):
+            first = np.nonzero(trie.nodes["depth"] == 1)[0]
+            row[trie.nodes["byte"][first]] = first
+        self._alive = (index, eos, roots)
         self.view = _CVocabulary(deepest=max(trie.deepest for trie, _ in tries), num_words=vocabulary.num_words)
         self.view.eos_ids, self.view.num_eos = eos.ctypes.data, len(eos)
         for i, (trie, bits) in enumerate(tries):
@@ -104,6 +109,7 @@ class _NativeVocabulary:
                 trie.order.ctypes.data,
                 bits.ctypes.data if bits is not None else None,
                 len(trie.order),
+                roots[i].ctypes.data,
             )
         self.pointer = ctypes.addressof(self.view)
 

@@ -29,7 +29,7 @@ from lmprog.runtime.fsm.trie import NODE, Trie, build_trie
 
 log = logging.getLogger("lmprog")
 
-_FORMAT = 4
+_FORMAT = 5
 """Part of the cache's file name: raised whenever the index changes."""
 
 _UTF8_TAIL = (
@@ -52,6 +52,8 @@ _PLAIN = rb"[ !#-\[\]-\x7f]" + _UTF8_TAIL
 SLICE_KINDS: tuple[SliceKind, ...] = (
     SliceKind("lower", rb"[a-z]", 10, True),
     SliceKind("letters", rb"[A-Za-z]", 10, True),
+    SliceKind("word", rb"[A-Za-z0-9_]", 10, True),
+    SliceKind("words", rb"[A-Za-z0-9_ ]", 10, True),
     SliceKind("plain-10", _PLAIN, 10, False),
     SliceKind("plain-30", _PLAIN, 30, False),
     SliceKind("plain", _PLAIN, 1 << 30, False),

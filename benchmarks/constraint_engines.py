@@ -1,0 +1,220 @@
+"""The engines that the constraint benchmark compares, behind one small face: compile, mask, advance, accept.
+
+Peers are imported when asked for; one that is not installed is left out and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any, Protocol
+
+import numpy as np
+
+from lmprog.errors import RequestRejected
+from lmprog.runtime.fsm.compiler import compile_constraint
+from lmprog.runtime.fsm.constraint import JsonSchema, Regex
+from lmprog.runtime.fsm.vocabulary import Vocabulary
+
+
+class Refused(Exception):
+    """The engine does not take this pattern or schema."""
+
+
+class Walk(Protocol):
+    """One guide through one compiled constraint."""
+
+    def mask(self) -> None: ...
+
+    def advance(self, token: int) -> bool:
+        """False where the token is not allowed."""
+        ...
+
+    def accepts(self) -> bool: ...
+
+    def restart(self) -> None:
+        """Back to the start; what was cached stays."""
+        ...
+
+
+class Engine(Protocol):
+    name: str
+
+    def compile(self, kind: str, source: str) -> Walk: ...
+
+
+class OurWalk:
+    def __init__(self, constraint: Any) -> None:
+        self._mask, self._advance, self._final = constraint.mask, constraint.advance, constraint.is_final
+        self._start = self._state = constraint.start
+
+    def mask(self) -> None:
+        self._mask(self._state)
+
+    def advance(self, token: int) -> bool:
+        try:
+            self._state = self._advance(self._state, token)
+        except ValueError:
+            return False
+        return True
+
+    def accepts(self) -> bool:
+        return bool(self._final(self._state))
+
+    def restart(self) -> None:
+        self._state = self._start
+
+
+class Ours:
+    name = "lmprog"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.compile("regex", r"\w\d\s")  # opens the kernel, the index and this Python's character classes
+
+    def compile(self, kind: str, source: str) -> Walk:
+        spec = Regex(source) if kind == "regex" else JsonSchema(source)
+        try:
+            return OurWalk(compile_constraint(spec, self._vocabulary))
+        except RequestRejected as error:
+            raise Refused(str(error)) from error
+
+
+class LlguidanceWalk:
+    def __init__(self, matcher: Any, num_words: int) -> None:
+        self._root, self._bits = matcher, np.zeros(num_words, np.uint32)
+        self._at = matcher.deep_copy()
+
+    def mask(self) -> None:
+        self._at.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+
+    def advance(self, token: int) -> bool:
+        return bool(self._at.try_consume_tokens([token]) == 1)
+
+    def accepts(self) -> bool:
+        return bool(self._at.is_accepting())
+
+    def restart(self) -> None:
+        self._at = self._root.deep_copy()
+
+
+class Llguidance:
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        from lmprog.runtime.fsm.llguidance_engine import _Tokenizer
+
+        self._library = importlib.import_module("llguidance")
+        wrapper = self._library.TokenizerWrapper(_Tokenizer(vocabulary))
+        self._num_words = vocabulary.num_words
+        self._tokenizer = self._library.LLTokenizer(
+            wrapper, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids)
+        )
+
+    def compile(self, kind: str, source: str) -> Walk:
+        matcher = self._library.LLMatcher
+        if kind == "regex":
+            grammar = matcher.grammar_from_regex(source)
+        else:
+            fixed = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+            grammar = matcher.grammar_from_json_schema(source, overrides=fixed)
+        made = matcher(self._tokenizer, grammar, log_level=0)
+        if made.is_error():
+            raise Refused(made.get_error().splitlines()[0])
+        return LlguidanceWalk(made, self._num_words)
+
+
+class XgrammarWalk:
+    def __init__(self, library: Any, compiled: Any, size: int) -> None:
+        self._matcher = library.GrammarMatcher(compiled)
+        self._bits = library.allocate_token_bitmask(1, size)
+
+    def mask(self) -> None:
+        self._matcher.fill_next_token_bitmask(self._bits)
+
+    def advance(self, token: int) -> bool:
+        return bool(self._matcher.accept_token(token))
+
+    def accepts(self) -> bool:
+        with contextlib.suppress(AttributeError):
+            return bool(self._matcher.is_completed())
+        return bool(self._matcher.is_terminated())
+
+    def restart(self) -> None:
+        self._matcher.reset()
+
+
+class Xgrammar:
+    name = "xgrammar"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._library = importlib.import_module("xgrammar")
+        tokens = [token or b"" for token in vocabulary.tokens]
+        info = self._library.TokenizerInfo(
+            tokens, self._library.VocabType.RAW, stop_token_ids=list(vocabulary.eos_ids), vocab_size=len(tokens)
+        )
+        self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._size = len(tokens)
+
+    def compile(self, kind: str, source: str) -> Walk:
+        try:
+            if kind == "regex":
+                compiled = self._compiler.compile_regex(source)
+            else:
+                compiled = self._compiler.compile_json_schema(
+                    source, any_whitespace=False, separators=(", ", ": "), strict_mode=False
+                )
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise Refused(str(error).splitlines()[0]) from error
+        return XgrammarWalk(self._library, compiled, self._size)
+
+
+class OutlinesWalk:
+    def __init__(self, library: Any, index: Any, size: int) -> None:
+        self._library, self._index = library, index
+        self._bits = np.zeros((size + 31) // 32, np.uint32)
+        self.restart()
+
+    def mask(self) -> None:
+        self._guide.write_mask_into(self._bits.ctypes.data, self._bits.size, self._bits.itemsize)
+
+    def advance(self, token: int) -> bool:
+        if token not in self._guide.get_tokens():
+            return False
+        self._guide.advance(token)
+        return True
+
+    def accepts(self) -> bool:
+        return bool(self._index.is_final_state(self._guide.get_state()))
+
+    def restart(self) -> None:
+        self._guide = self._library.Guide(self._index)
+
+
+class OutlinesCore:
+    name = "outlines-core"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._library = importlib.import_module("outlines_core")
+        self._to_regex = importlib.import_module("outlines_core.json_schema").build_regex_from_schema
+        by_bytes: dict[bytes, list[int]] = {}
+        for i, token in enumerate(vocabulary.tokens):
+            if token:
+                by_bytes.setdefault(token, []).append(i)
+        self._vocabulary = self._library.Vocabulary(vocabulary.eos_ids[0], by_bytes)
+        self._size = len(vocabulary)
+
+    def compile(self, kind: str, source: str) -> Walk:
+        try:
+            pattern = source if kind == "regex" else self._to_regex(source)
+            return OutlinesWalk(self._library, self._library.Index(pattern, self._vocabulary), self._size)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise Refused(str(error).splitlines()[0]) from error
+
+
+ENGINES: dict[str, type[Ours] | type[Llguidance] | type[Xgrammar] | type[OutlinesCore]] = {
+    "lmprog": Ours,
+    "llguidance": Llguidance,
+    "xgrammar": Xgrammar,
+    "outlines-core": OutlinesCore,
+}
