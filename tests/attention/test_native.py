@@ -143,10 +143,9 @@ def test_copies_and_mirrors_move_slots_as_the_reference_does(dtype: torch.dtype)
     rng = torch.Generator().manual_seed(12)
     backends = NativeAttention(shape, 12, 4, threads=2), ReferenceAttention(shape, 12, 4)
     first = batch_of([Stretch(0, 11, (7, 3, 5))], 4, mirrors=[(8, 4), (9, 5), (10, 6)])
-    # A chain: each source is the next one's target; then a row that stands on what was copied and mirrored.
-    second = batch_of(
-        [Stretch(11, 2, (2, 3, 1, 9))], 4, copies=[(28, 8), (29, 9), (30, 10), (31, 11), (28, 29), (29, 28)]
-    )
+    # Sources that are targets too; then one row on the copied and mirrored slots, one on the two that changed places.
+    copies = [(28, 8), (29, 9), (30, 10), (31, 11), (28, 29), (29, 28)]
+    second = batch_of([Stretch(11, 2, (2, 3, 1, 9)), Stretch(4, 1, (7, 6))], 4, copies=copies)
     for batch in (first, second):
         for backend in backends:
             backend.plan(batch)
