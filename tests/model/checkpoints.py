@@ -60,7 +60,10 @@ NATIVE = {
     "qwen3": Recipe("Qwen3", {"head_dim": 24}),
 }
 FOREIGN = {
-    "gemma2": Recipe("Gemma2", {"head_dim": 16, "sliding_window": 37, "query_pre_attn_scalar": 20}),
+    "gemma2": Recipe(
+        "Gemma2",
+        {"head_dim": 16, "sliding_window": 37, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 0.2},
+    ),
     "gemma3": Recipe(
         "Gemma3",
         {"head_dim": 16, "sliding_window": 37, "layer_types": ["sliding_attention", "full_attention"] * 2}
