@@ -99,18 +99,22 @@ class ChatTemplate:
         return datetime.now().toordinal() if self._changes_daily else 0
 
     def _find_turn(self, roles: tuple[str, ...], day: int) -> tuple[str, str]:
-        """Opening and closing of the last of `roles`."""
-        closing = self._closing(roles[:-1])
+        """Opening and closing of the last of `roles`; `day` only keeps remembered answers apart."""
+        before, closing = roles[:-1], self._closing(roles[:-1])
+        prompt: str | None = None
         if roles[-1] == _GENERATES:
-            prompt = self._after(roles[:-1], closing, self._try(roles[:-1], True), roles)
+            prompt = self._after(before, closing, self._try(before, True), roles)
             if prompt:
                 return prompt, self._closing(roles)
         parts = self._with_follower(roles)
-        if parts is None:
+        if parts is not None:
+            opening = self._after(before, closing, parts[: len(roles)], roles) or ""
+            if roles[-1] == _GENERATES:
+                opening = opening.rstrip(" ")  # a generated text brings its own space
+        elif prompt is not None:
+            opening = ""  # it can be generated, though the template cannot write it down: no turn may follow
+        else:
             raise self._refusal(roles)
-        opening = self._after(roles[:-1], closing, parts[: len(roles)], roles) or ""
-        if roles[-1] == _GENERATES:
-            opening = opening.rstrip(" ")  # a generated text brings its own space
         return opening, self._closing(roles)
 
     def _after(
@@ -134,18 +138,18 @@ class ChatTemplate:
         return parts[-1][len(closing) :]
 
     def _closing(self, roles: tuple[str, ...]) -> str:
-        """What stands after the last content, whatever comes next; "" before the first turn."""
+        """What stands after the last content, whatever comes next; "" before the first turn, or where nothing can."""
         if not roles:
             return ""
         tails = [parts[len(roles)] for parts in self._continuations(roles)]
         lexemes = [_LEXEME.findall(tail) for tail in dict.fromkeys(tails)]
         if not lexemes:
-            raise self._refusal(roles)
+            return ""
         length = 0
-        while all(length < len(some) and some[length] == lexemes[0][length] for some in lexemes):
+        while length < len(lexemes[0]) and all(
+            some[length : length + 1] == lexemes[0][length : length + 1] for some in lexemes
+        ):
             length += 1
-            if len(lexemes) == 1 and length == len(lexemes[0]):
-                break
         return "".join(lexemes[0][:length])
 
     def _continuations(self, roles: tuple[str, ...]) -> Iterator[list[str]]:

@@ -25,7 +25,7 @@ from lmprog.errors import ModelError, NotSupported
 MAX_TEMPLATE_LEN = 262_144
 MAX_WORK = 1_000_000
 """Loop turns, calls and products of one render, together. Straight text is bounded by the template's size."""
-_CALL = 5
+_CALL = 10
 """What a call, of a macro mostly, counts beside a loop turn."""
 MAX_OUTPUT_LEN = 33_554_432
 """Characters."""
