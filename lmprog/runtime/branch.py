@@ -1,7 +1,8 @@
 """A branch: the text a program has gathered, the tokens of what has been settled of it, and the ops that wait.
 
-Canonical text: what was appended since the last generation is kept as text and tokenised as one piece when a call
-needs it, so a prompt built from ten appends has the same tokens as one built from one. Generated tokens are kept as
+Canonical text: what was appended since the last generation is tokenised as one piece, so a prompt built from ten
+appends has the same tokens as one built from one. What no later text can change may be settled early (before a fork,
+say, so that it is tokenised once and not by each child again); the rest waits as text. Generated tokens are kept as
 they are. Text of other calls arrives as a `Promise`, and the branch's ops wait for it.
 
 Knows text, tokens and the order of ops. It does not know how ops are carried out, nor pages; the tree node that it
@@ -136,6 +137,11 @@ class Branch:
     def gained(self) -> str:
         """Text since the fork, or since the opening."""
         return "".join(self.text[self.num_forked :])
+
+    def settle(self, tokenizer: Tokenizer, cut: int) -> None:
+        """Tokenises the first `cut` characters of the pending text, which no later text can change."""
+        self.pending, rest = self.pending[:cut], self.pending[cut:]
+        self.tokens, self.pending = self.tokens_with(tokenizer), rest
 
     def tokens_with(self, tokenizer: Tokenizer, more: str = "") -> array[int]:
         """The branch's tokens with its pending text and `more` tokenised as one piece; changes nothing."""

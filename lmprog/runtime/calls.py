@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from lmprog import wire
 from lmprog.errors import InvalidParameter, UnsatisfiableConstraint
 from lmprog.runtime.branch import Branch
+from lmprog.runtime.cuts import Cutter
 from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.generation import Forcing, Generation, Settings
 from lmprog.runtime.ongoing import Ongoing
@@ -45,6 +46,7 @@ class CallBuilder:
         rng: random.Random,
     ) -> None:
         self.tokenizer = tokenizer
+        self._cutter = Cutter(tokenizer)
         self._limits = limits
         self._compile = compile_constraint
         self._forcing = forcing
@@ -53,6 +55,12 @@ class CallBuilder:
     def seed(self, given: int | None) -> int:
         """The seed of a call: the one it names, or a new one."""
         return self._rng.getrandbits(63) if given is None else given
+
+    def settle(self, branch: Branch) -> None:
+        """Tokenises what of the branch's text is certain, so that forks and options need not do it again."""
+        cut = self._cutter.last(branch.pending)
+        if cut:
+            branch.settle(self.tokenizer, cut)
 
     def build(self, ongoing: Ongoing, now: float) -> Call:
         """The call's lanes, ready to be submitted. Raises RequestRejected; then nothing has changed."""
@@ -69,6 +77,7 @@ class CallBuilder:
     def _gen(self, ongoing: Ongoing, op: wire.Gen, now: float) -> Call:
         sampling, branch = op.sampling, ongoing.branch
         self._check_ids(sampling)
+        self.settle(branch)
         prompt = branch.tokens_with(self.tokenizer)
         if not prompt:
             raise InvalidParameter(
@@ -101,6 +110,7 @@ class CallBuilder:
 
     def _select(self, ongoing: Ongoing, op: wire.Select, now: float) -> Call:
         branch = ongoing.branch
+        self.settle(branch)
         before = branch.tokens_with(self.tokenizer)
         if not before:
             raise InvalidParameter(

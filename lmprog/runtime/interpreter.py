@@ -236,6 +236,7 @@ class Interpreter:
             case Marking(promise=promise):
                 self._endings.keep(client_id, promise, branch.cause or branch.gained())
             case wire.Fork(children=children):
+                self._calls.settle(branch)
                 for number in children:
                     child = client.branches.get(number)
                     if child is not None and child.state is BranchState.UNBORN:

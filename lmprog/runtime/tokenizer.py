@@ -25,6 +25,7 @@ from lmprog.errors import ModelError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _META_SPACE = "\u2581"
+_META_SPACE_CODE = ord(_META_SPACE)
 
 
 class Tokenizer(Protocol):
@@ -45,7 +46,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, start: bool = True) -> list[int]:
         """Without prefix and suffix. `start` False: the text goes on after other tokens, and a space that this kind of
-        tokenizer puts before a text does not belong there. Special tokens that are written in the text become themselves."""
+        tokenizer puts before a text does not belong there. Special tokens written in the text become themselves."""
         ...
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
@@ -263,9 +264,7 @@ def _spelling(description: dict[str, Any]) -> Callable[[str], bytes]:
     kinds = {str(part.get("type")) for part in parts}
     if "ByteLevel" in kinds:
         letters = _byte_letters()
-        return lambda name: (
-            bytes(letters[char] for char in name) if all(char in letters for char in name) else name.encode()
-        )
+        return lambda name: _byte_level_bytes(name, letters)
     if kinds & {"WordPiece", "BPEDecoder", "CTC"}:
         raise ModelError(
             f"tokenizers that decode by {sorted(kinds & {'WordPiece', 'BPEDecoder', 'CTC'})[0]} are not supported: "
@@ -275,15 +274,26 @@ def _spelling(description: dict[str, Any]) -> Callable[[str], bytes]:
 
 
 def _sentencepiece_bytes(name: str) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(name)
+    byte = _BYTE_TOKEN.fullmatch(name) if name.startswith("<0x") else None
     return bytes([int(byte[1], 16)]) if byte else name.replace(_META_SPACE, " ").encode()
 
 
-def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level BPE writes for bytes: printable Latin-1 for itself, the others from U+0100 on."""
+def _byte_level_bytes(name: str, letters: dict[int, int]) -> bytes:
+    try:
+        return name.translate(letters).encode("latin-1")
+    except UnicodeEncodeError:
+        return name.encode()  # a token that was added as plain text
+
+
+def _byte_letters() -> dict[int, int]:
+    """Byte-level BPE writes printable Latin-1 for itself, the other bytes as letters from U+0100 on.
+
+    From letter to byte. What stands for no byte goes to a letter that Latin-1 does not have.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+    stray = dict.fromkeys(others, _META_SPACE_CODE)
+    return stray | {256 + at: byte for at, byte in enumerate(others)}
 
 
 def _parts(part: Any) -> Iterable[dict[str, Any]]:

@@ -82,7 +82,9 @@ def _none(asked: wire.Constraint) -> Any:
 
 def _template() -> ChatTemplate:
     return ChatTemplate(
-        "{% for m in messages %}{% if m['role'] == 'wizard' %}{{ raise_exception('there is no wizard') }}{% endif %}{{ m['role'][0] + ':' + m['content'] + ';' }}{% endfor %}"
-        "{% if add_generation_prompt %}a:{% endif %}",
+        "{% for m in messages %}"
+        "{% if m['role'] == 'wizard' %}{{ raise_exception('there is no wizard') }}{% endif %}"
+        "{{ m['role'][0] + ':' + m['content'] + ';' }}"
+        "{% endfor %}{% if add_generation_prompt %}a:{% endif %}",
         {},
     )

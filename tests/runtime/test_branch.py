@@ -1,0 +1,107 @@
+"""A branch's text and tokens: one tokenisation, whatever the way the text came."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+import lmprog
+from lmprog.runtime.branch import Branch
+from lmprog.runtime.cuts import Cutter
+from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+
+NANO = Path(lmprog.__file__).parent / "nano"
+CORPUS = ["the quick brown fox jumps over the lazy dog", "what is 12 + 7? it is 19.", "x y z: [a] {b}\n\nnew line"] * 20
+
+
+def over_words(folder: Path) -> HfTokenizer:
+    """A tokenizer whose tokens reach over spaces: merges without any splitting before."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return HfTokenizer(folder)
+
+
+@pytest.fixture(params=["nano", "bytes", "over words"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    if request.param == "nano":
+        return HfTokenizer(NANO)
+    return ByteTokenizer() if request.param == "bytes" else over_words(tmp_path)
+
+
+def settle(branch: Branch, tokenizer: Tokenizer, cutter: Cutter) -> None:
+    cut = cutter.last(branch.pending)
+    if cut:
+        branch.settle(tokenizer, cut)
+
+
+def test_only_a_vocabulary_without_tokens_over_spaces_can_be_cut(tmp_path: Path) -> None:
+    assert Cutter(HfTokenizer(NANO)).can_cut
+    assert Cutter(ByteTokenizer()).can_cut
+    assert not Cutter(over_words(tmp_path)).can_cut
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_settling_early_and_often_changes_no_token(tokenizer: Tokenizer, seed: int) -> None:
+    dice = random.Random(seed)
+    words = [
+        "the",
+        "fox",
+        "12",
+        "Mia's",
+        "  ",
+        "\n",
+        "\n\n",
+        "é",
+        "日本",
+        "don't",
+        "A.",
+        ",",
+        "x",
+        "lives in",
+        "3.5",
+        "…",
+        "\t",
+    ]
+    branch, whole, cutter = Branch(1), "", Cutter(tokenizer)
+    for _ in range(60):
+        text = dice.choice(words) + dice.choice(["", " ", " ", " "])
+        branch.append(text)
+        whole += text
+        if dice.random() < 0.2:
+            settle(branch, tokenizer, cutter)
+    expected = [*tokenizer.prefix, *tokenizer.encode(whole)]
+    assert list(branch.tokens_with(tokenizer)) == expected
+
+
+def test_a_fork_does_not_tokenise_the_parents_text_again() -> None:
+    tokenizer = HfTokenizer(NANO)
+    encoded: list[int] = []
+
+    class Counting(HfTokenizer):
+        def encode(self, text: str, start: bool = True) -> list[int]:
+            encoded.append(len(text))
+            return super().encode(text, start)
+
+    counting = Counting(NANO)
+    cutter = Cutter(counting)
+    assert cutter.can_cut
+    encoded.clear()
+    parent = Branch(1)
+    parent.birth()
+    parent.append("Mia lives in a small town near the sea and has a dog. " * 40)
+    settle(parent, counting, cutter)
+    for number in range(16):
+        child = Branch(number)
+        child.birth(parent)
+        child.append(f"Question {number}")
+        tokens = list(child.tokens_with(counting))
+        assert tokens == tokenizer.encode("".join(child.text))
+    assert sum(encoded) < len(parent.text[0]) + 16 * 100
