@@ -59,6 +59,7 @@ class ChatTemplate:
         self._sandbox = Sandbox(source)
         self._changes_daily = "strftime_now" in source
         self._turn = functools.lru_cache(maxsize=256)(self._find_turn)
+        self._parts = functools.lru_cache(maxsize=1024)(self._find_parts)
 
     def begin(self, messages: Sequence[Mapping[str, str]], role: str) -> str:
         """What stands between the closing of the last of `messages` and the content of a new turn of `role`.
@@ -171,6 +172,9 @@ class ChatTemplate:
     def _try(self, roles: tuple[str, ...], prompt: bool) -> list[str] | None:
         """The texts before, between and after the contents. None where the template refuses these roles, or does
         not write each content once, in order."""
+        return self._parts(roles, prompt, self._day())
+
+    def _find_parts(self, roles: tuple[str, ...], prompt: bool, day: int) -> list[str] | None:
         messages = [{"role": role, "content": _SENTINEL.format(at)} for at, role in enumerate(roles)]
         try:
             text = self.render(messages, prompt)

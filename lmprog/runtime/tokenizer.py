@@ -25,7 +25,6 @@ from lmprog.errors import ModelError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _META_SPACE = "\u2581"
-_META_SPACE_CODE = ord(_META_SPACE)
 
 
 class Tokenizer(Protocol):
@@ -292,7 +291,7 @@ def _byte_letters() -> dict[int, int]:
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    stray = dict.fromkeys(others, _META_SPACE_CODE)
+    stray = dict.fromkeys(others, ord(_META_SPACE))
     return stray | {256 + at: byte for at, byte in enumerate(others)}
 
 
