@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fvisibility=hidden"
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AS_WRITTEN = ("-ffp-contract=off",)  # no fused multiply-add where none is written: results must not depend on tiles
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,25 @@ def build(name: str, cxx: str) -> Path:
     return target
 
 
+def _sources(units: Sequence[Unit], root: Path) -> list[Path]:
+    """The units' files and all headers of ours that they include, directly or not, in a fixed order."""
+    found: dict[Path, None] = {}
+    waiting = [root / "cpu" / unit.source for unit in units]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.is_file():
+            continue
+        found[path] = None
+        for name in _INCLUDE.findall(path.read_text("utf-8")):
+            waiting += [root / "cpu" / name, root / "include" / name]
+    return sorted(found)
+
+
 def _digest(cxx: str, units: Sequence[Unit], root: Path) -> str:
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
     seen = hashlib.sha256(f"{version}|{_FLAGS}|{units}|{platform.machine()}".encode())
-    for path in sorted(root.rglob("*")):
-        if path.suffix in (".h", ".cpp") and path.parent.name != "cuda":
-            seen.update(path.read_bytes())
+    for path in _sources(units, root):
+        seen.update(path.read_bytes())
     return seen.hexdigest()[:20]
 
 

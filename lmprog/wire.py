@@ -313,7 +313,9 @@ Reply: TypeAlias = Welcome | Delta | Done | Chosen | TextIs | Described | Failed
 
 # --- bytes -------------------------------------------------------------------------------------------------------
 
-MalformedFrame = msgspec.DecodeError  # ValidationError derives from it
+MalformedFrame = msgspec.DecodeError
+"""What `decode_*` raises: its subclass `ValidationError` for values out of range. Text that is no UTF-8 raises Python's
+own UnicodeDecodeError, and absurd nesting RecursionError: a receiver of foreign bytes expects these too."""
 
 _encoder = msgspec.msgpack.Encoder()
 _ops = msgspec.msgpack.Decoder(tuple[Op, ...])

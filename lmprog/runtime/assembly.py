@@ -56,5 +56,5 @@ def assemble(
             template.append(load_template(engine.location))
         return template[0]
 
-    interpreter = Interpreter(scheduler, calls, chat_template, welcome, time.monotonic)
+    interpreter = Interpreter(scheduler, calls, chat_template, welcome, time.monotonic, channel.counters)
     return Loop(channel, interpreter, scheduler, engine, Sampler(), time.monotonic), welcome

@@ -53,7 +53,9 @@ class Endings:
             self.keep(ongoing.client, promise, outcome if isinstance(outcome, LmprogError) else outcome[index])
         if ongoing.call is not None:
             ongoing.branch.busy = False
-            ongoing.call.ended = True
+        # The call may be referred to as long as its branch is open; only its promises are needed for that.
+        ongoing.call, ongoing.ballot = None, None
+        ongoing.streams, ongoing.outputs = [], []
         self.ready.append((ongoing.client, ongoing.branch))
 
     def fail(self, ongoing: Ongoing, error: LmprogError) -> None:

@@ -8,9 +8,8 @@ Knows text, tokens and the scheduler's verbs. It does not know who runs when, no
 
 from __future__ import annotations
 
-import heapq
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lmprog import wire
@@ -18,6 +17,7 @@ from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError, ProtocolErro
 from lmprog.runtime.branch import Appending, Branch, BranchState, Marking, Promise
 from lmprog.runtime.calls import CallBuilder
 from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.deadlines import Deadlines
 from lmprog.runtime.delivery import Delivery
 from lmprog.runtime.endings import Addressed, Endings
 from lmprog.runtime.ongoing import Ongoing, failed
@@ -44,7 +44,9 @@ class Interpreter:
         template: Callable[[], ChatTemplate],
         welcome: wire.Welcome,
         clock: Callable[[], float],
+        counters: Mapping[str, int] | None = None,
     ) -> None:
+        """`counters`: what the channel counts (frames that were dropped), told with the other figures."""
         self.scheduler = scheduler
         self.clients: dict[ClientId, Client] = {}
         self._endings = Endings(scheduler)
@@ -54,8 +56,8 @@ class Interpreter:
         self._template = template
         self._welcome = welcome
         self._clock = clock
-        self._deadlines: list[tuple[float, int, Ongoing, float]] = []
-        self._num_deadlines = 0
+        self._counters = counters or {}
+        self._deadlines = Deadlines()
 
     # --- from clients --------------------------------------------------------------------------------------------
 
@@ -111,6 +113,7 @@ class Interpreter:
         scheduler = self.scheduler
         return {
             **scheduler.stats.figures(),
+            **{f"channel_{name}": float(count) for name, count in self._counters.items()},
             "running": float(len(scheduler.seated)),
             "waiting": float(len(scheduler.line)),
             "pages": float(scheduler.pages.num_pages),
@@ -167,9 +170,7 @@ class Interpreter:
         client.calls[op.call] = ongoing
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:
-            ongoing.deadline = self._clock() + op.timeout
-            self._num_deadlines += 1
-            heapq.heappush(self._deadlines, (ongoing.deadline, self._num_deadlines, ongoing, op.timeout))
+            self._deadlines.add(ongoing, self._clock(), op.timeout)
         branch.ops.append(op)
         self._endings.ready.append((client_id, branch))
 
@@ -306,11 +307,10 @@ class Interpreter:
     @property
     def next_deadline(self) -> float | None:
         """When the earliest call runs out of time."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next
 
     def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, ongoing, seconds = heapq.heappop(self._deadlines)
+        for ongoing, seconds in self._deadlines.expired(now):
             self._endings.fail(ongoing, DeadlineExceeded(f"the call did not end within its timeout of {seconds:g} s."))
 
 

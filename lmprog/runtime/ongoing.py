@@ -26,7 +26,6 @@ class Ongoing:
     branch: Branch
     promises: list[Promise]
     """Texts of its results, for appends that refer to them."""
-    deadline: float | None = None
     call: Call | None = None
     """Set when it is submitted to the scheduler."""
     streams: list[TextStream] = field(default_factory=list)

@@ -48,7 +48,6 @@ class Call:
     cached: int = 0
     computed: int = 0
     preemptions: int = 0
-    ended: bool = False
 
 
 class Lane:

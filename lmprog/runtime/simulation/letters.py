@@ -11,14 +11,14 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?"
 
 
 class LetterTokenizer:
-    """See `runtime.tokenizer.Tokenizer`. Letters outside the alphabet are an error of ours."""
+    """See `runtime.tokenizer.Tokenizer`. Letters outside the alphabet become question marks."""
 
     vocab_size = len(ALPHABET) + 1
     eos_ids = (len(ALPHABET),)
     prefix: tuple[int, ...] = ()
 
     def encode(self, text: str, start: bool = True) -> list[int]:
-        return [ALPHABET.index(letter) for letter in text]
+        return [ALPHABET.index(letter if letter in ALPHABET else "?") for letter in text]
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return "".join(self.token_text(token) for token in tokens if token not in self.eos_ids or not skip_special)
