@@ -44,7 +44,8 @@ UNITS = {
     "radix": Unit("lmprog.radix", "errors"),
     "fsm": Unit("lmprog.runtime.fsm", "errors native"),
     "text": Unit(
-        "lmprog.runtime.tokenizer lmprog.runtime.text lmprog.runtime.stops lmprog.runtime.chat lmprog.runtime.sandbox",
+        "lmprog.runtime.tokenizer lmprog.runtime.text lmprog.runtime.stops lmprog.runtime.chat lmprog.runtime.sandbox "
+        "lmprog.runtime.cuts",
         "errors",
     ),
     "scheduling": Unit(
@@ -55,7 +56,8 @@ UNITS = {
     ),
     "interpreter": Unit(
         "lmprog.runtime.interpreter lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
-        "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.constraints",
+        "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
+        "lmprog.runtime.constraints",
         "errors wire transport radix fsm text scheduling",
     ),
     "loop": Unit("lmprog.runtime.loop", "errors transport scheduling interpreter"),
