@@ -208,6 +208,24 @@ LMPROG_EXPORT int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t
     });
 }
 
+LMPROG_EXPORT int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint32_t state, uint8_t* bytes,
+                                              int64_t max_length) {
+    return guarded([&] {
+        Automaton& inner = automaton->inner;
+        inner.bound_rows();
+        int64_t length = 0;
+        for (; length < max_length && !inner.is_final(state); length++) {
+            const uint32_t* row = inner.row(state);
+            const uint32_t* moves = std::find_if(row, row + 256, [](uint32_t next) { return next != 0; });
+            if (moves == row + 256) break;  // the dead state
+            if (std::any_of(moves + 1, row + 256, [](uint32_t next) { return next != 0; })) break;
+            bytes[length] = static_cast<uint8_t>(moves - row);
+            state = *moves;
+        }
+        return length;
+    });
+}
+
 LMPROG_EXPORT int64_t lmprog_automaton_cost(const lmprog_automaton* automaton, uint32_t state) {
     return automaton->inner.cost(state);
 }

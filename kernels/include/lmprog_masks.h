@@ -68,6 +68,8 @@ void lmprog_automaton_free(lmprog_automaton* automaton);
 int64_t lmprog_automaton_start(lmprog_automaton* automaton);
 int64_t lmprog_automaton_run(lmprog_automaton* automaton, uint32_t state, const uint8_t* bytes, int64_t length);
 int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t state, uint32_t* next256);
+/* The bytes that every continuation starts with, at most max_length of them; returns how many, or the limit. */
+int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint32_t state, uint8_t* bytes, int64_t max_length);
 int64_t lmprog_automaton_cost(const lmprog_automaton* automaton, uint32_t state);
 int32_t lmprog_automaton_final(const lmprog_automaton* automaton, uint32_t state);
 int64_t lmprog_automaton_states(const lmprog_automaton* automaton);

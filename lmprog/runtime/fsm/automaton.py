@@ -33,6 +33,10 @@ class ByteAutomaton(Protocol):
         """The next state per byte, 256 long."""
         ...
 
+    def forced(self, state: int, most: int) -> bytes:
+        """The bytes, at most `most`, that every continuation of a state that is not final starts with."""
+        ...
+
     def is_final(self, state: int) -> bool: ...
 
     def cost(self, state: int) -> int:
@@ -96,6 +100,17 @@ class LazyAutomaton:
                 break
             state = self.row(state)[byte]
         return state
+
+    def forced(self, state: int, most: int) -> bytes:
+        out = bytearray()
+        while len(out) < most and not self.is_final(state):
+            row = self.row(state)
+            byte = next(i for i, after in enumerate(row) if after != DEAD)
+            if any(row[byte + 1 :]):
+                break
+            out.append(byte)
+            state = row[byte]
+        return bytes(out)
 
     def row(self, state: int) -> list[int]:
         row = self._rows.get(state)

@@ -74,6 +74,7 @@ def _kernel() -> ctypes.CDLL | None:
         "start": (_LONG, [_POINTER]),
         "run": (_LONG, [_POINTER, state, ctypes.c_char_p, _LONG]),
         "row": (_LONG, [_POINTER, state, _POINTER]),
+        "forced": (_LONG, [_POINTER, state, _POINTER, _LONG]),
         "cost": (_LONG, [_POINTER, state]),
         "final": (_INT, [_POINTER, state]),
         "states": (_LONG, [_POINTER]),
@@ -180,6 +181,13 @@ class NativeEngine:
         if self._kernel.lmprog_automaton_row(self._handle, state, out.ctypes.data) < 0:
             raise self._too_large()
         return out.tolist()
+
+    def forced(self, state: int, most: int) -> bytes:
+        out = np.empty(most, np.uint8)
+        length = self._kernel.lmprog_automaton_forced(self._handle, state, out.ctypes.data, most)
+        if length < 0:
+            raise self._too_large()
+        return out[:length].tobytes()
 
     def is_final(self, state: int) -> bool:
         return bool(self._kernel.lmprog_automaton_final(self._handle, state))

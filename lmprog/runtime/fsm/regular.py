@@ -29,6 +29,8 @@ class RegularConstraint:
         self._worst: dict[int, int] = {}
         self._advances: dict[tuple[int, int], int] = {}
         self._forced: dict[int, bytes] = {}
+        self._final: dict[int, bool] = {}
+        self._done: dict[int, bool] = {}
         self._max_masks = max(16, limits.max_mask_bytes // (4 * vocabulary.num_words + 256))
 
     @property
@@ -88,25 +90,22 @@ class RegularConstraint:
         if found is None:
             if len(self._forced) >= _MAX_ADVANCES:
                 self._forced.clear()
-            found = self._forced[state] = self._forced_from(state)
+            found = self._forced[state] = self._engine.forced(state, _MAX_FORCED)
         return found
 
-    def _forced_from(self, state: int) -> bytes:
-        out = bytearray()
-        while len(out) < _MAX_FORCED and not self._engine.is_final(state):
-            row = self._engine.row(state)
-            byte = next(i for i, after in enumerate(row) if after != DEAD)
-            if any(row[byte + 1 :]):
-                break
-            out.append(byte)
-            state = row[byte]
-        return bytes(out)
-
     def is_final(self, state: int) -> bool:
-        return self._engine.is_final(state)
+        found = self._final.get(state)
+        if found is None:
+            found = self._final[state] = self._engine.is_final(state)
+        return found
 
     def is_done(self, state: int) -> bool:
-        return self._engine.is_final(state) and not any(self._engine.row(state))
+        if not self.is_final(state):
+            return False
+        found = self._done.get(state)
+        if found is None:
+            found = self._done[state] = not any(self._engine.row(state))
+        return found
 
     def distance(self, state: int) -> int:
         return self._engine.cost(state)
