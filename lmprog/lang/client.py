@@ -127,6 +127,11 @@ class Client:
     def call(self, op: CallOp, on_delta: DeltaListener | None = None) -> Call:
         """Posts a call and sees to it that it is sent. It fails at once when the runtime is gone."""
         call = Call(op.call, on_delta)
+        self.begin(op, call)
+        return call
+
+    def begin(self, op: CallOp, call: Call) -> None:
+        """The same for a `call` that exists already, so that others could know of it before anything comes."""
         with self._state:
             gone = self._gone or self._spoiled.get(getattr(op, "branch", 0))
             if gone is None:
@@ -136,7 +141,6 @@ class Client:
             call.finish(gone)
         else:
             self.hurry()
-        return call
 
     @contextmanager
     def together(self) -> Iterator[None]:

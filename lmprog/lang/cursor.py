@@ -144,13 +144,14 @@ class Cursor:
         self.send_text()
         feed = self.scope.feed
         listens = isinstance(wanted, wire.Gen) and wanted.stream
+        gen.bind(Call(wanted.call, gen.hear if listens else None))  # before a follower can find it in the log
         self._last = gen
         self.gens.append(gen)
         self.scope.gens.append(gen)
         self.log.append(gen)
         if op.name is not None:
             self.name(op.name, gen)
-        gen.bind(self.scope.client.call(wanted, gen.hear if listens else None))
+        self.scope.client.begin(wanted, gen.call)
         if feed is not None:
             gen.call.when_done(gen.show)
         return gen

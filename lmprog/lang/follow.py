@@ -11,7 +11,7 @@ from typing import Any
 from lmprog.errors import ProgramError, UnknownName
 from lmprog.lang.cursor import Cursor
 from lmprog.lang.feed import Feed
-from lmprog.lang.values import Gen
+from lmprog.lang.values import Gen, Selected
 
 
 def meta_info(gen: Gen[Any]) -> dict[str, Any]:
@@ -25,11 +25,18 @@ def meta_info(gen: Gen[Any]) -> dict[str, Any]:
         "finish_reason": {"type": meta.finish, "matched": meta.stopped_by},
         "output_ids": list(meta.tokens),
     }
+    if meta.finish == "select":
+        chosen: Selected = gen.value
+        info["normalized_prompt_logprobs"] = list(chosen.scores.values())
+        info["input_token_logprobs"] = [list(logprobs) for logprobs in chosen.logprobs.values()]
     if meta.logprobs:
         info["output_token_logprobs"] = [(item.logprob, item.token, item.text) for item in meta.logprobs]
         info["output_top_logprobs"] = [[(lp, token, text) for token, text, lp in item.top] for item in meta.logprobs]
     if meta.prompt_logprobs:
         info["input_token_logprobs"] = [(item.logprob, item.token, item.text) for item in meta.prompt_logprobs]
+        info["input_top_logprobs"] = [
+            [(lp, token, text) for token, text, lp in item.top] for item in meta.prompt_logprobs
+        ]
     return info
 
 

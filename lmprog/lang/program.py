@@ -96,7 +96,11 @@ class Program(Generic[P, R]):
         options = {name: value for name, value in kwargs.items() if name not in self._names and _is_setting(name)}
         own = {name: value for name, value in kwargs.items() if name not in options}
         job = Job(self.function, args, {**self.bound, **own})
-        inspect.signature(self.function).bind(None, *job.args, **job.kwargs)  # a wrong call fails here, before a run
+        try:  # a wrong call fails here, before a run
+            inspect.signature(self.function).bind(None, *job.args, **job.kwargs)
+        except TypeError as error:
+            hint = "; nor is it a setting of a run (see lmprog.Sampling)" if "unexpected keyword" in str(error) else ""
+            raise TypeError(f"{self.function.__name__}(): {error}{hint}") from None
         return job, self._with(options)
 
     # --- running ------------------------------------------------------------------------------------------------

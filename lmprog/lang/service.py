@@ -19,4 +19,4 @@ def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
     chosen = backend or default_backend()
     welcome = chosen.client.welcome
     about = {name: getattr(welcome, name) for name in welcome.__struct_fields__}
-    return {**about, **describe(chosen)}
+    return {**describe(chosen), **about}

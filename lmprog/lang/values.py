@@ -32,12 +32,19 @@ class Selected(str):
     """Each option's score under the method."""
     probabilities: dict[str, float]
     """Each option's probability among the options; they sum to 1."""
+    logprobs: dict[str, tuple[float, ...]]
+    """The log-probabilities of each option's tokens after the branch's text."""
+    baselines: dict[str, tuple[float, ...]]
+    """The same without the branch's text; empty unless the method looks at it."""
 
     @classmethod
     def of(cls, reply: wire.Chosen, choices: Sequence[str]) -> Selected:
         made = cls(choices[reply.index])
-        made.scores = {text: option.score for text, option in zip(choices, reply.options, strict=True)}
-        made.probabilities = {text: option.probability for text, option in zip(choices, reply.options, strict=True)}
+        options = dict(zip(choices, reply.options, strict=True))
+        made.scores = {text: option.score for text, option in options.items()}
+        made.probabilities = {text: option.probability for text, option in options.items()}
+        made.logprobs = {text: option.logprobs for text, option in options.items()}
+        made.baselines = {text: option.baseline for text, option in options.items()}
         return made
 
 
@@ -178,13 +185,20 @@ class Gen(Generic[T]):
 
     @property
     def meta(self) -> Meta:
-        """Tokens, finish reason, work, log-probabilities; blocks."""
+        """Tokens, finish reason, work, log-probabilities of the (first) result; blocks."""
+        return self.metas[0]
+
+    @property
+    def metas(self) -> list[Meta]:
+        """The same for all `n` results. The work is that of the whole call in each of them."""
         self.wait()
         reply = self._reply()
         if isinstance(reply, wire.Chosen):
-            return Meta((), "select", None, reply.usage)
-        first = reply.outputs[0]
-        return Meta(first.tokens, first.finish, first.stopped_by, reply.usage, first.logprobs, reply.prompt_logprobs)
+            return [Meta((), "select", None, reply.usage)]
+        return [
+            Meta(output.tokens, output.finish, output.stopped_by, reply.usage, output.logprobs, reply.prompt_logprobs)
+            for output in reply.outputs
+        ]
 
     def wait(self) -> None:
         """Blocks until the call is done, well or not. Refused where it would stop an event loop."""

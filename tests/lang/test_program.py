@@ -94,6 +94,7 @@ def test_a_select_is_a_string_with_the_figures_of_all_options() -> None:
     assert value == "blue"
     assert list(value.scores) == ["red", "blue"]
     assert sum(value.probabilities.values()) == pytest.approx(1)
+    assert set(value.logprobs) == set(value.baselines) == {"red", "blue"}
     asked = scripted.asked[0].op
     assert isinstance(asked, wire.Select)
     assert asked.method == "greedy_token_selection"

@@ -8,6 +8,8 @@ import pytest
 
 import lmprog
 from lmprog.errors import ModelError, ProgramError, UnknownName
+from lmprog.lang import scope as scopes
+from lmprog.lang.client import Call, CallOp, Client
 from lmprog.testing import Hold, Scripted
 
 
@@ -115,3 +117,19 @@ def test_a_run_that_does_not_stream_says_so() -> None:
         state = plain.using(backend=scripted).run()
         with pytest.raises(ProgramError, match="stream=True"):
             list(state.text_iter())
+
+
+def test_a_follower_may_look_at_a_generation_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bool] = []
+    begin = Client.begin
+
+    def look_and_begin(client: Client, op: CallOp, call: Call) -> None:
+        scope = scopes.current.get()
+        assert scope is not None
+        looked.extend(gen.done() for gen in scope.gens)
+        begin(client, op, call)
+
+    monkeypatch.setattr(Client, "begin", look_and_begin)
+    with Scripted(["one two", "v"]) as scripted:
+        assert list(plain.run(backend=scripted, stream=True).text_iter("a")) == ["one", " two"]  # type: ignore[call-arg]
+    assert looked[0] is False

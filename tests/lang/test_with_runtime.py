@@ -11,6 +11,7 @@ import lmprog
 from lmprog import wire
 from lmprog.errors import ContextOverflow, DeadlineExceeded, InvalidParameter, RuntimeGone
 from lmprog.lang.backends.runtime import RuntimeBackend, describe
+from lmprog.lang.choices import ChoiceMethod
 from tests.lang.small_runtime import Small
 
 
@@ -66,6 +67,45 @@ def test_what_the_runtime_streams_is_the_value(backend: RuntimeBackend) -> None:
     [value] = [event.value for event in events if isinstance(event, lmprog.Value) and event.var == "first"]
     assert text == value
     assert isinstance(events[-1], lmprog.Done)
+
+
+def test_each_of_n_results_has_its_own_log_probabilities(backend: RuntimeBackend) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> lmprog.Gen[str]:
+        s.append("abc")
+        return s.gen("x", n=3, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+
+    run = program.using(backend=backend).run()
+    metas = run.value.metas
+    assert run.value.meta == metas[0]
+    for meta, text in zip(metas, run.value.texts, strict=True):
+        assert "".join(item.text for item in meta.logprobs) == text
+        assert [len(item.top) for item in meta.logprobs] == [2] * 4
+        assert [len(item.top) for item in meta.prompt_logprobs] == [1] * 2  # the first token has nothing before it
+    assert len(run.get_meta_info("x")["input_top_logprobs"]) == 2
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lmprog.token_length_normalized,
+        lmprog.greedy_token_selection,
+        lmprog.unconditional_likelihood_normalized,
+    ],
+)
+def test_a_select_shows_the_log_probabilities_of_its_options(
+    backend: RuntimeBackend, method: ChoiceMethod
+) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> lmprog.Selected:
+        s.append("abc")
+        return s.select("ab", "cde", name="x", method=method).value
+
+    run = program.using(backend=backend).run()
+    assert set(run.value.logprobs) == {"ab", "cde"}
+    assert all(run.value.logprobs.values())
+    assert any(run.value.baselines.values()) == (method is lmprog.unconditional_likelihood_normalized)
+    assert run.get_meta_info("x")["normalized_prompt_logprobs"] == list(run.value.scores.values())
 
 
 def test_refusals_of_the_runtime_are_raised_and_leave_the_branch_usable(backend: RuntimeBackend) -> None:
