@@ -1,0 +1,1 @@
+"""Other ways to do the same work, on the same checkpoint."""
