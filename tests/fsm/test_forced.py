@@ -87,7 +87,7 @@ def test_forced_tokens_are_canonical_in_every_run(
     checked = 0
     for pattern in patterns:
         constraint = compile_constraint(Regex(pattern), real)
-        for _ in range(40):
+        for _ in range(12):
             state, written = constraint.start, ""
             while not constraint.is_final(state):
                 tokens = forced_tokens(constraint, state, real, encode, written)
@@ -105,5 +105,5 @@ def test_forced_tokens_are_canonical_in_every_run(
                 if not text or after is None:
                     break
                 state, written = after, written + text
-    print(checked)
-    assert checked > 100
+    print(f"{checked} forced stretches")
+    assert checked > 40

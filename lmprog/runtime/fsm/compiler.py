@@ -27,6 +27,7 @@ DEFAULT_LIMITS = Limits()
 
 def compile_constraint(spec: Spec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Constraint:
     """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint, saying where and why."""
+    vocabulary.prepare()
     if isinstance(spec, Grammar):
         return LlguidanceConstraint(spec.text, vocabulary, limits)
     net = regular_net(spec, vocabulary, limits)

@@ -1,9 +1,9 @@
 """Forced bytes -> the tokens that may be appended without asking the model, or none.
 
 Appending is right only if the tokens are those that the tokenizer would have made of the whole text, whatever comes
-next. A token at the end of the forced bytes is in doubt while some longer allowed token could swallow it, and merges
-can move boundaries a little further left. So the tokens from the earliest byte on at which an allowed token begins
-that reaches beyond the forced bytes are held back, and two tokens or seven bytes before that; what is left is then
+next. A token at the end of the forced bytes is in doubt while some longer allowed token could swallow it. So the
+tokens from the earliest byte on at which an allowed token begins that reaches beyond the forced bytes are held back;
+and where that byte lies inside a token, the token before it too, since its boundaries may move. What is left is then
 compared with the tokens of the text with each of some possible continuations.
 
 Pure functions of a constraint, a vocabulary and the tokenizer's own encoding. Knows no model and no branch.
@@ -20,7 +20,6 @@ from lmprog.runtime.fsm.vocabulary import Vocabulary
 Encode = Callable[[str], Sequence[int]]
 """A tokenizer's canonical encoding of a text, without special tokens."""
 
-_HOLD_TOKENS, _HOLD_BYTES = 2, 7
 _MAX_CANDIDATES = 512
 _NUM_CONTINUATIONS = 12
 
@@ -75,11 +74,7 @@ def _num_certain(constraint: Constraint, end: int, forced: bytes, tokens: Sequen
     while sure and total > doubtful:
         sure -= 1
         total -= lengths[sure]
-    held_tokens, held_bytes = 0, 0
-    while sure and held_tokens < _HOLD_TOKENS and held_bytes < _HOLD_BYTES:
-        sure -= 1
-        held_tokens, held_bytes = held_tokens + 1, held_bytes + lengths[sure]
-    return sure
+    return sure - 1 if sure and total < doubtful else sure
 
 
 def _reaches_beyond(constraint: Constraint, end: int, suffix: bytes, vocabulary: Vocabulary) -> bool:

@@ -116,6 +116,12 @@ class Vocabulary:
         path = cache_folder() / "vocabulary" / f"{self.digest[:32]}-{_FORMAT}.npz"
         return _load(path) or _store(path, build_index(self._tokens))
 
+    def prepare(self) -> None:
+        """Makes everything that is made on first use, so that it happens where constraints are compiled."""
+        assert self.alphabet is not None
+        assert self.index is not None
+        assert self.ordered is not None
+
     def greedy(self, text: bytes) -> list[int]:
         """Some tokens that spell `text`, longest first. Raises ValueError where a byte has no token."""
         out, at = [], 0
