@@ -48,7 +48,7 @@ class Transformers:
     """`transformers` on the files, batches of prompts of about one length."""
 
     def __init__(self, model: Path, size: int = 32) -> None:
-        self.net = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.net = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.end, self.pad = int(self.tokenizer.token_to_id(END) or 0), int(self.tokenizer.token_to_id(PAD) or 0)
         self.newline = self.tokenizer.encode("\n").ids[0]
@@ -71,7 +71,7 @@ class Transformers:
             ends = [self.end] + ([self.newline] if all(stops[i] == "\n" for i in group) else [])
             longest = max(len(ids[i]) for i in group)
             batch = torch.tensor([[self.pad] * (longest - len(ids[i])) + ids[i] for i in group])
-            out = self.net.generate(  # type: ignore[operator]
+            out = self.net.generate(
                 batch,
                 attention_mask=torch.tensor([[0] * (longest - len(ids[i])) + [1] * len(ids[i]) for i in group]),
                 max_new_tokens=LONGEST,

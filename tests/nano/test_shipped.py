@@ -45,7 +45,7 @@ def _shape() -> Shape:
 
 
 def test_transformers_loads_it_unchanged_and_gives_the_same_logits() -> None:
-    theirs = AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32)
     assert isinstance(theirs, LlamaForCausalLM)
     ours = Nano(_shape()).eval()
     tensors = load_file(NANO / "model.safetensors")
@@ -64,7 +64,7 @@ def test_an_exported_network_is_the_same_network(tmp_path: Path, kv_heads: int) 
     for parameter in net.parameters():
         parameter.data = (parameter.data + 0.05 * torch.randn_like(parameter)).bfloat16().float()
     export(net, Tokenizer.from_file(str(NANO / "tokenizer.json")), tmp_path)
-    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ids = torch.randint(5, 2048, (2, 33))
     with torch.inference_mode():
         torch.testing.assert_close(net(ids), theirs(ids).logits, atol=2e-4, rtol=1e-3)

@@ -75,18 +75,22 @@ def test_a_document_is_encoded_segment_by_segment(tokenizer: Tokenizer) -> None:
 
 def test_the_chat_template_is_stable_under_more_messages() -> None:
     chat = AutoTokenizer.from_pretrained(NANO)
+
+    def render(some: list[dict[str, str]], **options: bool) -> str:
+        return str(chat.apply_chat_template(some, tokenize=False, **options))
+
     messages = [
         {"role": "system", "content": "Answer in one word."},
         {"role": "user", "content": "My name is Mia."},
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "What is my name?"},
     ]
-    whole = chat.apply_chat_template(messages, tokenize=False)
+    whole = render(messages)
     assert whole == (
         "<|system|>Answer in one word.<|end|><|user|>My name is Mia.<|end|><|assistant|>Hello<|end|>"
         "<|user|>What is my name?<|end|>"
     )
     for count in range(len(messages)):
-        assert whole.startswith(chat.apply_chat_template(messages[:count], tokenize=False) if count else "")
-    prompt = chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert whole.startswith(render(messages[:count]) if count else "")
+    prompt = render(messages, add_generation_prompt=True)
     assert prompt == whole + "<|assistant|>"
