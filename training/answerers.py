@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from tokenizers import Tokenizer
@@ -48,7 +48,7 @@ class Transformers:
     """`transformers` on the files, batches of prompts of about one length."""
 
     def __init__(self, model: Path, size: int = 32) -> None:
-        self.net = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.net: Any = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.end, self.pad = int(self.tokenizer.token_to_id(END) or 0), int(self.tokenizer.token_to_id(PAD) or 0)
         self.newline = self.tokenizer.encode("\n").ids[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -76,7 +77,7 @@ def test_a_document_is_encoded_segment_by_segment(tokenizer: Tokenizer) -> None:
 def test_the_chat_template_is_stable_under_more_messages() -> None:
     chat = AutoTokenizer.from_pretrained(NANO)
 
-    def render(some: list[dict[str, str]], **options: bool) -> str:
+    def render(some: list[dict[str, str]], **options: Any) -> str:
         return str(chat.apply_chat_template(some, tokenize=False, **options))
 
     messages = [
