@@ -73,6 +73,7 @@ class Lane:
         "sweep",
         "task",
         "tokens",
+        "unseated",
     )
 
     def __init__(self, call: Call, tokens: array[int], task: Generation | Scoring, salt: str = "") -> None:
@@ -93,6 +94,8 @@ class Lane:
         """Number of the scheduler's step in which the lane was submitted."""
         self.seat = 0
         """Order of first admission; the lane with the highest seat is preempted first."""
+        self.unseated = 0
+        """How often it lost its seat because memory ran out."""
         self.sweep = 0
         """dfs: number of the sweep that it belongs to."""
         self.error: LmprogError | None = None

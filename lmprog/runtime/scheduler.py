@@ -24,7 +24,7 @@ from lmprog.runtime.generation import Generation, ScoredToken
 from lmprog.runtime.line import Line
 from lmprog.runtime.masks import Wanted, known_targets
 from lmprog.runtime.pagetable import PageTables
-from lmprog.runtime.picks import Sampled
+from lmprog.runtime.picks import Picked, Sampled
 from lmprog.runtime.plan import Plan, Row
 from lmprog.runtime.request import Call, Lane, LaneState
 from lmprog.runtime.stats import Stats
@@ -197,7 +197,9 @@ class Scheduler:
         """Looks up and locks the lane's prefix; False when there is no memory for it yet."""
         self.tables.attach(lane)
         needed = self.tables.pages_for(lane, len(lane.tokens))
-        reserve = len(self.seated)  # a page for the next tokens of each running lane
+        # A page for the next tokens of each running lane, twice as many for each time that this one lost its seat: so
+        # it waits until the others have grown, and nobody loses a seat more than log2(pages) + 1 times.
+        reserve = len(self.seated) << lane.unseated
         if self.seated and needed + reserve > self.pages.num_free + self.tree.num_evictable:
             self.tables.detach(lane)
             return False
@@ -237,6 +239,7 @@ class Scheduler:
                 victim = next((v for v in reversed(self.seated) if v.seat > lane.seat and v not in planned), lane)
             if victim is lane:
                 return False
+            victim.unseated += 1
             self.preempt(victim)
         return True
 
@@ -250,19 +253,25 @@ class Scheduler:
         task = lane.task
         if isinstance(task, Generation):
             task.prompt_logprobs += found
-            if picked is None:
-                return Progress(lane)
-            if task.settings.sampling.logprobs is not None:
-                task.logprobs.append(ScoredToken(picked.token, picked.logprob, picked.top))
-            added = task.accept(picked.token, lane.tokens)
-            self.stats.generated_tokens += added
-            return Progress(lane, added=added, ended=task.finish is not None)
+            if index in wanted.failed:
+                return Progress(lane, ended=True, error=wanted.failed[index])
+            return Progress(lane) if picked is None else self._accept(lane, task, picked)
         num_known = len(known_targets(row))
         task.logprobs += found[:num_known]
         if row.end < len(lane.tokens):
             return Progress(lane)
         task.final_logprobs = tuple(found[num_known:])
         return Progress(lane, ended=True)
+
+    def _accept(self, lane: Lane, task: Generation, picked: Picked) -> Progress:
+        if task.settings.sampling.logprobs is not None:
+            task.logprobs.append(ScoredToken(picked.token, picked.logprob, picked.top))
+        try:
+            added = task.accept(picked.token, lane.tokens)
+        except LmprogError as error:  # its constraint grew beyond its limits
+            return Progress(lane, ended=True, error=error)
+        self.stats.generated_tokens += added
+        return Progress(lane, added=added, ended=task.finish is not None)
 
     def _restart_spoiled(self, ended: set[Lane]) -> None:
         """Lanes that stood on what a failed row had put into the tree begin again."""

@@ -47,11 +47,11 @@ def main(
         tokens += stats.computed_tokens
         calls += stats.calls
         preemptions += stats.preemptions
-        most = max(most, world.most_preempted)
+        most = max(most, world.most_unseated)
     seconds = time.monotonic() - start
     say(
         f"{worlds} worlds from seed {seed}: {total:,} checked steps, {calls:,} calls, {tokens:,} tokens computed, "
-        f"{preemptions:,} preemptions (at most {most} of one call), no violation; "
+        f"{preemptions:,} preemptions (a lane lost its seat to others at most {most} times), no violation; "
         f"{total / seconds:,.0f} steps/s; last trace {world.trace}\n"
     )
     return 0

@@ -86,7 +86,7 @@ class World:
         self.scenario = scenario or draw(self.rng)
         self.now = 0.0
         self.steps = 0
-        self.most_preempted = 0
+        self.most_unseated = 0
         config = self.scenario.scheduler
         tokenizer = LetterTokenizer()
         self.channel = SimChannel()
@@ -182,8 +182,10 @@ class World:
         """If anybody waits or runs, somebody moves."""
         self._stuck = 0 if moved or self.scheduler.idle else self._stuck + 1
         assert self._stuck < 3, "somebody waits and nobody moves"
+        bound = self.scenario.scheduler.num_pages.bit_length() + 1
         for lane in self.scheduler.seated:
-            self.most_preempted = max(self.most_preempted, lane.call.preemptions)
+            self.most_unseated = max(self.most_unseated, lane.unseated)
+            assert lane.unseated <= bound, f"a lane lost its seat {lane.unseated} times, bound {bound}"
 
     def _check_overtaking(self) -> None:
         """Bounded waiting: nobody is overtaken by a lane that came too long after it."""
