@@ -24,6 +24,9 @@ log = logging.getLogger("lmprog")
 IDLE_WAIT = 0.2
 """Seconds to wait for messages when nothing runs."""
 
+MOST_NODES_LOOKED_AT = 5_000
+"""Trees larger than this are not walked in a pause: the next request would have to wait for it."""
+
 Logits = TypeVar("Logits")
 Made = TypeVar("Made", covariant=True)
 Read = TypeVar("Read", contravariant=True)
@@ -58,6 +61,7 @@ class Loop:
         self.scheduler = scheduler
         self._forward: Callable[[Plan], list[Progress]] = lambda plan: self._compute(plan, engine, sampler)
         self._clock = clock
+        self._looked_at = 0
 
     def step(self) -> None:
         """One turn."""
@@ -66,6 +70,20 @@ class Loop:
         plan = self.scheduler.plan()  # who runs how many tokens; their slots are held
         progress = self._forward(plan) if plan.rows else []
         self.channel.send(self.interpreter.deliver(progress))
+        if self.scheduler.idle:
+            self._look_after()
+
+    def _look_after(self) -> None:
+        """Once after each stretch of work: do the books of tree, pages and lanes balance? A server goes on if not."""
+        stats = self.scheduler.stats
+        if stats.steps == self._looked_at or self.scheduler.tree.num_nodes > MOST_NODES_LOOKED_AT:
+            return
+        self._looked_at = stats.steps
+        try:
+            self.scheduler.check()
+        except AssertionError:
+            stats.invariant_failures += 1
+            log.exception("an invariant of the scheduler does not hold; please report this with the log")
 
     def _compute(self, plan: Plan, engine: Engine[Logits], sampler: Sampler[Logits]) -> list[Progress]:
         try:

@@ -36,6 +36,8 @@ class Stats:
     peak_running: int = 0
     peak_waiting: int = 0
     failed_steps: int = 0
+    invariant_failures: int = 0
+    """Books that did not balance when looked at in a pause; anything but 0 is a bug of ours."""
 
     def see_plan(self, plan: Plan, running: int, waiting: int, pages: int) -> None:
         """Counts one plan."""
