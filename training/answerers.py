@@ -7,7 +7,6 @@ constraint, so JSON comes out freely there.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +133,7 @@ def _answer(s: lmprog.Branch, asked: _Asked) -> str:
             return str(s.select(*asked.choices).value)
         if asked.schema is not None:
             s += "" if opened or asked.prompt.endswith("\n") else " "
-            return json.dumps(s.gen(schema=dict(asked.schema), max_tokens=LONGEST, temperature=0).value)
+            return str(s.gen(schema=dict(asked.schema), max_tokens=LONGEST, temperature=0).value)
         stop = None if opened else asked.stop
         return str(s.gen(max_tokens=LONGEST, temperature=0, stop=stop).value)
 
