@@ -117,6 +117,8 @@ class Llguidance:
             grammar = matcher.grammar_from_regex(source)
         else:
             fixed = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+            if not source.startswith("{"):
+                source = f'{{"allOf": [{source}]}}'  # it takes options beside objects only
             grammar = matcher.grammar_from_json_schema(source, overrides=fixed)
         made = matcher(self._tokenizer, grammar, log_level=0)
         if made.is_error():

@@ -1,9 +1,9 @@
 """A builder's net -> arrays, trimmed: nothing is kept that cannot reach acceptance with the vocabulary's bytes.
 
 Every part gets its cost, a number of tokens that certainly suffices to get through it: a text is covered by the
-vocabulary's longest tokens (exactly, by dynamic programming), anything else goes byte by byte. Costs add up over
-sequences and take the smallest branch, so along the cheapest way each covering token lowers the cost by one: that is
-what lets a mask near the end of a token budget always leave something allowed.
+vocabulary's tokens (the fewest of up to 12 bytes, by dynamic programming), anything else goes byte by byte. Costs add
+up over sequences and take the smallest branch, so along the cheapest way each covering token lowers the cost by one:
+that is what lets a mask near the end of a token budget always leave something allowed.
 
 A byte without a token of its own is taken out of the language: byte-level and byte-fallback vocabularies have all
 256, and a vocabulary without them still never meets a dead end.
@@ -21,7 +21,7 @@ from lmprog.errors import UnsatisfiableConstraint
 from lmprog.runtime.fsm.net import ALT, EMPTY, LEAF, NO_LIMIT, REPEAT, SEQ, Edge, NetBuilder, Node
 
 UNREACHABLE = 1 << 40
-_LONGEST_COVER = 24
+_LONGEST_COVER = 12
 ALL_BYTES = frozenset(range(256))
 
 

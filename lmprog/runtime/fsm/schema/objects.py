@@ -59,6 +59,7 @@ class ObjectBuilder:
             for group in facet.properties
             for pattern, _ in group.patterns
         }
+        self._by_name = [dict(group.named) for group in facet.properties]
         self._names = parts.name_sets(facet.names) if facet.names else [TextSet()]
 
     def content(self) -> tuple[Node, bool]:
@@ -82,8 +83,8 @@ class ObjectBuilder:
 
     def _schemas_of(self, name: str) -> list[Located]:
         out = []
-        for group in self._facet.properties:
-            own = [located for known, located in group.named if known == name]
+        for group, named in zip(self._facet.properties, self._by_name, strict=True):
+            own = [named[name]] if name in named else []
             own += [located for pattern, located in group.patterns if matches(self._patterns[pattern.text], name)]
             out += own or ([group.additional] if group.additional is not None else [])
         return out
