@@ -33,17 +33,16 @@ const std::vector<std::vector<Range>> kLetters = {{{'A', 'Z', 0}, {'a', 'z', 0}}
 const std::vector<std::vector<Range>> kWord = {{{'0', '9', 0}, {'A', 'Z', 0}, {'_', '_', 0}, {'a', 'z', 0}}};
 const std::vector<std::vector<Range>> kWords = {
     {{' ', ' ', 0}, {'0', '9', 0}, {'A', 'Z', 0}, {'_', '_', 0}, {'a', 'z', 0}}};
-const std::vector<std::vector<Range>> kPlain = {
-    {{0x20, 0x21, 0}, {0x23, 0x5B, 0}, {0x5D, 0x7F, 0}, {0xC2, 0xDF, 1}, {0xE0, 0xE0, 2}, {0xE1, 0xEC, 3},
-     {0xED, 0xED, 4}, {0xEE, 0xEF, 3}, {0xF0, 0xF0, 5}, {0xF1, 0xF3, 6}, {0xF4, 0xF4, 7}},
-    {{0x80, 0xBF, 0}},
-    {{0xA0, 0xBF, 1}},
-    {{0x80, 0xBF, 1}},
-    {{0x80, 0x9F, 1}},
-    {{0x90, 0xBF, 3}},
-    {{0x80, 0xBF, 3}},
-    {{0x80, 0x8F, 3}},
-};
+// UTF-8 beyond ASCII, after the ASCII ranges of a class; states 1 to 7 are inside a character.
+std::vector<std::vector<Range>> with_unicode(std::vector<Range> first) {
+    const std::vector<Range> leads = {{0xC2, 0xDF, 1}, {0xE0, 0xE0, 2}, {0xE1, 0xEC, 3}, {0xED, 0xED, 4},
+                                      {0xEE, 0xEF, 3}, {0xF0, 0xF0, 5}, {0xF1, 0xF3, 6}, {0xF4, 0xF4, 7}};
+    first.insert(first.end(), leads.begin(), leads.end());
+    return {first,           {{0x80, 0xBF, 0}}, {{0xA0, 0xBF, 1}}, {{0x80, 0xBF, 1}},
+            {{0x80, 0x9F, 1}}, {{0x90, 0xBF, 3}}, {{0x80, 0xBF, 3}}, {{0x80, 0x8F, 3}}};
+}
+const std::vector<std::vector<Range>> kText = with_unicode(kWords[0]);
+const std::vector<std::vector<Range>> kPlain = with_unicode({{0x20, 0x21, 0}, {0x23, 0x5B, 0}, {0x5D, 0x7F, 0}});
 
 // The same kinds, in the same order, as SLICE_KINDS of vocabulary.py: each contained in the next.
 struct SliceKind {
@@ -51,7 +50,7 @@ struct SliceKind {
     int longest;
 };
 const SliceKind kKinds[LMPROG_NUM_SLICES] = {
-    {&kLower, 10}, {&kLetters, 10}, {&kWord, 10}, {&kWords, 10}, {&kPlain, 10}, {&kPlain, 30}, {&kPlain, 1 << 30}};
+    {&kLower, 10}, {&kLetters, 10}, {&kWord, 10}, {&kWords, 10}, {&kText, 10}, {&kPlain, 10}, {&kPlain, 30}, {&kPlain, 1 << 30}};
 constexpr size_t kMaxPairs = 1024;
 
 struct Mask {

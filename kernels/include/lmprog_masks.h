@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define LMPROG_MASKS_LIMIT (-1)
-#define LMPROG_NUM_SLICES 7
+#define LMPROG_NUM_SLICES 8
 
 /* A trimmed net (see lmprog/runtime/fsm/costs.py for the meaning of every array). */
 typedef struct {

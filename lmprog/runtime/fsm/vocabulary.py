@@ -29,7 +29,7 @@ from lmprog.runtime.fsm.trie import NODE, Trie, build_trie
 
 log = logging.getLogger("lmprog")
 
-_FORMAT = 5
+_FORMAT = 6
 """Part of the cache's file name: raised whenever the index changes."""
 
 _UTF8_TAIL = (
@@ -54,6 +54,7 @@ SLICE_KINDS: tuple[SliceKind, ...] = (
     SliceKind("letters", rb"[A-Za-z]", 10, True),
     SliceKind("word", rb"[A-Za-z0-9_]", 10, True),
     SliceKind("words", rb"[A-Za-z0-9_ ]", 10, True),
+    SliceKind("text", rb"[A-Za-z0-9_ ]" + _UTF8_TAIL, 10, False),
     SliceKind("plain-10", _PLAIN, 10, False),
     SliceKind("plain-30", _PLAIN, 30, False),
     SliceKind("plain", _PLAIN, 1 << 30, False),
