@@ -6,6 +6,7 @@ tokenizer, the constraint compiler and the context's length; knows no clients an
 
 from __future__ import annotations
 
+import functools
 import random
 from array import array
 from collections.abc import Callable
@@ -96,7 +97,9 @@ class CallBuilder:
                 f"the shortest text that the constraint allows may need {constraint.distance(constraint.start):,} "
                 f"tokens, and max_tokens is {max_tokens:,}. Raise max_tokens."
             )
-        settings = Settings(sampling, max_tokens, self.tokenizer.eos_ids, len(prompt), constraint, self._forcing)
+        # Log-probabilities are wanted of every token, and forced ones are never looked at: then all are picked.
+        forcing = self._forcing if sampling.logprobs is None else None
+        settings = Settings(sampling, max_tokens, self.tokenizer.eos_ids, len(prompt), constraint, forcing)
         call = Call(ongoing, op.priority, timing=Timing(now), prompt_len=len(prompt))
         seed = self.seed(sampling.seed)
         for index in range(sampling.n):
@@ -104,7 +107,10 @@ class CallBuilder:
             tokens = prompt[:]
             task.open(tokens)
             call.lanes.append(Lane(call, tokens, task, branch.salt))
-        ongoing.streams = [TextStream(self.tokenizer, sampling.stop, sampling.stop_regex) for _ in range(sampling.n)]
+        whole = None if constraint is None else functools.partial(_is_whole, constraint)
+        ongoing.streams = [
+            TextStream(self.tokenizer, sampling.stop, sampling.stop_regex, whole) for _ in range(sampling.n)
+        ]
         ongoing.outputs = [None] * sampling.n
         return call
 
@@ -144,6 +150,12 @@ class CallBuilder:
                     value=wrong,
                     allowed=f"0..{size - 1}",
                 )
+
+
+def _is_whole(constraint: Constraint, text: str) -> bool:
+    """Whether the constraint accepts `text` as it stands."""
+    state = constraint.advance_bytes(constraint.start, text.encode())
+    return state is not None and constraint.is_final(state)
 
 
 def _lanes(call: Call, ballot: Ballot, salt: str) -> list[Lane]:

@@ -28,7 +28,7 @@ class Delivery:
         """A call was submitted; what its constraint forced before anything was picked is text already."""
         assert ongoing.call is not None
         for index, lane in enumerate(ongoing.call.lanes):
-            if isinstance(lane.task, Generation) and lane.task.generated:
+            if isinstance(lane.task, Generation) and (lane.task.generated or lane.task.finish is not None):
                 self._push(ongoing, index, lane, lane.task.generated)
                 if lane.task.finish is not None:
                     self._finish(ongoing, index, lane, now)

@@ -88,6 +88,12 @@ class Generation:
             return settings.eos_ids + settings.sampling.stop_token_ids
         return settings.eos_ids if settings.sampling.ignore_eos else ()
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the text may end here: what a constraint has begun must be complete, whatever else would stop it."""
+        constraint = self.settings.constraint
+        return constraint is None or constraint.is_final(self.guide)
+
     def open(self, tokens: array[int]) -> int:
         """Appends what the constraint forces before anything is picked; called once. Returns how many tokens."""
         if self.settings.constraint is None:
@@ -100,33 +106,40 @@ class Generation:
         A token that ends the generation and has no text of its own (end of sequence, a stop id) is not appended.
         Sets `finish` when nothing more may follow.
         """
-        settings = self.settings
+        settings, constraint = self.settings, self.settings.constraint
         self.steps += 1
-        if token in settings.eos_ids or token in settings.sampling.stop_token_ids:
-            self.finish = "constraint" if settings.constraint and token in settings.eos_ids else "stop"
+        if token in settings.eos_ids or (token in settings.sampling.stop_token_ids and self.may_end):
+            self.finish = "constraint" if constraint and token in settings.eos_ids else "stop"
             self.stopped_by = token
             return 0
-        if settings.constraint is not None:
-            self.guide = settings.constraint.advance(self.guide, token)
+        if constraint is not None:
+            self.guide = constraint.advance(self.guide, token)
         tokens.append(token)
         self.generated += 1
         return self._go_on(1, tokens)
 
     def _go_on(self, added: int, tokens: array[int]) -> int:
-        """Appends forced tokens, sees whether that was all; returns `added` plus what it appended."""
+        """Appends forced tokens, sees whether that was all; returns `added` plus what it appended.
+
+        Forced tokens are the tokenizer's own, which may be more than the fewest that spell their text. So they are
+        taken only while what follows them still fits: `distance(guide) <= left` holds before every pick, which is
+        what a mask needs to leave something.
+        """
         constraint, forcing = self.settings.constraint, self.settings.forcing
         if constraint is not None and forcing is not None and self.left > 0:
-            forced = forcing(constraint, self.guide, tokens)[: self.left]
-            for token in forced:
-                self.guide = constraint.advance(self.guide, token)
-            tokens.extend(forced)
-            self.generated += len(forced)
-            self.forced += len(forced)
-            added += len(forced)
+            for token in forcing(constraint, self.guide, tokens):
+                after = constraint.advance(self.guide, token)
+                if constraint.distance(after) >= self.left:
+                    break
+                self.guide = after
+                tokens.append(token)
+                self.generated += 1
+                self.forced += 1
+                added += 1
         if constraint is not None and constraint.is_done(self.guide):
             self.finish = "constraint"
         elif self.left <= 0:
-            self.finish = "length"
+            self.finish = "constraint" if constraint is not None and self.may_end else "length"
         return added
 
 

@@ -5,8 +5,10 @@ The masks are filled here, while the engine may still be busy. Knows plans, task
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from lmprog.errors import LmprogError
 from lmprog.runtime.generation import Generation, Scoring
 from lmprog.runtime.picks import Pick, Score
 from lmprog.runtime.plan import Plan, Row
@@ -22,6 +24,8 @@ class Wanted:
     """Per row: index of its pick, None where it picks nothing."""
     scores_of: tuple[range, ...]
     """Per row: indices of its scores; the first one scores the row's known tokens where there are any."""
+    failed: Mapping[int, LmprogError] = field(default_factory=dict)
+    """Rows without a mask, because their constraint grew beyond its limits: only these calls fail."""
 
 
 def fill_masks(plan: Plan) -> Wanted:
@@ -30,8 +34,9 @@ def fill_masks(plan: Plan) -> Wanted:
     scores: list[Score] = []
     pick_of: list[int | None] = []
     scores_of: list[range] = []
+    failed: dict[int, LmprogError] = {}
     logit = 0
-    for row in plan.rows:
+    for index, row in enumerate(plan.rows):
         first_score = len(scores)
         picked: int | None = None
         if row.num_logits:
@@ -40,14 +45,17 @@ def fill_masks(plan: Plan) -> Wanted:
             if row.end == len(row.lane.tokens):
                 last = logit + row.num_logits - 1
                 if isinstance(task, Generation):
-                    picked = len(picks)
-                    picks.append(_pick(row, task, last))
+                    try:
+                        picks.append(_pick(row, task, last))
+                        picked = len(picks) - 1
+                    except LmprogError as error:
+                        failed[index] = error
                 else:
                     scores += [Score(last, (token,), 0) for token in task.finals]
         pick_of.append(picked)
         scores_of.append(range(first_score, len(scores)))
         logit += row.num_logits
-    return Wanted(tuple(picks), tuple(scores), tuple(pick_of), tuple(scores_of))
+    return Wanted(tuple(picks), tuple(scores), tuple(pick_of), tuple(scores_of), failed)
 
 
 def known_targets(row: Row) -> tuple[int, ...]:

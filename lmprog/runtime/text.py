@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lmprog.runtime.stops import StopWatch, watch_regex, watch_strings
@@ -32,12 +33,32 @@ class Ended:
 
 
 class TextStream:
-    """The text of one generation. Raises RequestRejected for a stop regex that is none, or that is not supported."""
+    """The text of one generation. Raises RequestRejected for a stop regex that is none, or that is not supported.
 
-    __slots__ = ("_borders", "_decoder", "_given", "_held", "_length", "_stop_at", "_tokenizer", "_watches")
+    `may_stop` says whether the text before a stop may be all; where it may not, the stop is text like any other.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), stop_regex: tuple[str, ...] = ()) -> None:
+    __slots__ = (
+        "_borders",
+        "_decoder",
+        "_given",
+        "_held",
+        "_length",
+        "_may_stop",
+        "_stop_at",
+        "_tokenizer",
+        "_watches",
+    )
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        stop_regex: tuple[str, ...] = (),
+        may_stop: Callable[[str], bool] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._may_stop = may_stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._watches: list[StopWatch] = [watch_regex(pattern) for pattern in stop_regex]
         if stop:
@@ -89,13 +110,19 @@ class TextStream:
             begin = at + 1
             for watch in self._watches:
                 stop = watch.take(char, at)
-                if stop is not None:
+                if stop is not None and self._counts(stop[0], new, start):
                     found.append(stop)
                 begin = min(begin, watch.begin)
             if found:
                 self._stop_at = min(found)
                 return self._stop_at[0]
         return begin if new else start - len(self._held)
+
+    def _counts(self, cut: int, new: str, start: int) -> bool:
+        """Whether the text may end at character `cut`; `new` begins at character `start`."""
+        if self._may_stop is None:
+            return True
+        return self._may_stop(("".join(self._given) + self._held + new)[:cut])
 
     def finish(self) -> Ended:
         """Ends the text. Characters cut off by the end become U+FFFD; no stop is found in what is left."""
@@ -111,7 +138,7 @@ class TextStream:
 
     def copy(self) -> TextStream:
         """A stream that has read the same tokens, and goes its own way."""
-        other = TextStream(self._tokenizer)
+        other = TextStream(self._tokenizer, may_stop=self._may_stop)
         other._decoder.setstate(self._decoder.getstate())
         other._watches = [watch.copy() for watch in self._watches]
         other._given, other._held, other._length = self._given[:], self._held, self._length

@@ -1,0 +1,94 @@
+"""A whole core with real constraints and a fake model of random logits: what the constrained tests stand on."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import lmprog
+from lmprog import wire
+from lmprog.config import SchedulerConfig
+from lmprog.errors import NotSupported
+from lmprog.runtime.calls import CallBuilder, Limits
+from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.constraints import Constraints
+from lmprog.runtime.interpreter import Interpreter
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.scheduler import Scheduler
+from lmprog.runtime.simulation.model import FakeEngine
+from lmprog.runtime.simulation.sampler import PlainSampler
+from lmprog.runtime.simulation.world import SimChannel
+from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+
+ME = b"me"
+CONTEXT = 2000
+
+
+@functools.cache
+def nano_tokenizer() -> HfTokenizer:
+    return HfTokenizer(Path(lmprog.__file__).parent / "nano")
+
+
+@functools.cache
+def byte_tokenizer() -> ByteTokenizer:
+    return ByteTokenizer()
+
+
+class Writer:
+    """Answers gens; `forcing` False leaves every token to the masks."""
+
+    def __init__(self, tokenizer: Tokenizer, forcing: bool = True, engine: Any = None, **changes: Any) -> None:
+        config = SchedulerConfig(**{"page_size": 16, "num_pages": 1024, **changes})
+        self.now = 0.0
+        self.tokenizer = tokenizer
+        self.channel = SimChannel()
+        self.scheduler = Scheduler(config, CONTEXT)
+        self.engine = engine or FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
+        self.constraints = constraints_of(tokenizer)
+        limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
+        forced = self.constraints.forcing if forcing else None
+        calls = CallBuilder(tokenizer, limits, self.constraints.compile, forced, random.Random(1))
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 16, 1024, 1)
+        self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self._clock)
+        self.loop = Loop(self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self._clock)
+        self._numbers = 0
+
+    def _clock(self) -> float:
+        return self.now
+
+    def ask(self, *gens: tuple[wire.Constraint | None, wire.Sampling]) -> list[wire.Done | wire.Failed]:
+        """Each gen on a branch of its own, all at once; their last replies in order."""
+        calls = []
+        for constraint, sampling in gens:
+            self._numbers += 1
+            number = self._numbers
+            ops = (
+                wire.Open(number),
+                wire.Append(number, (wire.Text(f"Text {number}: "),)),
+                wire.Gen(number, number, sampling, constraint),
+            )
+            self.channel.inbox += [(ME, op) for op in ops]
+            calls.append(number)
+        last: dict[int | None, wire.Done | wire.Failed] = {}
+        for _ in range(5000):
+            self.loop.step()
+            sent, self.channel.sent = self.channel.sent, []
+            last.update({reply.call: reply for _, reply in sent if isinstance(reply, wire.Done | wire.Failed)})
+            if len(last) == len(calls):
+                break
+        self.scheduler.check()
+        return [last[call] for call in calls]
+
+
+_made: dict[int, Constraints] = {}
+
+
+def constraints_of(tokenizer: Tokenizer) -> Constraints:
+    """One for each of the two tokenizers above, so that its index is made once."""
+    return _made.setdefault(id(tokenizer), Constraints(tokenizer))
+
+
+def _no_template() -> ChatTemplate:
+    raise NotSupported("no chat here")
