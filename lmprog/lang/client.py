@@ -9,6 +9,7 @@ fails with that error. This module knows neither programs nor what a reply means
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,43 +27,44 @@ CallOp: TypeAlias = wire.Gen | wire.Select | wire.Read | wire.Describe | wire.Fl
 LastReply: TypeAlias = wire.Done | wire.Chosen | wire.TextIs | wire.Described
 DeltaListener: TypeAlias = Callable[[wire.Delta], None]
 
+READ_SECONDS = 1.0  # how long closing waits for texts that were asked for
 POLL_SECONDS = 0.2  # how often the receiving thread looks whether it is to end
 
 
 class Call:
     """One call in flight: its number, and its last reply once there is one. Any thread may wait for it."""
 
-    __slots__ = ("_future", "id", "on_delta")
+    __slots__ = ("future", "id", "on_delta")
 
     def __init__(self, call_id: int, on_delta: DeltaListener | None = None) -> None:
         self.id = call_id
         self.on_delta = on_delta
-        self._future: Future[LastReply | LmprogError] = Future()
+        self.future: Future[LastReply | LmprogError] = Future()
 
     def done(self) -> bool:
-        return self._future.done()
+        return self.future.done()
 
     def finish(self, outcome: LastReply | LmprogError) -> None:
         """The last reply, or why there is none. A second one is dropped: the first counts."""
-        if not self._future.done():
-            self._future.set_result(outcome)
+        if not self.future.done():
+            self.future.set_result(outcome)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once, on the receiving thread, or at once if the call is done."""
-        self._future.add_done_callback(lambda _: callback())
+        self.future.add_done_callback(lambda _: callback())
 
     def wait(self, timeout: float | None = None) -> LastReply | LmprogError:
         """Blocks until the last reply. Raises `TimeoutError` after `timeout` seconds."""
-        return self._future.result(timeout)
+        return self.future.result(timeout)
 
     async def arrive(self) -> LastReply | LmprogError:
         """The same without blocking the thread. Being cancelled while waiting does not end the call."""
-        if not self._future.done():
+        if not self.future.done():
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
             self.when_done(lambda: wake(loop, waiter))
             await waiter
-        return self._future.result()
+        return self.future.result()
 
 
 def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
@@ -100,6 +102,7 @@ class Client:
         self._sending = threading.Lock()  # keeps frames in the order of the ops
         self._outbox: list[wire.Op] = []
         self._calls: dict[int, Call] = {}
+        self._reads: set[int] = set()  # calls that ask for a text
         self._held = threading.local()  # .depth: how many `together` this thread is in
         self._spoiled: dict[int, LmprogError] = {}  # branch -> why one of its ops could not even be sent
         self._gone: LmprogError | None = None
@@ -136,6 +139,8 @@ class Client:
             gone = self._gone or self._spoiled.get(getattr(op, "branch", 0))
             if gone is None:
                 self._calls[op.call] = call
+                if isinstance(op, wire.Read):
+                    self._reads.add(op.call)
                 self._outbox.append(op)
         if gone is not None:
             call.finish(gone)
@@ -191,8 +196,15 @@ class Client:
                 self._spoiled[op.branch] = error
 
     def close(self) -> None:
-        """Ends the conversation; calls still waiting fail with `Cancelled`. Safe to repeat."""
+        """Ends the conversation; calls still waiting fail with `Cancelled`. Safe to repeat.
+
+        Texts that were asked for, as a run does at its end, are waited for: they are there in no time.
+        """
         self.flush()
+        with self._state:
+            reads = [self._calls[number] for number in self._reads]
+        if threading.current_thread() is not self._receiver:
+            concurrent.futures.wait([read.future for read in reads], READ_SECONDS)
         self._fail(Cancelled("the client was closed"))
         self._closing.set()
         self._channel.close()
@@ -250,6 +262,7 @@ class Client:
     def _finish(self, call_id: int, outcome: LastReply | LmprogError) -> None:
         with self._state:
             call = self._calls.pop(call_id, None)
+            self._reads.discard(call_id)
         if call is not None:
             call.finish(outcome)
 
@@ -260,6 +273,7 @@ class Client:
                 self._gone = error
             waiting = list(self._calls.values())
             self._calls.clear()
+            self._reads.clear()
             self._outbox.clear()
         if not self._greeted.done():
             self._greeted.set_exception(error)

@@ -56,12 +56,17 @@ class Job:
         return inspect.iscoroutinefunction(self.function)
 
 
+def backend_of(settings: Settings) -> Backend:
+    """The one that was given, the calling program's, or the default one."""
+    outer = scopes.current.get()
+    return settings.backend or (outer.backend if outer is not None else default_backend())
+
+
 def open_run(settings: Settings, feed: Feed | None = None) -> Run[Any]:
     """A run that has not begun: its scope and its root branch. Without a backend it is the caller's, or the default."""
     outer = scopes.current.get()
-    backend = settings.backend or (outer.backend if outer is not None else default_backend())
     scope = Scope(
-        backend, settings.sampling, parent=outer, timeout=settings.timeout, salt=settings.salt, feed=feed
+        backend_of(settings), settings.sampling, parent=outer, timeout=settings.timeout, salt=settings.salt, feed=feed
     )  # fmt: skip
     return Run(Branch(Cursor(scope)))
 

@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
+from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.backends import Backend
-from lmprog.lang.executor import Batch, Job, OnBatchError, Settings, awaiting, blocking, in_thread, open_run
+from lmprog.lang.executor import Batch, Job, OnBatchError, Settings, awaiting, backend_of, blocking, in_thread, open_run
 from lmprog.lang.feed import Done, Event, Feed
 from lmprog.lang.results import Results, Run
 from lmprog.lang.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
@@ -25,9 +26,15 @@ from lmprog.lang.state import Branch
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from lmprog.lang.rehearsal.explain import Explanation
+    from lmprog.lang.rehearsal.graph import Graph
+    from lmprog.lang.rehearsal.preview import Preview
+    from lmprog.lang.rehearsal.prompts import Reader
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class RunOptions(SamplingOptions, total=False):
@@ -102,6 +109,42 @@ class Program(Generic[P, R]):
             hint = "; nor is it a setting of a run (see lmprog.Sampling)" if "unexpected keyword" in str(error) else ""
             raise TypeError(f"{self.function.__name__}(): {error}{hint}") from None
         return job, self._with(options)
+
+    # --- before running -----------------------------------------------------------------------------------------
+
+    def preview(self, *args: P.args, **kwargs: P.kwargs) -> Preview:
+        """The exact prompts, written and counted by the runtime, with marks for results; generates nothing."""
+        from lmprog.lang.rehearsal.preview import preview_of
+
+        graph, reader, _ = self._rehearsed(args, kwargs)
+        return preview_of(graph, reader)
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Calls, shared prefixes, and the most tokens and pages that a run can take; generates nothing."""
+        from lmprog.lang.rehearsal.explain import explain_of
+
+        graph, reader, welcome = self._rehearsed(args, kwargs)
+        return explain_of(graph, reader, welcome)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Graph:
+        """The program's ops as a graph: `print` it, or `to_dot()`. Arguments left out are placeholders."""
+        from lmprog.lang.rehearsal.double import rehearse
+
+        given = inspect.signature(self.function).bind_partial(None, *args).arguments
+        own = {name for name in kwargs if name in self._names} | set(self.bound) | set(given)
+        for parameter in list(inspect.signature(self.function).parameters.values())[1:]:
+            if parameter.default is parameter.empty and parameter.name not in own and parameter.kind not in _VARIADIC:
+                kwargs[parameter.name] = f"⟨{parameter.name}⟩"
+        return rehearse(*self._job(args, kwargs)).graph
+
+    def _rehearsed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, Reader, wire.Welcome]:
+        """What the program would do, and who can say how the runtime writes it."""
+        from lmprog.lang.rehearsal.double import rehearse
+        from lmprog.lang.rehearsal.prompts import Reader
+
+        job, settings = self._job(args, kwargs)
+        client = backend_of(settings).client
+        return rehearse(job, settings).graph, Reader(client, settings.salt), client.welcome
 
     # --- running ------------------------------------------------------------------------------------------------
 

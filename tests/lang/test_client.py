@@ -184,3 +184,16 @@ def test_a_plain_value_can_be_awaited_like_a_pending_one() -> None:
         return await Variable(3)
 
     assert asyncio.run(main()) == 3
+
+
+def test_closing_waits_for_texts_that_were_asked_for_and_for_nothing_else(peer: Peer) -> None:
+    client = Client(peer.channel.connect())
+    text = client.call(wire.Read(1, 90))
+    generation = client.call(wire.Gen(1, 91))
+    peer.wait_for(2)
+    threading.Timer(0.05, lambda: peer.say(wire.TextIs(90, "the text", 2))).start()
+    begin = time.monotonic()
+    client.close()
+    assert time.monotonic() - begin < 0.9
+    assert text.wait(0) == wire.TextIs(90, "the text", 2)
+    assert isinstance(generation.wait(0), Cancelled)

@@ -93,9 +93,7 @@ def test_each_of_n_results_has_its_own_log_probabilities(backend: RuntimeBackend
         lmprog.unconditional_likelihood_normalized,
     ],
 )
-def test_a_select_shows_the_log_probabilities_of_its_options(
-    backend: RuntimeBackend, method: ChoiceMethod
-) -> None:
+def test_a_select_shows_the_log_probabilities_of_its_options(backend: RuntimeBackend, method: ChoiceMethod) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> lmprog.Selected:
         s.append("abc")

@@ -1,0 +1,131 @@
+"""Runs a program against placeholders: a backend that answers at once, and remembers every op and call.
+
+Knows what the frontend posts; it does not know how the runtime writes roles or counts tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from lmprog import wire
+from lmprog.errors import LmprogError, ProgramError
+from lmprog.lang.backends.textual import Answer, TextRuntime
+from lmprog.lang.client import Client
+from lmprog.lang.executor import Job, Settings, blocking, open_run
+from lmprog.lang.rehearsal.graph import Graph, Planned
+from lmprog.lang.rehearsal.instances import placeholder
+from lmprog.lang.scope import Scope
+from lmprog.lang.site import Site
+
+MAX_CALLS = 10_000
+
+
+class _Sending:
+    """The channel to a text runtime, without its replies: the client takes them itself."""
+
+    def __init__(self, runtime: TextRuntime) -> None:
+        self._runtime = runtime
+        self._closed = threading.Event()
+
+    def send(self, ops: Sequence[wire.Op]) -> None:
+        self._runtime.send(ops)
+
+    def receive(self, timeout: float) -> list[wire.Reply]:
+        self._closed.wait(timeout)
+        return []
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+class _PromptClient(Client):
+    """A client that has its replies as soon as it has sent, so that a rehearsal is the same every time."""
+
+    def __init__(self, runtime: TextRuntime) -> None:
+        self._runtime = runtime
+        super().__init__(_Sending(runtime), name="rehearsal")
+
+    def flush(self) -> None:
+        super().flush()
+        while replies := self._runtime.receive(0):
+            for reply in replies:
+                self._deliver(reply)
+
+
+class _Placeholders:
+    """The backend of a rehearsal."""
+
+    def __init__(self) -> None:
+        self.planned: dict[int, Planned] = {}
+        self.scope: Scope | None = None
+        self._lock = threading.Lock()
+        self._labels: dict[str, int] = {}
+        self.runtime = TextRuntime(self, "rehearsal")
+        self._client = _PromptClient(self.runtime)
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    def close(self) -> None:
+        self._client.close()
+
+    def answer(self, prompt: str, op: wire.Gen | wire.Select) -> Answer | LmprogError | None:
+        with self._lock:
+            if len(self.planned) == MAX_CALLS:
+                return ProgramError(f"with placeholders for values this program makes more than {MAX_CALLS:,} calls")
+            name, site = self._asked_as(op.call)
+            planned = Planned(self._label(name, op), op, site)
+            self.planned[op.call] = planned
+        if isinstance(op, wire.Select):
+            return Answer(scores=(0.0, *(-1.0 for _ in op.choices[1:])))
+        return Answer(texts=(placeholder(op.constraint, planned.mark),) * op.sampling.n)
+
+    def _label(self, name: str | None, op: wire.Gen | wire.Select) -> str:
+        """The call's name, made unique; a number where it has none."""
+        if name is None:
+            kind = "select" if isinstance(op, wire.Select) else "gen"
+            return f"{kind} {len(self.planned) + 1}"
+        self._labels[name] = nth = self._labels.get(name, 0) + 1
+        return name if nth == 1 else f"{name} ({nth})"
+
+    def _asked_as(self, call: int) -> tuple[str | None, Site | None]:
+        for scope in _with_nested(self.scope):
+            for gen in reversed(scope.gens):
+                if gen.call.id == call:
+                    return gen.name, gen.site
+        return None, None
+
+
+def _with_nested(scope: Scope | None) -> Iterator[Scope]:
+    if scope is not None:
+        yield scope
+        for nested in list(scope.nested):
+            yield from _with_nested(nested)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What a rehearsal found, and what the program returned for the placeholders."""
+
+    graph: Graph
+    value: object
+
+
+def rehearse(job: Job, settings: Settings) -> Rehearsed:
+    """Runs the program once against placeholders; blocks. Raises what the program raises."""
+    double = _Placeholders()
+    try:
+        run = open_run(replace(settings, backend=double, timeout=None))
+        double.scope = run.scope
+        blocking(job, run)
+        failure = run.failure
+        if failure is not None:
+            failure.add_note("raised in a rehearsal, where generations are placeholders and choices their first option")
+            raise failure
+        ops = tuple(op for frame in double.runtime.frames for op in frame)
+        return Rehearsed(Graph(job.function.__name__, ops, double.planned), run.value)
+    finally:
+        double.close()
