@@ -27,11 +27,12 @@ class ConstraintCache:
 
     def get(self, spec: Spec, vocabulary: Vocabulary) -> Constraint:
         """The constraint, compiled if need be. Raises what `compile_constraint` raises; failures are not kept."""
-        key = (spec, vocabulary.digest, self._limits)
         found = self.peek(spec, vocabulary)
-        if found is not None:
-            return found
-        made = compile_constraint(spec, vocabulary, self._limits)
+        return found or self.put(spec, vocabulary, compile_constraint(spec, vocabulary, self._limits))
+
+    def put(self, spec: Spec, vocabulary: Vocabulary, made: Constraint) -> Constraint:
+        """Keeps `made`, unless there is one already; returns the one that is kept."""
+        key = (spec, vocabulary.digest, self._limits)
         with self._lock:
             made = self._held.setdefault(key, made)
             self._held.move_to_end(key)

@@ -86,15 +86,18 @@ def _spelled(edges: list[Edge], single: frozenset[int]) -> list[Edge]:
 def _state_costs(edges: list[list[Edge]], final: list[bool]) -> list[int]:
     """Fewest bytes from each state to the end of its leaf; breadth first from the ends."""
     cost = [0 if done else UNREACHABLE for done in final]
-    sources: list[list[int]] = [[] for _ in edges]
+    sources: dict[int, list[int]] = {}
     for state, of_state in enumerate(edges):
         for _, _, to in of_state:
-            sources[to].append(state)
+            if to in sources:
+                sources[to].append(state)
+            else:
+                sources[to] = [state]
     front = [state for state, done in enumerate(final) if done]
     while front:
         reached = []
         for state in front:
-            for source in sources[state]:
+            for source in sources.get(state, ()):
                 if cost[source] == UNREACHABLE:
                     cost[source] = cost[state] + 1
                     reached.append(source)

@@ -147,7 +147,8 @@ def _explore(texts: TextSet) -> _Automaton:
     every = texts.within + texts.outside
     classes = _char_classes(every)
     longest = texts.high if texts.high is not None else texts.low
-    start: _State = (0, tuple(frozenset([one]) for one in every))
+    # What must match is followed one by one; of what must not, any match counts, so it is one set.
+    start: _State = (0, (*(frozenset([one]) for one in texts.within), frozenset(texts.outside)))
     known: dict[_State, int] = {start: 0}
     queue = [start]
     out = _Automaton()
@@ -177,7 +178,7 @@ def _explore(texts: TextSet) -> _Automaton:
 
 def _accepts(parts: Sequence[_Terms], num_within: int) -> bool:
     accepted = [any(_nullable(term) for term in part) for part in parts]
-    return all(accepted[:num_within]) and not any(accepted[num_within:])
+    return all(accepted[:num_within]) and not accepted[num_within]
 
 
 def _step(terms: _Terms, code: int, stepped: dict[tuple[_Terms, int], _Terms]) -> _Terms:

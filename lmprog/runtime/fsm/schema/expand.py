@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lmprog.runtime.fsm.schema.disjoint import plainly_disjoint, target
 from lmprog.runtime.fsm.schema.document import Document, Json, Located
 from lmprog.runtime.fsm.schema.flat import ArrayFacet, Flat, Items, ObjectFacet, Properties
 from lmprog.runtime.fsm.schema.keywords import ASSERTIONS, GROUPS, keywords_of, mapping, refuse, strings
@@ -99,10 +100,16 @@ class Expander:
         for i, branch in enumerate(branches):
             chosen = self._apply(branch, flats)
             for k, other in enumerate(branches):
-                if i != k and chosen and not self._disjoint(branch, other):
+                if i != k and chosen and not self._are_disjoint(branch, other):
                     chosen = self._apply(complement(other, self._document), chosen)
             out += chosen
         return out
+
+    def _are_disjoint(self, left: Located, right: Located) -> bool:
+        document = self._document
+        return plainly_disjoint(target(left, document), target(right, document), document) or self._disjoint(
+            left, right
+        )
 
     def _not(self, at: Located, flats: list[Flat]) -> list[Flat]:
         return self._apply(complement(at.child("not"), self._document), flats)
