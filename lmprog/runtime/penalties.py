@@ -103,15 +103,19 @@ def _penalize(values: Tensor, picks: Sequence[Pick]) -> None:
 def _ban(values: Tensor, picks: Sequence[Pick]) -> None:
     """Bans give way where they would leave nothing of a mask: a constraint that is complete can only be ended, and a
     text that breaks it would be worse than one that is shorter than asked for."""
-    cells = _Cells()
+    size = values.shape[1]
+    rows: list[int] = []  # plain lists: there are few bans a row, and almost every row of a forced length has some
+    tokens: list[int] = []
     for row, pick in enumerate(picks):
         banned = set(pick.banned)
         mask = pick.mask
-        left = values.shape[1] - len(banned) if mask is None else mask.count - sum(map(mask.allows, banned))
+        left = size - len(banned) if mask is None else mask.count - sum(map(mask.allows, banned))
         if banned and left > 0:
-            cells.add(row, list(banned))
-    if (found := cells.within(values)) is not None:
-        values[found[0], found[1]] = -math.inf
+            known = [token for token in banned if token < size]
+            rows += [row] * len(known)
+            tokens += known
+    if rows:
+        values[torch.tensor(rows, device=values.device), torch.tensor(tokens, device=values.device)] = -math.inf
 
 
 def _mask(values: Tensor, picks: Sequence[Pick]) -> None:
