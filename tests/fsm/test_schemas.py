@@ -152,6 +152,16 @@ def test_an_extra_name_cannot_be_a_declared_one_in_other_spelling(small: Vocabul
     assert not takes(constraint, '{"a": 1, "\\u0061": "x"}')
 
 
+def test_a_pattern_may_name_general_categories(small: Vocabulary) -> None:
+    constraint = compiled({"type": "string", "pattern": "^\\p{Lu}\\p{Letter}+[\\p{Nd}-]\\P{L}$"}, small)
+    for good in ("École7!", "Ab-1", "Жук٣٣"):
+        assert takes(constraint, json.dumps(good, ensure_ascii=False)), good
+    for bad in ("école7!", "Ab-a", "Ab!1"):
+        assert not takes(constraint, json.dumps(bad)), bad
+    with pytest.raises(UnsupportedSchema, match="property"):
+        compiled({"pattern": "\\p{Script=Greek}"}, small)
+
+
 def test_strings_are_valid_json_and_valid_unicode(small: Vocabulary) -> None:
     constraint = compiled({"type": "string", "maxLength": 2}, small)
     for good in (r'"\ud83d\ude00a"', r'"\n\/"', r'"\u00e9\u0000"'):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 import warnings
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -102,6 +103,13 @@ def python_class(letter: str) -> CharSet:
     r"""The members of `\d`, `\s` or `\w`, asked from `re` itself, so that they are this Python's own."""
     spans = ((found.start(), found.end() - 1) for found in re.finditer(rf"\{letter}+", _every_character()))
     return charset((_code(first), _code(last)) for first, last in spans)
+
+
+@functools.lru_cache(maxsize=64)
+def general_category(prefix: str) -> CharSet:
+    """The characters whose general category, two letters, starts with `prefix`."""
+    every = _every_character()
+    return of_text("".join(char for char in every if unicodedata.category(char).startswith(prefix)))
 
 
 def folded(chars: CharSet, source: str, ascii_only: bool) -> CharSet:

@@ -19,6 +19,60 @@ _HEX_LENGTH = {"x": 2, "u": 4, "U": 8}
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
+_CATEGORIES = {
+    "Letter": "L",
+    "Lowercase_Letter": "Ll",
+    "Uppercase_Letter": "Lu",
+    "Mark": "M",
+    "Number": "N",
+    "Decimal_Number": "Nd",
+    "Punctuation": "P",
+    "Symbol": "S",
+    "Separator": "Z",
+    "Other": "C",
+}
+_CATEGORY_NAMES = frozenset(
+    [
+        "L",
+        "Ll",
+        "Lu",
+        "Lt",
+        "Lm",
+        "Lo",
+        "M",
+        "Mn",
+        "Mc",
+        "Me",
+        "N",
+        "Nd",
+        "Nl",
+        "No",
+        "P",
+        "Pc",
+        "Pd",
+        "Ps",
+        "Pe",
+        "Pi",
+        "Pf",
+        "Po",
+        "S",
+        "Sm",
+        "Sc",
+        "Sk",
+        "So",
+        "Z",
+        "Zs",
+        "Zl",
+        "Zp",
+        "C",
+        "Cc",
+        "Cf",
+        "Co",
+        "Cn",
+    ]
+)
+
+
 class Dialect(enum.Enum):
     PYTHON = "Python"
     ECMA = "ECMA-262"
@@ -111,6 +165,8 @@ class SetReader:
             return self._number(at, in_class)
         if char == "N" and self._dialect is Dialect.PYTHON:
             return self._named(at)
+        if char in "pP" and self._dialect is Dialect.ECMA:
+            return self._property(at, char)
         if char == "c" and self._dialect is Dialect.ECMA and self._text[at + 2 : at + 3].isalpha():
             return self._single(ord(self._text[at + 2]) % 32, at + 3)
         if char.isascii() and char.isalpha():
@@ -160,6 +216,16 @@ class SetReader:
         if code > 0o377:
             raise self._error("an octal escape outside of 0-0o377", at)
         return self._single(code, at + 1 + len(octal))
+
+    def _property(self, at: int, char: str) -> tuple[CharSet, int]:
+        """`\\p{Lu}` and the like: general categories, by their short names or the usual long ones."""
+        end = self._text.find("}", at)
+        name = self._text[at + 3 : end].removeprefix("General_Category=").removeprefix("gc=")
+        prefix = _CATEGORIES.get(name, name)
+        if not self._text.startswith("{", at + 2) or end < 0 or prefix not in _CATEGORY_NAMES:
+            raise self._error(f"an unknown or unsupported property \\{char}{{{name}}}", at)
+        members = charset.general_category(prefix)
+        return (members if char == "p" else charset.complement(members)), end + 1
 
     def _named(self, at: int) -> tuple[CharSet, int]:
         end = self._text.find("}", at)
