@@ -31,46 +31,7 @@ _CATEGORIES = {
     "Separator": "Z",
     "Other": "C",
 }
-_CATEGORY_NAMES = frozenset(
-    [
-        "L",
-        "Ll",
-        "Lu",
-        "Lt",
-        "Lm",
-        "Lo",
-        "M",
-        "Mn",
-        "Mc",
-        "Me",
-        "N",
-        "Nd",
-        "Nl",
-        "No",
-        "P",
-        "Pc",
-        "Pd",
-        "Ps",
-        "Pe",
-        "Pi",
-        "Pf",
-        "Po",
-        "S",
-        "Sm",
-        "Sc",
-        "Sk",
-        "So",
-        "Z",
-        "Zs",
-        "Zl",
-        "Zp",
-        "C",
-        "Cc",
-        "Cf",
-        "Co",
-        "Cn",
-    ]
-)
+_CATEGORY = re.compile(r"L[ultmo]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?|Z[slp]?|C[cfon]?")
 
 
 class Dialect(enum.Enum):
@@ -222,7 +183,7 @@ class SetReader:
         end = self._text.find("}", at)
         name = self._text[at + 3 : end].removeprefix("General_Category=").removeprefix("gc=")
         prefix = _CATEGORIES.get(name, name)
-        if not self._text.startswith("{", at + 2) or end < 0 or prefix not in _CATEGORY_NAMES:
+        if not self._text.startswith("{", at + 2) or end < 0 or not _CATEGORY.fullmatch(prefix):
             raise self._error(f"an unknown or unsupported property \\{char}{{{name}}}", at)
         members = charset.general_category(prefix)
         return (members if char == "p" else charset.complement(members)), end + 1
