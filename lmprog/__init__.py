@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lmprog.lang.program import AsyncProgram as AsyncProgram
     from lmprog.lang.program import Program as Program
     from lmprog.lang.program import function as function
+    from lmprog.lang.replay import replay as replay
     from lmprog.lang.results import Results as Results
     from lmprog.lang.results import Run as Run
     from lmprog.lang.sampling import Sampling as Sampling
@@ -71,6 +72,7 @@ _HOMES = {
     "Branches": "lmprog.lang.fork",
     "LmprogError": "lmprog.errors",
     "Sampling": "lmprog.lang.sampling",
+    "replay": "lmprog.lang.replay",
     "set_default_backend": "lmprog.lang.backends.default",
     "vote": "lmprog.lang.vote",
 }

@@ -52,6 +52,10 @@ def _run(given: argparse.Namespace) -> int:
             from lmprog.cli import run
 
             return run.run(given)
+        case "replay":
+            from lmprog.cli import replay
+
+            return replay.run(given)
         case "sim":
             from lmprog.runtime.simulation.main import main as simulate
 

@@ -42,6 +42,11 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--address", help="a running runtime (default: one of its own)")
     run.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
 
+    replay = commands.add_parser("replay", help="do a saved run again and compare it token for token")
+    replay.add_argument("file", metavar="FILE", help="what run.save(...) wrote")
+    replay.add_argument("--address", help="a running runtime (default: one of its own)")
+    replay.add_argument("--model", help="folder of the run's model, for a runtime of its own (default: its name)")
+
     sim = commands.add_parser("sim", help="run the core against a simulated model and check every step")
     sim.add_argument("--seed", type=int, default=0, help="of the first world; it replays the same (default: 0)")
     sim.add_argument("--steps", type=_positive, default=500, help="of each world (default: 500)")

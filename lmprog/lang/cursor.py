@@ -121,11 +121,11 @@ class Cursor:
         """Posts what was collected: after this, other branches may refer to this one."""
         if not self._opened:
             self._opened = True
-            self.scope.client.post(wire.Open(self.id, self.scope.salt))
+            self.scope.post(wire.Open(self.id, self.scope.salt))
         if self._pieces:
             with self.scope.posting:
                 pieces, self._pieces = tuple(self._known(piece) for piece in self._pieces), []
-                self.scope.client.post(wire.Append(self.id, pieces))
+                self.scope.post(wire.Append(self.id, pieces))
 
     def _known(self, piece: wire.Piece) -> wire.Piece:
         """A reference to a result that is there is its text: the branch that made it may be closed by now."""
@@ -151,6 +151,7 @@ class Cursor:
         self.log.append(gen)
         if op.name is not None:
             self.name(op.name, gen)
+        self.scope.posted.append(wanted)
         self.scope.client.begin(wanted, gen.call)
         if feed is not None:
             gen.call.when_done(gen.show)
@@ -168,11 +169,10 @@ class Cursor:
         stream = self.scope.feed is not None
         return wire.Gen(self.id, number, merged.resolve(), op.constraint, stream, op.priority, timeout)
 
-    def _seed(self, sampling: Sampling, ordinal: int) -> int | None:
+    def _seed(self, sampling: Sampling, ordinal: int) -> int:
         """A run's or branch's seed, different for each call of each branch, the same in each run of the program."""
         seed = sampling.given().get("seed")
-        if seed is None:
-            return None
+        seed = self.scope.seed if seed is None else seed
         name = repr((seed, self.path, ordinal)).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
 
@@ -191,7 +191,7 @@ class Cursor:
         nth = self.num_forks
         self.num_forks += 1
         children = [Cursor(self.scope, self, (*self.path, nth, index)) for index in range(size)]
-        self.scope.client.post(wire.Fork(self.id, tuple(child.id for child in children)))
+        self.scope.post(wire.Fork(self.id, tuple(child.id for child in children)))
         return children
 
     def usable(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lmprog import wire
@@ -43,6 +44,21 @@ class Run(Generic[R]):
     def usage(self) -> wire.Usage:
         """The work of all calls of the run, summed; those still running not included."""
         return self.scope.usage()
+
+    @property
+    def seed(self) -> int:
+        """What all seeds of the run come from; `program.using(seed=run.seed)` gives the same calls the same tokens."""
+        return self.scope.seed
+
+    def save(self, path: str | Path) -> None:
+        """Writes the run's ops and results to a file that `lmprog.replay` does again; blocks while it runs.
+
+        Runs that the program started by `.run(...)` are runs of their own and not in it.
+        """
+        from lmprog.lang.replay import Recording
+
+        self.sync()
+        Recording.of(self.scope).write(Path(path))
 
     def __getitem__(self, name: str) -> Any:
         self._if_started_well()

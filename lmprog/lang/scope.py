@@ -7,6 +7,7 @@ a program. Closing a scope closes all its branches, which frees what they held a
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Iterable
@@ -46,6 +47,9 @@ class Scope:
         self.sampling = sampling
         self.salt = salt
         self.feed = feed
+        given = sampling.given().get("seed")
+        self.seed: int = secrets.randbits(62) if given is None else given  # every run can be done again
+        self.posted: list[wire.Op] = []  # what makes branches and calls, in an order in which it can be sent again
         self.gens: list[Gen[Any]] = []
         self.nested: set[Scope] = set()  # that still run
         self.mapped: list[Mapped[Any]] = []  # what runs on branches; nobody of it outlives the run
@@ -78,6 +82,11 @@ class Scope:
         if left <= 0:
             raise DeadlineExceeded("the time given to this run is over")
         return left if wanted is None else min(left, wanted)
+
+    def post(self, op: wire.Op) -> None:
+        """Posts an op of one of the branches, and remembers it."""
+        self.posted.append(op)
+        self.client.post(op)
 
     def enter(self, cursor: Cursor) -> None:
         """A new branch of this run. Raises when the run has been ended from outside."""

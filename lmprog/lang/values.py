@@ -103,6 +103,10 @@ class Gen(Generic[T]):
         else:
             feed.changed()
 
+    @property
+    def is_select(self) -> bool:
+        return isinstance(self._op, SelectOp)
+
     def belongs_to(self, scope: Scope) -> bool:
         """Whether the runtime of `scope` knows this result."""
         return self._scope.client is scope.client
@@ -280,7 +284,7 @@ class Gen(Generic[T]):
         return format(self.value, spec) if spec else str(self)
 
     def __repr__(self) -> str:
-        kind = "select" if isinstance(self._op, SelectOp) else "gen"
+        kind = "select" if self.is_select else "gen"
         return f"<{kind} {self.name!r}>" if self.name else f"<{kind} at line {self.site.line}>"
 
     def __iter__(self) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import lmprog
+from lmprog.cli import main
 from lmprog.errors import RuntimeGone
 from lmprog.lang.backends.embedded import Runtime
 
@@ -96,3 +97,12 @@ def test_a_program_without_a_backend_starts_a_runtime_and_leaves_none_behind() -
     assert done.stderr == ""
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
+
+
+def test_a_saved_run_is_replayed_by_the_command(
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.using(backend=runtime).run().save(tmp_path / "run.json")
+    lmprog.flush_cache(runtime)
+    assert main(["replay", str(tmp_path / "run.json"), "--address", runtime.address]) == 0
+    assert "the same, token for token" in capsys.readouterr().out

@@ -1,0 +1,223 @@
+"""Doing a saved run again: the ops that it posted, with their seeds, and the results that it had, token for token.
+
+The file is JSON: who ran what on which model, the calls and their texts for people to read, and ops and replies as
+the wire encodes them. The program's own code is not run again, so a replay needs no part of it. What the run cancelled,
+or what failed, is left out: how far that went was a matter of time.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from lmprog import wire
+from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejected
+from lmprog.lang.backends import Backend
+from lmprog.lang.backends.default import default_backend
+from lmprog.lang.client import Call, Client
+
+if TYPE_CHECKING:
+    from lmprog.lang.scope import Scope
+
+FORMAT = "lmprog run 1"
+Result: TypeAlias = wire.Done | wire.Chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A call that did not give what it gave before."""
+
+    label: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.label}: it was {self.before}, now {self.now}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How a replay went. `num_skipped` calls of the run had failed or were cancelled, and were not done again."""
+
+    num_calls: int
+    num_tokens: int
+    num_skipped: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every call gave the same tokens, and every select the same option."""
+        return not self.differences
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A run that is over: where it ran, what it posted, what came of it."""
+
+    model: str
+    vocab_size: int
+    seed: int
+    labels: Mapping[int, str]
+    ops: tuple[wire.Op, ...]
+    results: Mapping[int, Result]
+
+    @classmethod
+    def of(cls, scope: Scope) -> Recording:
+        welcome = scope.client.welcome
+        labels: dict[int, str] = {}
+        results: dict[int, Result] = {}
+        for number, gen in enumerate(scope.gens, 1):
+            labels[gen.call.id] = gen.name or f"{'select' if gen.is_select else 'gen'} {number}"
+            outcome = gen.call.wait(0) if gen.call.done() else None
+            if isinstance(outcome, wire.Done | wire.Chosen):
+                results[gen.call.id] = outcome
+        return cls(welcome.model, welcome.vocab_size, scope.seed, labels, tuple(scope.posted), results)
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def write(self, path: Path) -> None:
+        replies = tuple(self.results.values())
+        about = {
+            "format": FORMAT,
+            "protocol": wire.PROTOCOL_VERSION,
+            "model": self.model,
+            "vocab_size": self.vocab_size,
+            "seed": self.seed,
+            "calls": [
+                {"call": call, "label": label, "result": _shown(self.results.get(call))}
+                for call, label in self.labels.items()
+            ],
+            "ops": base64.b64encode(wire.encode(self.ops)).decode(),
+            "replies": base64.b64encode(wire.encode(replies)).decode(),
+        }
+        path.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Recording:
+        """Raises `RequestRejected` for a file that is no saved run, `ProtocolError` for one of another version."""
+        try:
+            about = json.loads(path.read_text())
+            known = about["format"], about["protocol"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RequestRejected(f"{str(path)!r} is no saved run ({type(error).__name__}: {error})") from None
+        if known != (FORMAT, wire.PROTOCOL_VERSION):
+            raise ProtocolError(
+                f"{str(path)!r} is of format {known[0]!r}, protocol {known[1]}; "
+                f"this version reads {FORMAT!r}, protocol {wire.PROTOCOL_VERSION}"
+            )
+        try:
+            replies = wire.decode_replies(base64.b64decode(about["replies"], validate=True))
+            results = {reply.call: reply for reply in replies if isinstance(reply, wire.Done | wire.Chosen)}
+            labels = {int(call["call"]): str(call["label"]) for call in about["calls"]}
+            ops = wire.decode_ops(base64.b64decode(about["ops"], validate=True))
+            return cls(str(about["model"]), int(about["vocab_size"]), int(about["seed"]), labels, ops, results)
+        except (wire.MalformedFrame, binascii.Error, ValueError, KeyError, TypeError) as error:
+            raise RequestRejected(f"the saved run {str(path)!r} is damaged ({error})") from None
+
+    # --- doing it again -----------------------------------------------------------------------------------------
+
+    def replay(self, backend: Backend) -> Replayed:
+        """Does all calls again at once; blocks. Raises `ModelError` where the backend has another model."""
+        client = backend.client
+        self._check(client.welcome)
+        numbers = _Numbers(client)
+        calls: dict[int, Call] = {}
+        with client.together():
+            for op in self.ops:
+                if isinstance(op, wire.Gen | wire.Select):
+                    if op.call in self.results:
+                        again = cast("wire.Gen | wire.Select", numbers.renumbered(op))
+                        calls[op.call] = client.call(again)
+                else:
+                    client.post(numbers.renumbered(op))
+        try:
+            outcomes = {call: pending.wait() for call, pending in calls.items()}
+        finally:
+            client.post(*(wire.Close(branch) for branch in numbers.branches))
+            client.flush()
+        differences = [
+            Difference(self.labels[call], before, now)
+            for call, outcome in outcomes.items()
+            if (before := _told(self.results[call])) != (now := _told(outcome))
+        ]
+        tokens = sum(len(output.tokens) for done in self.results.values() for output in _outputs(done))
+        return Replayed(len(calls), tokens, len(self.labels) - len(calls), tuple(differences))
+
+    def _check(self, welcome: wire.Welcome) -> None:
+        same_name = Path(welcome.model).name == Path(self.model).name  # a folder may stand elsewhere
+        if not same_name or welcome.vocab_size != self.vocab_size:
+            raise ModelError(
+                f"the run was made with model {self.model!r} ({self.vocab_size:,} tokens), and this runtime has "
+                f"{welcome.model!r} ({welcome.vocab_size:,} tokens); replay it on a runtime with the run's model"
+            )
+
+
+class _Numbers:
+    """The numbers that branches and calls of a recording have in a new conversation."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._new: dict[int, int] = {}
+        self.branches: list[int] = []
+
+    def _of(self, old: int) -> int:
+        if old not in self._new:
+            self._new[old] = self._client.number()
+        return self._new[old]
+
+    def _opened(self, old: int) -> int:
+        self.branches.append(self._of(old))
+        return self._of(old)
+
+    def renumbered(self, op: wire.Op) -> wire.Op:
+        """The op with new numbers, and without a deadline."""
+        match op:
+            case wire.Open():
+                return wire.Open(self._opened(op.branch), op.salt)
+            case wire.Append():
+                return wire.Append(self._of(op.branch), tuple(self._piece(piece) for piece in op.pieces))
+            case wire.Fork():
+                return wire.Fork(self._of(op.branch), tuple(self._opened(child) for child in op.children))
+            case wire.Gen():
+                return wire.Gen(self._of(op.branch), self._of(op.call), op.sampling, op.constraint)
+            case wire.Select():
+                numbers = (self._of(op.branch), self._of(op.call))
+                return wire.Select(*numbers, op.choices, op.method, op.temperature, op.seed)
+        raise RequestRejected(f"a saved run does not hold {type(op).__name__}")
+
+    def _piece(self, piece: wire.Piece) -> wire.Piece:
+        if isinstance(piece, wire.Ref):
+            return wire.Ref(self._of(piece.call), piece.index)
+        return wire.Gained(self._of(piece.branch)) if isinstance(piece, wire.Gained) else piece
+
+
+def _outputs(result: Result) -> tuple[wire.Output, ...]:
+    return result.outputs if isinstance(result, wire.Done) else ()
+
+
+def _told(outcome: object) -> str:
+    """All that is compared of an outcome, as text."""
+    if isinstance(outcome, wire.Chosen):
+        return f"option {outcome.index}"
+    if isinstance(outcome, wire.Done):
+        return " and ".join(f"{output.text!r} {list(output.tokens)}" for output in outcome.outputs)
+    return f"{type(outcome).__name__}: {outcome}" if isinstance(outcome, LmprogError) else repr(outcome)
+
+
+def _shown(result: Result | None) -> Any:
+    if isinstance(result, wire.Done):
+        return [output.text for output in result.outputs]
+    return None if result is None else {"option": result.index}
+
+
+def replay(path: str | Path, backend: Backend | None = None) -> Replayed:
+    """Does a run that `run.save(path)` wrote again, on `backend` or the default one; blocks.
+
+    Raises `ModelError` where the backend has another model.
+    """
+    return Recording.read(Path(path)).replay(backend or default_backend())

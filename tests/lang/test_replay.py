@@ -1,0 +1,146 @@
+"""Saved runs: done again they give the same tokens, and they say so where they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import lmprog
+from lmprog import wire
+from lmprog.cli import main
+from lmprog.errors import ContextOverflow, ModelError, ProtocolError, RequestRejected
+from lmprog.lang.backends.runtime import RuntimeBackend
+from lmprog.lang.replay import Recording, replay
+from lmprog.testing import Hold, Scripted
+
+
+@lmprog.function
+async def program(s: lmprog.Branch, question: str) -> str:
+    s.append(question)
+    first = s.gen(name="first", max_tokens=5, n=2)
+    s.append(f" so {first} then ")
+    async with s.fork(3, temperature=0.9) as branches:
+        drafts = await branches.map(lambda b: b.gen(max_tokens=4))
+    s.append(lmprog.vote(drafts))
+    return await s.select("yes", "no", name="kind", temperature=2.0)
+
+
+@lmprog.function
+def joining(s: lmprog.Branch) -> None:
+    s += "a" + lmprog.gen("x", max_tokens=3)
+    forks = s.fork(2)
+    forks += lmprog.gen("part", max_tokens=2) + " so "
+    forks.join("concate_and_append")
+    s += f"{s.var('x')} " + lmprog.gen("after", max_tokens=4)
+
+
+def test_a_saved_run_is_done_again_token_for_token_although_no_seed_was_given(
+    backend: RuntimeBackend, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    for number in range(5):
+        run = program.using(backend=backend, ignore_eos=True).run(f"question {number} ")
+        run.save(path)
+        replayed = replay(path, backend)
+        assert replayed.differences == ()
+        assert (replayed.num_calls, replayed.num_tokens, replayed.num_skipped) == (5, 2 * 5 + 3 * 4, 0)
+
+
+def test_joined_text_is_replayed(backend: RuntimeBackend, tmp_path: Path) -> None:
+    joining.using(backend=backend, ignore_eos=True).run().save(tmp_path / "run.json")
+    replayed = replay(tmp_path / "run.json", backend)
+    assert replayed.is_same
+    assert replayed.num_calls == 4
+
+
+def test_the_seed_of_a_run_repeats_it(backend: RuntimeBackend) -> None:
+    seen = set()
+    for _ in range(4):
+        run = program.using(backend=backend, ignore_eos=True).run("the question ")
+        again = program.using(backend=backend, ignore_eos=True, seed=run.seed).run("the question ")
+        assert again.text() == run.text()
+        seen.add(run.text())
+    assert len(seen) > 1, "runs without a seed differ"
+
+
+def test_a_difference_names_the_call_and_both_results(backend: RuntimeBackend, tmp_path: Path) -> None:
+    run = program.using(backend=backend, ignore_eos=True).run("the question ")
+    recording = Recording.of(run.scope)
+    call, done = next((call, result) for call, result in recording.results.items() if isinstance(result, wire.Done))
+    output = wire.Output("other", (1, 2), "stop")
+    wrong = {**recording.results, call: wire.Done(call, (output, *done.outputs[1:]), done.usage)}
+    replayed = dataclasses.replace(recording, results=wrong).replay(backend)
+    assert not replayed.is_same
+    [difference] = replayed.differences
+    assert difference.label == "first"
+    assert difference.before.startswith("'other' [1, 2]")
+    assert str(difference).startswith("first: it was 'other'")
+
+
+def test_calls_that_failed_are_left_out(backend: RuntimeBackend, tmp_path: Path) -> None:
+    @lmprog.function
+    def failing(s: lmprog.Branch) -> str:
+        s.append("abc")
+        with pytest.raises(ContextOverflow):
+            s.gen(max_tokens=10_000).value
+        return s.gen(max_tokens=4, ignore_eos=True).value
+
+    failing.using(backend=backend).run().save(tmp_path / "run.json")
+    replayed = replay(tmp_path / "run.json", backend)
+    assert (replayed.num_calls, replayed.num_skipped, replayed.is_same) == (1, 1, True)
+
+
+def test_calls_that_were_cancelled_are_left_out(tmp_path: Path) -> None:
+    @lmprog.function
+    def cancelling(s: lmprog.Branch) -> None:
+        with s.copy() as other:
+            gen = other.gen()
+            gen.cancel()
+            gen.was_read = True
+        s.gen("kept")
+
+    with Scripted([Hold(), "one"]) as scripted:
+        cancelling.using(backend=scripted).run().save(tmp_path / "run.json")
+    with Scripted(["one"]) as scripted:
+        replayed = replay(tmp_path / "run.json", scripted)
+    assert (replayed.num_calls, replayed.num_skipped) == (1, 1)
+
+
+def test_another_model_is_refused_with_both_names(backend: RuntimeBackend, tmp_path: Path) -> None:
+    program.using(backend=backend, ignore_eos=True).run("the question ").save(tmp_path / "run.json")
+    with (
+        Scripted() as scripted,
+        pytest.raises(ModelError, match=r"made with model 'fake'.*this runtime has 'scripted'"),
+    ):
+        replay(tmp_path / "run.json", scripted)
+
+
+def test_files_that_are_no_saved_runs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with Scripted(["one"]) as scripted:
+        lmprog.function(lambda s: s.append(lmprog.gen("x"))).using(backend=scripted).run().save(path)
+    about = json.loads(path.read_text())
+    assert about["calls"] == [{"call": about["calls"][0]["call"], "label": "x", "result": ["one"]}]
+
+    with pytest.raises(RequestRejected, match="no saved run"):
+        Recording.read(tmp_path / "absent.json")
+    for text in ("nonsense", "[]", "{}"):
+        path.write_text(text)
+        with pytest.raises(RequestRejected, match="no saved run"):
+            Recording.read(path)
+    for name, value in (("ops", "%%%"), ("ops", "AAAA"), ("replies", "gA=="), ("seed", None), ("calls", [1])):
+        path.write_text(json.dumps({**about, name: value}))
+        with pytest.raises(RequestRejected, match="damaged"):
+            Recording.read(path)
+    path.write_text(json.dumps({**about, "protocol": 999}))
+    with pytest.raises(ProtocolError, match="protocol 999"):
+        Recording.read(path)
+
+
+def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path / "absent.json")]) == 2
+    assert "no saved run" in capsys.readouterr().err
+    assert main(["replay", "x", "--address", "ipc://x", "--model", "y"]) == 2
