@@ -126,30 +126,39 @@ class SliceCheck {
     std::vector<uint32_t> after_;
 };
 
-// The subtree of a node of depth 1; the row of the state above it is in rows[0].
+// The subtree of a node of depth 1; the row of the state above it is in rows[0]. What the loop changes is kept in
+// locals: the compiler must assume that a write to the bits may change anything that it can reach otherwise.
 void walk_below(lmprog_automaton& a, const lmprog_trie& trie, int64_t root, Mask& out) {
-    const lmprog_trie_node* nodes = trie.nodes;
-    const int64_t end = root + nodes[root].sub;
-    for (int64_t p = root; p < end;) {
-        const lmprog_trie_node node = nodes[p];
-        const uint32_t next = a.rows[node.depth - 1u][node.byte];
+    const lmprog_trie_node* at = trie.nodes + root;
+    const lmprog_trie_node* const end = at + at->sub;
+    const int32_t* const order = trie.order;
+    const uint32_t** const rows = a.rows.data();
+    uint32_t* const bits = out.bits;
+    const int64_t most = out.most;
+    int64_t count = out.count, worst = out.worst;
+    while (at < end) {
+        const lmprog_trie_node node = *at;
+        const uint32_t next = rows[node.depth - 1u][node.byte];
         if (!next) {
-            p += node.sub;
+            at += node.sub;
             continue;
         }
-        const int64_t cost = node.own ? a.inner.cost(next) : 0;
-        if (node.own && cost <= out.most) {
-            out.worst = std::max(out.worst, cost);
-            for (uint32_t k = node.first; k < node.first + node.own; k++) {
-                const int32_t token = trie.order[k];
-                out.bits[token >> 5] |= 1u << (token & 31);
-                if (out.count < out.max_ids) out.ids[out.count] = token;
-                out.count++;
+        if (node.own) {
+            const int64_t cost = a.inner.cost(next);
+            if (cost <= most) {
+                worst = std::max(worst, cost);
+                for (const int32_t *token = order + node.first, *last = token + node.own; token < last; token++) {
+                    bits[*token >> 5] |= 1u << (*token & 31);
+                    if (count < out.max_ids) out.ids[count] = *token;
+                    count++;
+                }
             }
         }
-        if (node.sub > 1) a.rows[node.depth] = a.inner.row(next);
-        p++;
+        if (node.sub > 1) rows[node.depth] = a.inner.row(next);
+        at++;
     }
+    out.count = count;
+    out.worst = worst;
 }
 
 void walk(lmprog_automaton& a, const lmprog_trie& trie, uint32_t state, Mask& out) {
