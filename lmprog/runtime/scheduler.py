@@ -68,9 +68,10 @@ class Scheduler:
         most = self.longest_lane
         if total > most:
             what = "the model's context" if most == self.context_len else "what the key/value memory can hold"
+            instead = f" or set max_tokens <= {most - num_tokens:,}" if num_tokens < most else ""
             raise ContextOverflow(
                 f"the prompt is {num_tokens:,} tokens; with max_tokens={max_tokens:,} that is {total:,} > {most:,} "
-                f"({what}). Shorten the prompt or set max_tokens <= {max(0, most - num_tokens):,}.",
+                f"({what}). Shorten the prompt{instead}.",
                 prompt=num_tokens,
                 max_tokens=max_tokens,
                 limit=most,

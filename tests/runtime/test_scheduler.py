@@ -114,6 +114,14 @@ def test_a_call_that_can_never_fit_is_refused_with_the_numbers() -> None:
     rig.run()
 
 
+def test_a_prompt_that_alone_is_too_long_gets_no_advice_about_max_tokens() -> None:
+    rig = Rig(config(page_size=4, num_pages=8), context_len=1000)
+    with pytest.raises(ContextOverflow, match=r"set max_tokens <= 4\.$"):
+        rig.gen(tokens(1, 24), 5)
+    with pytest.raises(ContextOverflow, match=r"Shorten the prompt\.$"):
+        rig.gen(tokens(1, 28), 1)
+
+
 def test_a_full_line_refuses() -> None:
     rig = Rig(config(max_waiting=2))
     rig.gen([1], 1)
