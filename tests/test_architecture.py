@@ -57,7 +57,7 @@ UNITS = {
     "interpreter": Unit(
         "lmprog.runtime.interpreter lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
         "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
-        "lmprog.runtime.constraints",
+        "lmprog.runtime.constraints lmprog.runtime.compiling",
         "errors wire transport radix fsm text scheduling",
     ),
     "loop": Unit("lmprog.runtime.loop", "errors transport scheduling interpreter"),

@@ -15,6 +15,7 @@ from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.calls import CallBuilder, Limits
 from lmprog.runtime.chat import ChatTemplate, load_template
+from lmprog.runtime.compiling import Workers
 from lmprog.runtime.constraints import Constraints
 from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
@@ -37,8 +38,8 @@ def assemble(
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     scheduler = Scheduler(scheduling, engine.context_len)
     limits = Limits(engine.vocab_size, scheduler.longest_lane, scheduler.check_fits)
-    constraints = Constraints(tokenizer)
-    calls = CallBuilder(tokenizer, limits, constraints.compile, constraints.forcing, random.Random(os.urandom(16)))
+    constraints = Constraints(tokenizer, engine.vocab_size, Workers().submit)
+    calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(os.urandom(16)))
     welcome = wire.Welcome(
         version=wire.PROTOCOL_VERSION,
         model=config.model,

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, UnsatisfiableConstraint
+from lmprog.errors import InvalidParameter, NotSupported, UnsatisfiableConstraint
 from lmprog.runtime.branch import Branch
+from lmprog.runtime.compiling import Compiling
+from lmprog.runtime.constraints import Constraints
 from lmprog.runtime.cuts import Cutter
 from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.generation import Forcing, Generation, Settings
@@ -23,6 +25,7 @@ from lmprog.runtime.request import Call, Lane, Timing
 from lmprog.runtime.selecting import Ballot, make_ballot
 from lmprog.runtime.text import TextStream
 from lmprog.runtime.tokenizer import Tokenizer
+from lmprog.transport import ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +45,38 @@ class CallBuilder:
         self,
         tokenizer: Tokenizer,
         limits: Limits,
-        compile_constraint: Callable[[wire.Constraint], Constraint],
+        constraints: Constraints | None,
         forcing: Forcing | None,
         rng: random.Random,
     ) -> None:
         self.tokenizer = tokenizer
         self._cutter = Cutter(tokenizer)
         self._limits = limits
-        self._compile = compile_constraint
+        self.constraints = constraints
+        """None: constraints are refused."""
         self._forcing = forcing
         self._rng = rng
 
     def seed(self, given: int | None) -> int:
         """The seed of a call: the one it names, or a new one."""
         return self._rng.getrandbits(63) if given is None else given
+
+    def begin_constraint(self, ongoing: Ongoing) -> None:
+        """Has the constraint of a new call compiled, if it has one; the call is built when it is known."""
+        if isinstance(ongoing.op, wire.Gen) and ongoing.op.constraint is not None:
+            if self.constraints is None:
+                ongoing.compiling = Compiling(error=NotSupported("this runtime has no constraints."))
+            else:
+                ongoing.compiling = self.constraints.begin(ongoing.op.constraint)
+
+    @property
+    def is_compiling(self) -> bool:
+        return self.constraints is not None and self.constraints.is_compiling
+
+    def compiled(self) -> list[tuple[ClientId, Branch]]:
+        """Branches whose constraint has become known."""
+        finished = self.constraints.collect() if self.constraints is not None else []
+        return [waiting for compiling in finished for waiting in compiling.waiting]
 
     def settle(self, branch: Branch) -> None:
         """Tokenises what of the branch's text is certain, so that forks and options need not do it again."""
@@ -91,7 +112,7 @@ class CallBuilder:
         if max_tokens is None:
             max_tokens = max(1, self._limits.longest - len(prompt))
         self._limits.check_fits(len(prompt), max_tokens)
-        constraint = self._compile(op.constraint) if op.constraint is not None else None
+        constraint = ongoing.compiling.result() if ongoing.compiling is not None else None
         if constraint is not None and constraint.distance(constraint.start) > max_tokens:
             raise UnsatisfiableConstraint(
                 f"the shortest text that the constraint allows may need {constraint.distance(constraint.start):,} "

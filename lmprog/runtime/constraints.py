@@ -1,16 +1,27 @@
 """The constraint room seen from calls: compiles what the wire asks for, and finds forced tokens.
 
 Joins three things that know nothing of each other: the wire's specifications, the automata of `fsm`, the tokenizer.
+
+A constraint is compiled, and asked for its first mask, by a worker; from then on it belongs to the loop's thread. A
+compile cannot be stopped from outside: the limits of `fsm` bound its work, and one that took more than
+`MAX_COMPILE_SECONDS` of processor time all the same is refused when it ends.
 """
 
 from __future__ import annotations
 
+import logging
+import queue
+import time
 from array import array
 from collections import OrderedDict
+from threading import Lock
 
 from lmprog import wire
+from lmprog.errors import GrammarError, LmprogError
 from lmprog.runtime import fsm
+from lmprog.runtime.compiling import Compiling, Submit, at_once
 from lmprog.runtime.fsm.cache import ConstraintCache
+from lmprog.runtime.fsm.compiler import compile_constraint
 from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.fsm.forced import forced_tokens
 from lmprog.runtime.fsm.vocabulary import Vocabulary
@@ -19,32 +30,107 @@ from lmprog.runtime.tokenizer import Tokenizer
 CONTEXT_TOKENS = 12
 """Tokens before a forced text that are looked at, so that it is tokenised as it would be in its place."""
 _KEPT_ANSWERS = 4096
+MAX_COMPILE_SECONDS = 2.0
+
+log = logging.getLogger("lmprog")
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The vocabulary's index; kept on disk by content, so that only the first start pays for it."""
-    texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-    return Vocabulary.of(texts, tokenizer.eos_ids)
+def vocabulary_of(tokenizer: Tokenizer, num_logits: int | None = None) -> Vocabulary:
+    """The vocabulary's index; kept on disk by content, so that only the first start pays for it.
+
+    Tokens beyond `num_logits` are left out: a model that has no logits for them cannot pick them.
+    """
+    size = tokenizer.vocab_size if num_logits is None else min(num_logits, tokenizer.vocab_size)
+    texts = [tokenizer.token_bytes(token) for token in range(size)]
+    return Vocabulary.of(texts, [token for token in tokenizer.eos_ids if token < size])
 
 
 class Constraints:
-    """Compiles constraints for one tokenizer. The vocabulary's index is made when the first constraint comes."""
+    """Compiles constraints for one tokenizer. The vocabulary's index is made when the first constraint comes.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    All methods belong to the loop's thread; what `submit` is given may run on another one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, num_logits: int | None = None, submit: Submit = at_once) -> None:
         self._tokenizer = tokenizer
+        self._num_logits = num_logits
+        self._submit = submit
         self._vocabulary: Vocabulary | None = None
+        self._lock = Lock()
         self._cache = ConstraintCache()
+        self._under_way: dict[fsm.Spec, Compiling] = {}
+        self._finished: queue.SimpleQueue[tuple[fsm.Spec, Constraint | LmprogError]] = queue.SimpleQueue()
         self._answers: OrderedDict[tuple[Constraint, int, str], tuple[int, ...]] = OrderedDict()
 
+    @property
+    def is_compiling(self) -> bool:
+        return bool(self._under_way)
+
+    def begin(self, asked: wire.Constraint) -> Compiling:
+        """The constraint, if it is there already, else one that `collect` will make known."""
+        spec = _spec(asked)
+        compiling = self._under_way.get(spec)
+        if compiling is not None:
+            return compiling
+        found = self._cache.peek(spec, self._vocabulary) if self._vocabulary is not None else None
+        if found is not None:
+            return Compiling(found)
+        compiling = self._under_way[spec] = Compiling()
+        self._submit(lambda: self._finished.put((spec, self._made(spec))))
+        return compiling
+
+    def collect(self) -> list[Compiling]:
+        """Those that have become known since the last call and that somebody waits for."""
+        known = []
+        while not self._finished.empty():
+            spec, made = self._finished.get()
+            compiling = self._under_way.pop(spec)
+            if isinstance(made, LmprogError):
+                compiling.error = made
+            else:
+                compiling.constraint = made
+            if compiling.waiting:
+                known.append(compiling)
+        return known
+
     def compile(self, asked: wire.Constraint) -> Constraint:
-        """Raises RequestRejected (`GrammarError`, `UnsupportedSchema`, ...), saying where and why."""
+        """At once. Raises RequestRejected (`GrammarError`, `UnsupportedSchema`, ...), saying where and why."""
         return self._cache.get(_spec(asked), self.vocabulary)
+
+    def _made(self, spec: fsm.Spec) -> Constraint | LmprogError:
+        """On a worker: compiles, and does the first work of the new constraint, which is often its longest."""
+        began = time.thread_time()
+        try:
+            vocabulary = self.vocabulary
+            began = time.thread_time()
+            made = compile_constraint(spec, vocabulary)
+            made.forced(made.start)
+            made.mask(made.start, max(1, made.distance(made.start)))
+            used = time.thread_time() - began
+            if used > MAX_COMPILE_SECONDS:
+                return GrammarError(
+                    f"compiling the constraint took {used:.1f} s of processor time and may take "
+                    f"{MAX_COMPILE_SECONDS:g} s; make it smaller.",
+                    position=None,
+                )
+            return self._cache.put(spec, vocabulary, made)
+        except LmprogError as error:
+            return error
+        except Exception as error:  # the worker's border: whoever waits must hear of it
+            log.exception("a constraint could not be compiled")
+            return GrammarError(f"the constraint could not be compiled: {type(error).__name__}: {error}", position=None)
 
     @property
     def vocabulary(self) -> Vocabulary:
-        if self._vocabulary is None:
-            self._vocabulary = vocabulary_of(self._tokenizer)
-        return self._vocabulary
+        """With everything in it that takes long, made once, by whichever thread comes first."""
+        with self._lock:
+            if self._vocabulary is None:
+                made = vocabulary_of(self._tokenizer, self._num_logits)
+                first = compile_constraint(fsm.Regex(r"\w?"), made)
+                first.mask(first.start)  # loads kernel and index
+                _ = made.ordered, made.longest, made.alphabet
+                self._vocabulary = made
+            return self._vocabulary
 
     def forcing(self, constraint: Constraint, state: int, standing: array[int]) -> tuple[int, ...]:
         """Tokens that must come next, canonical whatever follows them; see `fsm.forced`."""

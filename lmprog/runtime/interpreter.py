@@ -171,6 +171,7 @@ class Interpreter:
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:
             self._deadlines.add(ongoing, self._clock(), op.timeout)
+        self._calls.begin_constraint(ongoing)
         branch.ops.append(op)
         self._endings.ready.append((client_id, branch))
 
@@ -216,17 +217,29 @@ class Interpreter:
     def _run(self, client_id: ClientId, branch: Branch) -> bool:
         """Carries out the branch's next op; False when it must wait for a promise."""
         op = branch.ops[0]
-        if isinstance(op, Appending):
-            missing = next((p for p in op.pieces if isinstance(p, Promise) and not p.known), None)
-            if missing is not None and branch.cause is None:
-                missing.waiting.append(branch)
-                return False
+        if branch.cause is None and self._waits(client_id, branch, op):
+            return False
         branch.ops.popleft()
         try:
             self._carry_out(client_id, branch, op)
         except LmprogError as error:
             self._endings.spoil(branch, error)
         return True
+
+    def _waits(self, client_id: ClientId, branch: Branch, op: object) -> bool:
+        """Whether `op` needs something that is not known yet; then the branch is ready again when it is."""
+        if isinstance(op, Appending):
+            missing = next((p for p in op.pieces if isinstance(p, Promise) and not p.known), None)
+            if missing is not None:
+                missing.waiting.append(branch)
+                return True
+        elif isinstance(op, wire.Gen):
+            ongoing = self.clients[client_id].calls[op.call]
+            compiling = ongoing.compiling
+            if compiling is not None and not compiling.known and ongoing.error is None:
+                compiling.waiting.append((client_id, branch))
+                return True
+        return False
 
     def _carry_out(self, client_id: ClientId, branch: Branch, op: object) -> None:
         client = self.clients[client_id]
@@ -301,8 +314,14 @@ class Interpreter:
         for one in progress:
             self._delivery.take(one, now)
         self._expire(now)
+        self._endings.ready += self._calls.compiled()
         self._run_ready()
         return self._endings.take_replies()
+
+    @property
+    def is_compiling(self) -> bool:
+        """A branch may go on without a message or a step: when its constraint is there."""
+        return self._calls.is_compiling
 
     @property
     def next_deadline(self) -> float | None:

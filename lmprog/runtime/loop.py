@@ -23,6 +23,8 @@ log = logging.getLogger("lmprog")
 
 IDLE_WAIT = 0.2
 """Seconds to wait for messages when nothing runs."""
+COMPILE_WAIT = 0.001
+"""The same while a branch waits for its constraint, of which no message tells."""
 
 MOST_NODES_LOOKED_AT = 5_000
 """Trees larger than this are not walked in a pause: the next request would have to wait for it."""
@@ -101,4 +103,5 @@ class Loop:
         if not self.scheduler.idle:
             return 0.0
         deadline = self.interpreter.next_deadline
-        return IDLE_WAIT if deadline is None else min(IDLE_WAIT, max(0.0, deadline - self._clock()))
+        wait = COMPILE_WAIT if self.interpreter.is_compiling else IDLE_WAIT
+        return wait if deadline is None else min(wait, max(0.0, deadline - self._clock()))

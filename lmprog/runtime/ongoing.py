@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.branch import Branch, Promise
+from lmprog.runtime.compiling import Compiling
 from lmprog.runtime.generation import Generation, ScoredToken
 from lmprog.runtime.request import Call, Lane
 from lmprog.runtime.selecting import Ballot
@@ -31,6 +32,8 @@ class Ongoing:
     streams: list[TextStream] = field(default_factory=list)
     outputs: list[Output | None] = field(default_factory=list)
     ballot: Ballot | None = None
+    compiling: Compiling | None = None
+    """Its constraint, on its way or there."""
     reached: bool = False
     """Its branch has come to it."""
     replied: bool = False

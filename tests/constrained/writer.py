@@ -39,17 +39,19 @@ def byte_tokenizer() -> ByteTokenizer:
 class Writer:
     """Answers gens; `forcing` False leaves every token to the masks."""
 
-    def __init__(self, tokenizer: Tokenizer, forcing: bool = True, engine: Any = None, **changes: Any) -> None:
-        config = SchedulerConfig(**{"page_size": 16, "num_pages": 1024, **changes})
+    def __init__(
+        self, tokenizer: Tokenizer, forcing: bool = True, engine: Any = None, constraints: Constraints | None = None
+    ) -> None:
+        config = SchedulerConfig(page_size=16, num_pages=1024)
         self.now = 0.0
         self.tokenizer = tokenizer
         self.channel = SimChannel()
         self.scheduler = Scheduler(config, CONTEXT)
         self.engine = engine or FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
-        self.constraints = constraints_of(tokenizer)
+        self.constraints = constraints or constraints_of(tokenizer)
         limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
         forced = self.constraints.forcing if forcing else None
-        calls = CallBuilder(tokenizer, limits, self.constraints.compile, forced, random.Random(1))
+        calls = CallBuilder(tokenizer, limits, self.constraints, forced, random.Random(1))
         welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 16, 1024, 1)
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self._clock)
         self.loop = Loop(self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self._clock)

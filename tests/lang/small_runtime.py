@@ -22,10 +22,6 @@ from lmprog.transport import LocalRuntimeChannel
 CONTEXT = 400
 
 
-def _no_constraints(asked: wire.Constraint) -> object:
-    raise NotSupported(f"no constraints here: {asked}")
-
-
 def _no_template() -> ChatTemplate:
     raise NotSupported("no chat template here")
 
@@ -39,7 +35,7 @@ class Small:
         self.scheduler = Scheduler(config, CONTEXT)
         engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
         limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
-        calls = CallBuilder(tokenizer, limits, _no_constraints, None, random.Random(1))  # type: ignore[arg-type]
+        calls = CallBuilder(tokenizer, limits, None, None, random.Random(1))
         welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 4, 2000, 0)
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, time.monotonic)
         self.channel = LocalRuntimeChannel()

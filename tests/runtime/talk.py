@@ -7,7 +7,6 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.config import SchedulerConfig
-from lmprog.errors import NotSupported
 from lmprog.runtime.calls import CallBuilder, Limits
 from lmprog.runtime.chat import ChatTemplate
 from lmprog.runtime.interpreter import Interpreter
@@ -34,7 +33,7 @@ class Talk:
         self.scheduler = Scheduler(config, context_len=200)
         self.engine = FakeEngine(config.num_pages, config.page_size, self.tokenizer.vocab_size)
         limits = Limits(self.tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
-        calls = CallBuilder(self.tokenizer, limits, _none, None, random.Random(1))
+        calls = CallBuilder(self.tokenizer, limits, None, None, random.Random(1))
         welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, self.tokenizer.vocab_size, 4, 64, 1)
         self.interpreter = Interpreter(self.scheduler, calls, _template, welcome, lambda: self.now)
         self.loop = Loop(self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), lambda: self.now)
@@ -74,10 +73,6 @@ def done(replies: list[wire.Reply]) -> dict[int, wire.Done]:
 
 def failed(replies: list[wire.Reply]) -> dict[int | None, wire.Failed]:
     return {reply.call: reply for reply in replies if isinstance(reply, wire.Failed)}
-
-
-def _none(asked: wire.Constraint) -> Any:
-    raise NotSupported(f"no constraints here, {asked} was asked for")
 
 
 def _template() -> ChatTemplate:

@@ -15,7 +15,6 @@ from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.calls import CallBuilder, Limits
 from lmprog.runtime.chat import ChatTemplate
-from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.policy import overtaking_bound
@@ -93,7 +92,7 @@ class World:
         self.scheduler = Scheduler(config, CONTEXT)
         self.engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
         limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
-        calls = CallBuilder(tokenizer, limits, _no_constraints, None, random.Random(seed))
+        calls = CallBuilder(tokenizer, limits, None, None, random.Random(seed))
         welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 1, 1, 0)
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self.clock)
         self.loop = Loop(self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self.clock)
@@ -204,10 +203,6 @@ class World:
 def shrunk(scenario: Scenario, **changes: object) -> Scenario:
     """The scenario with another scheduler setting: for tests of one thing."""
     return replace(scenario, scheduler=replace(scenario.scheduler, **changes))  # type: ignore[arg-type]
-
-
-def _no_constraints(asked: wire.Constraint) -> Constraint:
-    raise NotSupported(f"the simulation has no constraints, {asked} was asked for")
 
 
 def _no_template() -> ChatTemplate:

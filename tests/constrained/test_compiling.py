@@ -1,0 +1,170 @@
+"""A branch waits for its constraint as for a promise, and nobody else does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from lmprog import wire
+from lmprog.errors import GrammarError
+from lmprog.runtime import constraints
+from lmprog.runtime.compiling import Workers
+from lmprog.runtime.constraints import Constraints
+from lmprog.transport import Gone
+from tests.constrained.writer import ME, Writer, byte_tokenizer
+
+FIVE = wire.Sampling(max_tokens=5)
+
+
+class Slow:
+    """A writer whose constraints are compiled when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], None]] = []
+        self.made = Constraints(byte_tokenizer(), submit=self.jobs.append)
+        self.writer = Writer(byte_tokenizer(), constraints=self.made)
+
+    def say(self, *ops: wire.Op | Gone) -> None:
+        self.writer.channel.inbox += [(ME, op) for op in ops]
+
+    def gen(self, number: int, pattern: str | None, timeout: float | None = None) -> None:
+        constraint = None if pattern is None else wire.Regex(pattern)
+        self.say(
+            wire.Open(number),
+            wire.Append(number, (wire.Text("x"),)),
+            wire.Gen(number, number, FIVE, constraint, timeout=timeout),
+        )
+
+    def replies(self, steps: int = 12) -> dict[int | None, wire.Reply]:
+        """The last replies of so many turns, by call."""
+        found: list[wire.Reply] = []
+        for _ in range(steps):
+            self.writer.loop.step()
+            found += [reply for _, reply in self.writer.channel.sent]
+            self.writer.channel.sent = []
+        return {reply.call: reply for reply in found if isinstance(reply, wire.Done | wire.Failed)}
+
+    def compile(self) -> None:
+        while self.jobs:
+            self.jobs.pop(0)()
+
+
+def text_of(reply: wire.Reply) -> str:
+    assert isinstance(reply, wire.Done), reply
+    return reply.outputs[0].text
+
+
+def code_of(reply: wire.Reply) -> str:
+    assert isinstance(reply, wire.Failed), reply
+    return reply.code
+
+
+def test_a_branch_waits_for_its_constraint_and_others_go_on() -> None:
+    slow = Slow()
+    slow.gen(1, "abc")
+    slow.gen(2, None)
+    assert set(slow.replies()) == {2}
+    assert slow.writer.interpreter.is_compiling
+    slow.compile()
+    assert text_of(slow.replies()[1]) == "abc"
+    assert not slow.writer.interpreter.is_compiling
+
+
+def test_two_calls_with_one_constraint_compile_it_once() -> None:
+    slow = Slow()
+    slow.gen(1, "abc")
+    slow.gen(2, "abc")
+    slow.replies(2)
+    assert len(slow.jobs) == 1
+    slow.compile()
+    assert {text_of(reply) for reply in slow.replies().values()} == {"abc"}
+    slow.gen(3, "abc")
+    assert text_of(slow.replies()[3]) == "abc", "what is there already is not waited for"
+    assert not slow.jobs
+
+
+def test_a_wrong_constraint_fails_its_own_calls_only() -> None:
+    slow = Slow()
+    slow.gen(1, "(")
+    slow.gen(2, "abc")
+    slow.replies(2)
+    slow.compile()
+    replies = slow.replies()
+    assert code_of(replies[1]) == "grammar"
+    assert text_of(replies[2]) == "abc"
+
+
+def test_a_call_that_waits_for_its_constraint_can_be_cancelled_and_its_branch_goes_on_to_say_so() -> None:
+    slow = Slow()
+    slow.gen(1, "abc")
+    slow.replies(2)
+    slow.say(wire.Cancel(1), wire.Read(1, 9))
+    replies = slow.replies()
+    assert (code_of(replies[1]), code_of(replies[9])) == ("cancelled", "cancelled")
+    slow.compile()
+    assert slow.replies() == {}
+
+
+def test_a_deadline_holds_while_a_constraint_is_compiled() -> None:
+    slow = Slow()
+    slow.gen(1, "abc", timeout=3.0)
+    slow.replies(2)
+    slow.writer.now = 4.0
+    assert code_of(slow.replies()[1]) == "deadline"
+
+
+@pytest.mark.parametrize("end", [wire.Close(1), Gone()])
+def test_nobody_hears_of_a_constraint_whose_branch_is_gone(end: wire.Op | Gone) -> None:
+    slow = Slow()
+    slow.gen(1, "abc")
+    slow.replies(2)
+    slow.say(end)
+    slow.replies(2)
+    slow.compile()
+    assert slow.replies() == {}
+    slow.writer.scheduler.check()
+    assert slow.writer.scheduler.idle
+
+
+def test_a_compile_that_took_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraints, "MAX_COMPILE_SECONDS", 0.0)
+    slow = Slow()
+    slow.gen(1, "abc")
+    slow.replies(2)
+    slow.compile()
+    assert code_of(slow.replies()[1]) == "grammar"
+
+
+def test_what_breaks_in_a_worker_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    slow = Slow()
+    slow.gen(1, "abc")
+    slow.replies(2)
+    monkeypatch.setattr(constraints, "compile_constraint", broken)
+    slow.compile()
+    assert code_of(slow.replies()[1]) == "grammar"
+
+
+def test_workers_run_jobs_on_threads_of_their_own_in_order() -> None:
+    ran: list[tuple[int, bool]] = []
+    finished = threading.Event()
+    workers = Workers(count=1)
+    caller = threading.get_ident()
+    for number in range(20):
+        workers.submit(lambda number=number: ran.append((number, threading.get_ident() != caller)))  # type: ignore[misc]
+    workers.submit(finished.set)
+    assert finished.wait(10)
+    assert ran == [(number, True) for number in range(20)]
+
+
+def test_tokens_without_logits_are_never_allowed() -> None:
+    tokenizer = byte_tokenizer()
+    few = Constraints(tokenizer, num_logits=ord("c") + 1)
+    mask = few.compile(wire.Regex("[a-z]")).mask(few.compile(wire.Regex("[a-z]")).start)
+    assert [token for token in range(tokenizer.vocab_size) if mask.allows(token)] == [ord(letter) for letter in "abc"]
+    with pytest.raises(GrammarError):
+        few.compile(wire.Regex("("))
