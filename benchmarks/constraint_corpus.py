@@ -220,3 +220,17 @@ BOMBS: tuple[str, ...] = (
     r"(\w{1,100}){1,100}",
     r"[\w\s]{1,1000}[\W\d]{1,1000}",
 )
+
+COSTLY: dict[str, Any] = {
+    "enum of 2,000 texts": {"enum": [f"value number {i}" for i in range(2000)]},
+    "2,000 optional properties": _closed({f"p{i}": _STRING for i in range(2000)}, []),
+    "open object, 50 optional properties": {
+        "type": "object",
+        "properties": {f"property_{i}": _STRING for i in range(50)},
+    },
+    "pattern, at most 2,048 characters": {"type": "string", "pattern": r"^\w+( \w+)*$", "maxLength": 2048},
+    "uri, at most 200 characters": {"type": "string", "format": "uri", "maxLength": 200},
+    "oneOf of 30 tagged objects": {
+        "oneOf": [_closed({"kind": {"const": f"k{i}"}, "value": _STRING}) for i in range(30)],
+    },
+}

@@ -3,6 +3,8 @@
     python -m benchmarks.constraints                     our engine and every installed peer
     python -m benchmarks.constraints --engine lmprog --repeat 5
     python -m benchmarks.constraints --bombs             patterns of bad intent, each with the time until decided
+    python -m benchmarks.constraints --costly            schemas that are large, each with its time to compile
+    python -m benchmarks.constraints --steps             forced tokens of our engine: how many, and are they canonical
     python -m benchmarks.constraints --suite FOLDER      the JSON-Schema-Test-Suite's draft2020-12 folder
 
 The vocabulary is the 131,072 tokens of tekken, from the `mistral-common` wheel. A walk asks for a mask before every
@@ -25,8 +27,12 @@ from pathlib import Path
 import mistral_common
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
-from benchmarks.constraint_corpus import BOMBS, CASES, Case
+from benchmarks.constraint_corpus import BOMBS, CASES, COSTLY, Case
 from benchmarks.constraint_engines import ENGINES, Engine, Refused, Walk
+from lmprog.runtime.fsm.compiler import compile_constraint
+from lmprog.runtime.fsm.constraint import JsonSchema, Regex
+from lmprog.runtime.fsm.explain import byte_vocabulary, example
+from lmprog.runtime.fsm.forced import forced_tokens
 from lmprog.runtime.fsm.token_bytes import vocabulary_of_tokenizer
 from lmprog.runtime.fsm.vocabulary import Vocabulary
 
@@ -174,6 +180,46 @@ def bombs(names: Sequence[str], vocabulary: Vocabulary) -> None:
             print(f"{name:14s} {pattern[:40]:40s} {microseconds(begin) / 1e3:10.1f} ms  {word}")
 
 
+def costly(names: Sequence[str], vocabulary: Vocabulary) -> None:
+    for name in names:
+        engine = ENGINES[name](vocabulary)
+        for label, schema in COSTLY.items():
+            begin = time.process_time()
+            try:
+                engine.compile("schema", json.dumps(schema)).mask()
+                word = "first mask"
+            except Refused as error:
+                word = f"refused: {str(error)[:60]}"
+            print(f"{name:14s} {label:40s} {microseconds(begin) / 1e3:10.1f} ms  {word}")
+
+
+def steps(vocabulary: Vocabulary, encode: Encode) -> None:
+    """Walks every valid text, and six random instances, appending forced tokens where there are some."""
+    stretches = strange = 0
+    plain = byte_vocabulary()
+    for case in CASES:
+        spec = Regex(case.source) if case.kind == "regex" else JsonSchema(case.source)
+        constraint, bare = compile_constraint(spec, vocabulary), compile_constraint(spec, plain)
+        for i, text in enumerate([*case.valid, *(example(bare, plain, seed) for seed in range(6))]):
+            tokens = list(encode(text))
+            state, at, passes, written = constraint.start, 0, 0, b""
+            while at < len(tokens):
+                forced: tuple[int, ...] = ()
+                if written.decode(errors="ignore").encode() == written:
+                    forced = forced_tokens(constraint, state, vocabulary, encode, written.decode())
+                stretches += bool(forced)
+                strange += list(forced) != tokens[at : at + len(forced)]
+                passes += not forced
+                taken = tokens[at : at + max(1, len(forced))]
+                written += b"".join(vocabulary.bytes_of(token) or b"" for token in taken)
+                for token in taken:
+                    state = constraint.advance(state, token)
+                at += len(taken)
+            if i == 0:
+                print(f"{case.name:14s} {len(tokens):4d} tokens, forward passes per token {passes / len(tokens):.2f}")
+    print(f"{stretches} forced stretches, {strange} of them not the tokenizer's own")
+
+
 def suite(names: Sequence[str], folder: Path, vocabulary: Vocabulary) -> None:
     """The required part of the JSON-Schema-Test-Suite, instances spelled with greedy tokens."""
     files = sorted(folder.glob("*.json"))
@@ -213,6 +259,8 @@ def main() -> None:
     parser.add_argument("--engine", action="append", choices=list(ENGINES), help="repeatable; default: all")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--bombs", action="store_true")
+    parser.add_argument("--costly", action="store_true")
+    parser.add_argument("--steps", action="store_true")
     parser.add_argument("--suite", type=Path)
     asked = parser.parse_args()
     vocabulary = vocabulary_of_tokenizer(TEKKEN)
@@ -220,11 +268,21 @@ def main() -> None:
     names = asked.engine or list(ENGINES)
     if asked.bombs:
         bombs(names, vocabulary)
+    elif asked.costly:
+        costly(names, vocabulary)
     elif asked.suite:
         suite(names, asked.suite, vocabulary)
     else:
         tokenizer = Tekkenizer.from_file(str(TEKKEN))
-        compare(names, asked.repeat, vocabulary, lambda text: tokenizer.encode(text, bos=False, eos=False))
+
+        def encode(text: str) -> Sequence[int]:
+            found: list[int] = tokenizer.encode(text, bos=False, eos=False)
+            return found
+
+        if asked.steps:
+            steps(vocabulary, encode)
+        else:
+            compare(names, asked.repeat, vocabulary, encode)
 
 
 if __name__ == "__main__":
