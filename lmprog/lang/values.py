@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, ValidationFailed, from_wire
@@ -63,7 +63,9 @@ class Meta:
 class Gen(Generic[T]):
     """The result of one `gen` or `select`, perhaps still to come."""
 
-    def __init__(self, scope: Scope, op: GenOp[T] | SelectOp, site: Site, before: Gen[Any] | None = None) -> None:
+    def __init__(
+        self, scope: Scope, op: GenOp[T] | SelectOp, site: Site, before: Gen[Any] | None, budget: Budget
+    ) -> None:
         """`before` is the branch's call before this one: when that failed, it is why this one did."""
         self.name = op.name
         self.site = site
@@ -75,12 +77,30 @@ class Gen(Generic[T]):
         self._call: Call | None = None
         self._values: list[T] | None = None
         self._waiting = 0
+        self._budget = budget
+        self._may_be_cut = False  # by the budget, before the op's own max_tokens
 
     # --- for the branch that makes it ---------------------------------------------------------------------------
 
     def bind(self, call: Call) -> None:
         """The call whose last reply this is."""
         self._call = call
+
+    def limit(self, wanted: wire.Gen | wire.Select) -> None:
+        """From now on the budget knows of this call, which is sent as `wanted`."""
+        budget = self._budget
+        if not budget.limits_tokens:
+            return
+        if isinstance(wanted, wire.Gen) and isinstance(self._op, GenOp):
+            self._may_be_cut = wanted.sampling.max_tokens == (budget.tokens_left() or 0) // wanted.sampling.n
+        budget.started(self.cancel)
+        cancel = self.cancel
+        self.call.when_done(lambda: budget.done(cancel, self.usage, cut_short=self._was_cut()))
+
+    def _was_cut(self) -> bool:
+        outcome = self.call.wait(0)
+        is_done = self._may_be_cut and isinstance(outcome, wire.Done)
+        return is_done and any(output.finish == "length" for output in cast(wire.Done, outcome).outputs)
 
     def hear(self, delta: wire.Delta) -> None:
         """More text of the running generation; on the receiving thread."""
@@ -292,3 +312,12 @@ class Gen(Generic[T]):
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self!r} is a pending result and neither true nor false; read its .value, or await it")
+
+    if not TYPE_CHECKING:  # type checkers refuse such a comparison by themselves, unless they see this
+
+        def __eq__(self, other: object) -> bool:
+            if isinstance(other, Gen):
+                return self is other
+            raise TypeError(f"{self!r} is a pending result and equal to no value; read its .value, or await it")
+
+        __hash__ = object.__hash__

@@ -91,3 +91,21 @@ def test_a_pending_result_is_neither_true_nor_false() -> None:
 
     with Scripted(["one"]) as scripted, pytest.raises(TypeError, match="neither true nor false"):
         program.using(backend=scripted).run()
+
+
+def test_a_pending_result_is_not_compared_with_values() -> None:
+    """`if s.select("a", "b") == "a"` would be false without a word, whatever was chosen."""
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> tuple[bool, bool]:
+        s.append("x")
+        chosen = s.gen("kind")
+        with pytest.raises(TypeError, match="equal to no value"):
+            assert chosen == "a"  # type: ignore[comparison-overlap]
+        with pytest.raises(TypeError, match="equal to no value"):
+            assert chosen in ["a", "b"]  # type: ignore[comparison-overlap]
+        same = chosen
+        return chosen == same, chosen.value == "a"
+
+    with Scripted(["a"]) as scripted:
+        assert program.using(backend=scripted).run().value == (True, True)
