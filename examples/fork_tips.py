@@ -3,7 +3,7 @@
 Nothing waits before the branches are read: a pending tip is put into later text as a reference.
 
     python examples/fork_tips.py [--model NAME_OR_FOLDER]
-    lmprog run examples/fork_tips.py::tips --arg topic="better sleep" --arg number=2
+    lmprog run examples/fork_tips.py::fork_tips --arg topic="better sleep" --arg number=2
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Tip:
 
 
 @lmprog.function
-async def tips(s: lmprog.Branch, topic: str = "saving money", number: int = 3) -> list[Tip]:
+async def fork_tips(s: lmprog.Branch, topic: str = "saving money", number: int = 3) -> list[Tip]:
     s.append(f"Give {number} tips for {topic}.\n")
     short = []
     for index in range(1, number + 1):
@@ -35,7 +35,7 @@ async def tips(s: lmprog.Branch, topic: str = "saving money", number: int = 3) -
 
 
 def main() -> None:
-    run = tips.run()
+    run = fork_tips.run()
     for number, tip in enumerate(run.value, start=1):
         print(f"{number}. {tip.short}\n   {tip.long}\n")
     usage = run.usage

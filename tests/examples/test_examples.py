@@ -117,7 +117,7 @@ def test_few_shot_select_gives_probabilities_and_computes_its_examples_once(caps
 
 
 def test_fork_tips_expands_each_tip_on_the_shared_list(capsys: pytest.CaptureFixture[str]) -> None:
-    run = fork_tips.tips.run("better sleep", number=4)
+    run = fork_tips.fork_tips.run("better sleep", number=4)
     assert len(run.value) == 4
     assert all(isinstance(tip.short, str) and "\n" not in tip.short + tip.long for tip in run.value)
     assert run.usage.cached > run.usage.prompt / 2
