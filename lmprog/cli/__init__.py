@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lmprog.cli.arguments import parser
 from lmprog.errors import LmprogError, RequestRejected
@@ -27,11 +27,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"lmprog: {error}", file=sys.stderr)
         return WRONG_USE if isinstance(error, RequestRejected) else 1
+    except ExceptionGroup as errors:  # of several branches of a program
+        ours, others = errors.split(LmprogError)
+        if given.debug or others is not None or ours is None:
+            raise
+        print(*dict.fromkeys(f"lmprog: {error}" for error in _leaves(ours)), sep="\n", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left; nothing more can be said
         return 1
+
+
+def _leaves(errors: BaseExceptionGroup[LmprogError]) -> Iterator[BaseException]:
+    for error in errors.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 def _run(given: argparse.Namespace) -> int:

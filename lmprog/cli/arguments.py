@@ -41,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--arg", metavar="NAME=VALUE", action="append", default=[], help="an argument; JSON where it is")
     run.add_argument("--address", help="a running runtime (default: one of its own)")
     run.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
+    run.add_argument("--temperature", type=float, help="where the program says none (default: 1)")
+    run.add_argument("--seed", type=int, help="makes the run repeat itself")
 
     replay = commands.add_parser("replay", help="do a saved run again and compare it token for token")
     replay.add_argument("file", metavar="FILE", help="what run.save(...) wrote")

@@ -19,13 +19,16 @@ from lmprog.errors import InvalidParameter, UnknownName
 from lmprog.lang.backends.embedded import Runtime, connect
 from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.lang.program import Program
+from lmprog.lang.sampling import Sampling
 
 
 def run(given: argparse.Namespace) -> int:
     program = _find(given.program)
     arguments = _arguments(program, given.arg)
+    said = {name: getattr(given, name) for name in ("temperature", "seed")}
+    sampling = Sampling(**{name: value for name, value in said.items() if value is not None})
     with _backend(given) as backend:
-        done = program.using(backend=backend).run(**arguments)
+        done = program.using(backend=backend, sampling=sampling).run(**arguments)
         print(done.text())
         value = done.value
         if value is not None:

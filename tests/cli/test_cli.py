@@ -19,6 +19,8 @@ from lmprog import wire
 from lmprog.cli import doctor, main
 from lmprog.cli.arguments import options_of, parser
 from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.errors import ModelError
+from lmprog.testing import Scripted
 
 SOURCE = Path(wire.__file__).parents[1]
 SCRIPTED = (
@@ -123,6 +125,7 @@ def test_what_is_unknown_or_wrong_is_refused_with_code_2_and_one_sentence(argume
         (["--arg", "name"], "not NAME=VALUE"),
         ([], "needs --arg name="),
         (["--arg", "name=x", "--address", "ipc://x", "--model", "nano"], "not both"),
+        (["--arg", "name=x", "--temperature", "-1"], "temperature=-1.0 is not allowed"),
     ],
 )
 def test_wrong_arguments_of_a_program_are_refused(
@@ -137,6 +140,40 @@ def test_an_unknown_program_is_refused_with_those_that_there_are(
 ) -> None:
     assert main(["run", program.replace("::greet", "::not_a_program")]) == 2
     assert "no program 'not_a_program'; there are greet" in capsys.readouterr().err
+
+
+FORKING = """
+import lmprog
+
+@lmprog.function
+async def drafts(s):
+    s.append("x")
+    async with s.fork(2) as branches:
+        return await branches.map(lambda b: b.gen(max_tokens=3))
+"""
+
+
+def test_run_takes_the_sampling_that_the_program_leaves_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "forking.py").write_text(FORKING)
+    scripted = Scripted(["a", "b"])
+    monkeypatch.setattr("lmprog.cli.run.Runtime", lambda model: scripted)
+    assert main(["run", f"{tmp_path}/forking.py::drafts", "--temperature", "0.5", "--seed", "3"]) == 0
+    assert "result: ['a', 'b']" in capsys.readouterr().out
+    asked = [one.op for one in scripted.asked]
+    assert all(isinstance(op, wire.Gen) and op.sampling.temperature == 0.5 for op in asked)
+    assert all(isinstance(op, wire.Gen) and op.sampling.seed is not None for op in asked)
+
+
+def test_failures_of_several_branches_are_told_in_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "forking.py").write_text(FORKING)
+    failures = [ModelError("the step failed"), ModelError("the step failed")]
+    monkeypatch.setattr("lmprog.cli.run.Runtime", lambda model: Scripted(failures))
+    assert main(["run", f"{tmp_path}/forking.py::drafts"]) == 1
+    assert capsys.readouterr().err.splitlines() == ["lmprog: the step failed"]
 
 
 def test_every_field_of_the_configurations_has_an_option() -> None:
