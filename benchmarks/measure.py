@@ -55,14 +55,8 @@ class Bench:
     def on_lmprog(self, workload: Workload, *, share: bool) -> Measured:
         """Runs `workload` on a runtime of its own, with the tree (`share`) or without."""
         memory = None if workload.memory is None else self._megabytes(workload.memory)
-        with launch.Runtime(
-            self.model,
-            threads=self.threads,
-            dtype="float32",
-            share=share,
-            kv_memory_mb=memory,
-            **self.options,
-        ) as runtime:
+        fields = {"dtype": "float32", "threads": self.threads, "share": share, "kv_memory_mb": memory, **self.options}
+        with launch.Runtime(self.model, **fields) as runtime:
             connection = runtime.connect("benchmark")
             tap = Tap(connection)
             with RuntimeBackend(tap, welcome=connection.info) as backend:
