@@ -330,7 +330,7 @@ class Interpreter:
 
     def _expire(self, now: float) -> None:
         for ongoing, seconds in self._deadlines.expired(now):
-            self._endings.fail(ongoing, DeadlineExceeded(f"the call did not end within its timeout of {seconds:g} s."))
+            self._endings.fail(ongoing, DeadlineExceeded(f"the call did not end within its timeout of {seconds:.3g} s."))
 
 
 def _promised(client: Client, ref: wire.Ref) -> Promise:

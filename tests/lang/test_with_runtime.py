@@ -124,9 +124,9 @@ def test_a_call_out_of_time_raises(backend: RuntimeBackend) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> str:
         s.append("abc")
-        return s.gen(max_tokens=390, ignore_eos=True, timeout=0.0001).value
+        return s.gen(max_tokens=390, ignore_eos=True, timeout=0.000123456).value
 
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match=r"its timeout of 0\.000123 s"):
         program.using(backend=backend).run()
 
 
