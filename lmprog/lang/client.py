@@ -34,11 +34,13 @@ POLL_SECONDS = 0.2  # how often the receiving thread looks whether it is to end
 class Call:
     """One call in flight: its number, and its last reply once there is one. Any thread may wait for it."""
 
-    __slots__ = ("future", "id", "on_delta")
+    __slots__ = ("future", "id", "on_delta", "on_last")
 
     def __init__(self, call_id: int, on_delta: DeltaListener | None = None) -> None:
         self.id = call_id
         self.on_delta = on_delta
+        self.on_last: Callable[[LastReply | LmprogError], None] | None = None
+        """Called with the last reply before anybody else can read it, on whatever thread it arrives."""
         self.future: Future[LastReply | LmprogError] = Future()
 
     def done(self) -> bool:
@@ -47,6 +49,9 @@ class Call:
     def finish(self, outcome: LastReply | LmprogError) -> None:
         """The last reply, or why there is none. A second one is dropped: the first counts."""
         if not self.future.done():
+            on_last, self.on_last = self.on_last, None
+            if on_last is not None:
+                on_last(outcome)
             self.future.set_result(outcome)
 
     def when_done(self, callback: Callable[[], None]) -> None:

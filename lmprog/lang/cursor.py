@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, ProgramError
+from lmprog.lang.budget import Budget
 from lmprog.lang.client import Call
 from lmprog.lang.ops import Concat, GenOp, RoleBegin, RoleEnd, SelectOp
 from lmprog.lang.references import Mark, split
-from lmprog.lang.sampling import Sampling
+from lmprog.lang.sampling import Sampling, with_max_tokens
 from lmprog.lang.scope import Scope
 from lmprog.lang.site import here
 from lmprog.lang.values import Gen
@@ -38,8 +39,11 @@ Item: TypeAlias = "str | Gen[Any] | RoleBegin | RoleEnd | GainedBy"
 class Cursor:
     """Owns one branch in the runtime, from its first op to `close`."""
 
-    def __init__(self, scope: Scope, parent: Cursor | None = None, path: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, scope: Scope, parent: Cursor | None = None, path: tuple[int, ...] = (), budget: Budget | None = None
+    ) -> None:
         self.scope = scope
+        self.budget: Budget = budget or (scope.budget if parent is None else parent.budget)
         self.path = path  # which fork of which fork; with the number of the call it names a call for seeds
         self.id = scope.client.number()
         self.log: list[Item] = [] if parent is None else list(parent.log)
@@ -139,12 +143,14 @@ class Cursor:
     def request(self, op: GenOp[Any] | SelectOp, sampling: Sampling) -> Gen[Any]:
         """Asks for a generation or a selection here; what the op says goes over `sampling`."""
         self.usable()
-        gen: Gen[Any] = Gen(self.scope, op, here(), self._last)
+        gen: Gen[Any] = Gen(self.scope, op, here(), self._last, self.budget)
         wanted = self._wire_op(op, sampling, len(self.gens))
         self.send_text()
         feed = self.scope.feed
         listens = isinstance(wanted, wire.Gen) and wanted.stream
         gen.bind(Call(wanted.call, gen.hear if listens else None))  # before a follower can find it in the log
+        if self.budget.limits_tokens:
+            gen.limit(is_cut=self._is_cut(wanted, op, sampling))
         self._last = gen
         self.gens.append(gen)
         self.scope.gens.append(gen)
@@ -158,7 +164,7 @@ class Cursor:
         return gen
 
     def _wire_op(self, op: GenOp[Any] | SelectOp, sampling: Sampling, ordinal: int) -> wire.Gen | wire.Select:
-        timeout = self.scope.time_left(op.timeout)
+        timeout = self.budget.time_left(op.timeout)
         number = self.scope.client.number()
         if isinstance(op, SelectOp):
             seed = op.seed if op.seed is not None or op.temperature == 0 else self._seed(sampling, ordinal)
@@ -167,7 +173,25 @@ class Cursor:
         if op.sampling.given().get("seed") is None:
             merged = Sampling(seed=self._seed(merged, ordinal)).over(merged)
         stream = self.scope.feed is not None
-        return wire.Gen(self.id, number, merged.resolve(), op.constraint, stream, op.priority, timeout)
+        return wire.Gen(
+            self.id, number, self._within_tokens(merged.resolve()), op.constraint, stream, op.priority, timeout
+        )
+
+    @staticmethod
+    def _is_cut(wanted: wire.Gen | wire.Select, op: GenOp[Any] | SelectOp, sampling: Sampling) -> bool:
+        if isinstance(wanted, wire.Select) or isinstance(op, SelectOp):
+            return False
+        return wanted.sampling.max_tokens != op.sampling.over(sampling).resolve().max_tokens
+
+    def _within_tokens(self, sampling: wire.Sampling) -> wire.Sampling:
+        """Generates no more than the budget has left; raises where that is less than must be generated."""
+        left = self.budget.tokens_left()
+        if left is None or (sampling.max_tokens is not None and sampling.max_tokens * sampling.n <= left):
+            return sampling
+        each = left // sampling.n
+        if each < max(sampling.min_tokens, 1):
+            raise self.budget.out_of_tokens()
+        return with_max_tokens(sampling, each)
 
     def _seed(self, sampling: Sampling, ordinal: int) -> int:
         """A run's or branch's seed, different for each call of each branch, the same in each run of the program."""
@@ -184,19 +208,20 @@ class Cursor:
 
     # --- forking and ending -------------------------------------------------------------------------------------
 
-    def fork(self, size: int) -> list[Cursor]:
-        """`size` new branches that start where this one stands; it may go on itself."""
+    def fork(self, size: int, budget: Budget | None = None) -> list[Cursor]:
+        """`size` new branches that start where this one stands, with a budget of their own; it may go on itself."""
         self.usable()
         self.send_text()
         nth = self.num_forks
         self.num_forks += 1
-        children = [Cursor(self.scope, self, (*self.path, nth, index)) for index in range(size)]
+        children = [Cursor(self.scope, self, (*self.path, nth, index), budget) for index in range(size)]
         self.scope.post(wire.Fork(self.id, tuple(child.id for child in children)))
         return children
 
     def usable(self) -> None:
         """Raises where nothing can be asked of this branch any more."""
         self.scope.check()
+        self.budget.check()
         if self.cancelled:
             raise Cancelled("this branch was cancelled, because another one of its fork failed")
         if self.closed:

@@ -19,6 +19,7 @@ from lmprog.errors import Cancelled, InvalidParameter, ProgramError
 from lmprog.lang import scope as scopes
 from lmprog.lang.backends import Backend
 from lmprog.lang.backends.default import default_backend
+from lmprog.lang.budget import Budget
 from lmprog.lang.client import running_loop
 from lmprog.lang.cursor import Cursor
 from lmprog.lang.feed import Feed
@@ -31,6 +32,7 @@ from lmprog.lang.variables import settle
 
 R = TypeVar("R")
 OnBatchError: TypeAlias = Literal["raise", "collect"]
+GRACE = 0.1  # seconds in which the runtime may say first which call was out of time
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Settings:
     backend: Backend | None = None
     sampling: Sampling = field(default_factory=Sampling)
     timeout: float | None = None
+    max_total_tokens: int | None = None
     salt: str = ""
 
 
@@ -65,9 +68,10 @@ def backend_of(settings: Settings) -> Backend:
 def open_run(settings: Settings, feed: Feed | None = None) -> Run[Any]:
     """A run that has not begun: its scope and its root branch. Without a backend it is the caller's, or the default."""
     outer = scopes.current.get()
-    scope = Scope(
-        backend_of(settings), settings.sampling, parent=outer, timeout=settings.timeout, salt=settings.salt, feed=feed
-    )  # fmt: skip
+    around = None if outer is None else outer.budget
+    budget = Budget(around, timeout=settings.timeout, max_total_tokens=settings.max_total_tokens)
+    backend = backend_of(settings)
+    scope = Scope(backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed)
     return Run(Branch(Cursor(scope)))
 
 
@@ -75,7 +79,7 @@ def execute(job: Job, run: Run[Any]) -> None:
     """Runs a `def` program here; its end is in `run.outcome`, where an error stays until it is read."""
     token = scopes.current.set(run.scope)
     try:
-        run.scope.begin()
+        run.scope.budget.begin()
         value = job.function(run.branch, *job.args, **job.kwargs)
         raise_together([failure for mapped in run.scope.mapped for failure in mapped.finish()])
         for gen in run.scope.gens:
@@ -98,8 +102,8 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
     """The same for an `async def` program, on this event loop; being cancelled frees everything and goes on up."""
     token = scopes.current.set(run.scope)
     try:
-        run.scope.begin()
-        value = await job.function(run.branch, *job.args, **job.kwargs)
+        run.scope.budget.begin()
+        value = await _in_time(job, run)
         raise_together([failure for mapped in run.scope.mapped for failure in await mapped.finish_async()])
         await settle(run.scope.gens)
         _finish(run)
@@ -118,10 +122,25 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         _end_feed(run)
 
 
+async def _in_time(job: Job, run: Run[Any]) -> Any:
+    """Awaits the program; what else it waits for ends with the run's time, too."""
+    budget = run.scope.budget
+    left = budget.time_left()
+    limit = asyncio.timeout(None if left is None else left + GRACE)
+    try:
+        async with limit:
+            return await job.function(run.branch, *job.args, **job.kwargs)
+    except TimeoutError:
+        if limit.expired():
+            raise budget.out_of_time() from None
+        raise
+
+
 def _finish(run: Run[Any]) -> None:
     """The program has returned and all its calls are done: raises what failed and was never read."""
     unread = {id(gen.root()): gen.root() for gen in run.scope.unread_failures() if not gen.root().was_read}
     raise_together([gen.error_at_site() for gen in unread.values()])
+    run.scope.budget.check()
     with run.scope.client.together():
         run.branch.cursor.close(keep_text=True)
         run.scope.close()

@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from lmprog.errors import Cancelled, InvalidParameter, ProgramError
+from lmprog.errors import Cancelled, DeadlineExceeded, InvalidParameter, ProgramError
 from lmprog.lang.client import running_loop
 from lmprog.lang.values import Gen
 from lmprog.lang.variables import Gathered, settle
@@ -30,6 +30,9 @@ MAX_THREADS = 32  # of one `map` in a plain program
 def raise_together(errors: Sequence[Exception]) -> None:
     """Raises what is there: nothing, one error as it is, or several as a group. Cancelled siblings are no causes."""
     causes = [error for error in errors if not isinstance(error, Cancelled)] or list(errors[:1])
+    # a budget that is over ends many calls, and is one cause
+    once = {error.message if isinstance(error, DeadlineExceeded) else id(error): error for error in reversed(causes)}
+    causes = list(reversed(once.values()))
     if len(causes) == 1:
         raise causes[0]
     if causes:
@@ -144,6 +147,11 @@ class Branches(Sequence["Branch"]):
             return []
         return [gen.error_at_site() for gen in reversed(first.values())]
 
+    def _check_budget(self) -> None:
+        """Also a fork that got all its results may have taken more than it was given."""
+        if self._on_error == "raise":
+            self._children[0].cursor.budget.check()
+
     def _gens(self) -> list[Gen[Any]]:
         return [gen for child in self._children for gen in child.cursor.gens]
 
@@ -161,6 +169,7 @@ class Branches(Sequence["Branch"]):
                 for gen in self._gens():
                     gen.wait()
                 raise_together(self._failed())
+                self._check_budget()
         finally:
             self._close(cancelled=error is not None)
 
@@ -175,6 +184,7 @@ class Branches(Sequence["Branch"]):
                 raise_together([failure for mapped in self._mapped for failure in await mapped.finish_async()])
                 await settle(self._gens())
                 raise_together(self._failed())
+                self._check_budget()
         finally:
             self._close(cancelled=error is not None)
             await asyncio.gather(*(mapped.abandon() for mapped in self._mapped))

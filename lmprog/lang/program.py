@@ -43,6 +43,7 @@ class RunOptions(SamplingOptions, total=False):
     backend: Backend | None
     sampling: Sampling
     timeout: float | None
+    max_total_tokens: int | None
     cache_salt: str
 
 
@@ -80,7 +81,7 @@ class Program(Generic[P, R]):
         return self._variant(self.settings, {**self.bound, **arguments})
 
     def using(self, **options: Unpack[RunOptions]) -> Program[P, R]:
-        """The same program with settings for its runs: sampling, `backend`, `timeout` (seconds), `cache_salt`."""
+        """The same program with settings for its runs: sampling, and the other `RunOptions` (`timeout` in seconds)."""
         return self._variant(self._with(options), self.bound)
 
     def _variant(self, settings: Settings, bound: Mapping[str, Any]) -> Program[P, R]:
@@ -89,10 +90,9 @@ class Program(Generic[P, R]):
     def _with(self, options: Mapping[str, Any]) -> Settings:
         rest = dict(options)
         settings = self.settings
-        if "backend" in rest:
-            settings = replace(settings, backend=rest.pop("backend"))
-        if "timeout" in rest:
-            settings = replace(settings, timeout=rest.pop("timeout"))
+        for name in ("backend", "timeout", "max_total_tokens"):
+            if name in rest:
+                settings = replace(settings, **{name: rest.pop(name)})
         if "cache_salt" in rest:
             settings = replace(settings, salt=rest.pop("cache_salt"))
         given = rest.pop("sampling", None) or Sampling()

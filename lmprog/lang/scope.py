@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
-from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError
+from lmprog.errors import Cancelled, LmprogError
+from lmprog.lang.budget import Budget
 from lmprog.lang.client import Client
 from lmprog.lang.sampling import Sampling
 
@@ -38,7 +38,7 @@ class Scope:
         sampling: Sampling,
         *,
         parent: Scope | None = None,
-        timeout: float | None = None,
+        budget: Budget | None = None,
         salt: str = "",
         feed: Feed | None = None,
     ) -> None:
@@ -58,30 +58,13 @@ class Scope:
         self._lock = threading.Lock()
         self.posting = threading.RLock()  # a branch is not closed between looking at it and posting a reference to it
         self.ended: LmprogError | None = None
-        self._timeout = timeout
+        self.budget: Budget = Budget(None if parent is None else parent.budget) if budget is None else budget
         self._spent = wire.Usage()  # by nested runs that are over
         self._parent = parent
-        self._deadline: float | None = None
         if parent is not None:
             parent.nested.add(self)
             if parent.client is self.client:
                 self.marked = parent.marked
-
-    def begin(self) -> None:
-        """The program starts now: from here its time is counted."""
-        limits = [time.monotonic() + self._timeout] if self._timeout is not None else []
-        if self._parent is not None and self._parent._deadline is not None:
-            limits.append(self._parent._deadline)
-        self._deadline = min(limits, default=None)
-
-    def time_left(self, wanted: float | None) -> float | None:
-        """The seconds that a call may take: what it wants, within what the run has left."""
-        if self._deadline is None:
-            return wanted
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded("the time given to this run is over")
-        return left if wanted is None else min(left, wanted)
 
     def post(self, op: wire.Op) -> None:
         """Posts an op of one of the branches, and remembers it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, ProgramError, UnknownName
 from lmprog.lang import follow
+from lmprog.lang.budget import Budget
 from lmprog.lang.cursor import Cursor, gens_of, messages, plain_text
 from lmprog.lang.fork import Branches, OnError
 from lmprog.lang.ops import GenOptions, RoleBegin, RoleEnd, SelectOptions, gen_op, leading, select_op
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
 
 T = TypeVar("T")
+
+
+class ForkOptions(SamplingOptions, total=False):
+    """What a fork can be told."""
+
+    timeout: float | None
+    max_total_tokens: int | None
 
 
 class Turn:
@@ -118,15 +126,23 @@ class Branch:
 
     # --- forking ------------------------------------------------------------------------------------------------
 
-    def fork(self, size: int = 1, *, on_error: OnError = "raise", **options: Unpack[SamplingOptions]) -> Branches:
-        """`size` branches that go on from here; use it with `with` or `async with`, which joins and frees them."""
+    def fork(self, size: int = 1, *, on_error: OnError = "raise", **options: Unpack[ForkOptions]) -> Branches:
+        """`size` branches that go on from here; use it with `with` or `async with`, which joins and frees them.
+
+        `timeout` (seconds) and `max_total_tokens` limit what the calls of these branches take together.
+        """
         if not isinstance(size, int) or not 1 <= size <= 4096:
             allowed = "1 <= size <= 4096"
             raise InvalidParameter(
                 f"fork({size!r}) is not allowed; give {allowed}", name="size", value=repr(size), allowed=allowed
             )
+        timeout, tokens = options.pop("timeout", None), options.pop("max_total_tokens", None)
+        budget = None
+        if timeout is not None or tokens is not None:
+            budget = Budget(self.cursor.budget, timeout=timeout, max_total_tokens=tokens, what="fork")
+            budget.begin()
         sampling = sampling_of(options).over(self._sampling)
-        return Branches(self, [Branch(child, sampling) for child in self.cursor.fork(size)], on_error)
+        return Branches(self, [Branch(child, sampling) for child in self.cursor.fork(size, budget)], on_error)
 
     @contextmanager
     def copy(self) -> Iterator[Branch]:

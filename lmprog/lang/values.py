@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, ValidationFailed, from_wire
 from lmprog.lang import scope as scopes
-from lmprog.lang.client import Call, running_loop
+from lmprog.lang.budget import Budget
+from lmprog.lang.client import Call, LastReply, running_loop
 from lmprog.lang.ops import GenOp, SelectOp
 from lmprog.lang.references import Mark
 from lmprog.lang.scope import Scope
@@ -78,7 +79,7 @@ class Gen(Generic[T]):
         self._values: list[T] | None = None
         self._waiting = 0
         self._budget = budget
-        self._may_be_cut = False  # by the budget, before the op's own max_tokens
+        self._is_cut = False  # the budget allowed less than the op's own max_tokens
 
     # --- for the branch that makes it ---------------------------------------------------------------------------
 
@@ -86,20 +87,20 @@ class Gen(Generic[T]):
         """The call whose last reply this is."""
         self._call = call
 
-    def limit(self, wanted: wire.Gen | wire.Select) -> None:
-        """From now on the budget knows of this call, which is sent as `wanted`."""
-        budget = self._budget
-        if not budget.limits_tokens:
-            return
-        if isinstance(wanted, wire.Gen) and isinstance(self._op, GenOp):
-            self._may_be_cut = wanted.sampling.max_tokens == (budget.tokens_left() or 0) // wanted.sampling.n
-        budget.started(self.cancel)
-        cancel = self.cancel
-        self.call.when_done(lambda: budget.done(cancel, self.usage, cut_short=self._was_cut()))
+    def limit(self, *, is_cut: bool) -> None:
+        """From now on the budget knows of this call. With `is_cut` it may generate less than the op says."""
+        self._is_cut = is_cut
+        cancel, budget = self.cancel, self._budget
+        budget.started(cancel)
 
-    def _was_cut(self) -> bool:
-        outcome = self.call.wait(0)
-        is_done = self._may_be_cut and isinstance(outcome, wire.Done)
+        def ended(outcome: LastReply | LmprogError) -> None:
+            usage = outcome.usage if isinstance(outcome, wire.Done | wire.Chosen) else None
+            budget.done(cancel, usage, cut_short=self._was_cut(outcome))
+
+        self.call.on_last = ended
+
+    def _was_cut(self, outcome: object) -> bool:
+        is_done = self._is_cut and isinstance(outcome, wire.Done)
         return is_done and any(output.finish == "length" for output in cast(wire.Done, outcome).outputs)
 
     def hear(self, delta: wire.Delta) -> None:
@@ -167,6 +168,8 @@ class Gen(Generic[T]):
 
     def _own_failure(self) -> LmprogError | None:
         outcome = self.call.wait(0) if self.call.done() else None
+        if self._was_cut(outcome):
+            return self._budget.out_of_tokens()
         return outcome if isinstance(outcome, LmprogError) else None
 
     @property
@@ -262,7 +265,7 @@ class Gen(Generic[T]):
     def _reply(self) -> wire.Done | wire.Chosen:
         self.was_read = True
         outcome = self.call.wait(0)
-        if isinstance(outcome, LmprogError):
+        if self._own_failure() is not None:
             raise self._error()
         if not isinstance(outcome, wire.Done | wire.Chosen):
             raise ProgramError(f"the backend answered {self!r} with {type(outcome).__name__}")
@@ -274,8 +277,8 @@ class Gen(Generic[T]):
         error = self.failure()
         if error is None:
             raise ProgramError(f"{self!r} has not failed")
-        if isinstance(error, Cancelled) and self._scope.ended is not None:
-            error = self._scope.ended
+        if isinstance(error, Cancelled):
+            error = self._scope.ended or self._budget.ended or error
         fresh = from_wire(error.code, error.message, error.details())
         fresh.add_note(f"{self!r} was asked for at {self.site}")
         return fresh

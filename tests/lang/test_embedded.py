@@ -66,9 +66,8 @@ def test_a_runtime_that_is_killed_fails_every_waiting_call_within_two_seconds() 
     def forever(s: lmprog.Branch) -> None:
         s.append("x")
         while True:
-            s.gen(max_tokens=64, ignore_eos=True).value
             with s.copy() as other:
-                s = other
+                other.gen(max_tokens=64, ignore_eos=True).value
 
     with Runtime("nano") as doomed:
         killed: list[float] = []

@@ -118,7 +118,7 @@ def rehearse(job: Job, settings: Settings) -> Rehearsed:
     """Runs the program once against placeholders; blocks. Raises what the program raises."""
     double = _Placeholders()
     try:
-        run = open_run(replace(settings, backend=double, timeout=None))
+        run = open_run(replace(settings, backend=double, timeout=None, max_total_tokens=None))
         double.scope = run.scope
         blocking(job, run)
         failure = run.failure
