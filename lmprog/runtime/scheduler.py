@@ -92,6 +92,8 @@ class Scheduler:
         for lane in call.lanes:
             lane.arrival = self.step
             lane.matched = self._cached_prefix(lane)
+            if isinstance(lane.task, Generation):
+                self.stats.generated_tokens += lane.task.generated  # what was forced before the first step
             self.line.join(lane)
 
     def end(self, lane: Lane, keep: int | None = None) -> Node | None:

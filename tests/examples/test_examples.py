@@ -125,7 +125,11 @@ def test_fork_tips_expands_each_tip_on_the_shared_list(capsys: pytest.CaptureFix
 
 
 def test_extract_json_gives_objects_of_the_type_and_of_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    before = lmprog.get_server_info()
     run = extract_json.person.run("Ben is 45 years old. Ben lives in Lima. Ben likes cooking. Ben is sad today.")
+    after = lmprog.get_server_info()
+    assert after["generated_tokens"] - before["generated_tokens"] == run.usage.generated
+    assert after["forced_tokens"] - before["forced_tokens"] == run.usage.forced
     found = run.value
     assert isinstance(found, extract_json.Person)
     assert isinstance(found.age, int)
