@@ -38,7 +38,7 @@ def assemble(
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     scheduler = Scheduler(scheduling, engine.context_len)
     limits = Limits(engine.vocab_size, scheduler.longest_lane, scheduler.check_fits)
-    constraints = Constraints(tokenizer, engine.vocab_size, Workers().submit)
+    constraints = Constraints(tokenizer, engine.vocab_size, Workers())
     calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(os.urandom(16)))
     welcome = wire.Welcome(
         version=wire.PROTOCOL_VERSION,

@@ -73,6 +73,11 @@ class CallBuilder:
     def is_compiling(self) -> bool:
         return self.constraints is not None and self.constraints.is_compiling
 
+    def let_compile(self, busy: bool) -> None:
+        """See `Constraints.turn`."""
+        if self.constraints is not None:
+            self.constraints.turn(busy)
+
     def compiled(self) -> list[tuple[ClientId, Branch]]:
         """Branches whose constraint has become known."""
         finished = self.constraints.collect() if self.constraints is not None else []

@@ -2,16 +2,13 @@
 
 Joins three things that know nothing of each other: the wire's specifications, the automata of `fsm`, the tokenizer.
 
-A constraint is compiled, and asked for its first mask, by a worker; from then on it belongs to the loop's thread. A
-compile cannot be stopped from outside: the limits of `fsm` bound its work, and one that took more than
-`MAX_COMPILE_SECONDS` of processor time all the same is refused when it ends.
+A constraint is compiled, and asked for its first mask, by a worker; from then on it belongs to the loop's thread.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
-import time
 from array import array
 from collections import OrderedDict
 from threading import Lock
@@ -19,7 +16,7 @@ from threading import Lock
 from lmprog import wire
 from lmprog.errors import GrammarError, LmprogError
 from lmprog.runtime import fsm
-from lmprog.runtime.compiling import Compiling, Submit, at_once
+from lmprog.runtime.compiling import Compiling, Submit, Workers, at_once, limited
 from lmprog.runtime.fsm.cache import ConstraintCache
 from lmprog.runtime.fsm.compiler import compile_constraint
 from lmprog.runtime.fsm.constraint import Constraint
@@ -48,13 +45,14 @@ def vocabulary_of(tokenizer: Tokenizer, num_logits: int | None = None) -> Vocabu
 class Constraints:
     """Compiles constraints for one tokenizer. The vocabulary's index is made when the first constraint comes.
 
-    All methods belong to the loop's thread; what `submit` is given may run on another one.
+    All methods belong to the loop's thread; what is submitted runs on the worker's, at once where there is none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_logits: int | None = None, submit: Submit = at_once) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_logits: int | None = None, workers: Workers | None = None) -> None:
         self._tokenizer = tokenizer
         self._num_logits = num_logits
-        self._submit = submit
+        self._workers = workers
+        self._submit: Submit = at_once if workers is None else workers.submit
         self._vocabulary: Vocabulary | None = None
         self._lock = Lock()
         self._cache = ConstraintCache()
@@ -65,6 +63,11 @@ class Constraints:
     @property
     def is_compiling(self) -> bool:
         return bool(self._under_way)
+
+    def turn(self, busy: bool) -> None:
+        """The loop's step is over: what is being compiled goes on, for a moment where the loop is `busy`."""
+        if self._workers is not None and self._under_way:
+            self._workers.turn(busy)
 
     def begin(self, asked: wire.Constraint) -> Compiling:
         """The constraint, if it is there already, else one that `collect` will make known."""
@@ -99,20 +102,12 @@ class Constraints:
 
     def _made(self, spec: fsm.Spec) -> Constraint | LmprogError:
         """On a worker: compiles, and does the first work of the new constraint, which is often its longest."""
-        began = time.thread_time()
         try:
             vocabulary = self.vocabulary
-            began = time.thread_time()
-            made = compile_constraint(spec, vocabulary)
-            made.forced(made.start)
-            made.mask(made.start, max(1, made.distance(made.start)))
-            used = time.thread_time() - began
-            if used > MAX_COMPILE_SECONDS:
-                return GrammarError(
-                    f"compiling the constraint took {used:.1f} s of processor time and may take "
-                    f"{MAX_COMPILE_SECONDS:g} s; make it smaller.",
-                    position=None,
-                )
+            with limited(MAX_COMPILE_SECONDS):
+                made = compile_constraint(spec, vocabulary)
+                made.forced(made.start)
+                made.mask(made.start, max(1, made.distance(made.start)))
             return self._cache.put(spec, vocabulary, made)
         except LmprogError as error:
             return error

@@ -58,6 +58,7 @@ class Interpreter:
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
+        self._num_programs = 0
 
     # --- from clients --------------------------------------------------------------------------------------------
 
@@ -87,6 +88,8 @@ class Interpreter:
         match op:
             case wire.Open(branch=number, salt=salt):
                 if self._new_branch(client, number, salt):
+                    self._num_programs += 1
+                    client.branches[number].program = self._num_programs
                     client.branches[number].birth()
             case wire.Fork(branch=number, children=children):
                 self._queue(client_id, client, number, op)
@@ -255,7 +258,7 @@ class Interpreter:
                     child = client.branches.get(number)
                     if child is not None and child.state is BranchState.UNBORN:
                         child.birth(branch)
-                        self._endings.stand(child, branch.node)
+                        self._endings.stand(child, branch.pin.node if branch.pin else None)
                         self.scheduler.stats.forks += 1
                         self._endings.ready.append((client_id, child))
             case wire.Gen(call=call) | wire.Select(call=call) | wire.Read(call=call):
@@ -314,6 +317,7 @@ class Interpreter:
         for one in progress:
             self._delivery.take(one, now)
         self._expire(now)
+        self._calls.let_compile(busy=not self.scheduler.idle)
         self._endings.ready += self._calls.compiled()
         self._run_ready()
         return self._endings.take_replies()
@@ -330,7 +334,9 @@ class Interpreter:
 
     def _expire(self, now: float) -> None:
         for ongoing, seconds in self._deadlines.expired(now):
-            self._endings.fail(ongoing, DeadlineExceeded(f"the call did not end within its timeout of {seconds:.3g} s."))
+            self._endings.fail(
+                ongoing, DeadlineExceeded(f"the call did not end within its timeout of {seconds:.3g} s.")
+            )
 
 
 def _promised(client: Client, ref: wire.Ref) -> Promise:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -18,12 +19,27 @@ from tests.constrained.writer import ME, Writer, byte_tokenizer
 FIVE = wire.Sampling(max_tokens=5)
 
 
+class Later(Workers):
+    """Runs jobs when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[Callable[[], None]] = []
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self.jobs.append(job)
+
+    def turn(self, busy: bool) -> None:
+        """Nobody waits for it."""
+
+
 class Slow:
     """A writer whose constraints are compiled when the test says so."""
 
     def __init__(self) -> None:
-        self.jobs: list[Callable[[], None]] = []
-        self.made = Constraints(byte_tokenizer(), submit=self.jobs.append)
+        workers = Later()
+        self.jobs = workers.jobs
+        self.made = Constraints(byte_tokenizer(), workers=workers)
         self.writer = Writer(byte_tokenizer(), constraints=self.made)
 
     def say(self, *ops: wire.Op | Gone) -> None:
@@ -131,10 +147,15 @@ def test_nobody_hears_of_a_constraint_whose_branch_is_gone(end: wire.Op | Gone) 
 def test_a_compile_that_took_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraints, "MAX_COMPILE_SECONDS", 0.0)
     slow = Slow()
-    slow.gen(1, "abc")
+    slow.gen(1, "abc|" * 100)
+    slow.gen(2, "abc")
     slow.replies(2)
+    slow.jobs.pop(0)()
+    monkeypatch.undo()
     slow.compile()
-    assert code_of(slow.replies()[1]) == "grammar"
+    replies = slow.replies()
+    assert code_of(replies[1]) == "grammar"
+    assert text_of(replies[2]) == "abc"
 
 
 def test_what_breaks_in_a_worker_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +173,37 @@ def test_what_breaks_in_a_worker_is_an_answer_too(monkeypatch: pytest.MonkeyPatc
 def test_workers_run_jobs_on_threads_of_their_own_in_order() -> None:
     ran: list[tuple[int, bool]] = []
     finished = threading.Event()
-    workers = Workers(count=1)
+    workers = Workers()
     caller = threading.get_ident()
     for number in range(20):
         workers.submit(lambda number=number: ran.append((number, threading.get_ident() != caller)))  # type: ignore[misc]
     workers.submit(finished.set)
     assert finished.wait(10)
     assert ran == [(number, True) for number in range(20)]
+
+
+def test_the_worker_stands_still_while_a_step_runs() -> None:
+    workers = Workers()
+    calls = [0]
+    stopped = threading.Event()
+
+    def one() -> None:
+        calls[0] += 1
+
+    def count() -> None:
+        while not stopped.is_set():
+            one()
+
+    workers.submit(count)
+    workers.turn(busy=True)
+    time.sleep(0.02)  # it comes to its next call
+    before = calls[0]
+    time.sleep(0.05)
+    assert calls[0] == before
+    workers.turn(busy=True)
+    assert calls[0] > before
+    stopped.set()
+    workers.turn(busy=False)
 
 
 def test_tokens_without_logits_are_never_allowed() -> None:
