@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
 from lmprog import wire
 from lmprog.lang.scope import Scope, total
@@ -101,6 +101,22 @@ class Run(Generic[R]):
         async for piece in self.branch.text_async_iter(var_name, return_meta_data):
             yield piece
         self._finished()
+
+    def show(self, file: TextIO | None = None, *, color: bool | None = None) -> None:
+        """Prints the run's text, what of it was cached, computed, generated and forced, and its work; blocks.
+
+        Colored where `file` (standard output without one) is a terminal, or as `color` says.
+        """
+        from lmprog.lang.show import to_terminal
+
+        self.sync()
+        to_terminal(self, file, color=color)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        from lmprog.lang.show import to_html
+
+        return to_html(self)
 
     def _finished(self) -> None:
         """Waits for the end; raises the run's error."""

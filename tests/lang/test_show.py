@@ -1,0 +1,105 @@
+"""Shown runs: every part of the text is there once, and is what the runtime's counts say that it is."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+
+import lmprog
+from lmprog.errors import ContextOverflow
+from lmprog.lang.backends.runtime import RuntimeBackend
+from lmprog.lang.show import Part, parts_of
+from lmprog.testing import Hold, Scripted
+
+
+@lmprog.function
+def program(s: lmprog.Branch, prefix: str) -> None:
+    s.append(prefix)
+    first = s.gen("first", max_tokens=5, ignore_eos=True)
+    s.append(f" then {first} and ")
+    s.gen("second", max_tokens=4, ignore_eos=True)
+    s.append(" the end")
+
+
+def test_what_an_earlier_run_computed_is_shown_as_cached(backend: RuntimeBackend) -> None:
+    fresh, again, longer = (
+        program.using(backend=backend, temperature=0).run(prefix)
+        for prefix in ("a long prefix ", "a long prefix ", "a long prefix and more")
+    )
+    assert [part.kind for part in parts_of(fresh.branch.cursor)][:2] == ["computed", "generated"]
+    assert [part.kind for part in parts_of(again.branch.cursor)][:2] == ["cached", "generated"]
+    assert [part.kind for part in parts_of(longer.branch.cursor)][:2] == ["partly cached", "generated"]
+    assert parts_of(fresh.branch.cursor)[-1] == Part("unused", " the end")
+
+
+def test_the_parts_are_the_text(backend: RuntimeBackend) -> None:
+    run = program.using(backend=backend).run("a long prefix ")
+    assert "".join(part.text for part in parts_of(run.branch.cursor)) == run.text()
+
+
+def test_counts_stand_beside_the_parts(backend: RuntimeBackend) -> None:
+    run = program.using(backend=backend).run("abc")
+    shown = io.StringIO()
+    run.show(shown)
+    assert "'abc': 0 of the 3 tokens up to here were cached" in shown.getvalue()
+    assert re.search(r"first: 5 tokens generated, 0 of them forced, in \d+ ms", shown.getvalue())
+    assert "\x1b[" not in shown.getvalue(), "no colors outside of a terminal"
+    colored = io.StringIO()
+    run.show(colored, color=True)
+    assert "\x1b[34m" in colored.getvalue()
+
+
+def test_notebooks_get_escaped_text_with_roles_and_selections() -> None:
+    @lmprog.function
+    def chat(s: lmprog.Branch) -> None:
+        s.user("<b>hello</b>")
+        with s.assistant():
+            s.select("x < y", "no", name="kind")
+
+    with Scripted(["x < y"]) as scripted:
+        page = chat.using(backend=scripted).run()._repr_html_()
+    assert "&lt;b&gt;hello&lt;/b&gt;" in page
+    assert "<b>" not in page
+    assert "[user] " in page
+    assert 'title="kind: probability 0.900 among 2 options">x &lt; y<' in page
+    assert page.count("<span") == page.count("</span>")
+    assert page.count("<div") == page.count("</div>")
+
+
+def test_a_failed_run_is_shown_as_far_as_it_came() -> None:
+    @lmprog.function
+    def failing(s: lmprog.Branch) -> None:
+        s.append("abc")
+        s.gen("a")
+        s.append("def")
+        s.gen("b")
+
+    run = None
+    with Scripted(["one", ContextOverflow("too long")]) as scripted:
+        [run] = failing.run_batch([{}], backend=scripted)
+    shown = io.StringIO()
+    run.show(shown)
+    assert shown.getvalue().startswith("abconedef<too long>\n")
+    assert "ContextOverflow: too long" in shown.getvalue()
+    assert "too long" in run._repr_html_()
+    with pytest.raises(ContextOverflow):
+        run.text()
+
+
+def test_a_run_that_goes_on_is_not_waited_for_by_a_notebook() -> None:
+    @lmprog.function
+    def short(s: lmprog.Branch) -> None:
+        s.append("x")
+        s.gen("a")
+
+    with Scripted([Hold()]) as scripted:
+        run = short.run(backend=scripted, stream=True)  # type: ignore[call-arg]
+        assert run._repr_html_() == "<i>still running</i>"
+        while not scripted.runtime.held():
+            time.sleep(0.001)
+        scripted.release("one")
+        run.sync()
+        assert ">one<" in run._repr_html_()
