@@ -7,9 +7,12 @@ are the runtime's own counters before and after. Knows how to print; what a prog
 from __future__ import annotations
 
 import inspect
+import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -321,8 +324,14 @@ def _figures(work: Work) -> list[str]:
     return [f"{number:,.0f}" for number in _numbers(work)]
 
 
+def _command() -> str:
+    """How this command is called here: `make demo` runs it from a virtual environment that is on nobody's path."""
+    called = sys.argv[0]
+    return called if Path(called).name == "lmprog" and shutil.which("lmprog") is None else "lmprog"
+
+
 def _go_on(console: Console) -> None:
     console.print(Rule("[bold]How to go on[/bold]", align="left"))
     for what, why in WAYS:
-        _flow(console, Text(what, style="bold"))
+        _flow(console, Text(what.replace("lmprog ", f"{_command()} ", 1), style="bold"))
         _flow(console, Text(why), indent=4)
