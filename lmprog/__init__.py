@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
     from lmprog.lang.backends.default import set_default_backend as set_default_backend
     from lmprog.lang.backends.embedded import Runtime as Runtime
@@ -71,6 +72,7 @@ _HOMES = {
     "Branch": "lmprog.lang.state",
     "Branches": "lmprog.lang.fork",
     "LmprogError": "lmprog.errors",
+    "constraint": "lmprog.constrained",
     "Sampling": "lmprog.lang.sampling",
     "replay": "lmprog.lang.replay",
     "set_default_backend": "lmprog.lang.backends.default",

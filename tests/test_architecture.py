@@ -39,7 +39,7 @@ UNITS = {
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     # the client's side: no tokens, no tensors, no sockets
     "lang": Unit("lmprog.lang lmprog.testing", "errors config wire transport launch"),
-    "facade": Unit("lmprog", "errors lang launch"),
+    "facade": Unit("lmprog", "errors lang launch constraint"),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
     "fsm": Unit("lmprog.runtime.fsm", "errors native"),
@@ -60,6 +60,7 @@ UNITS = {
         "lmprog.runtime.constraints lmprog.runtime.compiling",
         "errors wire transport radix fsm text scheduling",
     ),
+    "constraint": Unit("lmprog.constrained", "errors wire lang fsm interpreter"),
     "loop": Unit("lmprog.runtime.loop", "errors transport scheduling interpreter"),
     # tensors: they see batches, never requests
     "tensors": Unit(
@@ -75,7 +76,7 @@ UNITS = {
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
         "errors config wire transport launch text scheduling interpreter loop tensors",
     ),
-    "cli": Unit("lmprog.cli lmprog.demo", "errors config wire native launch lang facade simulation"),
+    "cli": Unit("lmprog.cli lmprog.demo", "errors config wire native launch lang facade constraint simulation"),
 }
 
 # Through which modules a library enters. What is not listed is not imported by `lmprog` at all.

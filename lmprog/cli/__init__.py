@@ -70,6 +70,10 @@ def _run(given: argparse.Namespace) -> int:
             from lmprog.cli import replay
 
             return replay.run(given)
+        case "constraint":
+            from lmprog.cli import constraint
+
+            return constraint.run(given)
         case "sim":
             from lmprog.runtime.simulation.main import main as simulate
 

@@ -49,6 +49,12 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument("--address", help="a running runtime (default: one of its own)")
     replay.add_argument("--model", help="folder of the run's model, for a runtime of its own (default: its name)")
 
+    constraint = commands.add_parser("constraint", help="what a regex or a JSON schema means, without a model")
+    explain = constraint.add_subparsers(dest="verb", metavar="VERB", required=True).add_parser("explain")
+    explain.add_argument("what", metavar="REGEX|SCHEMA.json", help="a regex, a schema's file, or its text")
+    explain.add_argument("--dot", action="store_true", help="draw the automaton, in DOT")
+    explain.add_argument("--seed", type=int, default=0, help="of the example (default: 0)")
+
     sim = commands.add_parser("sim", help="run the core against a simulated model and check every step")
     sim.add_argument("--seed", type=int, default=0, help="of the first world; it replays the same (default: 0)")
     sim.add_argument("--steps", type=_positive, default=500, help="of each world (default: 500)")

@@ -71,7 +71,7 @@ class Constraints:
 
     def begin(self, asked: wire.Constraint) -> Compiling:
         """The constraint, if it is there already, else one that `collect` will make known."""
-        spec = _spec(asked)
+        spec = spec_of(asked)
         compiling = self._under_way.get(spec)
         if compiling is not None:
             return compiling
@@ -98,7 +98,7 @@ class Constraints:
 
     def compile(self, asked: wire.Constraint) -> Constraint:
         """At once. Raises RequestRejected (`GrammarError`, `UnsupportedSchema`, ...), saying where and why."""
-        return self._cache.get(_spec(asked), self.vocabulary)
+        return self._cache.get(spec_of(asked), self.vocabulary)
 
     def _made(self, spec: fsm.Spec) -> Constraint | LmprogError:
         """On a worker: compiles, and does the first work of the new constraint, which is often its longest."""
@@ -144,7 +144,8 @@ class Constraints:
         return answer
 
 
-def _spec(asked: wire.Constraint) -> fsm.Spec:
+def spec_of(asked: wire.Constraint) -> fsm.Spec:
+    """What the wire asks for, as the compiler knows it."""
     match asked:
         case wire.Regex(pattern=pattern):
             return fsm.Regex(pattern)

@@ -1,0 +1,202 @@
+"""A constraint by itself, without a model: what it accepts, what it forces, what it allows next, how it looks.
+
+`lmprog.constraint(...)` takes what `gen` takes and gives what the runtime would compile of it, over single bytes. Knows
+automata and vocabularies; knows no runtime process and no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter
+from lmprog.lang import typed
+from lmprog.runtime.constraints import spec_of, vocabulary_of
+from lmprog.runtime.fsm.compiler import compile_constraint
+from lmprog.runtime.fsm.constraint import Constraint, Spec
+from lmprog.runtime.fsm.token_bytes import vocabulary_of_tokenizer
+from lmprog.runtime.fsm.vocabulary import Vocabulary
+
+EXAMPLE_BYTES = 160
+"""An example is drawn to its end within so many bytes, or within the fewest that any instance needs."""
+_EOS = 256
+_STOP_AT = 0.5
+"""Probability with which an example ends where it may."""
+
+
+@functools.cache
+def _bytes() -> Vocabulary:
+    """256 tokens of one byte and an end."""
+    return Vocabulary([*(bytes([byte]) for byte in range(256)), None], [_EOS], use_cache=False)
+
+
+class Constrained:
+    """One compiled constraint; make it with `lmprog.constraint`."""
+
+    def __init__(self, asked: wire.Constraint) -> None:
+        self._spec: Spec = spec_of(asked)
+        self._constraint = compile_constraint(self._spec, _bytes())
+        self._over_tokens: dict[object, tuple[Constraint, int, object]] = {}
+        """The constraint over a tokenizer's tokens, how many there are, and the tokenizer, so that its id stays its."""
+
+    @property
+    def engine(self) -> str:
+        """ "lmprog", or "llguidance" for a grammar that is not regular."""
+        return self._constraint.engine
+
+    def accepts(self, text: str) -> bool:
+        """Whether `text` is a whole instance."""
+        state = self._constraint.advance_bytes(self._constraint.start, text.encode())
+        return state is not None and self._constraint.is_final(state)
+
+    def example(self, seed: int = 0) -> str:
+        """An instance drawn at random; printable letters are preferred where there is a choice."""
+        constraint, rng = self._constraint, random.Random(seed)
+        state = constraint.start
+        left = max(EXAMPLE_BYTES, constraint.distance(state))
+        text = bytearray()
+        while left and not constraint.is_done(state):
+            if constraint.is_final(state) and rng.random() < _STOP_AT:
+                break
+            byte = _drawn(constraint, state, left, rng)
+            state = constraint.advance(state, byte)
+            text.append(byte)
+            left -= 1
+        return text.decode()
+
+    def forced_share(self, num_examples: int = 20) -> float:
+        """The fraction of an instance's bytes that the constraint leaves no choice about, over examples."""
+        constraint, num_forced, num_bytes = self._constraint, 0, 0
+        for seed in range(num_examples):
+            text, state, at = self.example(seed).encode(), constraint.start, 0
+            while at < len(text):
+                step = max(1, len(constraint.forced(state)))
+                num_forced += step if constraint.forced(state) else 0
+                after = constraint.advance_bytes(state, text[at : at + step])
+                assert after is not None, "an example is an instance"
+                state, at = after, at + step
+            num_bytes += len(text)
+        return num_forced / num_bytes if num_bytes else 0.0
+
+    def mask(self, prefix_tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
+        """The tokens allowed after `prefix_tokens`, ascending, the end of the text included where it may end.
+
+        `tokenizer` is one of `lmprog.runtime.tokenizer`, a `tokenizers.Tokenizer`, or the path of a tokenizer's file.
+        Raises ValueError where the prefix is not allowed itself.
+        """
+        constraint, size = self._over(tokenizer)
+        state = constraint.start
+        for token in prefix_tokens:
+            state = constraint.advance(state, token)
+        row = constraint.mask(state)
+        if row.ids is not None:
+            return tuple(row.ids.tolist())
+        return tuple(token for token in range(size) if row.allows(token))
+
+    def _over(self, tokenizer: Any) -> tuple[Constraint, int]:
+        key: object = str(tokenizer) if isinstance(tokenizer, str | Path) else id(tokenizer)
+        found = self._over_tokens.get(key)
+        if found is None:
+            own = hasattr(tokenizer, "token_bytes")
+            vocabulary = vocabulary_of(tokenizer) if own else vocabulary_of_tokenizer(tokenizer)
+            made = compile_constraint(self._spec, vocabulary)
+            found = self._over_tokens[key] = (made, len(vocabulary), tokenizer)
+        return found[0], found[1]
+
+    def states(self, most: int = 2000) -> dict[int, dict[int, int]]:
+        """The states within reach, each with its moves (byte -> state), breadth first, `most` of them at the most."""
+        constraint, found = self._constraint, dict[int, dict[int, int]]()
+        todo = deque([constraint.start])
+        known = {constraint.start}
+        while todo and len(found) < most:
+            state = todo.popleft()
+            row = constraint.mask(state)
+            moves = found[state] = {byte: constraint.advance(state, byte) for byte in range(256) if row.allows(byte)}
+            for after in moves.values():
+                if after not in known:
+                    known.add(after)
+                    todo.append(after)
+        return found
+
+    def dot(self, most: int = 60) -> str:
+        """The automaton as a drawing in DOT, its first `most` states; a double circle is where a text may end."""
+        found = self.states(most)
+        lines = ["digraph constraint {", "  rankdir=LR;", '  node [shape=circle, label=""];']
+        for state, moves in found.items():
+            if self._constraint.is_final(state):
+                lines.append(f"  {state} [shape=doublecircle];")
+            labels: dict[int, list[int]] = {}
+            for byte, after in moves.items():
+                labels.setdefault(after, []).append(byte)
+            for after, label in labels.items():
+                dashed = "" if after in found else ", style=dashed"
+                lines.append(f"  {state} -> {after} [label={json.dumps(_ranges(label))}{dashed}];")
+        return "\n".join([*lines, "}"]) + "\n"
+
+
+def constraint(
+    *,
+    regex: str | None = None,
+    schema: Mapping[str, Any] | str | None = None,
+    choices: Sequence[str] | None = None,
+    grammar: str | None = None,
+    type: object = None,
+) -> Constrained:
+    """The constraint that `gen` would use for the same keyword; exactly one is given.
+
+    Raises RequestRejected where it is malformed, not supported, or nothing would match.
+    """
+    given = {"regex": regex, "schema": schema, "choices": choices, "grammar": grammar, "type": type}
+    said = [name for name, value in given.items() if value is not None]
+    if len(said) != 1:
+        raise InvalidParameter(
+            f"{' and '.join(said) or 'nothing'} was given; give one of {', '.join(given)}",
+            name=" and ".join(said),
+            allowed="exactly one",
+        )
+    return Constrained(_asked(said[0], given[said[0]]))
+
+
+def _asked(name: str, value: Any) -> wire.Constraint:
+    if name == "regex":
+        return wire.Regex(value)
+    if name == "schema":
+        return wire.JsonSchema(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    if name == "choices":
+        return wire.Choices(tuple(value))
+    if name == "grammar":
+        return wire.Grammar(value)
+    return typed.constraint_of(value) or wire.Regex("(?s:.*)")
+
+
+def _drawn(constraint: Constraint, state: int, left: int, rng: random.Random) -> int:
+    row = constraint.mask(state, left)
+    allowed = [byte for byte in range(256) if row.allows(byte)]
+    plain = [byte for byte in allowed if chr(byte).isascii() and chr(byte).isalnum()]
+    ascii_bytes = [byte for byte in allowed if 32 <= byte < 127]
+    for some, chance in ((plain, 0.8), (ascii_bytes, 0.95)):
+        if some and rng.random() < chance:
+            return rng.choice(some)
+    return rng.choice(allowed)
+
+
+def _ranges(found: list[int]) -> str:
+    """`a-z 0x80-0xbf` for these bytes."""
+    parts: list[str] = []
+    first = before = found[0]
+    for byte in [*found[1:], -1]:
+        if byte != before + 1:
+            parts.append(_shown(first) if first == before else f"{_shown(first)}-{_shown(before)}")
+            first = byte
+        before = byte
+    return " ".join(parts)
+
+
+def _shown(byte: int) -> str:
+    return chr(byte) if 33 <= byte < 127 else f"0x{byte:02x}"

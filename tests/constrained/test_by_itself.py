@@ -1,0 +1,121 @@
+"""A constraint without a model: what is accepted, drawn, forced, allowed and shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import lmprog
+from lmprog.cli import main
+from lmprog.errors import InvalidParameter, RequestRejected
+from tests.constrained.test_always_closes import CONSTRAINTS, is_instance
+from tests.constrained.writer import byte_tokenizer, nano_tokenizer
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+def test_importing_it_loads_no_torch_and_no_runtime() -> None:
+    code = (
+        "import sys, lmprog; assert 'numpy' not in sys.modules; c = lmprog.constraint(regex='a+'); "
+        "assert c.accepts('aa'); assert 'torch' not in sys.modules; assert callable(lmprog.constraint)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_kind_accepts_what_it_says() -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"regex": r"\d{2}"}, "12", "123"),
+        ({"schema": {"type": "integer"}}, "-7", "7.5"),
+        ({"schema": '{"type": "integer"}'}, "-7", "7.5"),
+        ({"choices": ["yes", "no"]}, "no", "maybe"),
+        ({"type": bool}, "true", "True"),
+        ({"type": Literal["a", "b"]}, "a", '"a"'),
+        ({"type": Color}, "red", "green"),
+        ({"type": list[int]}, "[1, 2]", "[1, x]"),
+    ]
+    for keywords, inside, outside in cases:
+        made = lmprog.constraint(**keywords)
+        assert made.accepts(inside), keywords
+        assert not made.accepts(outside), keywords
+        assert made.engine == "lmprog"
+
+
+def test_a_grammar_is_served_by_the_other_engine() -> None:
+    pytest.importorskip("llguidance")
+    made = lmprog.constraint(grammar='start: "(" start ")" | "x"')
+    assert made.engine == "llguidance"
+    assert made.accepts("((x))")
+    assert not made.accepts("((x)")
+
+
+def test_exactly_one_keyword_is_given() -> None:
+    for keywords in ({}, {"regex": "a", "choices": ["a"]}):
+        with pytest.raises(InvalidParameter):
+            lmprog.constraint(**keywords)  # type: ignore[arg-type]
+    with pytest.raises(RequestRejected):
+        lmprog.constraint(regex="(")
+
+
+@pytest.mark.parametrize("number", range(len(CONSTRAINTS)))
+def test_every_example_is_an_instance(number: int) -> None:
+    asked = CONSTRAINTS[number]
+    from lmprog.constrained import Constrained
+
+    made = Constrained(asked)
+    examples = [made.example(seed) for seed in range(25)]
+    for text in examples:
+        assert is_instance(asked, text), text
+        assert made.accepts(text)
+    assert examples == [made.example(seed) for seed in range(25)], "a seed repeats its example"
+
+
+def test_the_forced_share_is_what_the_constraint_leaves_no_choice_about() -> None:
+    assert lmprog.constraint(regex="abcd").forced_share() == 1.0
+    assert lmprog.constraint(regex="[ab][cd]").forced_share() == 0.0
+    assert lmprog.constraint(regex="[ab]xyz").forced_share() == 0.75
+
+
+def test_a_mask_holds_the_tokens_that_may_follow() -> None:
+    made = lmprog.constraint(regex="ab?")
+    letters = byte_tokenizer()
+    assert made.mask([], letters) == (ord("a"),)
+    assert made.mask([ord("a")], letters) == (ord("b"), *letters.eos_ids)
+    with pytest.raises(ValueError, match="not allowed"):
+        made.mask([ord("b")], letters)
+    nano = nano_tokenizer()
+    allowed = {nano.token_bytes(token) for token in lmprog.constraint(regex="the cat").mask([], nano)}
+    assert b"t" in allowed
+    assert all(piece and b"the cat".startswith(piece) for piece in allowed)
+
+
+def test_the_drawing_has_every_state_and_where_a_text_may_end() -> None:
+    drawn = lmprog.constraint(regex="a[b-d]?").dot()
+    assert drawn.startswith("digraph constraint {")
+    assert '[label="a"]' in drawn
+    assert '[label="b-d"]' in drawn
+    assert drawn.count("doublecircle") == 2
+
+
+def test_the_command_explains_a_regex_and_a_schema_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["constraint", "explain", "id-[0-9]{3}"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"states\s+7$", said, re.MULTILINE)
+    assert re.search(r"forced share\s+50%", said)
+    assert re.search(r"example\s+id-[0-9]{3}$", said, re.MULTILINE)
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({"type": "boolean"}))
+    assert main(["constraint", "explain", str(file)]) == 0
+    assert re.search(r"example\s+(true|false)$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["constraint", "explain", "--dot", "a"]) == 0
+    assert capsys.readouterr().out.startswith("digraph")
+    assert main(["constraint", "explain", "("]) == 2
