@@ -111,7 +111,11 @@ class Draw:
     def spelled(self, syllables: int) -> str:
         """A random pronounceable lower-case word."""
         parts = [self.one(_ONSETS) + self.one(_VOWELS) for _ in range(syllables)]
-        closed = self.chance(0.5) or (syllables == 1 and len(parts[0]) < 4)
+        if self.chance(0.15):
+            parts[0] = self.one("aeiouy")  # names such as Ada begin with a vowel
+        if self.chance(0.1):
+            parts.append("".join(self.one("abcdefghijklmnopqrstuvwxyz") for _ in range(self.number(2, 4))))
+        closed = self.chance(0.5) or len("".join(parts)) < 3
         return "".join(parts) + (self.one(_CODAS) if closed else "")
 
     def of_split(self, make: Callable[[], str]) -> str:

@@ -6,9 +6,13 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from training.draw import Draw, Wording
+from training.draw import Draw, Split, Wording, ways
 from training.words import article
 
+_GENERAL = ways(
+    "What is the {k} of {n}?", "Tell me the {k} of {n}.", "{k} of {n}?", "Say the {k} of {n}.", "What is {n}'s {k}?"
+)
+_LEADS = ("Tell me, ", "Please tell me ", "Can you say ", "I want to know: ", "Do you know ", "Tell me: ", "Now, ")
 Value = str | int | bool | tuple[str, ...]
 
 
@@ -49,8 +53,13 @@ class Field:
         return draw.say(wording, n=name, v=shown(value), a=with_article(value))
 
     def question(self, draw: Draw, name: str) -> str:
-        """A question for the value."""
-        return draw.say(self.ask, n=name)
+        """A question for the value, now and then a general one by the field's name."""
+        if draw.split is Split.TRAIN and self.type is not FieldType.BOOLEAN and draw.chance(0.12):
+            return draw.say(_GENERAL, n=name, k=draw.one(self.keys).replace("_", " "))
+        asked = draw.say(self.ask, n=name)
+        if draw.split is Split.TRAIN and draw.chance(0.08):
+            return draw.one(_LEADS) + asked[0].lower() + asked[1:] if not asked.startswith(name) else asked
+        return asked
 
 
 @dataclass(frozen=True, slots=True)
