@@ -17,7 +17,8 @@ class SchedulerConfig:
     """What the scheduler may do in one step and how long it may let a call wait."""
 
     page_size: int = 16
-    num_pages: int = 4096
+    num_pages: int = 0
+    """Pages of key/value memory; 0: as many as `RuntimeConfig.kv_memory_mb`, or the machine's memory, allows."""
     token_budget: int = 2048
     """Most tokens computed in one step, over all rows."""
     max_rows: int = 256
@@ -25,8 +26,9 @@ class SchedulerConfig:
     max_chunk: int = 0
     """Most tokens of one row in one step; 0: only the budget limits it."""
     policy: PolicyName = "lpm"
-    ageing: int = 64
-    """lpm: tokens of cached prefix that one step of waiting is worth, so that waiting is bounded."""
+    ageing: int = 4
+    """lpm: tokens of cached prefix that one step of waiting is worth, so that waiting is bounded: a call is overtaken
+    only by calls that came at most context / ageing steps after it."""
     share: bool = True
     """False switches the tree off (nothing is matched or kept): the plain twin that the cache is tested against."""
     max_waiting: int = 16_384

@@ -235,7 +235,8 @@ class TokenLogprob(Message, frozen=True):
 
 
 class Usage(Message, frozen=True):
-    """The work of one call. `prompt` = `cached` + what this call had computed of it."""
+    """The work of one call. `prompt` counts its prompt once; `cached` and `computed` are sums over its lanes (the `n`
+    results of a gen, the options of a select), which share the prompt."""
 
     prompt: int = 0
     cached: int = 0

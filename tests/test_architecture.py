@@ -50,7 +50,8 @@ UNITS = {
     ),
     "scheduling": Unit(
         "lmprog.runtime.scheduler lmprog.runtime.request lmprog.runtime.generation lmprog.runtime.policy "
-        "lmprog.runtime.line lmprog.runtime.pagetable lmprog.runtime.plan lmprog.runtime.batch lmprog.runtime.masks "
+        "lmprog.runtime.line lmprog.runtime.pagetable lmprog.runtime.pins lmprog.runtime.patience "
+        "lmprog.runtime.plan lmprog.runtime.batch lmprog.runtime.masks "
         "lmprog.runtime.picks lmprog.runtime.randomness lmprog.runtime.stats",
         "errors config wire radix fsm",
     ),

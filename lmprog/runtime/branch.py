@@ -5,8 +5,8 @@ appends has the same tokens as one built from one. What no later text can change
 say, so that it is tokenised once and not by each child again); the rest waits as text. Generated tokens are kept as
 they are. Text of other calls arrives as a `Promise`, and the branch's ops wait for it.
 
-Knows text, tokens and the order of ops. It does not know how ops are carried out, nor pages; the tree node that it
-stands on is kept for its owner, the interpreter.
+Knows text, tokens and the order of ops. It does not know how ops are carried out, nor pages; its hold on the tree is
+kept for its owner, the interpreter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
-from lmprog.radix import Node
 from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.pins import Pin
 from lmprog.runtime.tokenizer import Tokenizer
 from lmprog.wire import Fork, Gen, Read, RoleBegin, RoleEnd, Select, Text
 
@@ -67,10 +67,11 @@ class Branch:
         "cause",
         "chat",
         "id",
-        "node",
         "num_forked",
         "ops",
         "pending",
+        "pin",
+        "program",
         "role",
         "role_start",
         "salt",
@@ -94,8 +95,10 @@ class Branch:
         """Finished chat turns."""
         self.role: str | None = None
         self.role_start = 0
-        self.node: Node | None = None
-        """Where its settled tokens end in the tree, pinned; None where nothing of it has been computed."""
+        self.program = 0
+        """Number of the program that it belongs to, in the order of their beginning; forks inherit it."""
+        self.pin: Pin | None = None
+        """Its hold on where its settled tokens end in the tree; None where nothing of it has been computed."""
         self.busy = False
         """A call of it is in flight."""
         self.cause: LmprogError | None = None
@@ -106,7 +109,7 @@ class Branch:
         self.state = BranchState.OPEN
         if parent is None:
             return
-        self.salt = parent.salt
+        self.salt, self.program = parent.salt, parent.program
         self.tokens = parent.tokens[:]
         self.pending = parent.pending
         self.text = parent.text[:]

@@ -19,10 +19,10 @@ from lmprog.runtime.compiling import Compiling
 from lmprog.runtime.constraints import Constraints
 from lmprog.runtime.cuts import Cutter
 from lmprog.runtime.fsm.constraint import Constraint
-from lmprog.runtime.generation import Forcing, Generation, Settings
+from lmprog.runtime.generation import Forcing, Generation, Scoring, Settings
 from lmprog.runtime.ongoing import Ongoing
 from lmprog.runtime.request import Call, Lane, Timing
-from lmprog.runtime.selecting import Ballot, make_ballot
+from lmprog.runtime.selecting import make_ballot
 from lmprog.runtime.text import TextStream
 from lmprog.runtime.tokenizer import Tokenizer
 from lmprog.transport import ClientId
@@ -132,7 +132,7 @@ class CallBuilder:
             task = Generation(settings, seed + index)
             tokens = prompt[:]
             task.open(tokens)
-            call.lanes.append(Lane(call, tokens, task, branch.salt))
+            call.lanes.append(_lane(call, tokens, task, branch))
         whole = None if constraint is None else functools.partial(_is_whole, constraint)
         ongoing.streams = [
             TextStream(self.tokenizer, sampling.stop, sampling.stop_regex, whole) for _ in range(sampling.n)
@@ -159,7 +159,7 @@ class CallBuilder:
             alone = self.tokenizer.prefix or self.tokenizer.eos_ids[:1] or tuple(before[:1])
         ongoing.ballot = make_ballot(before, options, alone)
         call = Call(ongoing, op.priority, timing=Timing(now), prompt_len=len(before))
-        call.lanes = _lanes(call, ongoing.ballot, branch.salt)
+        call.lanes = [_lane(call, course.tokens, course.scoring, branch) for course in ongoing.ballot.courses]
         return call
 
     def _check_ids(self, sampling: wire.Sampling) -> None:
@@ -184,5 +184,7 @@ def _is_whole(constraint: Constraint, text: str) -> bool:
     return state is not None and constraint.is_final(state)
 
 
-def _lanes(call: Call, ballot: Ballot, salt: str) -> list[Lane]:
-    return [Lane(call, course.tokens, course.scoring, salt) for course in ballot.courses]
+def _lane(call: Call, tokens: array[int], task: Generation | Scoring, branch: Branch) -> Lane:
+    lane = Lane(call, tokens, task, branch.salt)
+    lane.returns = branch.pin is not None
+    return lane

@@ -101,8 +101,7 @@ class Endings:
 
     def stand(self, branch: Branch, node: Node | None) -> None:
         """Moves the branch's soft pin to `node`."""
-        old, branch.node = branch.node, node
-        if node is not None:
-            self.scheduler.pin(node)
+        pins, old = self.scheduler.pins, branch.pin
+        branch.pin = None if node is None else pins.hold(node, branch.program)
         if old is not None:
-            self.scheduler.unpin(old)
+            pins.release(old)

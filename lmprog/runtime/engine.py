@@ -175,6 +175,8 @@ def _computable(dtype: torch.dtype) -> torch.dtype:
 
 def _num_pages(config: RuntimeConfig, context_len: int, bytes_per_page: int) -> int:
     page_size = config.scheduler.page_size
+    if config.scheduler.num_pages:
+        return config.scheduler.num_pages
     if config.kv_memory_mb is not None:
         return pages_that_fit(config.kv_memory_mb << 20, bytes_per_page)
     usual = -(-max(8 * context_len, _USUAL_TOKENS) // page_size)

@@ -65,6 +65,7 @@ class Lane:
         "matched",
         "node",
         "pages",
+        "returns",
         "salt",
         "seat",
         "shared",
@@ -81,6 +82,8 @@ class Lane:
         self.tokens = tokens
         self.task = task
         self.salt = salt
+        self.returns = False
+        """Its branch was computed before, up to somewhere, and goes on now."""
         self.state = LaneState.WAITING
         self.node: Node | None = None
         self.pages: array[int] = array("i")

@@ -24,7 +24,9 @@ from lmprog.runtime.generation import Generation, ScoredToken
 from lmprog.runtime.line import Line
 from lmprog.runtime.masks import Wanted, known_targets
 from lmprog.runtime.pagetable import PageTables
+from lmprog.runtime.patience import Patience
 from lmprog.runtime.picks import Picked, Sampled
+from lmprog.runtime.pins import Pins
 from lmprog.runtime.plan import Plan, Row
 from lmprog.runtime.request import Call, Lane, LaneState
 from lmprog.runtime.stats import Stats
@@ -44,6 +46,7 @@ class Scheduler:
     """Owner of the tree, the pages and all lanes."""
 
     def __init__(self, config: SchedulerConfig, context_len: int, stats: Stats | None = None) -> None:
+        assert config.num_pages > 0, "the engine says how many pages there are"
         self.config = config
         self.context_len = context_len
         self.stats = stats or Stats()
@@ -51,6 +54,8 @@ class Scheduler:
         self.tree = RadixTree(config.page_size, self.pages)
         self.tables = PageTables(config, self.tree, self.pages)
         self.line = Line(config.policy, config.ageing, self._cached_prefix)
+        self.patience = Patience()
+        self.pins = Pins(self.tree)
         self.seated: list[Lane] = []
         """Running lanes in the order in which they were seated first."""
         self.step = 0
@@ -113,10 +118,6 @@ class Scheduler:
     def unpin(self, node: Node) -> None:
         """Gives back what `end` pinned."""
         self.tree.unpin(node)
-
-    def pin(self, node: Node) -> None:
-        """Another branch stands there too."""
-        self.tree.pin(node)
 
     def preempt(self, lane: Lane) -> None:
         """Unseats a running lane: unlocked, its work left in the tree, first in the line again."""
@@ -203,9 +204,15 @@ class Scheduler:
         # A page for the next tokens of each running lane, twice as many for each time that this one lost its seat: so
         # it waits until the others have grown, and nobody loses a seat more than log2(pages) + 1 times.
         reserve = len(self.seated) << lane.unseated
-        if self.seated and needed + reserve > self.pages.num_free + self.tree.num_evictable:
+        room = self.pages.num_free + self.tree.num_evictable - needed - reserve
+        waits = self.patience.left and not lane.returns and room < self.tree.num_pinned
+        if self.seated and (room < 0 or waits):
             self.tables.detach(lane)
+            if room >= 0:
+                self.patience.spend()
             return False
+        if lane.returns:
+            self.patience.earn()
         self.line.leave(lane)
         if not lane.seat:
             self._seats += 1
@@ -233,6 +240,7 @@ class Scheduler:
         """Frees pages until `needed` are free: what nobody stands on, then the lanes seated after this one."""
         while self.pages.num_free < needed:
             missing = needed - self.pages.num_free
+            self.pins.loosen(missing)
             freed = self.tree.evict(missing)
             self.stats.evicted_pages += freed
             if freed >= missing:
