@@ -8,6 +8,7 @@ and only this room touches signals.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -77,5 +78,7 @@ def _run(given: argparse.Namespace) -> int:
         case "sim":
             from lmprog.runtime.simulation.main import main as simulate
 
+            # The faults that it plants on purpose are logged like any others; here they are no news.
+            logging.getLogger("lmprog").setLevel(logging.CRITICAL)
             return simulate(given.seed, given.steps, given.worlds)
     raise AssertionError(given.command)
