@@ -2,8 +2,8 @@
 
 What the runtime tells are counts for each call, not places: how many tokens of the prompt were cached (always its
 beginning), how many of the result were forced. So parts are shaded whole: the text between two calls is cached,
-computed or partly cached, a result is generated, forced or partly forced, and the exact counts stand beside. The figures of a
-select cover all its options together, so the text right before one is never called cached.
+computed or partly cached, a result is generated, forced or partly forced, and the exact counts stand beside. The
+figures of a select cover all its options together, so the text right before one is never called cached.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tutorial's code runs: each block of `docs/language.md`, one after the other, against its scripted answers."""
+"""The code of the pages runs: each block, one after the other, against its scripted answers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from lmprog.lang.backends.default import set_default_backend
 from lmprog.testing import Scripted
 
-PAGE = Path(__file__).parents[2] / "docs" / "language.md"
+DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"(?:<!-- answers: (?P<answers>.*?) -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
 
 
-def test_every_block_of_the_tutorial_runs_as_it_says(tmp_path: Path) -> None:
-    blocks = list(BLOCK.finditer(PAGE.read_text()))
-    assert len(blocks) >= 10
+@pytest.mark.parametrize(("name", "least"), [("language.md", 15), ("from-sglang.md", 5)])
+def test_every_block_of_a_page_runs_as_it_says(name: str, least: int, tmp_path: Path) -> None:
+    page = (DOCS / name).read_text()
+    blocks = list(BLOCK.finditer(page))
+    assert len(blocks) >= least
     names: dict[str, object] = {}
     for block in blocks:
         path = tmp_path / "block.py"
-        line = PAGE.read_text().count("\n", 0, block.start("code"))
+        line = page.count("\n", 0, block.start("code"))
         path.write_text(f"from lmprog.errors import *\n__answers = {block['answers'] or '[]'}\n")
         with Scripted(runpy.run_path(str(path))["__answers"]) as scripted:
             set_default_backend(scripted)

@@ -15,7 +15,7 @@ import pytest
 
 import lmprog
 from lmprog.cli import main
-from lmprog.errors import RuntimeGone
+from lmprog.errors import InvalidParameter, RuntimeGone
 from lmprog.lang.backends.embedded import Runtime
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,11 @@ def test_a_program_runs_on_the_shipped_model(runtime: Runtime) -> None:
     assert program.using(backend=runtime, temperature=0).run().value == run.value, "the cache never changes the answer"
 
 
+def test_one_model_is_named_once() -> None:
+    with pytest.raises(InvalidParameter, match="give one of them"):
+        Runtime("nano", model_path="nano")
+
+
 def test_a_second_client_reaches_it_by_its_address(runtime: Runtime) -> None:
     with lmprog.connect(runtime.address) as other:
         assert other.client.welcome == runtime.client.welcome
@@ -69,7 +74,7 @@ def test_a_runtime_that_is_killed_fails_every_waiting_call_within_two_seconds() 
             with s.copy() as other:
                 other.gen(max_tokens=64, ignore_eos=True).value
 
-    with Runtime("nano") as doomed:
+    with Runtime(model_path="nano") as doomed:
         killed: list[float] = []
 
         def kill() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lmprog import launch
 from lmprog.config import RuntimeConfig
+from lmprog.errors import InvalidParameter
 from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.transport import CurveClient
 
@@ -17,9 +18,14 @@ class Runtime(RuntimeBackend):
     """Starts a runtime with `model` (a name or a folder) and is the backend on it; ended by `close` or its `with`.
 
     `options` are those of `lmprog.launch.Runtime`: its own, and the fields of `RuntimeConfig` and `SchedulerConfig`.
+    `model_path` and `shutdown` are SGLang's names of `model` and `close`.
     """
 
-    def __init__(self, model: str | RuntimeConfig = "nano", **options: Any) -> None:
+    def __init__(self, model: str | RuntimeConfig | None = None, **options: Any) -> None:
+        path = options.pop("model_path", None)
+        if model is not None and path is not None:
+            raise InvalidParameter("model and model_path are the same; give one of them", name="model_path")
+        model = model or path or "nano"
         self.process = launch.Runtime(model, **options)
         try:
             connection = self.process.connect("python")
@@ -36,6 +42,9 @@ class Runtime(RuntimeBackend):
     def close(self) -> None:
         super().close()
         self.process.close()
+
+    def shutdown(self) -> None:
+        self.close()
 
 
 def connect(address: str, *, keys: CurveClient | None = None, timeout: float = 30.0) -> RuntimeBackend:
