@@ -33,15 +33,15 @@ class Delivery:
                 if lane.task.finish is not None:
                     self._finish(ongoing, index, lane, now)
 
-    def take(self, one: Progress, now: float) -> None:
-        """One lane's progress."""
+    def take(self, one: Progress, began: float, now: float) -> None:
+        """One lane's progress in a step that began at `began`."""
         call = one.lane.call
         ongoing = call.key
         assert isinstance(ongoing, Ongoing)
         if ongoing.replied or one.lane.state is LaneState.ENDED:
             return
         if call.timing.admitted is None:
-            call.timing.admitted = now
+            call.timing.admitted = began
         if one.error is not None:
             self._endings.fail(ongoing, one.error)
         elif isinstance(ongoing.op, wire.Select):

@@ -311,11 +311,11 @@ class Interpreter:
 
     # --- what a step brought -------------------------------------------------------------------------------------
 
-    def deliver(self, progress: list[Progress]) -> list[Addressed]:
-        """Turns the progress of lanes into replies, lets branches go on; returns all replies not yet sent."""
+    def deliver(self, progress: list[Progress], began: float) -> list[Addressed]:
+        """Turns the progress of a step that began then into replies, lets branches go on; returns all unsent replies."""
         now = self._clock()
         for one in progress:
-            self._delivery.take(one, now)
+            self._delivery.take(one, began, now)
         self._expire(now)
         self._calls.let_compile(busy=not self.scheduler.idle)
         self._endings.ready += self._calls.compiled()

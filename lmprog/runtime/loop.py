@@ -69,9 +69,10 @@ class Loop:
         """One turn."""
         for client, message in self.channel.receive(self._wait()):
             self.interpreter.handle(client, message)
+        began = self._clock()
         plan = self.scheduler.plan()  # who runs how many tokens; their slots are held
         progress = self._forward(plan) if plan.rows else []
-        self.channel.send(self.interpreter.deliver(progress))
+        self.channel.send(self.interpreter.deliver(progress, began))
         if self.scheduler.idle:
             self._look_after()
 

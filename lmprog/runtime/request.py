@@ -32,6 +32,7 @@ class Timing:
 
     submitted: float
     admitted: float | None = None
+    """When its first step began."""
     first_token: float | None = None
     ended: float | None = None
 

@@ -243,3 +243,19 @@ def test_a_select_goes_on_from_its_choice() -> None:
     prompt = "ab" + ("xyz", "q")[chosen.index]
     assert done(replies)[2].outputs[0].text == generated(prompt)
     assert done(replies)[2].usage.cached == len(prompt) - 1
+
+
+def test_the_time_of_the_first_step_counts_as_prefill() -> None:
+    talk = Talk()
+    forward = talk.engine.forward
+
+    def slowly(batch: object) -> object:
+        talk.now += 0.25
+        return forward(batch)  # type: ignore[arg-type]
+
+    talk.engine.forward = slowly  # type: ignore[method-assign,assignment]
+    talk.now = 1.0
+    usage = done(talk.ask(wire.Open(1), text(1, "abc"), wire.Gen(1, 1, GREEDY)))[1].usage
+    assert usage.queued_ms == 0.0
+    assert usage.prefill_ms == pytest.approx(250)
+    assert usage.decode_ms == pytest.approx(1000)
