@@ -312,7 +312,7 @@ class Interpreter:
     # --- what a step brought -------------------------------------------------------------------------------------
 
     def deliver(self, progress: list[Progress], began: float) -> list[Addressed]:
-        """Turns the progress of a step that began then into replies, lets branches go on; returns all replies unsent."""
+        """Turns the progress of a step that began then into replies, lets branches go on; returns all unsent ones."""
         now = self._clock()
         for one in progress:
             self._delivery.take(one, began, now)
