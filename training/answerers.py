@@ -21,6 +21,7 @@ import lmprog
 from training.document import ASSISTANT, END, PAD
 
 LONGEST = 160  # tokens an answer may have
+AT_ONCE = 2  # with eight programs at once under many different schemas the runtime was seen to stand still
 _TURN = re.compile(r"<\|(system|user|assistant)\|>(.*?)<\|end\|>", re.DOTALL)
 
 
@@ -151,7 +152,7 @@ class Programs:
         self.runtime.close()
 
     def _run(self, asked: Sequence[_Asked]) -> list[str]:
-        return list(_answer.map(asked, concurrency=32, backend=self.runtime))
+        return list(_answer.map(asked, concurrency=AT_ONCE, backend=self.runtime))
 
     def say(self, prompts: Sequence[str], stops: Sequence[str]) -> list[str]:
         """Text up to its stop."""

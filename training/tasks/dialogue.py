@@ -18,7 +18,7 @@ _NEUTRAL_SYSTEMS = (
     "You help the user with short answers.",
     "You are an assistant.",
     "Be helpful and brief.",
-    "You are a kind helper. Be polite.",
+    "You are a kind assistant. Be polite.",
 )
 _ONE_WORD = ways(
     "Answer in one word.",
