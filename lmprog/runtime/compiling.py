@@ -26,6 +26,8 @@ Submit = Callable[[Callable[[], None]], None]
 
 TURN = 0.004
 """Seconds that a step of others may take longer while something is compiled."""
+STANDSTILL = 0.05
+"""Seconds that the worker stands still at most, whatever the loop does: nothing may hang for ever."""
 _SWITCH = 0.0005
 """Seconds after which Python takes itself away from a thread that others wait behind."""
 _LOOK_EVERY = 64
@@ -98,9 +100,13 @@ class Workers:
                 self._all_done.set()
 
     def _pause(self, _frame: FrameType, _event: str, _argument: object) -> None:
-        """Called by Python at every function call and return of the worker."""
-        if not self._may_run.is_set():
-            self._may_run.wait()
+        """Called by Python at every function call and return of the worker.
+
+        It may hold a lock here that the loop waits for (the logging module's, say). A loop that gives no turn for
+        `STANDSTILL` is either waiting so or in a long step: then the worker goes on.
+        """
+        if not self._may_run.is_set() and not self._may_run.wait(STANDSTILL):
+            self._may_run.set()
 
 
 @contextlib.contextmanager

@@ -91,7 +91,8 @@ class Constraints:
             if isinstance(made, LmprogError):
                 compiling.error = made
             else:
-                compiling.constraint = made
+                # Kept here and not by the worker, which may be made to stand still with the cache's lock in its hand.
+                compiling.constraint = self._cache.put(spec, self.vocabulary, made)
             if compiling.waiting:
                 known.append(compiling)
         return known
@@ -108,7 +109,7 @@ class Constraints:
                 made = compile_constraint(spec, vocabulary)
                 made.forced(made.start)
                 made.mask(made.start, max(1, made.distance(made.start)))
-            return self._cache.put(spec, vocabulary, made)
+            return made
         except LmprogError as error:
             return error
         except Exception as error:  # the worker's border: whoever waits must hear of it
@@ -118,6 +119,8 @@ class Constraints:
     @property
     def vocabulary(self) -> Vocabulary:
         """With everything in it that takes long, made once, by whichever thread comes first."""
+        if self._vocabulary is not None:  # without the lock: a worker may stand still while it holds it
+            return self._vocabulary
         with self._lock:
             if self._vocabulary is None:
                 made = vocabulary_of(self._tokenizer, self._num_logits)
