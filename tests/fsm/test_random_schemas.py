@@ -17,8 +17,8 @@ from tests.fsm.conftest import EOS
 
 OUTPUTS = 6000
 PATTERNS = ["^a", "b$", "^[a-c]{1,4}$", "x|y", "[^a]", "^(ab)+$", "[0-9]", "^[A-Za-z0-9_]*$"]
-"""Such as mean the same in ECMA-262, which JSON Schema asks for, and in Python's `re`, by which jsonschema judges (whose
-`\\d` and `\\w` take all of Unicode)."""
+"""Such as mean the same in ECMA-262, which JSON Schema asks for, and in `re`, by which jsonschema judges (where digits
+and words are those of all Unicode)."""
 VALUES = [1, 2, -3, 0.5, "a", "b", "abc", "", True, False, None]
 
 
