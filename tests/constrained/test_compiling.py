@@ -10,7 +10,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.errors import GrammarError
-from lmprog.runtime import constraints
+from lmprog.runtime import compiling, constraints
 from lmprog.runtime.compiling import Workers
 from lmprog.runtime.constraints import Constraints
 from lmprog.transport import Gone
@@ -31,6 +31,37 @@ class Later(Workers):
 
     def turn(self, busy: bool) -> None:
         """Nobody waits for it."""
+
+
+class Counting:
+    """A worker whose job calls a function again and again."""
+
+    def __init__(self) -> None:
+        self.workers = Workers()
+        self.calls = 0
+        self.stopped = threading.Event()
+        self.workers.submit(self._count)
+
+    def stands_still(self) -> bool:
+        """Whether no call is made for 50 ms, within ten seconds."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            before = self.calls
+            time.sleep(0.05)
+            if self.calls == before > 0:
+                return True
+        return False
+
+    def end(self) -> None:
+        self.stopped.set()
+        self.workers.turn(busy=False)
+
+    def _count(self) -> None:
+        while not self.stopped.is_set():
+            self._one()
+
+    def _one(self) -> None:
+        self.calls += 1
 
 
 class Slow:
@@ -182,28 +213,27 @@ def test_workers_run_jobs_on_threads_of_their_own_in_order() -> None:
     assert ran == [(number, True) for number in range(20)]
 
 
-def test_the_worker_stands_still_while_a_step_runs() -> None:
-    workers = Workers()
-    calls = [0]
-    stopped = threading.Event()
+def test_the_worker_stands_still_while_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "STANDSTILL", 60.0)  # however slowly this machine runs the test
+    counting = Counting()
+    counting.workers.turn(busy=True)
+    assert counting.stands_still()
+    before = counting.calls
+    counting.workers.turn(busy=True)
+    assert counting.stands_still()
+    assert counting.calls > before
+    counting.end()
 
-    def one() -> None:
-        calls[0] += 1
 
-    def count() -> None:
-        while not stopped.is_set():
-            one()
-
-    workers.submit(count)
-    workers.turn(busy=True)
-    time.sleep(0.02)  # it comes to its next call
-    before = calls[0]
-    time.sleep(0.05)
-    assert calls[0] == before
-    workers.turn(busy=True)
-    assert calls[0] > before
-    stopped.set()
-    workers.turn(busy=False)
+def test_the_worker_goes_on_by_itself_after_a_standstill() -> None:
+    counting = Counting()
+    counting.workers.turn(busy=True)
+    before = counting.calls
+    deadline = time.monotonic() + 10
+    while counting.calls < before + 10_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert counting.calls >= before + 10_000
+    counting.end()
 
 
 def test_tokens_without_logits_are_never_allowed() -> None:

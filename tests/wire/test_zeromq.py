@@ -18,6 +18,7 @@ import zmq
 from lmprog import wire
 from lmprog.errors import InvalidParameter, ProtocolError, RuntimeGone
 from lmprog.transport import CurveClient, CurveServer, Gone, ZmqClientChannel, ZmqRuntimeChannel
+from lmprog.transport import address as addresses
 from lmprog.transport import runtime as runtime_module
 
 HELLO = wire.Hello(wire.PROTOCOL_VERSION)
@@ -190,10 +191,11 @@ def test_a_client_cannot_take_over_another_ones_name(runtime: ZmqRuntimeChannel)
         assert wire.decode_replies(frames[-1]) == (wire.TextIs(1, "mine", 1),)
 
 
-def test_a_client_that_does_not_read_is_given_up_and_told(
-    runtime: ZmqRuntimeChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_does_not_read_is_given_up_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "MAX_UNREAD_BYTES", 1_000_000)
+    # Few enough frames that they are sent long before a full pipe makes heartbeats late, on any machine.
+    monkeypatch.setattr(addresses, "HIGH_WATER_MARK", 100)
+    runtime = ZmqRuntimeChannel(f"ipc://{tmp_path}/socket")
     client = ZmqClientChannel(runtime.address)
     client.send([HELLO])
     ((name, _),) = runtime.receive(5.0)
@@ -212,6 +214,7 @@ def test_a_client_that_does_not_read_is_given_up_and_told(
     assert isinstance(last, wire.Failed)
     assert (last.call, last.code) == (None, "overloaded")
     client.close()
+    runtime.close()
 
 
 def test_a_runtime_that_speaks_nonsense_is_a_protocol_error(tmp_path: Path) -> None:
