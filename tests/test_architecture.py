@@ -56,7 +56,8 @@ UNITS = {
         "errors config wire radix fsm",
     ),
     "interpreter": Unit(
-        "lmprog.runtime.interpreter lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
+        "lmprog.runtime.interpreter lmprog.runtime.running lmprog.runtime.clients "
+        "lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
         "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
         "lmprog.runtime.constraints lmprog.runtime.compiling",
         "errors wire transport radix fsm text scheduling",

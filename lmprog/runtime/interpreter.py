@@ -1,37 +1,30 @@
-"""Runs programs: keeps each client's branches, carries out their ops in order, turns them into calls and replies.
+"""Runs programs: keeps each client's branches, queues their ops, turns what steps bring into replies.
 
 Every call gets exactly one last reply, whatever happens to it (`endings` sees to it). An op that cannot be carried out
 spoils its branch; the branch's later calls fail with that cause. A client that vanishes leaves nothing behind.
 
-Knows text, tokens and the scheduler's verbs. It does not know who runs when, nor where bytes come from.
+Takes ops in and hands replies out; `running` carries the ops out. It does not know who runs when, nor where bytes come
+from.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from lmprog import wire
-from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError, ProtocolError, RequestRejected, UnknownName
+from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError, ProtocolError
 from lmprog.runtime.branch import Appending, Branch, BranchState, Marking, Promise
 from lmprog.runtime.calls import CallBuilder
 from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.clients import Client, unknown_branch
 from lmprog.runtime.deadlines import Deadlines
 from lmprog.runtime.delivery import Delivery
 from lmprog.runtime.endings import Addressed, Endings
 from lmprog.runtime.ongoing import Ongoing, failed
+from lmprog.runtime.running import Runner
 from lmprog.runtime.scheduler import Progress, Scheduler
 from lmprog.transport import ClientId, Gone
-
-
-@dataclass(slots=True)
-class Client:
-    """What one client has open."""
-
-    branches: dict[int, Branch] = field(default_factory=dict)
-    calls: dict[int, Ongoing] = field(default_factory=dict)
-    """Calls whose branch is open: under way, or ended and still to be referred to."""
 
 
 class Interpreter:
@@ -52,8 +45,7 @@ class Interpreter:
         self._endings = Endings(scheduler)
         self._delivery = Delivery(self._endings, calls)
         self._calls = calls
-        self._tokenizer = calls.tokenizer
-        self._template = template
+        self._runner = Runner(self.clients, scheduler, self._endings, self._delivery, calls, template, clock)
         self._welcome = welcome
         self._clock = clock
         self._counters = counters or {}
@@ -71,7 +63,7 @@ class Interpreter:
         else:
             client = self.clients.setdefault(client_id, Client())
             self._take(client_id, client, op)
-        self._run_ready()
+        self._runner.run_ready()
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
@@ -143,7 +135,7 @@ class Interpreter:
         bound: list[wire.Text | Promise | wire.RoleBegin | wire.RoleEnd] = []
         for piece in pieces:
             if isinstance(piece, wire.Ref):
-                bound.append(_promised(client, piece))
+                bound.append(client.promise(piece))
             elif isinstance(piece, wire.Gained):
                 promise = Promise()
                 self._queue(client_id, client, piece.branch, Marking(promise))
@@ -158,12 +150,12 @@ class Interpreter:
             branch.ops.append(op)
             self._endings.ready.append((client_id, branch))
         elif isinstance(op, Marking):
-            op.promise.error = _unknown_branch(number)
+            op.promise.error = unknown_branch(number)
 
     def _arrive(self, client_id: ClientId, client: Client, op: wire.Gen | wire.Select | wire.Read) -> None:
         branch = client.branches.get(op.branch)
         if branch is None or op.call in client.calls:
-            error: LmprogError = _unknown_branch(op.branch)
+            error: LmprogError = unknown_branch(op.branch)
             if branch is not None:
                 error = ProtocolError(f"call {op.call} was made twice.")
             self._endings.say(client_id, failed(op.call, error))
@@ -207,108 +199,6 @@ class Interpreter:
         del self.clients[client_id]
         self._endings.forget(client_id)
 
-    # --- branches run their ops ----------------------------------------------------------------------------------
-
-    def _run_ready(self) -> None:
-        """Lets every branch that something happened to go on as far as it can."""
-        while self._endings.ready:
-            client_id, branch = self._endings.ready.pop()
-            while branch.state is BranchState.OPEN and branch.ops and not branch.busy:
-                if not self._run(client_id, branch):
-                    break
-
-    def _run(self, client_id: ClientId, branch: Branch) -> bool:
-        """Carries out the branch's next op; False when it must wait for a promise."""
-        op = branch.ops[0]
-        if branch.cause is None and self._waits(client_id, branch, op):
-            return False
-        branch.ops.popleft()
-        try:
-            self._carry_out(client_id, branch, op)
-        except LmprogError as error:
-            self._endings.spoil(branch, error)
-        return True
-
-    def _waits(self, client_id: ClientId, branch: Branch, op: object) -> bool:
-        """Whether `op` needs something that is not known yet; then the branch is ready again when it is."""
-        if isinstance(op, Appending):
-            missing = next((p for p in op.pieces if isinstance(p, Promise) and not p.known), None)
-            if missing is not None:
-                missing.waiting.append(branch)
-                return True
-        elif isinstance(op, wire.Gen):
-            ongoing = self.clients[client_id].calls[op.call]
-            compiling = ongoing.compiling
-            if compiling is not None and not compiling.known and ongoing.error is None:
-                compiling.waiting.append((client_id, branch))
-                return True
-        return False
-
-    def _carry_out(self, client_id: ClientId, branch: Branch, op: object) -> None:
-        client = self.clients[client_id]
-        match op:
-            case Appending(pieces=pieces):
-                if branch.cause is None:
-                    self._append(branch, pieces)
-            case Marking(promise=promise):
-                self._endings.keep(client_id, promise, branch.cause or branch.gained())
-            case wire.Fork(children=children):
-                self._calls.settle(branch)
-                for number in children:
-                    child = client.branches.get(number)
-                    if child is not None and child.state is BranchState.UNBORN:
-                        child.birth(branch)
-                        self._endings.stand(child, branch.pin.node if branch.pin else None)
-                        self.scheduler.stats.forks += 1
-                        self._endings.ready.append((client_id, child))
-            case wire.Gen(call=call) | wire.Select(call=call) | wire.Read(call=call):
-                self._reach(client.calls[call])
-
-    def _append(self, branch: Branch, pieces: tuple[object, ...]) -> None:
-        for piece in pieces:
-            match piece:
-                case wire.Text(text=text):
-                    branch.append(text)
-                case Promise(text=kept, error=error):
-                    if error is not None:
-                        raise error
-                    branch.append(kept or "")
-                case wire.RoleBegin(role=role):
-                    branch.begin_role(role, self._template())
-                case wire.RoleEnd(role=role):
-                    branch.end_role(role, self._template())
-
-    def _reach(self, ongoing: Ongoing) -> None:
-        """The branch has come to a call: it is answered, or becomes lanes and is submitted."""
-        branch = ongoing.branch
-        ongoing.reached = True
-        if ongoing.error is not None:  # it was ended while it waited here
-            if not isinstance(ongoing.error, RequestRejected):
-                self._endings.spoil(branch, ongoing.error)
-            return
-        try:
-            if branch.cause is not None:
-                raise branch.cause
-            if isinstance(ongoing.op, wire.Read):
-                self._read(ongoing)
-            else:
-                self._start(ongoing)
-        except LmprogError as error:
-            self._endings.fail(ongoing, error)
-
-    def _read(self, ongoing: Ongoing) -> None:
-        branch = ongoing.branch
-        text = "".join(branch.text)
-        num_tokens = len(branch.tokens_with(self._tokenizer))
-        self._endings.reply(ongoing, wire.TextIs(ongoing.id, text, num_tokens), [text])
-
-    def _start(self, ongoing: Ongoing) -> None:
-        call = self._calls.build(ongoing, self._clock())
-        self.scheduler.submit(call)
-        ongoing.call = call
-        ongoing.branch.busy = True
-        self._delivery.opened(ongoing, self._clock())
-
     # --- what a step brought -------------------------------------------------------------------------------------
 
     def deliver(self, progress: list[Progress], began: float) -> list[Addressed]:
@@ -319,7 +209,7 @@ class Interpreter:
         self._expire(now)
         self._calls.let_compile(busy=not self.scheduler.idle)
         self._endings.ready += self._calls.compiled()
-        self._run_ready()
+        self._runner.run_ready()
         return self._endings.take_replies()
 
     @property
@@ -337,14 +227,3 @@ class Interpreter:
             self._endings.fail(
                 ongoing, DeadlineExceeded(f"the call did not end within its timeout of {seconds:.3g} s.")
             )
-
-
-def _promised(client: Client, ref: wire.Ref) -> Promise:
-    ongoing = client.calls.get(ref.call)
-    if ongoing is None or ref.index >= len(ongoing.promises):
-        return Promise(error=UnknownName(f"text refers to call {ref.call}, which is not known.", name=str(ref.call)))
-    return ongoing.promises[ref.index]
-
-
-def _unknown_branch(number: int) -> UnknownName:
-    return UnknownName(f"branch {number} is not open.", name=str(number))

@@ -1,0 +1,112 @@
+"""Every message between a client and a runtime: frozen, tagged, with declared ranges; how they become bytes and back.
+
+A *frame* is one transport message: a msgpack list of these structs. A client's frame is a list of ops, so a whole
+program, or its longest static stretch, is one frame; a runtime's frame is a list of replies. Branches and calls are
+numbered by the client that uses them (numbers of two clients never meet) and a number is used once.
+
+Rules of the protocol:
+
+- The first message of a client is `Hello`; the runtime answers `Welcome`, or `Failed` with code `protocol`.
+- Ops of one branch run in their order, those of different branches concurrently.
+- Every call (`Gen`, `Select`, `Read`, `Describe`, `Flush`) gets exactly one last reply: `Done`, `Chosen`, `TextIs`,
+  `Described` or `Failed`; `Delta`s come only before it. An op that is wrong but is no call (an `Append` of an unknown
+  reference, say) spoils its branch: the branch's later calls fail with that cause.
+- Frames that do not decode are counted and dropped by the receiver. Ranges declared here are checked while decoding;
+  what depends on a model (vocabulary, context) is checked by the interpreter.
+
+`base`, `asking`, `ops`, `replies` and `frames` are one file in spirit: everything is imported from here.
+This package knows no sockets and no tokens beyond their being integers.
+"""
+
+from __future__ import annotations
+
+from lmprog.wire.asking import Choices, Constraint, Grammar, JsonSchema, Regex, Sampling
+from lmprog.wire.base import FinishReason, Id, Message, Penalty, SelectMethod, ShortText, TokenId, Whitespace
+from lmprog.wire.frames import MAX_FRAME_BYTES, PROTOCOL_VERSION, MalformedFrame, decode_ops, decode_replies, encode
+from lmprog.wire.ops import (
+    Append,
+    Cancel,
+    Close,
+    Describe,
+    Flush,
+    Fork,
+    Gained,
+    Gen,
+    Hello,
+    Op,
+    Open,
+    Piece,
+    Read,
+    Ref,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+)
+from lmprog.wire.replies import (
+    Choice,
+    Chosen,
+    Delta,
+    Described,
+    Done,
+    Failed,
+    Output,
+    Reply,
+    TextIs,
+    TokenLogprob,
+    Usage,
+    Welcome,
+)
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "PROTOCOL_VERSION",
+    "Append",
+    "Cancel",
+    "Choice",
+    "Choices",
+    "Chosen",
+    "Close",
+    "Constraint",
+    "Delta",
+    "Describe",
+    "Described",
+    "Done",
+    "Failed",
+    "FinishReason",
+    "Flush",
+    "Fork",
+    "Gained",
+    "Gen",
+    "Grammar",
+    "Hello",
+    "Id",
+    "JsonSchema",
+    "MalformedFrame",
+    "Message",
+    "Op",
+    "Open",
+    "Output",
+    "Penalty",
+    "Piece",
+    "Read",
+    "Ref",
+    "Regex",
+    "Reply",
+    "RoleBegin",
+    "RoleEnd",
+    "Sampling",
+    "Select",
+    "SelectMethod",
+    "ShortText",
+    "Text",
+    "TextIs",
+    "TokenId",
+    "TokenLogprob",
+    "Usage",
+    "Welcome",
+    "Whitespace",
+    "decode_ops",
+    "decode_replies",
+    "encode",
+]

@@ -1,0 +1,121 @@
+"""What a client sends: pieces of text, and the ops of branches. See the package for the rules of their use."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from lmprog.wire.asking import Constraint, Sampling
+from lmprog.wire.base import Id, Message, SelectMethod, ShortText
+
+
+class Text(Message, frozen=True):
+    text: str
+
+
+class Ref(Message, frozen=True):
+    """The text of an earlier call's result; `index` picks one of `n`. The branch waits until it is known."""
+
+    call: Id
+    index: Annotated[int, Meta(ge=0, le=127)] = 0
+
+
+class Gained(Message, frozen=True):
+    """All text that another branch gained since it was forked; waits until that branch has run its ops so far."""
+
+    branch: Id
+
+
+class RoleBegin(Message, frozen=True):
+    """The opening of a chat turn, as the checkpoint's own template writes it."""
+
+    role: ShortText
+
+
+class RoleEnd(Message, frozen=True):
+    role: ShortText
+
+
+Piece: TypeAlias = Text | Ref | Gained | RoleBegin | RoleEnd
+
+
+class Hello(Message, frozen=True):
+    version: int
+    client: ShortText = ""
+
+
+class Open(Message, frozen=True):
+    """A new, empty branch. Branches of different `salt` never share a page."""
+
+    branch: Id
+    salt: ShortText = ""
+
+
+class Append(Message, frozen=True):
+    branch: Id
+    pieces: tuple[Piece, ...]
+
+
+class Gen(Message, frozen=True):
+    """Generate on `branch`, which goes on from the first of the `n` results."""
+
+    branch: Id
+    call: Id
+    sampling: Sampling = Sampling()
+    constraint: Constraint | None = None
+    stream: bool = False
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    timeout: Annotated[float, Meta(gt=0.0, le=86_400.0)] | None = None
+
+
+class Select(Message, frozen=True):
+    """Score all `choices` as continuations of `branch`, append the winner."""
+
+    branch: Id
+    call: Id
+    choices: Annotated[tuple[str, ...], Meta(min_length=1, max_length=1024)]
+    method: SelectMethod = "token_length_normalized"
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    timeout: Annotated[float, Meta(gt=0.0, le=86_400.0)] | None = None
+
+
+class Fork(Message, frozen=True):
+    """`children` start where `branch` stands when it has run its ops so far."""
+
+    branch: Id
+    children: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=4096)]
+
+
+class Close(Message, frozen=True):
+    """The branch is not needed any more; its calls still waiting or running are cancelled."""
+
+    branch: Id
+
+
+class Cancel(Message, frozen=True):
+    call: Id
+
+
+class Read(Message, frozen=True):
+    """Asks for the branch's text since its opening, once it has run its ops so far."""
+
+    branch: Id
+    call: Id
+
+
+class Describe(Message, frozen=True):
+    """Asks for the runtime's figures: what `stats` counts, and the state of tree, pages and queue."""
+
+    call: Id
+
+
+class Flush(Message, frozen=True):
+    """Forgets every page that no live branch stands on."""
+
+    call: Id
+
+
+Op: TypeAlias = Hello | Open | Append | Gen | Select | Fork | Close | Cancel | Read | Describe | Flush
