@@ -47,6 +47,7 @@ _ONSETS = [
     "th",
 ]
 _VOWELS = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ou", "ea"]
+_LISTED = tuple(word.lower() for word in (*words.PEOPLE, *words.TOWNS, *words.SINGULARS, *words.TRADES, *words.FOODS))
 _CODAS = ["n", "r", "l", "m", "s", "t", "k", "nd", "x", "th"]
 
 
@@ -109,7 +110,10 @@ class Draw:
         return self.template(wording).format(**values)
 
     def spelled(self, syllables: int) -> str:
-        """A random pronounceable lower-case word."""
+        """A random lower-case word: of syllables, or, one in three, of parts of listed words, so that every token of
+        the vocabulary comes to be copied."""
+        if self.chance(0.33):
+            return self._pieced(self.number(1, syllables + 1))
         parts = [self.one(_ONSETS) + self.one(_VOWELS) for _ in range(syllables)]
         if self.chance(0.15):
             parts[0] = self.one("aeiouy")  # names such as Ada begin with a vowel
@@ -117,6 +121,16 @@ class Draw:
             parts.append("".join(self.one("abcdefghijklmnopqrstuvwxyz") for _ in range(self.number(2, 4))))
         closed = self.chance(0.5) or len("".join(parts)) < 3
         return "".join(parts) + (self.one(_CODAS) if closed else "")
+
+    def _pieced(self, count: int) -> str:
+        """Parts of `count` listed words, at least two letters in all."""
+        word = ""
+        while count > 0 or len(word) < 2:
+            listed = self.one(_LISTED)
+            start = self.number(0, len(listed) - 1) if self.chance(0.5) else 0
+            word += listed[start : start + self.number(1, 5)]
+            count -= 1
+        return word
 
     def of_split(self, make: Callable[[], str]) -> str:
         """The first word made that belongs to this split."""

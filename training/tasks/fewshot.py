@@ -228,3 +228,19 @@ def copying(draw: Draw) -> Document:
         page.text(cue)
         page.answer(" " + gap.join(items) + "\n", judged=False, kind="copy")
     return page.done()
+
+
+def casing(draw: Draw) -> Document:
+    """Many words in capitals, in small letters, or with a capital: how every token is spelled."""
+    page = Page(Family.FEW_SHOT)
+    make = draw.one((_upper, _lower, _upper, _lower, _capital))(draw)
+    before, cue, after = draw.one(_FORMS)
+    for index in range(draw.number(4, 14)):
+        given, answer = make()
+        page.text(f"{before}{given}{cue}")
+        if index == 0:
+            page.text(f" {answer}\n")
+        else:
+            page.answer(f" {answer}\n", judged=False, kind="casing")
+        page.text(after[1:])
+    return page.done()
