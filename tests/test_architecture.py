@@ -78,13 +78,16 @@ UNITS = {
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
         "errors config wire transport launch text scheduling interpreter loop tensors",
     ),
-    "cli": Unit("lmprog.cli lmprog.demo", "errors config wire native launch lang facade constraint simulation"),
+    # the gateway: a client of the wire, with no tokens and no tensors
+    "server": Unit("lmprog.server", "errors config wire transport launch"),
+    "cli": Unit("lmprog.cli lmprog.demo", "errors config wire native launch lang facade constraint simulation server"),
 }
 
 # Through which modules a library enters. What is not listed is not imported by `lmprog` at all.
 DOORS = {
     "zmq": "lmprog.transport",
-    "msgspec": "lmprog.wire lmprog.launch.child lmprog.lang.sampling",
+    "msgspec": "lmprog.wire lmprog.launch.child lmprog.lang.sampling lmprog.server",
+    **dict.fromkeys(("starlette", "uvicorn", "uvloop", "h11", "anyio", "prometheus_client"), "lmprog.server"),
     "torch": "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
     "lmprog.runtime.sampler lmprog.runtime.penalties lmprog.cli.doctor",
     "numpy": "lmprog.runtime.batch lmprog.runtime.fsm lmprog.runtime.masks lmprog.runtime.attention "

@@ -1,0 +1,89 @@
+"""The application: the list of route modules, and the layers around them.
+
+A module of routes has `routes(gateway) -> list[Route]`. A route is a `Route` (needs a key where there are keys), an
+`auth.OpenRoute` (never) or an `auth.AdminRoute` (needs the admin's). Endpoints raise `HttpError` and the exceptions of
+`lmprog.errors`; what they answer is worded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from lmprog.errors import LmprogError
+from lmprog.server import health
+from lmprog.server.auth import Guard
+from lmprog.server.entrance import Entrance
+from lmprog.server.errors import CLIENT_GONE, ClientGone, HttpError, Problem, problem_of, response_of
+from lmprog.server.gateway import Gateway
+from lmprog.server.openai import chat, completions, models
+
+
+class RouteModule(Protocol):
+    """A module that has routes."""
+
+    def routes(self, gateway: Gateway) -> Sequence[BaseRoute]: ...
+
+
+def route_modules() -> tuple[RouteModule, ...]:
+    """Add yours here."""
+    return (health, models, chat, completions)
+
+
+def build_app(gateway: Gateway) -> Starlette:
+    """The ASGI application on `gateway`."""
+    routes = [route for module in route_modules() for route in module.routes(gateway)]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(Entrance, gateway=gateway),
+            Middleware(Guard, keyring=gateway.keyring, routes=routes),
+        ],
+        exception_handlers={
+            HTTPException: _routing_failed,
+            HttpError: _refused,
+            LmprogError: _failed,
+            ClientGone: _client_left,
+            Exception: _broke,
+        },
+    )
+
+
+async def _routing_failed(request: Request, error: Exception) -> Response:
+    """No such path, or no such method there."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path[:100], request.method
+    messages = {
+        404: f"There is no {path} here; docs/server.md lists what there is.",
+        405: f"{path} does not take {method}; it takes {dict(error.headers or {}).get('Allow', 'other methods')}.",
+    }
+    message = messages.get(error.status_code, str(error.detail))
+    return response_of(Problem(error.status_code, message, headers=dict(error.headers or {})))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError)
+    return response_of(error.problem)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LmprogError)
+    return response_of(problem_of(error, getattr(request.state, "names", None)))
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _broke(request: Request, error: Exception) -> Response:
+    """Something of ours; the server's log has the trace."""
+    response = response_of(Problem(500, "The server failed; its log says more.", code="internal_error"))
+    response.headers["x-request-id"] = getattr(request.state, "request_id", "")
+    return response

@@ -1,0 +1,59 @@
+"""The outermost layer: a number for every request, a count of the open ones, and a refusal where there are too many.
+
+`x-request-id` is taken from the client where it is harmless, and goes out with every answer. Knows headers only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lmprog.server.errors import Problem, response_of
+from lmprog.server.gateway import Gateway
+
+log = logging.getLogger("lmprog.server")
+
+_HARMLESS = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
+
+
+class Entrance:
+    """Middleware. Leaves `request_id` in the request's state; logs one line a request, without its text."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        gateway = self._gateway
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _HARMLESS.fullmatch(given) else secrets.token_hex(16)
+        scope.setdefault("state", {})["request_id"] = request_id
+        began, status = gateway.clock(), 0
+
+        async def reply(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        gateway.open_requests += 1
+        try:
+            if gateway.open_requests > gateway.settings.max_requests:
+                problem = Problem(503, "The server has as many requests open as it may; try again.", code="overloaded")
+                await response_of(problem)(scope, receive, reply)
+            else:
+                await self._app(scope, receive, reply)
+        finally:
+            gateway.open_requests -= 1
+            took = 1e3 * (gateway.clock() - began)
+            path = quote(scope["path"][:200], safe="/:~")
+            log.info("%s %s %d %.1f ms %s", scope["method"], path, status, took, request_id)

@@ -1,0 +1,117 @@
+"""What every route needs, in one place: the link to the runtime, the settings, the keys, the limits, the clock.
+
+Decides who is let in (`admit`) and which cache a request sees (`salt`). Knows no routes and no formats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lmprog import wire
+from lmprog.errors import Overloaded, RuntimeGone
+from lmprog.server.auth import Keyring
+from lmprog.server.errors import HttpError, Problem, refused
+from lmprog.server.link import Link
+from lmprog.server.settings import Settings
+
+
+class Gateway:
+    """One server's state. Belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        link: Link,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` measures, `wall` dates (`created`)."""
+        self.settings = settings
+        self.link = link
+        self.keyring = Keyring(settings)
+        self.clock = clock
+        self.wall = wall
+        self.started = wall()
+        self.draining = False
+        """No new request is let in; those under way finish."""
+        self.open_requests = 0
+        """HTTP requests that have begun and not ended."""
+        self.open_results = 0
+        """Results asked of the runtime that have not come yet."""
+        self._secret = secrets.token_bytes(32)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a new request would be served."""
+        return self.link.is_up and not self.draining
+
+    @property
+    def info(self) -> wire.Welcome:
+        """What the runtime is. Raises `RuntimeGone` while there is none."""
+        info = self.link.info
+        if info is None:
+            raise RuntimeGone("The runtime is not there yet; try again in a moment.")
+        return info
+
+    @property
+    def model_name(self) -> str:
+        return self.settings.served_model_name or self.info.model
+
+    def check_model(self, asked: str | None) -> str:
+        """The name to answer with. Another model than the served one is a 404."""
+        name = self.model_name
+        if asked and asked != name:
+            raise refused(
+                f"The model {asked!r} does not exist; this server serves {name!r}.", "model", "model_not_found", 404
+            )
+        return name
+
+    @contextmanager
+    def admit(self, results: int = 1) -> Iterator[None]:
+        """Counts `results` as asked while the block runs. Raises 429 or 503 at once where there is no room."""
+        if self.draining:
+            raise HttpError(Problem(503, "The server is stopping; send the request to another one.", code="draining"))
+        most = self.settings.max_running + self.settings.max_waiting
+        if results > self.settings.max_waiting:
+            raise refused(
+                f"The request asks for {results:,} results at once; this server lets {self.settings.max_waiting:,} "
+                "wait. Send fewer prompts, or a smaller n.",
+                "n",
+                "too_many_results",
+            )
+        if self.open_results + results > most:
+            raise Overloaded(
+                f"{self.open_results:,} results are being computed or wait, and {most:,} may; try again in a second.",
+                retry_after=1.0,
+            )
+        self.open_results += results
+        try:
+            yield
+        finally:
+            self.open_results -= results
+
+    def salt(self, caller: str, asked: str | None = None) -> str:
+        """The cache that a request of `caller` (a digest of its key) sees, as the wire's salt."""
+        if asked is not None and not self.settings.allow_cache_salt:
+            raise refused(
+                "This server does not let requests choose a cache_salt; leave it out, or start it with "
+                "--allow-cache-salt.",
+                "cache_salt",
+                "not_allowed",
+            )
+        match self.settings.isolation:
+            case "shared":
+                parts = ""
+            case "key":
+                parts = caller
+            case "strict":
+                parts = secrets.token_hex(16)
+        if not parts and asked is None:
+            return ""
+        text = f"{parts}:{asked or ''}".encode()
+        return hashlib.blake2b(text, key=self._secret, digest_size=16).hexdigest()

@@ -1,0 +1,65 @@
+"""A connection to the server: uvicorn's h11 protocol, whose refusals speak OpenAI's form and who waits for nobody.
+
+Adds to uvicorn: the transport for `sse.cut_off`, a time within which the headers must be there, and a body for the
+answer to what is no HTTP. Knows uvicorn's protocol class; knows no application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from lmprog.server.errors import Problem
+
+HEADER_SECONDS = 60.0
+"""For the first request of a connection; later ones are under uvicorn's keep-alive time."""
+
+
+class Connection(H11Protocol):
+    """One client's connection."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, dict(app_state), _loop)
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state["transport"] = transport
+        self._patience = self.loop.call_later(HEADER_SECONDS, self._lose_patience)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What could not be read as HTTP/1.1: too large headers, a broken request line."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            limit = self.config.h11_max_incomplete_event_size or 0
+            message = f"This is no HTTP/1.1 request, or its headers have more than {limit:,} bytes."
+            body = Problem(400, message, code="bad_request").body()
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            self._say(h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b""))
+            self._say(h11.Data(data=body))
+            self._say(h11.EndOfMessage())
+        self.transport.close()
+
+    def _say(self, said: h11.Event) -> None:
+        output = self.conn.send(said)
+        if output:
+            self.transport.write(output)
+
+    def _lose_patience(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.abort()

@@ -1,0 +1,1 @@
+"""OpenAI's dialect: requests into ops of the wire, replies into answers and chunks."""

@@ -1,0 +1,11 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from lmprog.server.gateway import Gateway
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    return []
