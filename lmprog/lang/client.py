@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmprog.transport import ClientChannel
 
 CallOp: TypeAlias = wire.Gen | wire.Select | wire.Read | wire.Describe | wire.Flush
-LastReply: TypeAlias = wire.Done | wire.Chosen | wire.TextIs | wire.Described
+LastReply: TypeAlias = wire.Done | wire.Chosen | wire.TextIs | wire.TokensAre | wire.Described
 DeltaListener: TypeAlias = Callable[[wire.Delta], None]
 
 READ_SECONDS = 1.0  # how long closing waits for texts that were asked for

@@ -20,7 +20,7 @@ from lmprog.errors import LmprogError
 from lmprog.runtime.chat import ChatTemplate
 from lmprog.runtime.pins import Pin
 from lmprog.runtime.tokenizer import Tokenizer
-from lmprog.wire import Fork, Gen, Read, RoleBegin, RoleEnd, Select, Text
+from lmprog.wire import Fork, Gen, Read, RoleBegin, RoleEnd, Select, Text, Tokens
 
 
 class BranchState(enum.Enum):
@@ -46,7 +46,7 @@ class Promise:
 class Appending:
     """An append whose references are bound to promises already."""
 
-    pieces: tuple[Text | Promise | RoleBegin | RoleEnd, ...]
+    pieces: tuple[Text | Tokens | Promise | RoleBegin | RoleEnd, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,13 @@ class Branch:
         if text:
             self.pending += text
             self.text.append(text)
+
+    def append_tokens(self, tokens: array[int], text: str, tokenizer: Tokenizer) -> None:
+        """Adds tokens as they are, which spell `text`; text that waits before them is tokenised now."""
+        if self.pending:
+            self.tokens, self.pending = self.tokens_with(tokenizer), ""
+        self.tokens.extend(tokens)
+        self.text.append(text)
 
     def begin_role(self, role: str, template: ChatTemplate) -> None:
         """Opens a chat turn. Raises RequestRejected where the template does not know the role."""

@@ -23,6 +23,7 @@ from lmprog.runtime.generation import Forcing, Generation, Scoring, Settings
 from lmprog.runtime.ongoing import Ongoing
 from lmprog.runtime.request import Call, Lane, Timing
 from lmprog.runtime.selecting import make_ballot
+from lmprog.runtime.spelling import Speller
 from lmprog.runtime.text import TextStream
 from lmprog.runtime.tokenizer import Tokenizer
 from lmprog.transport import ClientId
@@ -51,6 +52,7 @@ class CallBuilder:
     ) -> None:
         self.tokenizer = tokenizer
         self._cutter = Cutter(tokenizer)
+        self.speller = Speller(tokenizer, limits.vocab_size, limits.longest)
         self._limits = limits
         self.constraints = constraints
         """None: constraints are refused."""
@@ -83,8 +85,14 @@ class CallBuilder:
         finished = self.constraints.collect() if self.constraints is not None else []
         return [waiting for compiling in finished for waiting in compiling.waiting]
 
+    def check_length(self, branch: Branch) -> None:
+        """Raises `ContextOverflow` where the branch's text is too long to be worth tokenising."""
+        self.speller.check_length(branch.pending)
+
     def settle(self, branch: Branch) -> None:
-        """Tokenises what of the branch's text is certain, so that forks and options need not do it again."""
+        """Tokenises what of the branch's text is certain, so that forks and options need not do it again. Raises
+        `ContextOverflow` where it is too long to fit at all."""
+        self.check_length(branch)
         cut = self._cutter.last(branch.pending)
         if cut:
             branch.settle(self.tokenizer, cut)
@@ -152,6 +160,8 @@ class CallBuilder:
             raise InvalidParameter(
                 "an empty choice has no token to score.", name="choices", value="", allowed="non-empty texts"
             )
+        for option in op.choices:
+            self.speller.check_length(option, "an option")
         options = [self.option_tokens(branch, option) for option in op.choices]
         self._limits.check_fits(max(len(tokens) for tokens in options), 0)
         alone: tuple[int, ...] | None = None
@@ -163,19 +173,8 @@ class CallBuilder:
         return call
 
     def _check_ids(self, sampling: wire.Sampling) -> None:
-        size = self._limits.vocab_size
-        for name, ids in (
-            ("stop_token_ids", sampling.stop_token_ids),
-            ("logit_bias", tuple(token for token, _ in sampling.logit_bias)),
-        ):
-            wrong = next((token for token in ids if token >= size), None)
-            if wrong is not None:
-                raise InvalidParameter(
-                    f"{name} names token {wrong}, and the model's tokens go from 0 to {size - 1:,}.",
-                    name=name,
-                    value=wrong,
-                    allowed=f"0..{size - 1}",
-                )
+        self.speller.check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self.speller.check_ids([token for token, _ in sampling.logit_bias], "logit_bias")
 
 
 def _is_whole(constraint: Constraint, text: str) -> bool:

@@ -71,10 +71,11 @@ class Generation:
 
     def logits_from(self, num_tokens: int) -> int:
         """The last known token's logits pick the next one; before that, those of the prompt where it is scored."""
-        scored, prompt_len = len(self.prompt_logprobs), self.settings.prompt_len
-        if self.settings.sampling.prompt_logprobs is None or scored >= prompt_len - 1:
+        sampling = self.settings.sampling
+        next_scored = max(sampling.prompt_logprobs_start, 1) + len(self.prompt_logprobs)
+        if sampling.prompt_logprobs is None or next_scored >= self.settings.prompt_len:
             return num_tokens - 1
-        return scored
+        return next_scored - 1
 
     @property
     def left(self) -> int:

@@ -97,11 +97,23 @@ class Interpreter:
                 ongoing = client.calls.get(call)
                 if ongoing is not None:
                     self._endings.fail(ongoing, Cancelled("the call was cancelled."))
+            case wire.Encode() | wire.Decode():
+                self._spell(client_id, op)
             case wire.Describe(call=call):
                 self._endings.say(client_id, wire.Described(call, self.figures()))
             case wire.Flush(call=call):
                 self.scheduler.tree.clear()
                 self._endings.say(client_id, wire.Described(call, self.figures()))
+
+    def _spell(self, client_id: ClientId, op: wire.Encode | wire.Decode) -> None:
+        """Answered at once, since no branch has to come to it."""
+        speller = self._calls.speller
+        try:
+            reply = speller.encode(op) if isinstance(op, wire.Encode) else speller.decode(op)
+        except LmprogError as error:
+            self._endings.say(client_id, failed(op.call, error))
+        else:
+            self._endings.say(client_id, reply)
 
     def figures(self) -> dict[str, float]:
         """Counters, and the state of tree, pages and line right now."""
@@ -132,7 +144,7 @@ class Interpreter:
 
     def _bind(self, client_id: ClientId, client: Client, pieces: tuple[wire.Piece, ...]) -> Appending:
         """References become promises when they arrive, so that later closings cannot take them away."""
-        bound: list[wire.Text | Promise | wire.RoleBegin | wire.RoleEnd] = []
+        bound: list[wire.Text | wire.Tokens | Promise | wire.RoleBegin | wire.RoleEnd] = []
         for piece in pieces:
             if isinstance(piece, wire.Ref):
                 bound.append(client.promise(piece))

@@ -104,6 +104,9 @@ class Runner:
             match piece:
                 case wire.Text(text=text):
                     branch.append(text)
+                case wire.Tokens():
+                    self._calls.check_length(branch)
+                    branch.append_tokens(*self._calls.speller.given(piece), self._tokenizer)
                 case Promise(text=kept, error=error):
                     if error is not None:
                         raise error
@@ -133,6 +136,7 @@ class Runner:
 
     def _read(self, ongoing: Ongoing) -> None:
         branch = ongoing.branch
+        self._calls.check_length(branch)
         text = "".join(branch.text)
         num_tokens = len(branch.tokens_with(self._tokenizer))
         self._endings.reply(ongoing, wire.TextIs(ongoing.id, text, num_tokens), [text])

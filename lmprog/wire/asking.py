@@ -57,4 +57,6 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=100)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=100)] | None = None
+    prompt_logprobs_start: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Position of the first token whose log-probability is wanted; the first token of all never has one."""
     n: Annotated[int, Meta(ge=1, le=128)] = 1

@@ -7,11 +7,17 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from lmprog.wire.asking import Constraint, Sampling
-from lmprog.wire.base import Id, Message, SelectMethod, ShortText
+from lmprog.wire.base import Id, Message, SelectMethod, ShortText, TokenId
 
 
 class Text(Message, frozen=True):
     text: str
+
+
+class Tokens(Message, frozen=True):
+    """Token ids, taken as they are: nothing is put before them. What text stands before them is tokenised by itself."""
+
+    ids: tuple[TokenId, ...]
 
 
 class Ref(Message, frozen=True):
@@ -37,7 +43,7 @@ class RoleEnd(Message, frozen=True):
     role: ShortText
 
 
-Piece: TypeAlias = Text | Ref | Gained | RoleBegin | RoleEnd
+Piece: TypeAlias = Text | Tokens | Ref | Gained | RoleBegin | RoleEnd
 
 
 class Hello(Message, frozen=True):
@@ -106,6 +112,22 @@ class Read(Message, frozen=True):
     call: Id
 
 
+class Encode(Message, frozen=True):
+    """Asks for the tokens of a text; `prefix`: with what the checkpoint puts before every text."""
+
+    call: Id
+    text: str
+    prefix: bool = True
+
+
+class Decode(Message, frozen=True):
+    """Asks for the text of tokens; special ones have none unless `special` asks for their names."""
+
+    call: Id
+    tokens: tuple[TokenId, ...]
+    special: bool = False
+
+
 class Describe(Message, frozen=True):
     """Asks for the runtime's figures: what `stats` counts, and the state of tree, pages and queue."""
 
@@ -118,4 +140,4 @@ class Flush(Message, frozen=True):
     call: Id
 
 
-Op: TypeAlias = Hello | Open | Append | Gen | Select | Fork | Close | Cancel | Read | Describe | Flush
+Op: TypeAlias = Hello | Open | Append | Gen | Select | Fork | Close | Cancel | Read | Encode | Decode | Describe | Flush

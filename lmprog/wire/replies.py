@@ -89,6 +89,11 @@ class TextIs(Message, frozen=True):
     num_tokens: int
 
 
+class TokensAre(Message, frozen=True):
+    call: Id
+    tokens: tuple[int, ...]
+
+
 class Described(Message, frozen=True):
     call: Id
     figures: dict[str, float]
@@ -103,4 +108,4 @@ class Failed(Message, frozen=True):
     details: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
 
 
-Reply: TypeAlias = Welcome | Delta | Done | Chosen | TextIs | Described | Failed
+Reply: TypeAlias = Welcome | Delta | Done | Chosen | TextIs | TokensAre | Described | Failed

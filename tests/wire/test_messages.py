@@ -30,6 +30,7 @@ samplings = st.builds(
 )
 pieces = st.one_of(
     st.builds(wire.Text, texts),
+    st.builds(wire.Tokens, st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple)),
     st.builds(wire.Ref, ids, st.integers(0, 127)),
     st.builds(wire.Gained, ids),
     st.builds(wire.RoleBegin, texts),
@@ -60,6 +61,8 @@ OPS: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Close: st.builds(wire.Close, ids),
     wire.Cancel: st.builds(wire.Cancel, ids),
     wire.Read: st.builds(wire.Read, ids, ids),
+    wire.Encode: st.builds(wire.Encode, ids, texts, st.booleans()),
+    wire.Decode: st.builds(wire.Decode, ids, st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple), st.booleans()),
     wire.Describe: st.builds(wire.Describe, ids),
     wire.Flush: st.builds(wire.Flush, ids),
 }
@@ -80,6 +83,7 @@ REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Done: st.builds(wire.Done, ids, st.lists(outputs, max_size=3).map(tuple), usages),
     wire.Chosen: st.builds(wire.Chosen, ids, ids, st.lists(choices, max_size=3).map(tuple), usages),
     wire.TextIs: st.builds(wire.TextIs, ids, texts, ids),
+    wire.TokensAre: st.builds(wire.TokensAre, ids, st.lists(ids, max_size=5).map(tuple)),
     wire.Described: st.builds(wire.Described, ids, st.dictionaries(texts, floats, max_size=4)),
     wire.Failed: st.builds(
         wire.Failed,
