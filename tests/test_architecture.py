@@ -59,7 +59,7 @@ UNITS = {
         "lmprog.runtime.interpreter lmprog.runtime.running lmprog.runtime.clients "
         "lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
         "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
-        "lmprog.runtime.constraints lmprog.runtime.compiling lmprog.runtime.spelling",
+        "lmprog.runtime.constraints lmprog.runtime.compiling lmprog.runtime.spelling lmprog.runtime.snapshot",
         "errors wire transport radix fsm text scheduling",
     ),
     "constraint": Unit("lmprog.constrained", "errors wire lang fsm interpreter"),

@@ -23,8 +23,8 @@ from lmprog.errors import Cancelled, LmprogError, ProtocolError, RuntimeGone, fr
 if TYPE_CHECKING:
     from lmprog.transport import ClientChannel
 
-CallOp: TypeAlias = wire.Gen | wire.Select | wire.Read | wire.Describe | wire.Flush
-LastReply: TypeAlias = wire.Done | wire.Chosen | wire.TextIs | wire.TokensAre | wire.Described
+CallOp: TypeAlias = wire.Gen | wire.Select | wire.Read | wire.Describe | wire.Inspect | wire.Flush
+LastReply: TypeAlias = wire.Done | wire.Chosen | wire.TextIs | wire.TokensAre | wire.Described | wire.Snapshot
 DeltaListener: TypeAlias = Callable[[wire.Delta], None]
 
 READ_SECONDS = 1.0  # how long closing waits for texts that were asked for
@@ -194,7 +194,7 @@ class Client:
 
     def _refuse(self, op: wire.Op, error: LmprogError) -> None:
         """`op` could not be sent: its call fails, or else every later call of its branch."""
-        if isinstance(op, wire.Gen | wire.Select | wire.Read | wire.Describe | wire.Flush):
+        if isinstance(op, CallOp):
             self._finish(op.call, error)
         elif isinstance(op, wire.Append | wire.Fork):
             with self._state:

@@ -6,6 +6,8 @@ Integers only: it knows tokens and page numbers, and neither tensors, text, bran
 from lmprog.radix.answers import Inserted, Match, Tail
 from lmprog.radix.node import Node, Tokens
 from lmprog.radix.pages import PageAllocator
+from lmprog.radix.picture import Picture, pages_of, path, picture_of
 from lmprog.radix.tree import RadixTree
 
-__all__ = ["Inserted", "Match", "Node", "PageAllocator", "RadixTree", "Tail", "Tokens"]
+__all__ = ["Inserted", "Match", "Node", "PageAllocator", "Picture", "RadixTree", "Tail", "Tokens"]
+__all__ += ["pages_of", "path", "picture_of"]

@@ -26,10 +26,12 @@ class EvictionOrder:
         self._pinned = _queue()
         self.num_pages = 0  # of all nodes here
         self.num_pinned = 0  # of the pinned ones
+        self.now = 0.0  # what a use is marked with; the order goes by turns and never reads it
 
     def add(self, node: Node) -> None:
         """`node` is unlocked, and used just now."""
         count = len(node.pages)
+        node.used = self.now
         self.num_pages += count
         if node.pins:
             self.num_pinned += count
@@ -54,11 +56,12 @@ class EvictionOrder:
 
     def renew(self, node: Node) -> None:
         """The path from the root to `node` was used just now. Locked nodes and the root are not here and stay out."""
-        plain, pinned = self._plain, self._pinned
+        plain, pinned, now = self._plain, self._pinned, self.now
         while (parent := node.parent) is not None:
             if not node.locks:
                 older, newer = node.older, node.newer
                 older.newer, newer.older = newer, older
+                node.used = now
                 _append(pinned if node.pins else plain, node)
             node = parent
 

@@ -49,6 +49,7 @@ class Node:
         "pins_here",
         "salt",
         "spare",
+        "used",
     )
 
     older: Node
@@ -69,6 +70,7 @@ class Node:
         self.locks_here = 0  # of those, the ones at this node itself
         self.pins = 0  # soft holds at this node or below
         self.pins_here = 0
+        self.used = 0.0  # moment of its last use (`RadixTree.tick`); tells nothing while it is locked
         self.owes = False  # the tree's: evicting all that is below would have to leave one page here
         self.alive = True  # False: taken out of the tree. `parent` then still leads to what is left of the path
 
@@ -110,6 +112,19 @@ class Node:
         state = "" if self.alive else " dead"
         holds = f"locks={self.locks} pins={self.pins}"
         return f"<Node {self.begin}..{self.end}{state} pages={self.pages} children={len(self.children)} {holds}>"
+
+
+def can_end_at(node: Node, boundary: int) -> bool:
+    """Would nobody but its one holder lose tokens if the path to `node` were cut at `boundary`, in its last page?"""
+    while node.begin > boundary:
+        parent = node.parent
+        assert parent is not None
+        if len(parent.children) > 1 or parent.spare is not None:
+            return True
+        if parent.locks > 1:
+            return False
+        node = parent
+    return True
 
 
 def subtree(top: Node) -> Iterator[Node]:

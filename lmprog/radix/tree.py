@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from lmprog.radix.answers import Inserted, Match, Tail
 from lmprog.radix.audit import audit, pages_of
 from lmprog.radix.holds import Holds
-from lmprog.radix.node import TOKEN_BYTES, Node, Tokens, common_run, subtree
+from lmprog.radix.node import TOKEN_BYTES, Node, Tokens, can_end_at, common_run, subtree
 from lmprog.radix.pages import PageAllocator
 
 
@@ -138,7 +138,7 @@ class RadixTree:
             self._holds.num_cached -= 1
             self._holds.reckon(node)
             return Tail(page, node)
-        if node.locks != 1 or not self._can_end_at(node, length - rest):
+        if node.locks != 1 or not can_end_at(node, length - rest):
             return None
         page = node.pages.pop()
         self._holds.num_cached -= 1
@@ -197,9 +197,17 @@ class RadixTree:
 
     # -- looking at it
 
+    def tick(self, now: float) -> None:
+        """Uses are marked with this moment from now on (`Node.used`). The tree itself makes nothing of it."""
+        self._holds.order.now = now
+
+    def roots(self) -> list[Node]:
+        """One for each salt in use; they have no tokens themselves."""
+        return list(self._holds.used_roots.values())
+
     def walk(self) -> Iterator[Node]:
         """Every node, parents before their children, roots left out. The tree must not change meanwhile."""
-        for root in self._holds.used_roots.values():
+        for root in self.roots():
             for child in root.children.values():
                 yield from subtree(child)
 
@@ -307,18 +315,6 @@ class RadixTree:
         if node.parent is None:
             self._holds.retire(node)
         return node
-
-    def _can_end_at(self, node: Node, boundary: int) -> bool:
-        """Would nobody but the caller lose tokens if the path to `node` were cut at `boundary`, in its last page?"""
-        while node.begin > boundary:
-            parent = node.parent
-            assert parent is not None
-            if len(parent.children) > 1 or parent.spare is not None:
-                return True
-            if parent.locks > 1:
-                return False
-            node = parent
-        return True
 
     def _evict_from(self, node: Node, want: int) -> int:
         """Free up to `want` pages of the unlocked leaf `node`. It stays if that leaves something of it."""

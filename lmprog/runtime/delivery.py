@@ -78,7 +78,7 @@ class Delivery:
         assert isinstance(task, Generation)
         ended = stream.finish()
         self._delta(ongoing, index, ended.delta, 0)
-        ongoing.outputs[index] = output_of(lane, ended, stream.stopped_by, self._tokenizer)
+        ongoing.outputs[index] = output_of(lane, ended, stream, self._tokenizer)
         kept = task.settings.prompt_len + ended.kept
         self._endings.leave(lane, kept, branch if index == 0 else None)
         if index == 0:

@@ -46,6 +46,7 @@ class Generation:
     __slots__ = (
         "finish",
         "forced",
+        "forced_runs",
         "generated",
         "guide",
         "logprobs",
@@ -61,6 +62,8 @@ class Generation:
         self.seed = seed
         self.generated = 0
         self.forced = 0
+        self.forced_runs: list[tuple[int, int]] = []
+        """Where among the generated tokens the forced ones stand: (begin, end), in order."""
         self.steps = 0
         """Picks made so far; together with the seed it determines the next one."""
         self.finish: FinishReason | None = None
@@ -128,6 +131,7 @@ class Generation:
         """
         constraint, forcing = self.settings.constraint, self.settings.forcing
         if constraint is not None and forcing is not None and self.left > 0:
+            begin = self.generated
             for token in forcing(constraint, self.guide, tokens):
                 after = constraint.advance(self.guide, token)
                 if constraint.distance(after) >= self.left:
@@ -137,6 +141,8 @@ class Generation:
                 self.generated += 1
                 self.forced += 1
                 added += 1
+            if self.generated > begin:
+                self.forced_runs.append((begin, self.generated))
         if constraint is not None and constraint.is_done(self.guide):
             self.finish = "constraint"
         elif self.left <= 0:

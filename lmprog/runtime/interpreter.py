@@ -10,6 +10,7 @@ from.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping
 
 from lmprog import wire
@@ -24,6 +25,7 @@ from lmprog.runtime.endings import Addressed, Endings
 from lmprog.runtime.ongoing import Ongoing, failed
 from lmprog.runtime.running import Runner
 from lmprog.runtime.scheduler import Progress, Scheduler
+from lmprog.runtime.snapshot import Onlooker
 from lmprog.transport import ClientId, Gone
 
 
@@ -50,6 +52,7 @@ class Interpreter:
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
+        self._onlooker = Onlooker(scheduler, calls.tokenizer, key=secrets.token_bytes(16))
         self._num_programs = 0
 
     # --- from clients --------------------------------------------------------------------------------------------
@@ -101,6 +104,8 @@ class Interpreter:
                 self._spell(client_id, op)
             case wire.Describe(call=call):
                 self._endings.say(client_id, wire.Described(call, self.figures()))
+            case wire.Inspect():
+                self._endings.say(client_id, self._onlooker.look(op, self._clock(), self.figures()))
             case wire.Flush(call=call):
                 self.scheduler.tree.clear()
                 self._endings.say(client_id, wire.Described(call, self.figures()))
@@ -127,6 +132,7 @@ class Interpreter:
             "pages_free": float(scheduler.pages.num_free),
             "pages_cached": float(scheduler.tree.num_cached),
             "pages_evictable": float(scheduler.tree.num_evictable),
+            "pages_pinned": float(scheduler.tree.num_pinned),
             "tree_nodes": float(scheduler.tree.num_nodes),
             "open_branches": float(sum(len(client.branches) for client in self.clients.values())),
             "open_clients": float(len(self.clients)),
@@ -216,6 +222,7 @@ class Interpreter:
     def deliver(self, progress: list[Progress], began: float) -> list[Addressed]:
         """Turns the progress of a step that began then into replies, lets branches go on; returns all unsent ones."""
         now = self._clock()
+        self.scheduler.tree.tick(now)
         for one in progress:
             self._delivery.take(one, began, now)
         self._expire(now)

@@ -64,8 +64,9 @@ def usage_of(call: Call) -> Usage:
     )
 
 
-def output_of(lane: Lane, ended: Ended, stopped_by: str | None, tokenizer: Tokenizer) -> Output:
-    """The result of one finished lane; only tokens wholly inside the text are named."""
+def output_of(lane: Lane, ended: Ended, stream: TextStream, tokenizer: Tokenizer) -> Output:
+    """The result of one finished lane, whose `stream` gave `ended`; only tokens wholly inside the text are named."""
+    stopped_by = stream.stopped_by
     task = lane.task
     assert isinstance(task, Generation)
     start = task.settings.prompt_len
@@ -75,7 +76,14 @@ def output_of(lane: Lane, ended: Ended, stopped_by: str | None, tokenizer: Token
         finish="stop" if stopped_by is not None else task.finish or "length",
         stopped_by=stopped_by if stopped_by is not None else task.stopped_by,
         logprobs=tuple(logprob_of(scored, tokenizer) for scored in task.logprobs[: ended.kept]),
+        forced=_forced_text(task, stream, len(ended.text)),
     )
+
+
+def _forced_text(task: Generation, stream: TextStream, length: int) -> tuple[tuple[int, int], ...]:
+    """Characters of the text, which is cut at `length`, that forced tokens spell."""
+    spans = (stream.span(begin, end) for begin, end in task.forced_runs)
+    return tuple((begin, min(end, length)) for begin, end in spans if begin < min(end, length))
 
 
 def logprob_of(scored: ScoredToken, tokenizer: Tokenizer) -> TokenLogprob:

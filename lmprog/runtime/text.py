@@ -136,6 +136,15 @@ class TextStream:
         self._given.append(delta)
         return Ended("".join(self._given), len(self._borders), "", delta)
 
+    def span(self, begin: int, end: int) -> tuple[int, int]:
+        """The characters that the tokens `begin .. end` spell; one that they share with others is not theirs."""
+        return self._border(begin), max(self._border(begin), self._border(end))
+
+    def _border(self, count: int) -> int:
+        """Whole characters of the first `count` tokens."""
+        borders = self._borders[:count]
+        return next((border for border in reversed(borders) if border >= 0), 0)
+
     def copy(self) -> TextStream:
         """A stream that has read the same tokens, and goes its own way."""
         other = TextStream(self._tokenizer, may_stop=self._may_stop)

@@ -8,9 +8,9 @@ Rules of the protocol:
 
 - The first message of a client is `Hello`; the runtime answers `Welcome`, or `Failed` with code `protocol`.
 - Ops of one branch run in their order, those of different branches concurrently.
-- Every call (`Gen`, `Select`, `Read`, `Describe`, `Flush`) gets exactly one last reply: `Done`, `Chosen`, `TextIs`,
-  `Described` or `Failed`; `Delta`s come only before it. An op that is wrong but is no call (an `Append` of an unknown
-  reference, say) spoils its branch: the branch's later calls fail with that cause.
+- Every call (`Gen`, `Select`, `Read`, `Describe`, `Inspect`, `Flush`) gets exactly one last reply: `Done`, `Chosen`,
+  `TextIs`, `Described`, `Snapshot` or `Failed`; `Delta`s come only before it. An op that is wrong but is no call (an
+  `Append` of an unknown reference, say) spoils its branch: the branch's later calls fail with that cause.
 - Frames that do not decode are counted and dropped by the receiver. Ranges declared here are checked while decoding;
   what depends on a model (vocabulary, context) is checked by the interpreter.
 
@@ -35,6 +35,7 @@ from lmprog.wire.ops import (
     Gained,
     Gen,
     Hello,
+    Inspect,
     Op,
     Open,
     Piece,
@@ -53,8 +54,11 @@ from lmprog.wire.replies import (
     Described,
     Done,
     Failed,
+    LaneSeen,
+    NodeSeen,
     Output,
     Reply,
+    Snapshot,
     TextIs,
     TokenLogprob,
     TokensAre,
@@ -87,9 +91,12 @@ __all__ = [
     "Grammar",
     "Hello",
     "Id",
+    "Inspect",
     "JsonSchema",
+    "LaneSeen",
     "MalformedFrame",
     "Message",
+    "NodeSeen",
     "Op",
     "Open",
     "Output",
@@ -105,6 +112,7 @@ __all__ = [
     "Select",
     "SelectMethod",
     "ShortText",
+    "Snapshot",
     "Text",
     "TextIs",
     "TokenId",

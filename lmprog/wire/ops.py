@@ -134,10 +134,23 @@ class Describe(Message, frozen=True):
     call: Id
 
 
+class Inspect(Message, frozen=True):
+    """Asks for a picture of the runtime now: the tree's largest nodes, who runs, who waits. It counts as no use.
+
+    `with_text` asks for the first words of each node: only for those who may read every prompt.
+    """
+
+    call: Id
+    max_nodes: Annotated[int, Meta(ge=0, le=2000)] = 500
+    with_text: bool = False
+
+
 class Flush(Message, frozen=True):
     """Forgets every page that no live branch stands on."""
 
     call: Id
 
 
-Op: TypeAlias = Hello | Open | Append | Gen | Select | Fork | Close | Cancel | Read | Encode | Decode | Describe | Flush
+Op: TypeAlias = (
+    Hello | Open | Append | Gen | Select | Fork | Close | Cancel | Read | Encode | Decode | Describe | Inspect | Flush
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -49,6 +49,8 @@ class Output(Message, frozen=True):
     finish: FinishReason
     stopped_by: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    forced: tuple[tuple[int, int], ...] = ()
+    """Stretches (begin, end) of the text's characters that a constraint left no choice about."""
 
 
 class Delta(Message, frozen=True):
@@ -99,6 +101,72 @@ class Described(Message, frozen=True):
     figures: dict[str, float]
 
 
+class NodeSeen(Message, frozen=True):
+    """A node of the prefix tree. `parent` is its parent's place in the list, -1 where it hangs on its salt's root."""
+
+    parent: int
+    begin: int
+    """Position of its first token."""
+    num_tokens: int
+    num_pages: int
+    age: float
+    """Seconds since its last use; 0 while somebody stands on it."""
+    locks: int
+    """Lanes that stand on it or below it now."""
+    pins: int
+    """Live branches that stand on it or below it."""
+    children_left_out: int
+    salt: str
+    """A keyed hash of its salt's name, which is nobody else's business; empty for no salt."""
+    text: str = ""
+    """Its first words, where they were asked for."""
+
+
+class LaneSeen(Message, frozen=True):
+    """One token sequence that runs or waits: one of the `n` results of a gen, one course of a select."""
+
+    program: int
+    branch: int
+    call: int
+    index: int
+    kind: Literal["gen", "select"]
+    phase: Literal["prefill", "decode", "waiting"]
+    prompt: int
+    num_tokens: int
+    """Known so far, prompt and result."""
+    computed: int
+    """Of those, the ones whose keys and values exist; for one that waits, those found in the tree."""
+    cached: int
+    """Of the call, over its lanes."""
+    generated: int
+    forced: int
+    max_tokens: int
+    """0 for a select."""
+    passes: int
+    """Steps of the runtime since it came."""
+    age: float
+    """Seconds since it came."""
+    priority: int
+    preemptions: int
+    node: int
+    """The node shown that it stands on, or the nearest one above; -1 where there is none."""
+
+
+class Snapshot(Message, frozen=True):
+    """What the runtime looked like between two steps. `figures` are those of `Described`; times on its own clock."""
+
+    call: Id
+    clock: float
+    figures: dict[str, float]
+    nodes: tuple[NodeSeen, ...]
+    nodes_left_out: int
+    pages_left_out: int
+    running: tuple[LaneSeen, ...]
+    running_left_out: int
+    waiting: tuple[LaneSeen, ...]
+    waiting_left_out: int
+
+
 class Failed(Message, frozen=True):
     """The last reply of a call that did not end well. `code` and `details` are those of `lmprog.errors`."""
 
@@ -108,4 +176,4 @@ class Failed(Message, frozen=True):
     details: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
 
 
-Reply: TypeAlias = Welcome | Delta | Done | Chosen | TextIs | TokensAre | Described | Failed
+Reply: TypeAlias = Welcome | Delta | Done | Chosen | TextIs | TokensAre | Described | Snapshot | Failed

@@ -28,6 +28,7 @@ OPS: tuple[wire.Op, ...] = (
     wire.Decode(13, (1, 2), special=True),
     wire.Describe(9),
     wire.Flush(10),
+    wire.Inspect(11, 20, True),
     wire.Close(1),
 )
 REPLIES: tuple[wire.Reply, ...] = (

@@ -64,6 +64,7 @@ OPS: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Encode: st.builds(wire.Encode, ids, texts, st.booleans()),
     wire.Decode: st.builds(wire.Decode, ids, st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple), st.booleans()),
     wire.Describe: st.builds(wire.Describe, ids),
+    wire.Inspect: st.builds(wire.Inspect, ids, st.integers(0, 2000), st.booleans()),
     wire.Flush: st.builds(wire.Flush, ids),
 }
 usages = st.builds(wire.Usage, ids, ids, ids, ids, ids, ids, floats, floats, floats)
@@ -75,6 +76,13 @@ outputs = st.builds(
     st.sampled_from(get_args(wire.FinishReason)),
     st.none() | texts | ids,
     st.lists(logprobs, max_size=2).map(tuple),
+    st.lists(st.tuples(ids, ids), max_size=2).map(tuple),
+)
+nodes = st.builds(wire.NodeSeen, st.integers(-1, 9), ids, ids, ids, floats, ids, ids, ids, texts, texts)
+lanes = st.builds(
+    wire.LaneSeen,
+    *(ids, ids, ids, ids, st.sampled_from(["gen", "select"]), st.sampled_from(["prefill", "decode", "waiting"])),
+    *(ids, ids, ids, ids, ids, ids, ids, ids, floats, st.integers(-100, 100), ids, st.integers(-1, 9)),
 )
 choices = st.builds(wire.Choice, floats, floats, st.lists(floats).map(tuple), st.lists(floats).map(tuple))
 REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
@@ -85,6 +93,12 @@ REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.TextIs: st.builds(wire.TextIs, ids, texts, ids),
     wire.TokensAre: st.builds(wire.TokensAre, ids, st.lists(ids, max_size=5).map(tuple)),
     wire.Described: st.builds(wire.Described, ids, st.dictionaries(texts, floats, max_size=4)),
+    wire.Snapshot: st.builds(
+        wire.Snapshot,
+        *(ids, floats, st.dictionaries(texts, floats, max_size=4)),
+        *(st.lists(nodes, max_size=3).map(tuple), ids, ids),
+        *(st.lists(lanes, max_size=2).map(tuple), ids, st.lists(lanes, max_size=2).map(tuple), ids),
+    ),
     wire.Failed: st.builds(
         wire.Failed,
         st.none() | ids,

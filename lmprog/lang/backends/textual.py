@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from lmprog import wire
-from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, RuntimeGone
+from lmprog.errors import Cancelled, LmprogError, NotSupported, ProgramError, RequestRejected, RuntimeGone
 from lmprog.transport.channel import ops_frame
 
 BranchOp: TypeAlias = wire.Append | wire.Gen | wire.Select | wire.Fork | wire.Read
@@ -120,6 +120,8 @@ class TextRuntime:
             self._cancel(op.call)
         elif isinstance(op, wire.Describe | wire.Flush):
             self._replies.put(wire.Described(op.call, {"branches": float(len(self._branches))}))
+        elif isinstance(op, wire.Inspect):
+            self._fail(op.call, NotSupported("this backend has no prefix tree that could be looked at."))
         elif op.branch in self._branches:
             self._branches[op.branch].todo.append(op)
             if isinstance(op, wire.Fork):

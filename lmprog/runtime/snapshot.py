@@ -1,0 +1,120 @@
+"""What the runtime looks like between two steps, as one bounded value of the wire: tree, batch, line.
+
+For people who watch: `lmprog top` and the server's page. It changes nothing and counts as no use of the tree. Its cost
+is bounded by what it shows (`radix.picture`), for the loop stands still meanwhile. Names of salts may be derived from
+keys, so only a keyed hash of them leaves this module; text of prompts leaves it only where it is asked for.
+
+Knows lanes, nodes and calls; decides nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from itertools import islice
+
+from lmprog import wire
+from lmprog.radix import Node, Picture, pages_of, path, picture_of
+from lmprog.runtime.generation import Generation
+from lmprog.runtime.ongoing import Ongoing
+from lmprog.runtime.request import Lane, LaneState
+from lmprog.runtime.scheduler import Scheduler
+from lmprog.runtime.tokenizer import Tokenizer
+
+MOST_LANES = 256
+"""Lanes told of those that run, and of those that wait."""
+TEXT_TOKENS = 24
+TEXT_CHARS = 96
+
+
+class Onlooker:
+    """Takes pictures of one runtime. `key` is for the hashes of salts: whoever does not have it cannot guess names."""
+
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, key: bytes) -> None:
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._key = key
+
+    def look(self, op: wire.Inspect, now: float, figures: dict[str, float]) -> wire.Snapshot:
+        """The answer to `op` at this moment of the runtime's clock."""
+        scheduler = self._scheduler
+        seen = picture_of(scheduler.tree, op.max_nodes)
+        place = {id(node): index for index, node in enumerate(seen.nodes)}
+        running = list(islice(scheduler.seated, MOST_LANES))
+        waiting = list(islice(scheduler.line, MOST_LANES))
+        return wire.Snapshot(
+            call=op.call,
+            clock=now,
+            figures=figures,
+            nodes=self._nodes(seen, now, op.with_text),
+            nodes_left_out=seen.nodes_left_out,
+            pages_left_out=seen.pages_left_out,
+            running=self._lanes(running, now, place),
+            running_left_out=len(scheduler.seated) - len(running),
+            waiting=self._lanes(waiting, now, place),
+            waiting_left_out=len(scheduler.line) - len(waiting),
+        )
+
+    def _nodes(self, seen: Picture, now: float, with_text: bool) -> tuple[wire.NodeSeen, ...]:
+        shown = [0] * len(seen.nodes)
+        for parent in seen.parents:
+            if parent >= 0:
+                shown[parent] += 1
+        salts = {salt: self._name(salt) for salt in {node.salt for node in seen.nodes}}
+        return tuple(
+            wire.NodeSeen(
+                parent=seen.parents[index],
+                begin=node.begin,
+                num_tokens=node.end - node.begin,
+                num_pages=pages_of(node),
+                age=0.0 if node.locks else max(0.0, now - node.used),
+                locks=node.locks,
+                pins=node.pins,
+                children_left_out=len(node.children) - shown[index],
+                salt=salts[node.salt],
+                text=self._text(node) if with_text else "",
+            )
+            for index, node in enumerate(seen.nodes)
+        )
+
+    def _lanes(self, lanes: Iterable[Lane], now: float, place: dict[int, int]) -> tuple[wire.LaneSeen, ...]:
+        return tuple(self._lane(lane, now, place) for lane in lanes)
+
+    def _lane(self, lane: Lane, now: float, place: dict[int, int]) -> wire.LaneSeen:
+        call, task = lane.call, lane.task
+        ongoing = call.key
+        assert isinstance(ongoing, Ongoing)
+        waits = lane.state is LaneState.WAITING
+        gen = task if isinstance(task, Generation) else None
+        return wire.LaneSeen(
+            program=ongoing.branch.program,
+            branch=ongoing.branch.id,
+            call=ongoing.id,
+            index=call.lanes.index(lane),
+            kind="select" if gen is None else "gen",
+            phase="waiting" if waits else "prefill" if lane.remaining > 1 else "decode",
+            prompt=call.prompt_len,
+            num_tokens=len(lane.tokens),
+            computed=lane.matched if waits else lane.computed,
+            cached=call.cached,
+            generated=gen.generated if gen else 0,
+            forced=gen.forced if gen else 0,
+            max_tokens=gen.settings.max_tokens if gen else 0,
+            passes=self._scheduler.step - lane.arrival,
+            age=max(0.0, now - call.timing.submitted),
+            priority=call.priority,
+            preemptions=call.preemptions,
+            node=_nearest(lane.node, place),
+        )
+
+    def _text(self, node: Node) -> str:
+        return self._tokenizer.decode(node.tokens[:TEXT_TOKENS].tolist(), skip_special=False)[:TEXT_CHARS]
+
+    def _name(self, salt: str) -> str:
+        return hashlib.blake2b(salt.encode(), key=self._key, digest_size=4).hexdigest() if salt else ""
+
+
+def _nearest(node: Node | None, place: dict[int, int]) -> int:
+    """Where `node` is shown, or the first of its ancestors that is."""
+    above = path(node) if node is not None else iter(())
+    return next((place[id(one)] for one in above if id(one) in place), -1)

@@ -1,0 +1,181 @@
+"""What an onlooker is told: the tree, who runs, who waits; nothing that is not theirs to know."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmprog import wire
+from lmprog.runtime.generation import Generation, Settings
+from lmprog.runtime.ongoing import output_of
+from lmprog.runtime.request import Call, Lane
+from lmprog.runtime.simulation.letters import LetterTokenizer
+from lmprog.runtime.text import TextStream
+from tests.runtime.talk import GREEDY, Talk, text
+
+
+def look(talk: Talk, max_nodes: int = 500, with_text: bool = False) -> wire.Snapshot:
+    replies = []
+    talk.say(wire.Inspect(999, max_nodes, with_text))
+    replies += talk.step()
+    found = [reply for reply in replies if isinstance(reply, wire.Snapshot)]
+    assert len(found) == 1
+    return found[0]
+
+
+def gen(branch: int, call: int, max_tokens: int = 5, priority: int = 0) -> wire.Gen:
+    sampling = wire.Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return wire.Gen(branch, call, sampling, priority=priority)
+
+
+def test_an_idle_runtime_shows_what_it_keeps_and_how_long_ago_it_was_used() -> None:
+    talk = Talk()
+    talk.now = 10.0
+    talk.ask(wire.Open(1), text(1, "abcdefgh"), wire.Gen(1, 2, GREEDY))
+    talk.ask(wire.Close(1))
+    talk.now = 13.0
+    seen = look(talk)
+    assert (seen.clock, seen.running, seen.waiting, seen.nodes_left_out) == (13.0, (), (), 0)
+    assert sum(node.num_tokens for node in seen.nodes) == 12  # the last generated token has no keys and values
+    assert sum(node.num_pages for node in seen.nodes) == seen.figures["pages_cached"] == talk.scheduler.tree.num_cached
+    assert {(node.age, node.locks, node.pins, node.text) for node in seen.nodes} == {(3.0, 0, 0, "")}
+
+
+def test_a_running_lane_is_told_with_its_place_in_the_tree() -> None:
+    talk = Talk()
+    talk.say(wire.Open(1), text(1, "abcdefgh"), gen(1, 2, max_tokens=20))
+    for _ in range(3):
+        talk.step()
+    talk.now += 2.0
+    seen = look(talk)
+    (lane,) = seen.running
+    assert (lane.branch, lane.call, lane.kind, lane.phase, lane.prompt, lane.max_tokens) == (
+        1,
+        2,
+        "gen",
+        "decode",
+        8,
+        20,
+    )
+    assert lane.num_tokens == lane.prompt + lane.generated == lane.computed + 1
+    assert lane.age == 2.0
+    assert seen.nodes[lane.node].locks == 1
+    assert seen.nodes[lane.node].age == 0.0
+
+
+def test_a_long_prompt_in_chunks_is_prefill() -> None:
+    talk = Talk(max_chunk=4)
+    talk.say(wire.Open(1), text(1, "abcdefghijklmnop"), gen(1, 2))
+    talk.step()
+    (lane,) = look(talk).running
+    assert (lane.phase, lane.generated, lane.num_tokens) == ("prefill", 0, 16)
+
+
+def test_waiting_lanes_come_in_the_order_of_the_line_with_the_steps_that_they_waited() -> None:
+    talk = Talk(max_rows=1, policy="fcfs")
+    for number in (1, 2, 3):
+        talk.say(wire.Open(number), text(number, "abcd" * number), gen(number, 10 + number, 20, priority=number == 3))
+    for _ in range(4):
+        talk.step()
+    seen = look(talk)
+    assert [lane.call for lane in seen.running] == [13]
+    assert [(lane.call, lane.phase, lane.passes, lane.node) for lane in seen.waiting] == [
+        (11, "waiting", 4, -1),
+        (12, "waiting", 4, -1),
+    ]
+
+
+def test_a_salt_is_told_as_a_hash_that_differs_from_runtime_to_runtime() -> None:
+    names = []
+    for _ in range(2):
+        talk = Talk()
+        talk.ask(wire.Open(1, salt="secret"), text(1, "abcdefgh"), wire.Gen(1, 2, GREEDY))
+        talk.ask(wire.Open(3), text(3, "abcdefgh"), wire.Gen(3, 4, GREEDY))
+        seen = look(talk)
+        assert b"secret" not in wire.encode((seen,))
+        names.append({node.salt for node in seen.nodes})
+    assert [len(each) for each in names] == [2, 2]
+    assert names[0] & names[1] == {""}
+
+
+def test_text_is_told_only_where_it_is_asked_for() -> None:
+    talk = Talk()
+    talk.ask(wire.Open(1), text(1, "hello there"), wire.Gen(1, 2, GREEDY))
+    assert {node.text for node in look(talk).nodes} == {""}
+    assert "".join(node.text for node in look(talk, with_text=True).nodes).startswith("hello there")
+
+
+def test_more_nodes_than_asked_for_are_counted_and_not_told() -> None:
+    talk = Talk()
+    for number, letter in enumerate("abcdef", 1):
+        talk.ask(wire.Open(number), text(number, letter * 6), wire.Gen(number, 10 + number, GREEDY))
+    seen = look(talk, max_nodes=2)
+    assert (len(seen.nodes), seen.nodes_left_out) == (2, talk.scheduler.tree.num_nodes - 2)
+    shown = sum(node.num_pages for node in seen.nodes)
+    assert shown + seen.pages_left_out == talk.scheduler.tree.num_cached
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 14), st.sampled_from(["", "s"])), max_size=6),
+    st.integers(0, 12),
+    st.sampled_from([0, 1, 5, 500]),
+)
+def test_a_snapshot_agrees_with_the_runtime_at_any_moment(
+    prompts: list[tuple[str, int, str]], steps: int, max_nodes: int
+) -> None:
+    talk = Talk(num_pages=24, max_chunk=5)
+    for number, (letter, length, salt) in enumerate(prompts, 1):
+        talk.say(wire.Open(number, salt), text(number, letter * length), gen(number, 100 + number, 6))
+    for _ in range(steps):
+        talk.step()
+    replies: list[wire.Reply] = []
+    talk.interpreter.handle(b"me", wire.Inspect(7, max_nodes))
+    replies = [reply for _, reply in talk.interpreter._endings.take_replies() if isinstance(reply, wire.Snapshot)]
+    (seen,) = replies
+    assert isinstance(seen, wire.Snapshot)
+    scheduler = talk.scheduler
+    assert len(seen.running) == len(scheduler.seated)
+    assert len(seen.waiting) == len(scheduler.line)
+    assert len(seen.nodes) + seen.nodes_left_out == scheduler.tree.num_nodes
+    assert sum(node.num_pages for node in seen.nodes) + seen.pages_left_out == scheduler.tree.num_cached
+    if max_nodes == 500:
+        standing = sum(node.locks for node in seen.nodes if node.parent < 0)
+        assert standing == sum(lane.node is not None and lane.node.parent is not None for lane in scheduler.seated)
+        known = [lane.computed for lane in seen.running if lane.node >= 0]
+        ends = [seen.nodes[lane.node].begin for lane in seen.running if lane.node >= 0]
+        assert all(begin <= computed for begin, computed in zip(ends, known, strict=True))
+    assert wire.decode_replies(wire.encode((seen,))) == (seen,)
+
+
+def ended(runs: list[tuple[int, int]], text_of: str, stop: tuple[str, ...] = ()) -> wire.Output:
+    """The result of a generation that gave `text_of`, of which the tokens in `runs` were forced."""
+    tokenizer = LetterTokenizer()
+    tokens = tokenizer.encode(text_of)
+    task = Generation(Settings(wire.Sampling(), 100, (), 1), 0)
+    task.forced_runs = runs
+    stream = TextStream(tokenizer, stop)
+    for token in tokens:
+        stream.push(token)
+    lane = Lane(Call(None), array("i", [1, *tokens]), task)
+    return output_of(lane, stream.finish(), stream, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("runs", "stop", "forced"),
+    [
+        ([], (), []),
+        ([(0, 2), (4, 6)], (), ["ab", "ef"]),
+        ([(0, 6)], (), ["abcdef"]),
+        ([(0, 2), (3, 5)], ("e",), ["ab", "d"]),
+        ([(4, 6)], ("d",), []),
+    ],
+)
+def test_an_output_says_which_stretches_of_its_text_were_forced(
+    runs: list[tuple[int, int]], stop: tuple[str, ...], forced: list[str]
+) -> None:
+    output = ended(runs, "abcdef", stop)
+    assert [output.text[begin:end] for begin, end in output.forced] == forced
