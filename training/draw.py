@@ -17,36 +17,15 @@ from training import words
 
 T = TypeVar("T")
 
-_ONSETS = [
-    "b",
-    "c",
-    "d",
-    "f",
-    "g",
-    "h",
-    "j",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "w",
-    "z",
-    "br",
-    "dr",
-    "gr",
-    "kl",
-    "pr",
-    "st",
-    "tr",
-    "sh",
-    "th",
-]
-_VOWELS = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ou", "ea"]
+_ONSETS = words.words_of(
+    "b c d f g h j k l m n p r s t v w z y qu bl br ch cl cr dr fl fr gl gr kl kn pl pr sc sh sk sl sm sn sp st str "
+    "sw th tr tw wh"
+)
+_VOWELS = words.words_of("a e i o u a e i o u a e i o u ai ou ea oa ee oo ie y ow")
+_CODAS = words.words_of(
+    "n r l m s t k nd x th d b g p ck ll ss ty ry cy ly ne le ge ce te ple ble tle cher ner ver ter der ower our ife "
+    "ake ile ing ush ash ist ust ret gen an or ir it ok ob uth igh ror rd rk rt"
+)
 _LISTED = tuple(word.lower() for word in (*words.PEOPLE, *words.TOWNS, *words.SINGULARS, *words.TRADES, *words.FOODS))
 _CODAS = ["n", "r", "l", "m", "s", "t", "k", "nd", "x", "th"]
 
@@ -110,12 +89,12 @@ class Draw:
         return self.template(wording).format(**values)
 
     def spelled(self, syllables: int) -> str:
-        """A random lower-case word: of syllables, or, one in three, of parts of listed words, so that every token of
+        """A random lower-case word: of syllables, or, two in five, of parts of listed words, so that every token of
         the vocabulary comes to be copied."""
-        if self.chance(0.33):
+        if self.chance(0.4):
             return self._pieced(self.number(1, syllables + 1))
         parts = [self.one(_ONSETS) + self.one(_VOWELS) for _ in range(syllables)]
-        if self.chance(0.15):
+        if self.chance(0.2):
             parts[0] = self.one("aeiouy")  # names such as Ada begin with a vowel
         if self.chance(0.1):
             parts.append("".join(self.one("abcdefghijklmnopqrstuvwxyz") for _ in range(self.number(2, 4))))
