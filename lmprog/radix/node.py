@@ -41,6 +41,7 @@ class Node:
         "locks",
         "locks_here",
         "newer",
+        "number",
         "older",
         "owes",
         "pages",
@@ -70,6 +71,7 @@ class Node:
         self.locks_here = 0  # of those, the ones at this node itself
         self.pins = 0  # soft holds at this node or below
         self.pins_here = 0
+        self.number = 0  # the tree's name for it; a node that is split leaves its name to its upper part
         self.used = 0.0  # moment of its last use (`RadixTree.tick`); tells nothing while it is locked
         self.owes = False  # the tree's: evicting all that is below would have to leave one page here
         self.alive = True  # False: taken out of the tree. `parent` then still leads to what is left of the path

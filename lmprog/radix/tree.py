@@ -32,6 +32,7 @@ class RadixTree:
         self._pages = pages
         self._holds = Holds(page_size, pages)
         self._num_nodes = 0
+        self._num_named = 0
 
     @property
     def num_nodes(self) -> int:
@@ -252,7 +253,7 @@ class RadixTree:
             else:
                 holds.order.resized(parent, -1)
                 holds.give([page])
-        child = Node(parent, parent.salt, parent.end, key, pages)
+        child = self._named(Node(parent, parent.salt, parent.end, key, pages))
         parent.children[child.first_token] = child
         if parent.heir is None:
             parent.heir = child
@@ -263,6 +264,11 @@ class RadixTree:
             holds.used_roots[parent.salt] = parent
         self._num_nodes += 1
         return child
+
+    def _named(self, node: Node) -> Node:
+        self._num_named += 1
+        node.number = self._num_named
+        return node
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut `node` in two at position `at`; gives the new upper part, which the caller renews.
@@ -275,7 +281,8 @@ class RadixTree:
         cut = (at - node.begin) * TOKEN_BYTES
         own = at // self._page_size - node.begin // self._page_size
         upper = Node(parent, node.salt, node.begin, node.key[:cut], node.pages[:own])
-        upper.locks, upper.pins = node.locks, node.pins
+        upper.locks, upper.pins, upper.number = node.locks, node.pins, node.number
+        self._named(node)
         parent.children[upper.first_token] = upper
         if parent.heir is node:
             parent.heir = upper

@@ -23,7 +23,7 @@ from lmprog.runtime.tokenizer import Tokenizer
 
 MOST_LANES = 256
 """Lanes told of those that run, and of those that wait."""
-TEXT_TOKENS = 24
+TEXT_TOKENS = 16
 TEXT_CHARS = 96
 
 
@@ -63,6 +63,7 @@ class Onlooker:
         salts = {salt: self._name(salt) for salt in {node.salt for node in seen.nodes}}
         return tuple(
             wire.NodeSeen(
+                number=node.number,
                 parent=seen.parents[index],
                 begin=node.begin,
                 num_tokens=node.end - node.begin,

@@ -104,6 +104,8 @@ class Described(Message, frozen=True):
 class NodeSeen(Message, frozen=True):
     """A node of the prefix tree. `parent` is its parent's place in the list, -1 where it hangs on its salt's root."""
 
+    number: int
+    """Stays its own while the tree changes; siblings that came later have higher ones."""
     parent: int
     begin: int
     """Position of its first token."""

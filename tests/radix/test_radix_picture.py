@@ -89,6 +89,18 @@ def test_a_node_remembers_the_moment_of_its_last_use(bench: Bench) -> None:
     assert other.used == 9.0
 
 
+def test_a_node_keeps_its_number_when_it_is_split(bench: Bench) -> None:
+    whole, other = bench.add(1, 2, 3, 4), bench.add(9)
+    assert (whole.number, other.number) == (1, 2)
+    bench.add(1, 2, 7)
+    assert [(node.number, list(node.tokens)) for node in sorted(bench.tree.walk(), key=lambda node: node.number)] == [
+        (1, [1, 2]),
+        (2, [9]),
+        (3, [3, 4]),
+        (4, [7]),
+    ]
+
+
 def test_the_work_is_bounded_however_many_children_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(num_pages=3000, page_size=1)
     for token in range(2000):

@@ -78,7 +78,7 @@ outputs = st.builds(
     st.lists(logprobs, max_size=2).map(tuple),
     st.lists(st.tuples(ids, ids), max_size=2).map(tuple),
 )
-nodes = st.builds(wire.NodeSeen, st.integers(-1, 9), ids, ids, ids, floats, ids, ids, ids, texts, texts)
+nodes = st.builds(wire.NodeSeen, ids, st.integers(-1, 9), ids, ids, ids, floats, ids, ids, ids, texts, texts)
 lanes = st.builds(
     wire.LaneSeen,
     *(ids, ids, ids, ids, st.sampled_from(["gen", "select"]), st.sampled_from(["prefill", "decode", "waiting"])),
