@@ -1,11 +1,211 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: messages in; a message, or a stream of its parts, out."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
+from lmprog import wire
+from lmprog.server.bodies import read_body
+from lmprog.server.errors import refused
 from lmprog.server.gateway import Gateway
+from lmprog.server.limits import within
+from lmprog.server.openai import answers
+from lmprog.server.openai.asking import SILENT, Asked, sampling_of
+from lmprog.server.openai.confining import confined
+from lmprog.server.openai.messages import Message, pieces_of
+from lmprog.server.openai.running import Answering, Prompt, answering, running, warned
+from lmprog.server.openai.tools import Call, NamedTool, Reader, Tool, Toolbox, call_id, toolbox
+from lmprog.server.sse import END, EventStream, event, until_gone
+
+
+class ChatBody(Asked, kw_only=True):
+    messages: Annotated[list[Message], within("messages")]
+    max_completion_tokens: Annotated[int, within("max_completion_tokens")] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, within("top_logprobs")] | None = None
+    tools: Annotated[list[Tool], within("tools")] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    audio: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat that was understood."""
+
+    prompt: Prompt
+    box: Toolbox
+    head: Answering
+    wants_usage: bool
+    warnings: tuple[str, ...]
+    names: dict[str, str]
+    """The request's names for what the runtime may complain of."""
 
 
 def routes(gateway: Gateway) -> list[Route]:
-    return []
+    async def create(request: Request) -> Response:
+        read = await read_body(request, ChatBody, gateway.settings, SILENT)
+        body = read.body
+        chat = understood(gateway, body, read.warnings)
+        request.state.names = chat.names
+        headers = warned(chat.warnings)
+        if body.stream:
+            events = _events(gateway, request, chat, body.cache_salt)
+            return await EventStream.begin(request, events, gateway.settings, headers)
+        with running(gateway, request, [chat.prompt], False, body.cache_salt) as run:
+            (done,) = await until_gone(request, run.dones())
+        return Response(answers.encoded(_whole(chat, done)), headers=headers, media_type="application/json")
+
+    return [Route("/v1/chat/completions", create, methods=["POST"])]
+
+
+def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ()) -> Chat:
+    """What a body asks for, as ops. Raises HttpError."""
+    head = answering(gateway, body.model, "chatcmpl")
+    if body.functions is not None:
+        raise refused("functions is out of date; use tools.", "functions", "not_supported")
+    if body.audio is not None or body.modalities not in (None, ["text"]):
+        name = "audio" if body.audio is not None else "modalities"
+        raise refused(f"{name} asks for more than text, and this server writes text only.", name, "not_supported")
+    box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
+    made = confined(body)
+    if made.constraint is not None and box.constraint is not None:
+        raise refused(
+            f"{made.field} confines the text, and so does tool_choice; give one of them.", "tool_choice", "conflict"
+        )
+    if made.constraint is not None and box.choice == "auto":
+        box = Toolbox()  # a confined text cannot be a call: the tools are not even told
+    pieces = pieces_of(body.messages, box.text, bool(body.continue_final_message))
+    if box.opening:
+        pieces = (*pieces, wire.Text(box.opening))
+    prompt = Prompt(
+        pieces=pieces,
+        sampling=_sampling(body, box),
+        constraint=made.constraint or box.constraint,
+        priority=body.priority or 0,
+    )
+    names = {"prompt": "messages", "constraint": made.field or "tools", "choices": "messages"}
+    return Chat(prompt, box, head, body.wants_usage, (*warnings, *made.warnings), names)
+
+
+def _sampling(body: ChatBody, box: Toolbox) -> wire.Sampling:
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if most == 0:
+        raise refused("max_tokens is 0; it must be at least 1.", "max_tokens", "invalid_value")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise refused("top_logprobs needs logprobs=true.", "top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    made = sampling_of(body, max_tokens=most, n=body.n or 1, logprobs=logprobs)
+    return msgspec.structs.replace(made, stop=(*made.stop, *box.stop)[:16])
+
+
+def _whole(chat: Chat, done: wire.Done) -> answers.Chat:
+    choices = [_choice(chat, index, output) for index, output in enumerate(done.outputs)]
+    head = chat.head
+    return answers.Chat(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=choices,
+        usage=answers.usage_of([done]),
+        system_fingerprint=head.system_fingerprint,
+    )
+
+
+def _choice(chat: Chat, index: int, output: wire.Output) -> answers.ChatChoice:
+    content, calls = chat.box.read(output.text)
+    logprobs = None if chat.prompt.sampling.logprobs is None else answers.chat_logprobs(output.logprobs)
+    if not calls:
+        message = answers.Message("assistant", content)
+        reason = answers.stop_reason_of(output, chat.prompt.sampling)
+        return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason)
+    made = [answers.ToolCall(answers.Function(call.arguments, call.name), call_id(), "function") for call in calls]
+    message = answers.Message("assistant", content or None, None, made)
+    finish = answers.finish_of(output)
+    return answers.ChatChoice(index, message, "tool_calls" if finish == "stop" else finish, logprobs)
+
+
+async def _events(
+    gateway: Gateway, request: Request, chat: Chat, cache_salt: str | None
+) -> AsyncGenerator[bytes, None]:
+    """The stream: roles, contents and calls as they come, ends, usage."""
+    count = chat.prompt.sampling.n
+    streams = [_ChoiceStream(chat, index) for index in range(count)]
+    with running(gateway, request, [chat.prompt], True, cache_salt) as run:
+        begun = False
+        async for piece in run.pieces():
+            if not begun:
+                begun = True
+                yield b"".join(_chunk(chat, [stream.opening()]) for stream in streams)
+            if piece.done is None:
+                choices = streams[piece.index].add(piece.text)
+                if choices:
+                    yield _chunk(chat, choices)
+                continue
+            for stream, output in zip(streams, piece.done.outputs, strict=True):
+                yield b"".join(_chunk(chat, [choice]) for choice in stream.end(output))
+            if chat.wants_usage:
+                yield _chunk(chat, [], answers.usage_of([piece.done]))
+            yield END
+
+
+def _chunk(chat: Chat, choices: Sequence[answers.ChunkChoice], usage: answers.Usage | None = None) -> bytes:
+    """Where usage was asked for, every chunk has the field, and the last one its value."""
+    head = chat.head
+    return event(
+        answers.Chunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            system_fingerprint=head.system_fingerprint,
+            usage=usage if chat.wants_usage else msgspec.UNSET,
+        )
+    )
+
+
+class _ChoiceStream:
+    """One choice of a stream: which parts of its text are content, and which are calls."""
+
+    def __init__(self, chat: Chat, index: int) -> None:
+        self._index = index
+        self._reader = Reader(chat.box)
+        self._sampling = chat.prompt.sampling
+        self._num_calls = 0
+
+    def opening(self) -> answers.ChunkChoice:
+        return answers.ChunkChoice(self._index, answers.Delta(role="assistant", content=""))
+
+    def add(self, text: str) -> list[answers.ChunkChoice]:
+        """More text has come."""
+        return [self._part(part) for part in self._reader.feed(text)]
+
+    def end(self, output: wire.Output) -> list[answers.ChunkChoice]:
+        """Nothing more will come: what was held back, the log-probabilities, the reason."""
+        choices = [self._part(part) for part in self._reader.finish()]
+        if self._sampling.logprobs is not None:
+            logprobs = answers.chat_logprobs(output.logprobs)
+            choices.append(answers.ChunkChoice(self._index, answers.Delta(content=""), None, logprobs))
+        finish = answers.finish_of(output)
+        reason = "tool_calls" if self._num_calls and finish == "stop" else finish
+        stop_reason = None if self._num_calls else answers.stop_reason_of(output, self._sampling)
+        return [*choices, answers.ChunkChoice(self._index, answers.Delta(), reason, None, stop_reason)]
+
+    def _part(self, part: str | Call) -> answers.ChunkChoice:
+        if isinstance(part, str):
+            return answers.ChunkChoice(self._index, answers.Delta(content=part))
+        call = answers.ToolCall(
+            answers.Function(part.arguments, part.name), call_id(), "function", index=self._num_calls
+        )
+        self._num_calls += 1
+        return answers.ChunkChoice(self._index, answers.Delta(tool_calls=[call]))

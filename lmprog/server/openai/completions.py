@@ -1,11 +1,215 @@
-"""`/v1/completions`."""
+"""`/v1/completions`: prompts in, as text or token ids; texts out. OpenAI's older form, which evaluations speak."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
+from lmprog import wire
+from lmprog.server.bodies import read_body
+from lmprog.server.errors import refused
 from lmprog.server.gateway import Gateway
+from lmprog.server.limits import LIMITS, within
+from lmprog.server.openai import answers
+from lmprog.server.openai.asking import SILENT, Asked, sampling_of
+from lmprog.server.openai.confining import confined
+from lmprog.server.openai.running import Answering, Prompt, Running, answering, running, warned
+from lmprog.server.sse import END, EventStream, event, until_gone
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionBody(Asked, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, within("logprobs")] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, within("best_of")] | None = None
+    suffix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """A request that was understood; `texts` are the prompts' where they are known without asking."""
+
+    prompts: tuple[Prompt, ...]
+    texts: tuple[str | None, ...]
+    head: Answering
+    n: int
+    """Results given for each prompt; of `best_of`, if that is more."""
+    max_tokens: int
+    echo: bool
+    wants_usage: bool
+    warnings: tuple[str, ...]
+    names: dict[str, str]
 
 
 def routes(gateway: Gateway) -> list[Route]:
-    return []
+    async def create(request: Request) -> Response:
+        read = await read_body(request, CompletionBody, gateway.settings, SILENT)
+        body = read.body
+        asked = understood(gateway, body, read.warnings)
+        request.state.names = asked.names
+        headers = warned(asked.warnings)
+        if body.stream:
+            events = _events(gateway, request, asked, body.cache_salt)
+            return await EventStream.begin(request, events, gateway.settings, headers)
+        with running(gateway, request, asked.prompts, False, body.cache_salt) as run:
+            dones = await until_gone(request, run.dones())
+            choices = [choice for at, done in enumerate(dones) for choice in _choices(asked, run, at, done)]
+        whole = _completion(asked, choices, _usage(asked, dones))
+        return Response(answers.encoded(whole), headers=headers, media_type="application/json")
+
+    return [Route("/v1/completions", create, methods=["POST"])]
+
+
+def understood(gateway: Gateway, body: CompletionBody, warnings: tuple[str, ...] = ()) -> Completions:
+    """What a body asks for, as ops. Raises HttpError."""
+    head = answering(gateway, body.model, "cmpl")
+    if body.suffix:
+        raise refused("suffix is not supported: put what is to be filled into the prompt.", "suffix", "not_supported")
+    most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    echo = bool(body.echo)
+    if most == 0 and not echo:
+        raise refused("max_tokens is 0; it must be at least 1, or echo true.", "max_tokens", "invalid_value")
+    n = body.n or 1
+    best_of = body.best_of or n
+    if best_of < n:
+        raise refused(f"best_of is {best_of}, less than n, {n}.", "best_of")
+    if best_of > n and (body.stream or body.logprobs is not None):
+        raise refused("best_of more than n goes with neither stream nor logprobs.", "best_of")
+    made = confined(body)
+    sampling = sampling_of(
+        body,
+        max_tokens=max(1, most),
+        n=best_of,
+        logprobs=0 if best_of > n else body.logprobs,
+        prompt_logprobs=body.logprobs if echo else None,
+    )
+    given = _prompts(body.prompt)
+    prompts = tuple(
+        Prompt(
+            pieces=(wire.Text(one) if isinstance(one, str) else wire.Tokens(one),),
+            sampling=sampling,
+            constraint=made.constraint,
+            priority=body.priority or 0,
+            reads=echo and not isinstance(one, str),
+        )
+        for one in given
+    )
+    texts = tuple(one if isinstance(one, str) else None for one in given)
+    names = {"constraint": made.field or "prompt", "input_ids": "prompt"}
+    everything = (*warnings, *made.warnings)
+    return Completions(prompts, texts, head, n, most, echo, body.wants_usage, everything, names)
+
+
+def _prompts(given: str | list[str | int | list[int]]) -> list[str | tuple[int, ...]]:
+    """One text, several, one list of ids, or several of those."""
+    if isinstance(given, str):
+        return [given]
+    if given and all(isinstance(one, int) for one in given):
+        given = [[one for one in given if isinstance(one, int)]]
+    limit, ids = LIMITS["prompt"], LIMITS["prompt[]"]
+    if not limit.minimum <= len(given) <= limit.maximum:
+        raise refused(f"prompt has {len(given):,} items; it may have {limit.words()}.", "prompt", "invalid_value")
+    found: list[str | tuple[int, ...]] = []
+    for at, one in enumerate(given):
+        if isinstance(one, int):
+            raise refused(f"prompt[{at}] is a number among texts or lists; give all as ids, or none.", f"prompt[{at}]")
+        if isinstance(one, list):
+            wrong = next((token for token in one if not ids.minimum <= token <= ids.maximum), None)
+            if wrong is not None:
+                raise refused(f"prompt[{at}] names token {wrong}; ids go {ids.words()}.", "prompt", "invalid_value")
+        found.append(one if isinstance(one, str) else tuple(one))
+    return found
+
+
+def _completion(
+    asked: Completions, choices: Sequence[answers.TextChoice], usage: answers.Usage | msgspec.UnsetType | None
+) -> answers.Completion:
+    head = asked.head
+    return answers.Completion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=choices,
+        system_fingerprint=head.system_fingerprint,
+        usage=usage,
+    )
+
+
+def _usage(asked: Completions, dones: Sequence[wire.Done]) -> answers.Usage:
+    """Where nothing was to be generated, the one token that the runtime makes all the same is not told."""
+    usage = answers.usage_of(dones)
+    if asked.max_tokens:
+        return usage
+    return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
+
+
+def _choices(asked: Completions, run: Running, place: int, done: wire.Done) -> list[answers.TextChoice]:
+    """Those of one prompt, the best first where there are more than wanted."""
+    outputs = list(done.outputs)
+    if len(outputs) > asked.n:
+        outputs = sorted(outputs, key=_mean_logprob, reverse=True)[: asked.n]
+    prompt = _prompt_text(asked, run, place) if asked.echo else ""
+    choices = []
+    for index, output in enumerate(outputs):
+        text = output.text if asked.max_tokens else ""
+        logprobs = _logprobs(asked, done, output, prompt)
+        reason = answers.finish_of(output) if asked.max_tokens else "length"
+        number = place * asked.n + index
+        stopped_by = answers.stop_reason_of(output, asked.prompts[place].sampling)
+        choices.append(answers.TextChoice(number, prompt + text, reason, logprobs, stopped_by))
+    return choices
+
+
+def _prompt_text(asked: Completions, run: Running, place: int) -> str:
+    known = asked.texts[place]
+    return run.texts.get(place, "") if known is None else known
+
+
+def _logprobs(asked: Completions, done: wire.Done, output: wire.Output, prompt: str) -> answers.TextLogprobs | None:
+    sampling = asked.prompts[0].sampling
+    if sampling.logprobs is None or sampling.n > asked.n:
+        return None
+    own = output.logprobs if asked.max_tokens else ()
+    if not asked.echo:
+        return answers.text_logprobs(own)
+    first = prompt[: max(0, len(prompt) - sum(len(one.text) for one in done.prompt_logprobs))]
+    return answers.text_logprobs([None, *done.prompt_logprobs, *own], first)
+
+
+def _mean_logprob(output: wire.Output) -> float:
+    """Of a result's tokens, so that longer ones are not at a disadvantage."""
+    return sum(one.logprob for one in output.logprobs) / max(1, len(output.logprobs))
+
+
+async def _events(
+    gateway: Gateway, request: Request, asked: Completions, cache_salt: str | None
+) -> AsyncGenerator[bytes, None]:
+    """The stream: texts as they come, ends, usage. With echo each choice begins with its prompt."""
+    silent = None if asked.wants_usage else msgspec.UNSET
+    dones: list[wire.Done] = []
+    begun: set[int] = set()
+    with running(gateway, request, asked.prompts, True, cache_salt) as run:
+        async for piece in run.pieces():
+            number = piece.prompt * asked.n + piece.index
+            if piece.done is None and asked.max_tokens:
+                echoed = _prompt_text(asked, run, piece.prompt) if asked.echo and number not in begun else ""
+                begun.add(number)
+                choice = answers.TextChoice(number, echoed + piece.text)
+                yield event(_completion(asked, [choice], silent))
+            elif piece.done is not None:
+                dones.append(piece.done)
+                for choice in _choices(asked, run, piece.prompt, piece.done):
+                    rest = "" if choice.index in begun or not asked.echo else choice.text
+                    last = msgspec.structs.replace(choice, text=rest)
+                    yield event(_completion(asked, [last], silent))
+        if asked.wants_usage:
+            yield event(_completion(asked, [], _usage(asked, dones)))
+        yield END

@@ -1,0 +1,199 @@
+"""The bodies of answers and chunks, as structs that encode to what OpenAI's clients read. Knows shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from lmprog import wire
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class ReasoningTokens(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens = ReasoningTokens()
+
+
+class Likely(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[Likely]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class Function(msgspec.Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """Whole, or a part of one in a stream: then `index` says of which."""
+
+    function: Function
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str | None
+    refusal: None = None
+    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: Message
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+    stop_reason: str | int | None = None
+
+
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: Sequence[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class Delta(msgspec.Struct, frozen=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+    logprobs: ChatLogprobs | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: Sequence[ChunkChoice]
+    system_fingerprint: str
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TextLogprobs(msgspec.Struct, frozen=True):
+    """Of the old completions: parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: TextLogprobs | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole, or a chunk of one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: Sequence[TextChoice]
+    system_fingerprint: str
+    usage: Usage | UnsetType | None = UNSET
+
+
+def usage_of(dones: Sequence[wire.Done]) -> Usage:
+    """The sum over calls; of the prompts' tokens, those that were not computed are `cached`."""
+    prompt = sum(done.usage.prompt for done in dones)
+    generated = sum(done.usage.generated for done in dones)
+    cached = sum(cached_of(done) for done in dones)
+    return Usage(prompt, generated, prompt + generated, CachedTokens(cached))
+
+
+def cached_of(done: wire.Done) -> int:
+    """The wire counts the cached tokens of all `n` results, and all but one find the whole prompt."""
+    usage = done.usage
+    return min(max(0, usage.cached - (len(done.outputs) - 1) * usage.prompt), usage.prompt)
+
+
+def finish_of(output: wire.Output) -> str:
+    """A text that its constraint completed has stopped."""
+    return "length" if output.finish == "length" else "stop"
+
+
+def stop_reason_of(output: wire.Output, sampling: wire.Sampling) -> str | int | None:
+    """The stop text or stop token id that was asked for and ended it; None where it ended by itself."""
+    by = output.stopped_by
+    return by if isinstance(by, str) or by in sampling.stop_token_ids else None
+
+
+def chat_logprobs(given: Sequence[wire.TokenLogprob]) -> ChatLogprobs:
+    return ChatLogprobs([_logprob(one) for one in given])
+
+
+def _logprob(one: wire.TokenLogprob) -> TokenLogprob:
+    top = [Likely(text, _finite(logprob), _bytes(text)) for _, text, logprob in one.top]
+    return TokenLogprob(one.text, _finite(one.logprob), _bytes(one.text), top)
+
+
+def _bytes(text: str) -> list[int] | None:
+    """None for a part of a character, whose bytes the text does not show."""
+    return None if "\ufffd" in text else list(text.encode("utf-8", "replace"))
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity: what cannot be is as good as this."""
+    return max(logprob, -9999.0)
+
+
+def text_logprobs(given: Sequence[wire.TokenLogprob | None], first: str = "", offset: int = 0) -> TextLogprobs:
+    """Parallel lists; None stands for a prompt's first token, whose text is `first`. `offset` of the first text."""
+    made = TextLogprobs([], [], [], [])
+    for one in given:
+        text = first if one is None else one.text
+        made.tokens.append(text)
+        made.token_logprobs.append(None if one is None else _finite(one.logprob))
+        made.top_logprobs.append(None if one is None else {t: _finite(p) for _, t, p in one.top} or None)
+        made.text_offset.append(offset)
+        offset += len(text)
+    return made
+
+
+def encoded(body: Any) -> bytes:
+    """JSON."""
+    return msgspec.json.encode(body)
