@@ -23,6 +23,7 @@ from lmprog.server.auth import Guard
 from lmprog.server.entrance import Entrance
 from lmprog.server.errors import CLIENT_GONE, ClientGone, HttpError, Problem, problem_of, response_of
 from lmprog.server.gateway import Gateway
+from lmprog.server.native import about, generate
 from lmprog.server.openai import chat, completions, models
 
 
@@ -34,7 +35,7 @@ class RouteModule(Protocol):
 
 def route_modules() -> tuple[RouteModule, ...]:
     """Add yours here."""
-    return (health, models, chat, completions)
+    return (health, models, chat, completions, generate, about)
 
 
 def build_app(gateway: Gateway) -> Starlette:
