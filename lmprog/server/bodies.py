@@ -29,6 +29,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 SMALL = 64 * 1024
 """Bodies up to this many bytes are parsed on the event loop, larger ones in a thread."""
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _SHOWN = 60
 _logged: set[str] = set()
 """Unknown fields that the log has already. At most `_MOST_LOGGED`: clients choose these names."""
@@ -126,7 +127,18 @@ def parse_json(raw: bytes) -> Any:
         raise _too_deep() from None
     if _depth(value) > LIMITS["nesting"].maximum:
         raise _too_deep()
+    if _HALF.search(text):
+        _check_characters(value)
     return value
+
+
+def _check_characters(value: Any) -> None:
+    """JSON can spell half a surrogate pair, which is no character and cannot be sent on."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise refused(f"A text has {half}, which is half of a character.", code="invalid_json") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -45,8 +45,18 @@ class Problem:
             self.type or _TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
         )
         code = self.code or HTTPStatus(self.status).phrase.lower().replace(" ", "_")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": code}
+        error = {
+            "message": _sound(self.message),
+            "type": kind,
+            "param": self.param and _sound(self.param),
+            "code": code,
+        }
         return msgspec.json.encode({"error": error})
+
+
+def _sound(text: str) -> str:
+    """What a client sent may be quoted, and it may hold what is no character."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class HttpError(Exception):

@@ -1,22 +1,64 @@
-"""Fixtures of several files: nano in a process of its own, and a server before it."""
+"""One real server before nano for all tests that want one, and fake runtimes for the others."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
-from lmprog.launch import Runtime
-from tests.server.live import Live, serving
+from tests.server.fake_runtime import Fake
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server process: where it is, and where its runtime is."""
+
+    url: str
+    runtime: str
+    process: subprocess.Popen[str]
+
+
+def start(*arguments: str) -> Served:
+    """`python -m lmprog.server` on a free port, once it serves."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lmprog.server", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the server ended with {process.wait(60)}"
+    said = json.loads(line)
+    return Served(said["url"], said["runtime"], process)
+
+
+def stop(served: Served) -> int:
+    """Asks it to end; its exit code."""
+    served.process.terminate()
+    try:
+        return served.process.wait(60)
+    finally:
+        served.process.kill()
+        if served.process.stdout is not None:
+            served.process.stdout.close()
 
 
 @pytest.fixture(scope="session")
-def nano() -> Iterator[Runtime]:
-    with Runtime("nano", threads=1) as runtime:
+def server() -> Iterator[Served]:
+    """A server before nano, shared by all tests: leave it as you found it."""
+    served = start("--model", "nano")
+    yield served
+    assert stop(served) == 0
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    """A fake runtime of this test's own."""
+    with Fake() as runtime:
         yield runtime
-
-
-@pytest.fixture(scope="session")
-def live(nano: Runtime) -> Iterator[Live]:
-    with serving(nano) as made:
-        yield made

@@ -1,0 +1,95 @@
+"""A runtime in a thread of this process, real in everything but the model: a hash over its pages, speaking bytes.
+
+`Fake` is a `RuntimeSource` for a gateway; `asking` gives an HTTP client on a gateway before it, without sockets.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from lmprog import wire
+from lmprog.config import SchedulerConfig
+from lmprog.launch import Connection, greet
+from lmprog.runtime.calls import CallBuilder, Limits
+from lmprog.runtime.chat import load_template
+from lmprog.runtime.constraints import Constraints
+from lmprog.runtime.interpreter import Interpreter
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.scheduler import Scheduler
+from lmprog.runtime.simulation.model import FakeEngine
+from lmprog.runtime.simulation.sampler import PlainSampler
+from lmprog.runtime.tokenizer import ByteTokenizer
+from lmprog.server.app import build_app
+from lmprog.server.gateway import Gateway
+from lmprog.server.link import Link
+from lmprog.server.settings import Settings
+from lmprog.transport import LocalRuntimeChannel
+
+CONTEXT = 2000
+
+
+class Fake:
+    """Everything real but the model. `pace` is what each step takes, in seconds: 0 for as fast as it goes."""
+
+    def __init__(self, pace: float = 0.0, **changes: Any) -> None:
+        tokenizer = ByteTokenizer()
+        config = SchedulerConfig(**{"page_size": 4, "num_pages": 4000, **changes})
+        self.scheduler = Scheduler(config, CONTEXT)
+        engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
+        limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
+        constraints = Constraints(tokenizer, tokenizer.vocab_size)
+        calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(1))
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 4, config.num_pages, 0)
+        template = load_template(None)
+        self.channel = LocalRuntimeChannel()
+        self.interpreter = Interpreter(
+            self.scheduler, calls, lambda: template, welcome, time.monotonic, self.channel.counters
+        )
+        self._loop = Loop(self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic)
+        self._pace = pace
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="fake-runtime")
+        self._thread.start()
+
+    def connect(self, client: str = "") -> Connection:
+        return greet(self.channel.connect(), client=client)
+
+    def end(self) -> None:
+        """As a runtime ends that is killed: its clients hear of it."""
+        self._ended.set()
+        self._thread.join()
+
+    def __enter__(self) -> Fake:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _serve(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._loop.step()
+                if self._pace and not self.scheduler.idle:
+                    time.sleep(self._pace)
+        finally:
+            self.channel.close()
+
+
+@asynccontextmanager
+async def asking(runtime: Fake, **settings: Any) -> AsyncIterator[tuple[httpx2.AsyncClient, Gateway]]:
+    """A client on a gateway before `runtime`, within this event loop."""
+    gateway = Gateway(Settings(**settings), Link())
+    gateway.link.replace(runtime.connect("test"))
+    transport = httpx2.ASGITransport(app=build_app(gateway), raise_app_exceptions=False)
+    try:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=120.0) as client:
+            yield client, gateway
+    finally:
+        gateway.link.close()
