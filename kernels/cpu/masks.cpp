@@ -1,57 +1,34 @@
-// Token masks: a walk of the vocabulary's tries against the automaton of lmprog_automaton.h.
+// Token masks: the vocabulary's buckets against the automaton of lmprog_automaton.h.
 //
-// A slice's trie is not walked where the automaton takes every string of the slice's class: that is decided on the
-// product of the automaton with the class's own little automaton, character by character, and the slice's ready mask
-// is then taken whole. Knows bytes and token ids; the meaning of a constraint is the net's.
+// A bucket's tokens consist of characters of the same groups (lmprog_groups.h). From a state, all strings of such
+// characters are followed at once, character by character: up to some length all of them are allowed, or beyond it none
+// is, or some group is never allowed; then the bucket is taken by its ready mask, or left. Only where that does not
+// decide, its trie is walked. Knows bytes and token ids; the meaning of a constraint is the net's.
 #include "lmprog_masks.h"
 
 #include <new>
 
-#include "lmprog_automaton.h"
+#include "lmprog_groups.h"
 
 #define LMPROG_EXPORT extern "C" __attribute__((visibility("default")))
 
 using lmprog::Automaton;
+using lmprog::Groups;
+using lmprog::Steps;
 
 struct lmprog_automaton {
+    lmprog_automaton(const lmprog_net& net, const lmprog_vocabulary& of) : inner(net), groups(inner, of), vocabulary(of) {}
     Automaton inner;
-    std::vector<const uint32_t*> rows;                  // by depth of the walk
-    std::vector<std::pair<uint8_t, uint32_t>> pairs;    // the slice check's queue: class state, automaton state
-    std::vector<uint32_t> marks;                        // by automaton state: class states met, in this check
-    std::vector<uint32_t> marked;
+    Groups groups;
+    const lmprog_vocabulary& vocabulary;
+    std::vector<const uint32_t*> rows;  // by depth of the walk
+    std::vector<uint32_t> here, next;   // of an exploration: the states after so many characters
 };
 
 namespace {
 
-struct Range {
-    uint8_t low, high, to;
-};
-
-// The characters of a class as an automaton over their bytes; state 0 is between characters.
-const std::vector<std::vector<Range>> kLower = {{{'a', 'z', 0}}};
-const std::vector<std::vector<Range>> kLetters = {{{'A', 'Z', 0}, {'a', 'z', 0}}};
-const std::vector<std::vector<Range>> kWord = {{{'0', '9', 0}, {'A', 'Z', 0}, {'_', '_', 0}, {'a', 'z', 0}}};
-const std::vector<std::vector<Range>> kWords = {
-    {{' ', ' ', 0}, {'0', '9', 0}, {'A', 'Z', 0}, {'_', '_', 0}, {'a', 'z', 0}}};
-// UTF-8 beyond ASCII, after the ASCII ranges of a class; states 1 to 7 are inside a character.
-std::vector<std::vector<Range>> with_unicode(std::vector<Range> first) {
-    const std::vector<Range> leads = {{0xC2, 0xDF, 1}, {0xE0, 0xE0, 2}, {0xE1, 0xEC, 3}, {0xED, 0xED, 4},
-                                      {0xEE, 0xEF, 3}, {0xF0, 0xF0, 5}, {0xF1, 0xF3, 6}, {0xF4, 0xF4, 7}};
-    first.insert(first.end(), leads.begin(), leads.end());
-    return {first,           {{0x80, 0xBF, 0}}, {{0xA0, 0xBF, 1}}, {{0x80, 0xBF, 1}},
-            {{0x80, 0x9F, 1}}, {{0x90, 0xBF, 3}}, {{0x80, 0xBF, 3}}, {{0x80, 0x8F, 3}}};
-}
-const std::vector<std::vector<Range>> kText = with_unicode(kWords[0]);
-const std::vector<std::vector<Range>> kPlain = with_unicode({{0x20, 0x21, 0}, {0x23, 0x5B, 0}, {0x5D, 0x7F, 0}});
-
-// The same kinds, in the same order, as SLICE_KINDS of vocabulary.py: each contained in the next.
-struct SliceKind {
-    const std::vector<std::vector<Range>>* one_char;
-    int longest;
-};
-const SliceKind kKinds[LMPROG_NUM_SLICES] = {
-    {&kLower, 10}, {&kLetters, 10}, {&kWord, 10}, {&kWords, 10}, {&kText, 10}, {&kPlain, 10}, {&kPlain, 30}, {&kPlain, 1 << 30}};
-constexpr size_t kMaxPairs = 1024;
+constexpr size_t kMaxHere = 64;
+constexpr int kMaxSteps = 4096;
 
 struct Mask {
     uint32_t* bits;
@@ -59,79 +36,68 @@ struct Mask {
     int64_t max_ids;
     int64_t most;
     int64_t count, worst;
+    int64_t steps_left;  // for explorations, so that they never take longer than a walk
 };
 
-// Whether every string of the slice is allowed from `state`, with the highest cost that one leads to.
-class SliceCheck {
-  public:
-    SliceCheck(lmprog_automaton& owner, int64_t most) : a_(owner), most_(most) {}
+enum Verdict { kLeave, kTake, kWalk };
 
-    bool takes_all(const SliceKind& kind, uint32_t state, int64_t& worst) {
-        a_.pairs.clear();
-        add(0, state);
-        size_t level = 0;
-        bool all = true;
-        for (int length = 0; all && length < kind.longest && level < a_.pairs.size(); length++) {
-            const size_t end = a_.pairs.size();
-            all = one_more_char(*kind.one_char, level, end, worst);
-            level = boundary_;
-        }
-        for (uint32_t s : a_.marked) a_.marks[s] = 0;
-        a_.marked.clear();
-        return all;
-    }
-
-  private:
-    // Expands pairs [begin, end), all between characters, by one whole character.
-    bool one_more_char(const std::vector<std::vector<Range>>& one_char, size_t begin, size_t end, int64_t& worst) {
-        after_.clear();
-        size_t stop = end;
-        for (size_t i = begin; i < stop; i++) {
-            const auto [inside, state] = a_.pairs[i];
-            const uint32_t* row = a_.inner.row(state);
-            uint32_t last = 0;
-            for (const Range& range : one_char[inside]) {
-                for (int byte = range.low; byte <= range.high; byte++) {
-                    const uint32_t next = row[byte];
-                    if (next == last && byte != range.low) continue;
-                    if (!next || a_.pairs.size() + after_.size() >= kMaxPairs) return false;
-                    last = next;
-                    if (range.to != 0) {
-                        if (add(range.to, next)) stop++;
-                    } else {
-                        if (a_.inner.cost(next) > most_) return false;
-                        worst = std::max(worst, a_.inner.cost(next));
-                        after_.push_back(next);
-                    }
-                }
+// What of a bucket is allowed behind `state`: nothing, the tokens of at most `whole` characters, or that is not clear.
+Verdict explore(lmprog_automaton& a, const lmprog_bucket& bucket, uint32_t state, Mask& out, int32_t& whole) {
+    uint8_t none = bucket.groups;  // groups that were never allowed so far: each token has one character of each
+    bool all = true;
+    int64_t worst = 0;
+    whole = 0;
+    a.here.assign(1, state);
+    for (int length = 0; length < bucket.longest; length++) {
+        bool nothing = true;
+        const bool all_before = all;
+        a.next.clear();
+        for (const uint32_t from : a.here) {
+            const Steps& steps = a.groups.steps(from);
+            for (int g = 0; g < lmprog::kGroups; g++) {
+                if (!(bucket.groups >> g & 1)) continue;
+                const lmprog::Step& step = steps[g];
+                if (step.kind == lmprog::kUnknown || --out.steps_left < 0) return kWalk;
+                all = all && step.kind == lmprog::kAll;
+                if (step.kind == lmprog::kNone) continue;
+                nothing = false;
+                none &= static_cast<uint8_t>(~(1u << g));
+                const uint32_t* to = a.groups.targets(step);
+                a.next.insert(a.next.end(), to, to + step.count);
             }
         }
-        boundary_ = a_.pairs.size();
-        for (uint32_t state : after_) add(0, state);
-        return true;
+        if (nothing) {  // no longer token is allowed
+            if (!all_before) return none ? kLeave : kWalk;
+            out.worst = std::max(out.worst, worst);
+            return whole ? kTake : kLeave;
+        }
+        std::sort(a.next.begin(), a.next.end());
+        a.next.erase(std::unique(a.next.begin(), a.next.end()), a.next.end());
+        for (const uint32_t to : a.next) {
+            all = all && a.inner.cost(to) <= out.most;
+            if (all) worst = std::max(worst, a.inner.cost(to));
+        }
+        if (!all && !none) return kWalk;
+        if (all) whole = length + 1;
+        if (a.next == a.here) {
+            if (all) whole = bucket.longest;
+            break;
+        }
+        if (a.next.size() > kMaxHere) return kWalk;
+        a.here.swap(a.next);
     }
-
-    bool add(uint8_t inside, uint32_t state) {
-        if (a_.marks.size() <= state) a_.marks.resize(state + 256, 0);
-        if (a_.marks[state] >> inside & 1) return false;
-        if (!a_.marks[state]) a_.marked.push_back(state);
-        a_.marks[state] |= 1u << inside;
-        a_.pairs.push_back({inside, state});
-        return true;
-    }
-
-    lmprog_automaton& a_;
-    int64_t most_;
-    size_t boundary_ = 0;
-    std::vector<uint32_t> after_;
-};
+    if (none) return kLeave;
+    if (!all) return kWalk;
+    out.worst = std::max(out.worst, worst);
+    return kTake;
+}
 
 // The subtree of a node of depth 1; the row of the state above it is in rows[0]. What the loop changes is kept in
 // locals: the compiler must assume that a write to the bits may change anything that it can reach otherwise.
-void walk_below(lmprog_automaton& a, const lmprog_trie& trie, int64_t root, Mask& out) {
-    const lmprog_trie_node* at = trie.nodes + root;
+void walk_below(lmprog_automaton& a, const lmprog_bucket& bucket, int64_t root, Mask& out) {
+    const lmprog_trie_node* at = bucket.nodes + root;
     const lmprog_trie_node* const end = at + at->sub;
-    const int32_t* const order = trie.order;
+    const int32_t* const order = bucket.order;
     const uint32_t** const rows = a.rows.data();
     uint32_t* const bits = out.bits;
     const int64_t most = out.most;
@@ -161,16 +127,66 @@ void walk_below(lmprog_automaton& a, const lmprog_trie& trie, int64_t root, Mask
     out.worst = worst;
 }
 
-void walk(lmprog_automaton& a, const lmprog_trie& trie, uint32_t state, Mask& out) {
-    const uint32_t* row = a.rows[0] = a.inner.row(state);
-    for (int byte = 0; byte < 256; byte++)
-        if (row[byte] && trie.roots[byte] >= 0) walk_below(a, trie, trie.roots[byte], out);
+// Where the tokens of a bucket begin: a state, and the bytes that it takes.
+struct Root {
+    uint32_t state = 0;
+    const uint32_t* row = nullptr;
+    uint8_t none = 0;  // groups of which no character is taken
+    int num_bytes = 0;
+    uint8_t bytes[256];
+
+    void set(lmprog_automaton& a, uint32_t at) {
+        state = at;
+        row = a.inner.row(at);
+        for (int byte = 0; byte < 256; byte++)
+            if (row[byte]) bytes[num_bytes++] = static_cast<uint8_t>(byte);
+        const Steps& steps = a.groups.steps(at);
+        for (int g = 0; g < lmprog::kGroups; g++) none |= static_cast<uint8_t>((steps[g].kind == lmprog::kNone) << g);
+    }
+};
+
+void walk(lmprog_automaton& a, const lmprog_bucket& bucket, const Root& root, Mask& out) {
+    a.rows[0] = root.row;
+    for (int i = 0; i < root.num_bytes; i++)
+        if (bucket.roots[root.bytes[i]] >= 0) walk_below(a, bucket, bucket.roots[root.bytes[i]], out);
 }
 
-void take(const lmprog_trie& slice, int32_t num_words, Mask& out) {
-    for (int32_t word = 0; word < num_words; word++) out.bits[word] |= slice.bits[word];
-    for (int64_t k = 0; k < slice.num_tokens && out.count + k < out.max_ids; k++) out.ids[out.count + k] = slice.order[k];
-    out.count += slice.num_tokens;
+// All tokens of at most `whole` characters.
+void take(const lmprog_bucket& bucket, int32_t whole, int32_t num_words, Mask& out) {
+    const int64_t inside = bucket.length_start[whole];
+    const int32_t* const ids = bucket.by_length;
+    int64_t one_by_one = inside;  // those that are set; or, from there on, those that are cleared
+    if (bucket.bits && bucket.num_tokens - inside < inside) {
+        for (int32_t word = 0; word < num_words; word++) out.bits[word] |= bucket.bits[word];
+        for (int64_t k = inside; k < bucket.num_tokens; k++) out.bits[ids[k] >> 5] &= ~(1u << (ids[k] & 31));
+        one_by_one = 0;
+    }
+    for (int64_t k = 0; k < one_by_one; k++) out.bits[ids[k] >> 5] |= 1u << (ids[k] & 31);
+    for (int64_t k = 0; k < inside && out.count + k < out.max_ids; k++) out.ids[out.count + k] = ids[k];
+    out.count += inside;
+}
+
+void fill(lmprog_automaton& a, uint32_t state, Mask& out) {
+    const lmprog_vocabulary& vocabulary = a.vocabulary;
+    if (a.rows.size() <= static_cast<size_t>(vocabulary.deepest)) a.rows.resize(vocabulary.deepest + 1);
+    Root roots[2];
+    roots[0].set(a, state);
+    if (roots[0].row[' ']) roots[1].set(a, roots[0].row[' ']);
+    for (int32_t i = 0; i < vocabulary.num_buckets; i++) {
+        const lmprog_bucket& bucket = vocabulary.buckets[i];
+        const Root& root = roots[bucket.lead];
+        if (!root.state || (bucket.groups && !(bucket.groups & ~root.none))) continue;
+        int32_t whole = 0;
+        const Verdict verdict = bucket.groups ? explore(a, bucket, root.state, out, whole) : kWalk;
+        if (verdict == kTake) take(bucket, whole, vocabulary.num_words, out);
+        if (verdict == kWalk) walk(a, bucket, root, out);
+    }
+    for (int32_t i = 0; i < vocabulary.num_eos && a.inner.is_final(state); i++) {
+        const int32_t token = vocabulary.eos_ids[i];
+        out.bits[token >> 5] |= 1u << (token & 31);
+        if (out.count < out.max_ids) out.ids[out.count] = token;
+        out.count++;
+    }
 }
 
 // Runs a function that may outgrow the limits.
@@ -186,10 +202,10 @@ template <class Body> int64_t guarded(Body body) {
 
 }  // namespace
 
-LMPROG_EXPORT lmprog_automaton* lmprog_automaton_new(const lmprog_net* net) {
+LMPROG_EXPORT lmprog_automaton* lmprog_automaton_new(const lmprog_net* net, const lmprog_vocabulary* vocabulary) {
     lmprog_automaton* made = nullptr;
     guarded([&] {
-        made = new lmprog_automaton{Automaton(*net), {}, {}, {}, {}};
+        made = new lmprog_automaton(*net, *vocabulary);
         return int64_t{0};
     });
     return made;
@@ -247,38 +263,15 @@ LMPROG_EXPORT int64_t lmprog_automaton_states(const lmprog_automaton* automaton)
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton) {
-    return automaton->inner.num_bytes() + static_cast<int64_t>(automaton->marks.capacity() * 4);
+    return automaton->inner.num_bytes() + automaton->groups.num_bytes();
 }
 
-LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, const lmprog_vocabulary* vocabulary, uint32_t state,
-                                  int64_t most, uint32_t* bits, int32_t* ids, int64_t max_ids,
-                                  lmprog_mask_result* result) {
+LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, uint32_t* bits, int32_t* ids,
+                                  int64_t max_ids, lmprog_mask_result* result) {
     return guarded([&] {
-        lmprog_automaton& a = *automaton;
-        a.inner.bound_rows();
-        if (a.rows.size() <= static_cast<size_t>(vocabulary->deepest)) a.rows.resize(vocabulary->deepest + 1);
-        Mask out{bits, ids, max_ids, most, 0, 0};
-        int taken = LMPROG_NUM_SLICES;  // slices below this are taken whole: each is contained in the next one
-        SliceCheck check(a, most);
-        for (; taken > 0; taken--) {
-            int64_t worst = 0;
-            if (check.takes_all(kKinds[taken - 1], state, worst)) {
-                out.worst = worst;
-                break;
-            }
-        }
-        for (int i = 0; i < LMPROG_NUM_SLICES + 1; i++) {
-            if (i < taken)
-                take(vocabulary->tries[i], vocabulary->num_words, out);
-            else
-                walk(a, vocabulary->tries[i], state, out);
-        }
-        for (int32_t i = 0; i < vocabulary->num_eos && a.inner.is_final(state); i++) {
-            const int32_t token = vocabulary->eos_ids[i];
-            bits[token >> 5] |= 1u << (token & 31);
-            if (out.count < max_ids) ids[out.count] = token;
-            out.count++;
-        }
+        automaton->inner.bound_rows();
+        Mask out{bits, ids, max_ids, most, 0, 0, kMaxSteps};
+        fill(*automaton, state, out);
         *result = {out.count, out.worst};
         return int64_t{0};
     });

@@ -53,6 +53,47 @@ class Automaton {
         return found ? found : fill(state);
     }
 
+    // The leaf states of a state, each with the frame behind it.
+    template <class Body> void each_position(uint32_t state, Body body) const {
+        for (uint32_t i = 0; i < states_[state].length; i++) body(positions_[pool_[states_[state].begin + i]]);
+    }
+
+    struct Edge {
+        int32_t low, high, to;
+        uint32_t frame;
+    };
+
+    // The state after a byte that led to these leaf states (`to`), each with its frame.
+    uint32_t target(const Edge* edges, size_t count) {
+        Closure& all = target_;
+        all.positions.clear();
+        all.final = false;
+        for (size_t i = 0; i < count; i++) {
+            if (moves(edges[i].to)) all.positions.push_back(position(edges[i].to, edges[i].frame));
+            if (net_.final_state[edges[i].to]) {
+                const Closure& behind = frame_closure(edges[i].frame);
+                all.positions.insert(all.positions.end(), behind.positions.begin(), behind.positions.end());
+                all.final |= behind.final;
+            }
+        }
+        return intern(all);
+    }
+
+    // The next states for the bytes low..high, as far as there are any: body(first, after last, state). Not to be nested.
+    template <class Body> void each_move(uint32_t state, int32_t low, int32_t high, Body body) {
+        edges_.clear();
+        for (uint32_t i = 0; i < states_[state].length; i++) {
+            const Position at = positions_[pool_[states_[state].begin + i]];
+            for (int32_t e = net_.edge_start[at.leaf_state]; e < net_.edge_start[at.leaf_state + 1]; e++) {
+                const int32_t first = std::max(net_.edges[3 * e], low), last = std::min(net_.edges[3 * e + 1], high);
+                if (first <= last) edges_.push_back({first, last, net_.edges[3 * e + 2], at.frame});
+            }
+        }
+        sweep(edges_, body);
+    }
+
+    const lmprog_net& net() const { return net_; }
+
     // Between calls only: pointers to rows die here.
     void bound_rows() {
         if (static_cast<int64_t>(blocks_.size()) * kBlock * 1024 <= net_.max_row_bytes) return;
@@ -62,10 +103,6 @@ class Automaton {
     }
 
   private:
-    struct Edge {
-        int32_t low, high, to;
-        uint32_t frame;
-    };
     struct Entered {
         int32_t node;
         uint32_t frame;
@@ -85,30 +122,24 @@ class Automaton {
     }
 
     uint32_t* fill(uint32_t state) {
-        std::vector<Edge> edges;
-        for (uint32_t i = 0; i < states_[state].length; i++) {
-            const Position& at = positions_[pool_[states_[state].begin + i]];
-            for (int32_t e = net_.edge_start[at.leaf_state]; e < net_.edge_start[at.leaf_state + 1]; e++)
-                edges.push_back({net_.edges[3 * e], net_.edges[3 * e + 1], net_.edges[3 * e + 2], at.frame});
-        }
         uint32_t* row = new_row();
-        if (edges.size() == 1) {
-            paint(row, edges[0].low, edges[0].high + 1, target(&edges[0], 1));
-        } else {
-            sweep(row, edges);
-        }
+        each_move(state, 0, 255, [&](int begin, int end, uint32_t to) { std::fill(row + begin, row + end, to); });
         return rows_[state] = row;
     }
 
     // Cuts the byte range where the set of edges changes and finds the state of each piece.
-    void sweep(uint32_t* row, std::vector<Edge>& edges) {
+    template <class Body> void sweep(std::vector<Edge>& edges, Body body) {
+        if (edges.empty()) return;
+        if (edges.size() == 1) return body(edges[0].low, edges[0].high + 1, target(&edges[0], 1));
         bool cut[257] = {false};
         for (const Edge& e : edges) cut[e.low] = cut[e.high + 1] = true;
         std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.low < b.low; });
-        std::vector<Edge> active, before;
+        std::vector<Edge>&active = active_, &before = before_;
+        active.clear();
+        before.clear();
         size_t next = 0;
         uint32_t known = 0;
-        for (int byte = 0; byte < 256;) {
+        for (int byte = edges[0].low; byte < 256;) {
             if (!cut[byte]) {
                 byte++;
                 continue;
@@ -123,7 +154,7 @@ class Automaton {
                     known = target(active.data(), active.size());
                     before = active;
                 }
-                paint(row, byte, end, known);
+                body(byte, end, known);
             }
             byte = end;
         }
@@ -133,21 +164,6 @@ class Automaton {
         return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const Edge& x, const Edge& y) {
                    return x.to == y.to && x.frame == y.frame;
                });
-    }
-
-    static void paint(uint32_t* row, int begin, int end, uint32_t state) { std::fill(row + begin, row + end, state); }
-
-    uint32_t target(const Edge* edges, size_t count) {
-        Closure all;
-        for (size_t i = 0; i < count; i++) {
-            if (moves(edges[i].to)) all.positions.push_back(position(edges[i].to, edges[i].frame));
-            if (net_.final_state[edges[i].to]) {
-                const Closure& behind = frame_closure(edges[i].frame);
-                all.positions.insert(all.positions.end(), behind.positions.begin(), behind.positions.end());
-                all.final |= behind.final;
-            }
-        }
-        return intern(all);
     }
 
     const Closure& frame_closure(uint32_t frame) {
@@ -250,6 +266,11 @@ class Automaton {
 
     uint32_t intern(Closure& set) {
         std::vector<uint32_t>& ids = set.positions;
+        if (ids.size() == 1 && !set.final) {  // most states: found without a hash
+            if (singles_.size() <= ids[0]) singles_.resize(positions_.size() + 64, 0);
+            if (!singles_[ids[0]]) singles_[ids[0]] = made(set);
+            return singles_[ids[0]];
+        }
         if (ids.size() > 1) keep_largest(ids);
         uint64_t hash = mix(3, set.final);
         for (uint32_t id : ids) hash = mix(hash, id);
@@ -259,6 +280,13 @@ class Automaton {
                    std::equal(ids.begin(), ids.end(), pool_.begin() + static_cast<std::ptrdiff_t>(s.begin));
         });
         if (found >= 0) return static_cast<uint32_t>(found);
+        const uint32_t one = made(set);
+        state_index_.add(hash, one);
+        return one;
+    }
+
+    uint32_t made(const Closure& set) {
+        const std::vector<uint32_t>& ids = set.positions;
         const auto made = static_cast<uint32_t>(states_.size());
         if (made > static_cast<uint32_t>(net_.max_states) ||
             static_cast<int64_t>(pool_.size() + ids.size()) > net_.max_positions)
@@ -270,7 +298,6 @@ class Automaton {
         costs_.push_back(cost);
         rows_.push_back(nullptr);
         pool_.insert(pool_.end(), ids.begin(), ids.end());
-        state_index_.add(hash, made);
         return made;
     }
 
@@ -329,11 +356,14 @@ class Automaton {
     std::vector<int64_t> costs_;    // by state, apart from it: the walk reads little else
     std::vector<uint32_t*> rows_;   // by state; null until first asked for
     std::vector<uint32_t> pool_, dead_;
+    std::vector<uint32_t> singles_;  // by position: the state that is that position and nothing else
     Index frame_index_, position_index_, state_index_;
     std::vector<std::unique_ptr<uint32_t[]>> blocks_;
     int used_ = kBlock;
     std::vector<Entered> entered_;
     std::vector<uint32_t> resumed_;
+    std::vector<Edge> edges_, active_, before_;  // of one sweep, which never meets another
+    Closure target_;
     Met met_;
 };
 

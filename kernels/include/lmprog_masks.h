@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define LMPROG_MASKS_LIMIT (-1)
-#define LMPROG_NUM_SLICES 8
+#define LMPROG_NUM_GROUPS 8
 
 /* A trimmed net (see lmprog/runtime/fsm/costs.py for the meaning of every array). */
 typedef struct {
@@ -39,21 +39,33 @@ typedef struct {
     uint32_t own;
 } lmprog_trie_node;
 
+/* Tokens that are alike: those of every character in `groups` and of each of them at least one (groups 0: the rest, of
+ * which nothing is known), behind one space where `lead` is 1. Texts in the trie are without that space. */
 typedef struct {
     const lmprog_trie_node* nodes;
     int64_t num_nodes;
     const int32_t* order;
-    const uint32_t* bits; /* the mask of all tokens of this slice; NULL for the rest */
+    const int32_t* roots;        /* [256] the node of depth 1 for each byte, or -1 */
+    const int32_t* by_length;    /* the token ids, those of few characters first (not for the rest) */
+    const int32_t* length_start; /* [longest + 1] how many have at most so many characters */
+    const uint32_t* bits;        /* the mask of all of them; NULL where they are few */
     int64_t num_tokens;
-    const int32_t* roots; /* [256] the node of depth 1 for each byte, or -1 */
-} lmprog_trie;
+    int32_t longest;             /* characters */
+    uint8_t lead, groups;
+} lmprog_bucket;
 
 typedef struct {
-    lmprog_trie tries[LMPROG_NUM_SLICES + 1]; /* from small to large, the rest last */
+    const lmprog_bucket* buckets;
+    int32_t num_buckets;
     int32_t deepest;
     int32_t num_words;
-    const int32_t* eos_ids;
     int32_t num_eos;
+    const int32_t* eos_ids;
+    /* The groups of characters as byte automata: the states where a character of each begins, the edges of the states
+     * (first byte, last byte, target), and target -1 where the character ends. */
+    int32_t group_start[LMPROG_NUM_GROUPS];
+    const int32_t* edge_start;
+    const int32_t* edges;
 } lmprog_vocabulary;
 
 typedef struct {
@@ -63,7 +75,8 @@ typedef struct {
 
 typedef struct lmprog_automaton lmprog_automaton;
 
-lmprog_automaton* lmprog_automaton_new(const lmprog_net* net);
+/* The vocabulary is borrowed like the net. NULL where the limits do not even hold the start. */
+lmprog_automaton* lmprog_automaton_new(const lmprog_net* net, const lmprog_vocabulary* vocabulary);
 void lmprog_automaton_free(lmprog_automaton* automaton);
 int64_t lmprog_automaton_start(lmprog_automaton* automaton);
 int64_t lmprog_automaton_run(lmprog_automaton* automaton, uint32_t state, const uint8_t* bytes, int64_t length);
@@ -77,8 +90,8 @@ int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton); /* an estimat
 
 /* Writes the mask of `state` into zeroed `bits`; only tokens whose next state costs at most `most` are allowed.
  * The first `max_ids` allowed ids go to `ids`, unsorted. Returns 0, or LMPROG_MASKS_LIMIT. */
-int64_t lmprog_mask(lmprog_automaton* automaton, const lmprog_vocabulary* vocabulary, uint32_t state, int64_t most,
-                    uint32_t* bits, int32_t* ids, int64_t max_ids, lmprog_mask_result* result);
+int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, uint32_t* bits, int32_t* ids,
+                    int64_t max_ids, lmprog_mask_result* result);
 
 #ifdef __cplusplus
 }

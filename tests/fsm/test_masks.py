@@ -79,6 +79,81 @@ def test_the_native_engine_and_its_twin_make_the_same_masks(real: Vocabulary, rn
         assert kernel.forced(kernel.start, 100) == twin.forced(twin.start, 100)
 
 
+PIECES = [
+    "a",
+    "b",
+    "c",
+    "A",
+    "Z",
+    "é",
+    "日",
+    "Ж",
+    "·",
+    "“",
+    "0",
+    "7",
+    "_",
+    " ",
+    " ",
+    "\n",
+    "\t",
+    ".",
+    "-",
+    "@",
+    '"',
+    "\\",
+]
+SHAPES = [
+    r"[\w\s]{1,9}",
+    r"(\w+\s?){1,20}x?",
+    r"[A-Z][a-z]*( [a-z]+){2,20}\.",
+    r"[\w.+-]{1,7}@[a-c0-9-]{1,5}",
+    r"[^\n]{1,12}",
+]
+
+
+def random_words(rng: random.Random, count: int) -> list[bytes | None]:
+    """Tokens of all groups of characters, whole and cut, short and very long."""
+    out: list[bytes | None] = []
+    for _ in range(count):
+        chosen = rng.sample(PIECES, rng.choice([1, 1, 2, 3]))
+        word = rng.choice(["", " "]) + "".join(rng.choices(chosen, k=rng.choice([1, 2, 3, 4, 6, 9, 12, 40])))
+        data = word.encode()
+        out.append(data[rng.choice([0, 0, 0, 0, 1]) : len(data) - rng.choice([0, 0, 0, 0, 1])] or None)
+    return out
+
+
+def test_buckets_taken_whole_are_what_a_walk_would_find(rng: random.Random) -> None:
+    single: list[bytes | None] = [None, *(bytes([byte]) for byte in range(256))]
+    vocabulary = Vocabulary([*single, *random_words(rng, 3000)], [EOS], use_cache=False)
+    compared = 0
+    for pattern in [*SHAPES, JSON_STRING, *(random_pattern(rng) for _ in range(60))]:
+        try:
+            net = regular_net(Regex(pattern), vocabulary)
+        except UnsatisfiableConstraint:
+            continue
+        kernel, twin = native_engine(net, vocabulary, Limits()), PlainEngine(net, vocabulary, Limits())
+        if kernel is None:
+            pytest.skip("no C++ compiler")
+        here, there = kernel.start, twin.start
+        for _ in range(5):
+            for most in (1 << 40, kernel.cost(here), kernel.cost(here) + 2):
+                ours, theirs = kernel.raw_mask(here, most), twin.raw_mask(there, most)
+                assert np.array_equal(ours.bits, theirs.bits), (pattern, most)
+                assert ours.count == theirs.count
+                assert ours.worst >= theirs.worst
+                assert ours.ids is None or theirs.ids is None or np.array_equal(ours.ids, theirs.ids)
+                compared += 1
+            tokens = [
+                t for t in np.nonzero(np.unpackbits(theirs.bits.view(np.uint8), bitorder="little"))[0] if t != EOS
+            ]
+            if not tokens:
+                break
+            text = vocabulary.bytes_of(int(rng.choice(tokens))) or b""
+            here, there = kernel.run(here, text), twin.run(there, text)
+    assert compared > 300
+
+
 def finish(constraint: Constraint, budget: int, rng: random.Random, vocabulary: Vocabulary) -> bytes:
     """What a model with random wishes writes that only stops when it must."""
     state, out = constraint.start, b""

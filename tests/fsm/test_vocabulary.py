@@ -12,7 +12,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lmprog.errors import ModelError
+from lmprog.runtime.fsm import tables
 from lmprog.runtime.fsm import vocabulary as module
+from lmprog.runtime.fsm.buckets import Bucket, bit_row, groups
+from lmprog.runtime.fsm.charset import contains, union
 from lmprog.runtime.fsm.token_bytes import vocabulary_of_tokenizer
 from lmprog.runtime.fsm.trie import Trie, build_trie
 from lmprog.runtime.fsm.vocabulary import Vocabulary
@@ -39,13 +42,33 @@ def test_a_trie_holds_every_token_once_duplicates_included(rng: random.Random) -
         assert sorted(read_back(build_trie(pairs))) == sorted(pairs)
 
 
-def test_slices_and_rest_hold_each_token_once(small: Vocabulary) -> None:
-    index = small.index
-    found = [pair for part in index.slices for pair in read_back(part.trie)] + read_back(index.rest)
+def whole(bucket: Bucket) -> list[tuple[bytes, int]]:
+    return [(b" " + text if bucket.lead else text, i) for text, i in read_back(bucket.trie)]
+
+
+def test_buckets_hold_each_token_once_with_those_of_the_same_groups(small: Vocabulary) -> None:
+    buckets = small.index.buckets
+    found = [pair for bucket in buckets for pair in whole(bucket)]
     assert sorted(found) == sorted((token, i) for i, token in enumerate(small.tokens) if token)
-    for part in index.slices:
-        ids = {i for _, i in read_back(part.trie)}
-        assert {i for i in range(len(small)) if int(part.bits[i >> 5]) >> (i & 31) & 1} == ids
+    for bucket in buckets:
+        assert sorted(bucket.by_length.tolist()) == sorted(i for _, i in whole(bucket))
+        if not bucket.groups:
+            continue
+        lengths = {i: len(text.decode()) for text, i in read_back(bucket.trie)}
+        assert [lengths[i] for i in bucket.by_length.tolist()] == sorted(lengths.values())
+        for most, count in enumerate(bucket.length_start.tolist()):
+            assert count == sum(length <= most for length in lengths.values())
+        for text, _ in read_back(bucket.trie):
+            used = {g for char in text.decode() for g, ranges in enumerate(groups()) if contains(ranges, ord(char))}
+            assert bucket.groups == sum(1 << g for g in used)
+
+
+def test_a_large_bucket_has_its_mask_ready(real: Vocabulary) -> None:
+    large = [bucket for bucket in real.index.buckets if bucket.bits is not None]
+    assert len(large) > 10
+    for bucket in large:
+        assert bucket.bits is not None
+        assert np.array_equal(bucket.bits, bit_row(bucket.by_length, real.num_words))
 
 
 def test_the_index_is_read_back_from_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,13 +78,16 @@ def test_the_index_is_read_back_from_the_cache_folder(tmp_path: Path, monkeypatc
     (path,) = (tmp_path / "vocabulary").iterdir()
     monkeypatch.setattr(module, "build_index", lambda _: pytest.fail("built twice"))
     second = Vocabulary(tokens, [0]).index
-    for mine, theirs in zip([*first.slices], [*second.slices], strict=True):
+    for mine, theirs in zip(first.buckets, second.buckets, strict=True):
+        assert (mine.groups, mine.lead, mine.trie.deepest) == (theirs.groups, theirs.lead, theirs.trie.deepest)
         assert np.array_equal(mine.trie.nodes, theirs.trie.nodes)
-        assert np.array_equal(mine.bits, theirs.bits)
+        assert np.array_equal(mine.trie.order, theirs.trie.order)
+        assert np.array_equal(mine.by_length, theirs.by_length)
+        assert np.array_equal(mine.length_start, theirs.length_start)
     monkeypatch.undo()
     monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     path.write_bytes(b"not an index")
-    assert np.array_equal(Vocabulary(tokens, [0]).index.rest.nodes, first.rest.nodes)
+    assert len(Vocabulary(tokens, [0]).index.buckets) == len(first.buckets)
 
 
 def test_bytes_come_back_from_byte_level_bpe() -> None:
@@ -134,3 +160,21 @@ def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
 def test_greedy_spelling_takes_the_longest_tokens_first(small: Vocabulary) -> None:
     spelled = small.greedy(b"hello world\xff")
     assert [small.bytes_of(token) for token in spelled] == [b"hello", b" world", b"\xff"]
+
+
+def test_tables_of_unicode_are_read_back_or_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
+    table = np.array([[1, 2], [3, 4]], np.int32)
+    assert tables.kept("x", lambda: table).tolist() == [1, 2, 3, 4]
+    assert tables.kept("x", lambda: pytest.fail("made twice")).tolist() == [1, 2, 3, 4]
+    (path,) = (tmp_path / "unicode").iterdir()
+    for damaged in (b"no array", b""):
+        path.write_bytes(damaged)
+        assert tables.kept("x", lambda: table).tolist() == [1, 2, 3, 4]
+
+
+def test_every_character_that_is_not_special_in_json_is_of_one_group() -> None:
+    ranges = groups()
+    every = union(*ranges)
+    assert sum(high - low + 1 for low, high in every) == sum(high - low + 1 for one in ranges for low, high in one)
+    assert [code for code in range(0x20, 0x7F) if not contains(every, code)] == [ord('"'), ord("\\")]

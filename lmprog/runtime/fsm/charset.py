@@ -14,6 +14,9 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.runtime.fsm import tables
 
 CharSet: TypeAlias = tuple[tuple[int, int], ...]
 ByteRanges: TypeAlias = tuple[tuple[int, int], ...]
@@ -101,8 +104,13 @@ ECMA_SPACE = charset(
 @functools.cache
 def python_class(letter: str) -> CharSet:
     r"""The members of `\d`, `\s` or `\w`, asked from `re` itself, so that they are this Python's own."""
-    spans = ((found.start(), found.end() - 1) for found in re.finditer(rf"\{letter}+", _every_character()))
-    return charset((_code(first), _code(last)) for first, last in spans)
+
+    def make() -> NDArray[np.int32]:
+        spans = ((found.start(), found.end() - 1) for found in re.finditer(rf"\{letter}+", _every_character()))
+        return np.array(charset((_code(first), _code(last)) for first, last in spans), np.int32)
+
+    pairs: list[list[int]] = tables.kept(f"class-{letter}", make).reshape(-1, 2).tolist()
+    return tuple((low, high) for low, high in pairs)
 
 
 @functools.lru_cache(maxsize=64)
@@ -139,9 +147,13 @@ def _code(index: int) -> int:
 @functools.cache
 def _cased_characters() -> str:
     """The only characters for which ignoring case makes a difference."""
-    cased = {c for c in _every_character() if c.lower() != c or c.upper() != c}
-    partners = {p for c in cased for p in (c.lower(), c.upper()) if len(p) == 1}
-    return "".join(sorted(cased | partners))
+
+    def make() -> NDArray[np.int32]:
+        cased = {c for c in _every_character() if c.lower() != c or c.upper() != c}
+        partners = {p for c in cased for p in (c.lower(), c.upper()) if len(p) == 1}
+        return np.array(sorted(map(ord, cased | partners)), np.int32)
+
+    return "".join(map(chr, tables.kept("cased", make).tolist()))
 
 
 @functools.lru_cache(maxsize=4096)

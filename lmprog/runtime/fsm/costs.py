@@ -140,7 +140,7 @@ def _node_costs(net: NetBuilder, state_cost: list[int]) -> tuple[list[int], list
             now = min(now, UNREACHABLE)
             if now < cost[node] or empty != nullable[node]:
                 cost[node], nullable[node] = now, empty
-                changed = True
+                changed = net.is_recursive  # else every part comes before what it is part of: once is enough
     return cost, nullable
 
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmprog.errors import GrammarError, NotSupported
+from lmprog.runtime.fsm.buckets import bit_row
 from lmprog.runtime.fsm.constraint import NARROW, Limits, MaskRow
-from lmprog.runtime.fsm.vocabulary import Vocabulary, bit_row
+from lmprog.runtime.fsm.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

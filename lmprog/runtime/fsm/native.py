@@ -12,14 +12,13 @@ import weakref
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmprog import native
 from lmprog.errors import GrammarError
+from lmprog.runtime.fsm.buckets import NUM_GROUPS, group_bytes
 from lmprog.runtime.fsm.constraint import NARROW, Limits
 from lmprog.runtime.fsm.costs import UNREACHABLE, Net
-from lmprog.runtime.fsm.trie import Trie
-from lmprog.runtime.fsm.vocabulary import SLICE_KINDS, Vocabulary
+from lmprog.runtime.fsm.vocabulary import Vocabulary
 from lmprog.runtime.fsm.walk import RawMask
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -37,24 +36,26 @@ class _CNet(ctypes.Structure):
     ]
 
 
-class _CTrie(ctypes.Structure):
+class _CBucket(ctypes.Structure):
     _fields_ = [
         ("nodes", _POINTER),
         ("num_nodes", _LONG),
-        ("order", _POINTER),
-        ("bits", _POINTER),
+        *((name, _POINTER) for name in ("order", "roots", "by_length", "length_start", "bits")),
         ("num_tokens", _LONG),
-        ("roots", _POINTER),
+        ("longest", _INT),
+        ("lead", ctypes.c_uint8),
+        ("groups", ctypes.c_uint8),
     ]
 
 
 class _CVocabulary(ctypes.Structure):
     _fields_ = [
-        ("tries", _CTrie * (len(SLICE_KINDS) + 1)),
-        ("deepest", _INT),
-        ("num_words", _INT),
+        ("buckets", _POINTER),
+        *((name, _INT) for name in ("num_buckets", "deepest", "num_words", "num_eos")),
         ("eos_ids", _POINTER),
-        ("num_eos", _INT),
+        ("group_start", _INT * NUM_GROUPS),
+        ("edge_start", _POINTER),
+        ("edges", _POINTER),
     ]
 
 
@@ -69,7 +70,7 @@ def _kernel() -> ctypes.CDLL | None:
         return None
     state = ctypes.c_uint32
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "new": (_POINTER, [_POINTER]),
+        "new": (_POINTER, [_POINTER, _POINTER]),
         "free": (None, [_POINTER]),
         "start": (_LONG, [_POINTER]),
         "run": (_LONG, [_POINTER, state, ctypes.c_char_p, _LONG]),
@@ -84,7 +85,7 @@ def _kernel() -> ctypes.CDLL | None:
         function = getattr(found, f"lmprog_automaton_{name}")
         function.restype, function.argtypes = result, arguments
     found.lmprog_mask.restype = _LONG
-    found.lmprog_mask.argtypes = [_POINTER, _POINTER, state, _LONG, _POINTER, _POINTER, _LONG, _POINTER]
+    found.lmprog_mask.argtypes = [_POINTER, state, _LONG, _POINTER, _POINTER, _LONG, _POINTER]
     return found
 
 
@@ -92,27 +93,34 @@ class _NativeVocabulary:
     """The C view of one vocabulary, with the arrays that it points to."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        index = vocabulary.index
-        tries: list[tuple[Trie, NDArray[np.uint32] | None]] = [(part.trie, part.bits) for part in index.slices]
-        tries.append((index.rest, None))
+        buckets = vocabulary.index.buckets
         eos = np.array(vocabulary.eos_ids, np.int32)
-        roots = np.full((len(tries), 256), -1, np.int32)
-        for row, (trie, _) in zip(roots, tries, strict=True):
+        roots = np.full((len(buckets), 256), -1, np.int32)
+        views = (_CBucket * len(buckets))()
+        for row, view, bucket in zip(roots, views, buckets, strict=True):
+            trie = bucket.trie
             first = np.nonzero(trie.nodes["depth"] == 1)[0]
             row[trie.nodes["byte"][first]] = first
-        self._alive = (index, eos, roots)
-        self.view = _CVocabulary(deepest=max(trie.deepest for trie, _ in tries), num_words=vocabulary.num_words)
-        self.view.eos_ids, self.view.num_eos = eos.ctypes.data, len(eos)
-        for i, (trie, bits) in enumerate(tries):
-            self.view.tries[i] = _CTrie(
-                trie.nodes.ctypes.data,
-                len(trie.nodes),
-                trie.order.ctypes.data,
-                bits.ctypes.data if bits is not None else None,
-                len(trie.order),
-                roots[i].ctypes.data,
-            )
-        self.pointer = ctypes.addressof(self.view)
+            view.nodes, view.num_nodes = trie.nodes.ctypes.data, len(trie.nodes)
+            view.order, view.roots = trie.order.ctypes.data, row.ctypes.data
+            view.by_length, view.length_start = bucket.by_length.ctypes.data, bucket.length_start.ctypes.data
+            view.bits = bucket.bits.ctypes.data if bucket.bits is not None else None
+            view.num_tokens, view.longest = len(bucket.by_length), len(bucket.length_start) - 1
+            view.lead, view.groups = bucket.lead, bucket.groups
+        group = group_bytes()
+        self._alive = (buckets, eos, roots, views, group)
+        self._view = _CVocabulary(
+            ctypes.addressof(views),
+            len(buckets),
+            max((bucket.trie.deepest for bucket in buckets), default=0),
+            vocabulary.num_words,
+            len(eos),
+            eos.ctypes.data,
+            (_INT * len(group.start))(*group.start),
+            group.edge_start.ctypes.data,
+            group.edges.ctypes.data,
+        )
+        self.pointer = ctypes.addressof(self._view)
 
 
 _vocabularies: weakref.WeakKeyDictionary[Vocabulary, _NativeVocabulary] = weakref.WeakKeyDictionary()
@@ -144,7 +152,7 @@ class NativeEngine:
             limits.max_positions,
             limits.max_row_bytes,
         )
-        self._handle: int = kernel.lmprog_automaton_new(ctypes.byref(view))
+        self._handle: int = kernel.lmprog_automaton_new(ctypes.byref(view), self._vocabulary.pointer)
         if not self._handle:
             raise self._too_large()
         weakref.finalize(self, kernel.lmprog_automaton_free, self._handle)
@@ -199,7 +207,6 @@ class NativeEngine:
         bits = np.zeros(self._num_words, np.uint32)
         done = self._mask(
             self._handle,
-            self._vocabulary.pointer,
             state,
             most,
             bits.ctypes.data,

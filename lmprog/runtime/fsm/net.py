@@ -9,7 +9,8 @@ Nothing here is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSO
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NewType, TypeAlias
 
@@ -39,6 +40,8 @@ class NetBuilder:
         self.edges: list[list[Edge]] = []
         self.final: list[bool] = []
         self.holes: set[int] = set()
+        self.is_recursive = False
+        """Whether some node may come before its parts."""
         self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
         self._texts: dict[bytes, Node] = {}
         self._machines: dict[tuple[ByteSets, ...], Node] = {}
@@ -88,22 +91,16 @@ class NetBuilder:
         key = tuple(ranges)
         found = self._machines.get(key)
         if found is None:
-            found = FAIL if not key else self.leaf(self._trie(frozenset(key), {}))
-            self._machines[key] = found
+            found = self._machines[key] = FAIL if not key else self.leaf(self._copied(_machine(key)))
         return found
 
-    def _trie(self, items: frozenset[ByteSets], made: dict[frozenset[ByteSets], int]) -> int:
-        state = made.get(items)
-        if state is not None:
-            return state
-        state = made[items] = self.state(final=() in items)
-        pairs = [(low, high, item[1:]) for item in items if item for low, high in item[0]]
-        starts = sorted({bound for low, high, _ in pairs for bound in (low, high + 1)})
-        for first, after in pairwise(starts):
-            rest = frozenset(tail for low, high, tail in pairs if low <= first <= high)
-            if rest:
-                self.edges[state].append((first, after - 1, self._trie(rest, made)))
-        return state
+    def _copied(self, machine: _Machine) -> int:
+        """The machine's states as states of this net; its first one."""
+        first = len(self.edges)
+        for final, edges in machine:
+            state = self.state(final)
+            self.edges[state] = [(low, high, first + to) for low, high, to in edges]
+        return first
 
     def seq(self, items: Iterable[Node]) -> Node:
         found = tuple(item for item in items if item != EMPTY)
@@ -136,4 +133,41 @@ class NetBuilder:
     def fill(self, hole: Node, with_node: Node) -> None:
         assert hole in self.holes
         self.args[hole] = (with_node,)
+        self.is_recursive = True
         self.holes.discard(hole)
+
+
+_Machine: TypeAlias = tuple[tuple[bool, tuple[Edge, ...]], ...]
+"""Per state: whether it is final, and its edges. State 0 is the start."""
+
+
+@functools.lru_cache(maxsize=256)
+def _machine(strings: tuple[ByteSets, ...]) -> _Machine:
+    """The small trie of byte ranges for these strings; kept, since a class like `\\w` has hundreds of ranges."""
+    queue = [frozenset(strings)]
+    numbers = {queue[0]: 0}
+    made: list[tuple[bool, tuple[Edge, ...]]] = []
+    for items in queue:  # grows while it is read
+        edges: list[Edge] = []
+        pairs = [(low, high, item[1:]) for item in items if item for low, high in item[0]]
+        for first, last, rest in _pieces(pairs):
+            if rest not in numbers:
+                numbers[rest] = len(queue)
+                queue.append(rest)
+            edges.append((first, last, numbers[rest]))
+        made.append((() in items, tuple(edges)))
+    return tuple(made)
+
+
+def _pieces(pairs: list[tuple[int, int, ByteSets]]) -> Iterator[tuple[int, int, frozenset[ByteSets]]]:
+    """The byte range cut where the set of what follows changes."""
+    pairs.sort(key=lambda pair: pair[0])
+    active: list[tuple[int, ByteSets]] = []
+    at = 0
+    for first, after in pairwise(sorted({bound for low, high, _ in pairs for bound in (low, high + 1)})):
+        active = [pair for pair in active if pair[0] >= first]
+        while at < len(pairs) and pairs[at][0] == first:
+            active.append(pairs[at][1:])
+            at += 1
+        if active:
+            yield first, after - 1, frozenset(tail for _, tail in active)

@@ -1,6 +1,6 @@
 """The plain mask engine: the vocabulary's tries walked against the automaton's twin, level by level with numpy.
 
-Same results as the native kernel, which tests compare; used where no compiler is. Makes no use of slices.
+Same results as the native kernel, which tests compare; used where no compiler is. Takes no bucket whole.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.runtime.fsm.automaton import DEAD, ByteAutomaton, LazyAutomaton
+from lmprog.runtime.fsm.buckets import bit_row
 from lmprog.runtime.fsm.constraint import NARROW, Limits
 from lmprog.runtime.fsm.costs import UNREACHABLE, Net
 from lmprog.runtime.fsm.trie import Trie
-from lmprog.runtime.fsm.vocabulary import Vocabulary, bit_row
+from lmprog.runtime.fsm.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,8 +61,7 @@ class PlainEngine(LazyAutomaton):
     def __init__(self, net: Net, vocabulary: Vocabulary, limits: Limits) -> None:
         super().__init__(net, limits)
         self._vocabulary = vocabulary
-        index = vocabulary.index
-        self._tries = [_Levels(trie) for trie in (*(part.trie for part in index.slices), index.rest)]
+        self._tries = [(bucket.lead, _Levels(bucket.trie)) for bucket in vocabulary.index.buckets]
         self._table = np.zeros((64, 256), np.int64)
         self._filled = np.zeros(64, bool)
 
@@ -72,8 +72,9 @@ class PlainEngine(LazyAutomaton):
     def raw_mask(self, state: int, most: int = UNREACHABLE) -> RawMask:
         found: list[NDArray[np.int32]] = []
         worst = 0
-        for levels in self._tries:
-            allowed, cost = self._walk(levels, state, most)
+        behind_space = self.run(state, b" ")
+        for lead, levels in self._tries:
+            allowed, cost = self._walk(levels, behind_space if lead else state, most)
             found.append(allowed)
             worst = max(worst, cost)
         if self.is_final(state):

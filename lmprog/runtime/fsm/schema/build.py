@@ -68,7 +68,8 @@ class SchemaBuilder:
     def compile(self, schemas: Sequence[Located], depth: int) -> Node:
         """The node of all values that every one of `schemas` takes. Text inside brackets is at `depth` + 1."""
         distinct = {schema.path: schema for schema in schemas if schema.value is not True}
-        key = (depth if self._layout.depends_on_depth else 0, tuple(sorted(distinct)))
+        names = tuple(sorted(map(_name_of, distinct.values())))
+        key = (depth if self._layout.depends_on_depth else 0, names)
         found = self._built.get(key)
         if found is not None:
             return found
@@ -242,6 +243,16 @@ class SchemaBuilder:
                 found = False
             self._compared[key] = found
         return found
+
+
+def _name_of(schema: Located) -> str:
+    """What tells a schema from others: its path; where nothing in it depends on where it stands, what it says."""
+    value = schema.value
+    if isinstance(value, dict) and all(
+        isinstance(one, str | int | Decimal) and not keyword.startswith("$") for keyword, one in value.items()
+    ):
+        return repr(value)  # starts with a brace, as no path does
+    return schema.path
 
 
 def _exactly(value: str) -> TextSet:

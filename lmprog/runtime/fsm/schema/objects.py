@@ -110,7 +110,7 @@ class ObjectBuilder:
         """One member that no name speaks of: for each set of patterns that a name can match, what then applies."""
         if len(self._patterns) > _MAX_PATTERNS:
             raise self._refuse("patternProperties", f"more than {_MAX_PATTERNS} patterns")
-        named = tuple(text(name) for name in self._named())
+        named: tuple[Expression, ...] | None = None
         ways = []
         for chosen in range(1 << len(self._patterns)):
             hit = [one for i, one in enumerate(self._patterns.values()) if chosen >> i & 1]
@@ -119,6 +119,7 @@ class ObjectBuilder:
             if any(schema.value is False for schema in schemas):
                 continue
             value = self._parts.compile_schemas(schemas)
+            named = named if named is not None else tuple(text(name) for name in self._named())
             for names in self._names:
                 texts = names.and_also(TextSet(tuple(hit), (*missed, *named)))
                 ways.append(self._net.seq([self._parts.lower_names(texts), self._parts.colon, value]))
