@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lmprog.lang.backends.default import set_default_backend as set_default_backend
     from lmprog.lang.backends.embedded import Runtime as Runtime
     from lmprog.lang.backends.embedded import connect as connect
+    from lmprog.lang.backends.openai import OpenAI as OpenAI
     from lmprog.lang.choices import greedy_token_selection as greedy_token_selection
     from lmprog.lang.choices import token_length_normalized as token_length_normalized
     from lmprog.lang.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
@@ -72,6 +73,7 @@ _HOMES = {
     "Branch": "lmprog.lang.state",
     "Branches": "lmprog.lang.fork",
     "LmprogError": "lmprog.errors",
+    "OpenAI": "lmprog.lang.backends.openai",
     "constraint": "lmprog.constrained",
     "Sampling": "lmprog.lang.sampling",
     "replay": "lmprog.lang.replay",

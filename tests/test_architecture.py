@@ -86,7 +86,7 @@ UNITS = {
 # Through which modules a library enters. What is not listed is not imported by `lmprog` at all.
 DOORS = {
     "zmq": "lmprog.transport",
-    "msgspec": "lmprog.wire lmprog.launch.child lmprog.lang.sampling lmprog.server",
+    "msgspec": "lmprog.wire lmprog.launch.child lmprog.lang.sampling lmprog.lang.backends.blackbox lmprog.server",
     **dict.fromkeys(("starlette", "uvicorn", "uvloop", "h11", "anyio", "prometheus_client"), "lmprog.server"),
     "torch": "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
     "lmprog.runtime.sampler lmprog.runtime.penalties lmprog.cli.doctor",
@@ -100,7 +100,7 @@ DOORS = {
     "transformers": "lmprog.runtime.model",
     "llguidance": "lmprog.runtime.fsm",
     "pydantic": "lmprog.lang",
-    "openai": "lmprog.lang.backends",
+    **dict.fromkeys(("openai", "anthropic", "litellm", "httpx2", "jsonschema"), "lmprog.lang.backends"),
     "tqdm": "lmprog.lang.program lmprog.runtime.model",
     "rich": "lmprog.cli lmprog.demo",
     "typing_extensions": "lmprog.lang",

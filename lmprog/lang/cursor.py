@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, ProgramError
+from lmprog.lang.backends import Speculates
 from lmprog.lang.budget import Budget
 from lmprog.lang.client import Call
 from lmprog.lang.ops import Concat, GenOp, RoleBegin, RoleEnd, SelectOp
@@ -125,6 +126,7 @@ class Cursor:
         """Posts what was collected: after this, other branches may refer to this one."""
         if not self._opened:
             self._opened = True
+            self._speculate()
             self.scope.post(wire.Open(self.id, self.scope.salt))
         if self._pieces:
             with self.scope.posting:
@@ -137,6 +139,12 @@ class Cursor:
             return piece
         gen = self.scope.marked[piece.call]
         return wire.Text(gen.texts[piece.index]) if gen.done() and gen.failure() is None else piece
+
+    def _speculate(self) -> None:
+        """A black-box API may say more than a call asks for, where nobody counts the tokens."""
+        backend = self.scope.backend
+        if self.scope.num_api_spec_tokens and isinstance(backend, Speculates):
+            backend.speculate(self.id, 0 if self.budget.limits_tokens else self.scope.num_api_spec_tokens)
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -215,6 +223,8 @@ class Cursor:
         nth = self.num_forks
         self.num_forks += 1
         children = [Cursor(self.scope, self, (*self.path, nth, index), budget) for index in range(size)]
+        for child in children:
+            child._speculate()
         self.scope.post(wire.Fork(self.id, tuple(child.id for child in children)))
         return children
 

@@ -44,6 +44,14 @@ class Settings:
     timeout: float | None = None
     max_total_tokens: int | None = None
     salt: str = ""
+    num_api_spec_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        tokens = self.num_api_spec_tokens
+        if tokens is not None and not (isinstance(tokens, int) and 0 <= tokens <= 65_536):
+            allowed = "0 <= x <= 65536"
+            message = f"num_api_spec_tokens={tokens!r} is not allowed; give {allowed}"
+            raise InvalidParameter(message, name="num_api_spec_tokens", value=repr(tokens), allowed=allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,8 @@ def open_run(settings: Settings, feed: Feed | None = None) -> Run[Any]:
     budget = Budget(around, timeout=settings.timeout, max_total_tokens=settings.max_total_tokens)
     backend = backend_of(settings)
     scope = Scope(backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed)
+    inherited = 0 if outer is None else outer.num_api_spec_tokens
+    scope.num_api_spec_tokens = inherited if settings.num_api_spec_tokens is None else settings.num_api_spec_tokens
     return Run(Branch(Cursor(scope)))
 
 

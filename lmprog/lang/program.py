@@ -45,6 +45,7 @@ class RunOptions(SamplingOptions, total=False):
     timeout: float | None
     max_total_tokens: int | None
     cache_salt: str
+    num_api_spec_tokens: int | None
 
 
 class Program(Generic[P, R]):
@@ -54,7 +55,6 @@ class Program(Generic[P, R]):
         self,
         function: Callable[..., Any],
         *,
-        num_api_spec_tokens: int | None = None,
         settings: Settings | None = None,
         bound: Mapping[str, Any] | None = None,
     ) -> None:
@@ -65,11 +65,15 @@ class Program(Generic[P, R]):
         ):
             raise ProgramError(f"{function.__name__} needs a first parameter: the branch that it writes to")
         self.function = function
-        self.num_api_spec_tokens = num_api_spec_tokens
         self.settings = settings or Settings()
         self.bound = dict(bound or {})
         self._names = {parameter.name for parameter in parameters[1:]}
         functools.update_wrapper(self, function)
+
+    @property
+    def num_api_spec_tokens(self) -> int | None:
+        """How many tokens a black-box API may say beyond a call's stop, for later calls."""
+        return self.settings.num_api_spec_tokens
 
     # --- variants -----------------------------------------------------------------------------------------------
 
@@ -85,12 +89,12 @@ class Program(Generic[P, R]):
         return self._variant(self._with(options), self.bound)
 
     def _variant(self, settings: Settings, bound: Mapping[str, Any]) -> Program[P, R]:
-        return type(self)(self.function, num_api_spec_tokens=self.num_api_spec_tokens, settings=settings, bound=bound)
+        return type(self)(self.function, settings=settings, bound=bound)
 
     def _with(self, options: Mapping[str, Any]) -> Settings:
         rest = dict(options)
         settings = self.settings
-        for name in ("backend", "timeout", "max_total_tokens"):
+        for name in ("backend", "timeout", "max_total_tokens", "num_api_spec_tokens"):
             if name in rest:
                 settings = replace(settings, **{name: rest.pop(name)})
         if "cache_salt" in rest:
@@ -324,11 +328,12 @@ def function(
 def function(fn: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
     """Makes a program of a function whose first parameter is a `Branch`; both `def` and `async def`.
 
-    `num_api_spec_tokens` is for black-box APIs only; a runtime that keeps its cache has no use for it.
+    `num_api_spec_tokens`, also a setting of `using`, is for black-box APIs only: one request says so many tokens, from
+    which later calls of the program are answered. A runtime that keeps its cache has no use for it.
     """
 
     def make(inner: Callable[..., Any]) -> Program[Any, Any]:
         kind = AsyncProgram if inspect.iscoroutinefunction(inner) else Program
-        return kind(inner, num_api_spec_tokens=num_api_spec_tokens)
+        return kind(inner, settings=Settings(num_api_spec_tokens=num_api_spec_tokens))
 
     return make if fn is None else make(fn)

@@ -47,6 +47,7 @@ class Scope:
         self.sampling = sampling
         self.salt = salt
         self.feed = feed
+        self.num_api_spec_tokens = 0  # what a request to a black-box API may say for later calls
         given = sampling.given().get("seed")
         self.seed: int = secrets.randbits(62) if given is None else given  # every run can be done again
         self.posted: list[wire.Op] = []  # what makes branches and calls, in an order in which it can be sent again

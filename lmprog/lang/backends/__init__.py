@@ -19,3 +19,12 @@ class Backend(Protocol):
     def close(self) -> None:
         """Ends it: calls still waiting fail. Safe to repeat."""
         ...
+
+
+@runtime_checkable
+class Speculates(Protocol):
+    """A backend on which a request may say more than its call asks for; see `lmprog.function`."""
+
+    def speculate(self, branch: int, num_tokens: int) -> None:
+        """Told before `branch` is opened or forked: its calls may say so many tokens for later ones."""
+        ...

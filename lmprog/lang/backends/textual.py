@@ -122,6 +122,8 @@ class TextRuntime:
             self._replies.put(wire.Described(op.call, {"branches": float(len(self._branches))}))
         elif isinstance(op, wire.Inspect):
             self._fail(op.call, NotSupported("this backend has no prefix tree that could be looked at."))
+        elif isinstance(op, wire.Encode | wire.Decode):
+            self._fail(op.call, NotSupported("this backend knows no tokens."))
         elif op.branch in self._branches:
             self._branches[op.branch].todo.append(op)
             if isinstance(op, wire.Fork):

@@ -147,6 +147,8 @@ class Graph:
             return self.calls[piece.call].mark
         if isinstance(piece, wire.Gained):
             return f"(all that branch {self.numbers[piece.branch]} gained)"
+        if isinstance(piece, wire.Tokens):
+            return f"({len(piece.ids)} tokens)"
         return f"<{piece.role}>" if isinstance(piece, wire.RoleBegin) else f"</{piece.role}>"
 
     # --- for Graphviz -------------------------------------------------------------------------------------------

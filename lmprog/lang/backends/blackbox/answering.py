@@ -1,0 +1,257 @@
+"""How a call on a branch is answered: from what was said already, by one request, or by several.
+
+Takes a branch's state and an op, gives a new state and the wire's last reply; knows no queues and no threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, ValidationFailed
+from lmprog.lang.backends.blackbox.asking import Answer, Api, Ask, Hear
+from lmprog.lang.backends.blackbox.retrying import Counters
+from lmprog.lang.backends.blackbox.selecting import chosen
+from lmprog.lang.backends.blackbox.speculation import Foretold, Speculated, beyond, may_speculate
+from lmprog.lang.backends.blackbox.stops import Certain
+from lmprog.lang.backends.blackbox.transcript import Begin, ChatPrompt, End, Item, Prompt, Transcript
+from lmprog.lang.backends.blackbox.validating import can_be_checked, fits
+
+Constraints: TypeAlias = Literal["enforced", "best_effort"]
+"""What becomes of a constraint that the service does not know: refused, or looked at afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a branch stands."""
+
+    transcript: Transcript = field(default_factory=Transcript)
+    num_spec_tokens: int = 0
+    """How many tokens a request may say for later calls; 0: no speculation."""
+    speculated: Speculated | None = None
+
+    def plus(self, items: Sequence[Item], api: Api) -> State:
+        """With `items` appended. What was speculated stays as far as it says the same."""
+        left = self.speculated
+        for item in items:
+            if isinstance(item, Begin | End):
+                left = None
+            elif left is not None:
+                left = left.after(item if isinstance(item, str) else item.text)
+        return replace(self, transcript=self.transcript.plus(items, api.kind), speculated=left)
+
+    def speculating(self, num_tokens: int) -> State:
+        return replace(self, num_spec_tokens=num_tokens)
+
+    def said(self, text: str, left: Speculated | None = None) -> State:
+        return replace(self, transcript=self.transcript.said(text), speculated=left)
+
+
+class Answering:
+    """Answers the calls of one backend."""
+
+    def __init__(
+        self,
+        api: Api,
+        counters: Counters,
+        *,
+        constraints: Constraints = "enforced",
+        tries: int = 3,
+        concurrency: int = 64,
+    ) -> None:
+        """At most `concurrency` requests are open at a time; further ones wait. `tries` is for "best_effort"."""
+        if constraints not in ("enforced", "best_effort"):
+            allowed = "'enforced' or 'best_effort'"
+            raise InvalidParameter(
+                f"constraints={constraints!r} is not allowed; give {allowed}", name="constraints", allowed=allowed
+            )
+        if tries < 1:
+            raise InvalidParameter(f"tries={tries} is not allowed; give 1 <= x", name="tries", value=tries)
+        if concurrency < 1:
+            message = f"concurrency={concurrency} is not allowed; give 1 <= x"
+            raise InvalidParameter(message, name="concurrency", value=concurrency)
+        self.api = api
+        self.counters = counters
+        self._constraints = constraints
+        self._tries = tries
+        self._room = asyncio.Semaphore(concurrency)
+
+    # --- generations --------------------------------------------------------------------------------------------
+
+    async def gen(self, state: State, op: wire.Gen, hear: Hear | None) -> tuple[State, wire.Done]:
+        """Raises `LmprogError`; then nothing has happened to the branch."""
+        foretold = None if state.speculated is None else state.speculated.answer(op.sampling, op.constraint)
+        if foretold is not None:
+            self.counters.answered_from_speculation += 1
+            return self._tell(state, op, foretold, wire.Usage(), hear)
+        if state.speculated is not None and state.speculated.rest:
+            self.counters.speculation_dropped += 1
+        prompt = state.transcript.prompt(self.api.kind)
+        if state.num_spec_tokens and may_speculate(op.sampling, op.constraint):
+            done = await self._speculate(state, op, prompt, hear)
+            if done is not None:
+                return done
+        self._refuse_partial(prompt, state)
+        if op.constraint is not None and not self.api.enforces(op.constraint, prompt):
+            answer = await self._looked_at(op, prompt)
+            if hear is not None:
+                for index, output in enumerate(answer.outputs):
+                    hear(index, output.text, 1)
+        else:
+            answer = await self._ask(Ask(prompt, op.sampling, op.constraint), hear)
+        return state.said(answer.outputs[0].text), wire.Done(op.call, answer.outputs, answer.usage)
+
+    async def _ask(self, ask: Ask, hear: Hear | None) -> Answer:
+        async with self._room:
+            answer = await self.api.generate(ask, hear)
+        self.counters.prompt_tokens += answer.usage.prompt
+        self.counters.completion_tokens += answer.usage.generated
+        return answer
+
+    def _refuse_partial(self, prompt: Prompt, state: State) -> None:
+        if isinstance(prompt, ChatPrompt) and prompt.partial and not self.api.can_prefill:
+            hint = "give it more tokens, or" if state.num_spec_tokens else "use num_api_spec_tokens=N, or"
+            raise NotSupported(
+                f"this chat API cannot go on inside a turn that was begun for it ({prompt.partial[-60:]!r}); let the "
+                "generation come first in the assistant's turn, or put that text into the user's turn; for several "
+                f"generations in one turn, {hint} prefill='continue' where the server knows continue_final_message"
+            )
+
+    def _tell(
+        self, state: State, op: wire.Gen, foretold: Foretold, usage: wire.Usage, hear: Hear | None
+    ) -> tuple[State, wire.Done]:
+        if hear is not None and foretold.text:
+            hear(0, foretold.text, 1)
+        output = wire.Output(foretold.text, (), foretold.finish, foretold.stopped_by)
+        return state.said(foretold.text, foretold.left), wire.Done(op.call, (output,), usage)
+
+    # --- speculation --------------------------------------------------------------------------------------------
+
+    async def _speculate(
+        self, state: State, op: wire.Gen, prompt: Prompt, hear: Hear | None
+    ) -> tuple[State, wire.Done] | None:
+        """Asks for more than `op` wants; None where its own end is not certain from that.
+
+        A chat model that cannot go on inside of a turn is asked for the whole turn, which must begin as it does here.
+        """
+        whole_turn = isinstance(prompt, ChatPrompt) and bool(prompt.partial) and not self.api.can_prefill
+        partial = prompt.partial if isinstance(prompt, ChatPrompt) and whole_turn else ""
+        asked = beyond(op.sampling, state.num_spec_tokens)
+        sent = replace(prompt, partial="") if isinstance(prompt, ChatPrompt) and whole_turn else prompt
+        certain = _Forward(Certain(op.sampling.stop), hear) if hear is not None and not whole_turn else None
+        try:
+            answer = await self._ask(Ask(sent, asked), None if certain is None else certain.hear)
+        except RequestRejected:
+            if asked.logprobs is None:
+                raise
+            return None  # the API tells no tokens: ask as usual
+        output = answer.outputs[0]
+        speculated = Speculated.of(output, asked, answer.usage.generated).after(partial)
+        foretold = None if speculated is None else speculated.answer(op.sampling, None)
+        if foretold is None and speculated is not None and asked.max_tokens == op.sampling.max_tokens:
+            foretold = Foretold(speculated.rest, output.finish, None, speculated.after(speculated.rest) or speculated)
+        if foretold is None:
+            return None
+        if certain is not None:
+            certain.finish(len(foretold.text))
+        return self._tell(state, op, foretold, answer.usage, hear if certain is None else None)
+
+    # --- constraints that the service does not know ---------------------------------------------------------------
+
+    async def _looked_at(self, op: wire.Gen, prompt: Prompt) -> Answer:
+        """Asks without the constraint until the text fits. Raises `ValidationFailed` with the last text."""
+        constraint = op.constraint
+        assert constraint is not None
+        kind = type(constraint).__name__
+        if self._constraints != "best_effort" or not can_be_checked(constraint):
+            raise NotSupported(
+                f"{self.api.model} cannot be confined by a {kind}; use a type or schema where it has JSON schemas, "
+                "a backend on lmprog's runtime, or constraints='best_effort' (asks, looks at the text, asks again)"
+            )
+        total = wire.Usage()
+        seed = op.sampling.seed
+        for count in range(self._tries):
+            sampling = msgspec.structs.replace(op.sampling, seed=None if seed is None else (seed + count) % 2**63)
+            answer = await self._ask(Ask(prompt, sampling), None)
+            total = wire.Usage(
+                prompt=total.prompt + answer.usage.prompt,
+                cached=total.cached + answer.usage.cached,
+                generated=total.generated + answer.usage.generated,
+                computed=total.computed + answer.usage.computed,
+            )
+            fitting = [_stripped(constraint, output) for output in answer.outputs]
+            found = [output for output in fitting if output is not None]
+            if len(found) == len(answer.outputs):
+                return Answer(tuple(found), total)
+        wrong = next(output.text for output, fit in zip(answer.outputs, fitting, strict=True) if fit is None)
+        raise ValidationFailed(
+            f"the model wrote {wrong!r}, which is not what the {kind} allows, and was asked {self._tries} times",
+            text=wrong,
+        )
+
+    # --- selections -----------------------------------------------------------------------------------------------
+
+    async def select(self, state: State, op: wire.Select) -> tuple[State, wire.Chosen]:
+        """By likelihood where the service tells it; else the model is asked for one of the choices."""
+        prompt = state.transcript.prompt(self.api.kind)
+        self._refuse_partial(prompt, state)
+        baseline = op.method == "unconditional_likelihood_normalized"
+        async with self._room:
+            scored = await self.api.score(prompt, op.choices, baseline=baseline)
+        if scored is None:
+            return await self._asked_for(state, op, prompt)
+        self.counters.prompt_tokens += scored.usage.prompt
+        self.counters.completion_tokens += scored.usage.generated
+        reply = chosen(op, scored)
+        return state.said(op.choices[reply.index]), reply
+
+    async def _asked_for(self, state: State, op: wire.Select, prompt: Prompt) -> tuple[State, wire.Chosen]:
+        """A generation confined to the choices. No figures come with it: scores and probabilities are NaN."""
+        sampling = wire.Sampling(temperature=op.temperature, seed=op.seed, max_tokens=_room(op.choices))
+        asked = wire.Gen(op.branch, op.call, sampling, wire.Choices(op.choices))
+        if self.api.enforces(wire.Choices(op.choices), prompt):
+            answer = await self._ask(Ask(prompt, sampling, asked.constraint), None)
+        else:
+            answer = await self._looked_at(asked, prompt)
+        text = answer.outputs[0].text
+        if text not in op.choices:
+            raise ValidationFailed(f"the model wrote {text!r}, which is none of {', '.join(op.choices)}", text=text)
+        unknown = tuple(wire.Choice(math.nan, math.nan) for _ in op.choices)
+        return state.said(text), wire.Chosen(op.call, op.choices.index(text), unknown, answer.usage)
+
+
+class _Forward:
+    """Hands on a stream as far as it is certain to be the call's own text."""
+
+    def __init__(self, certain: Certain, hear: Hear) -> None:
+        self._certain = certain
+        self._hear = hear
+
+    def hear(self, index: int, text: str, num_tokens: int) -> None:
+        self._pass(self._certain.push(text), num_tokens)
+
+    def finish(self, length: int) -> None:
+        self._pass(self._certain.rest(length), 1)
+
+    def _pass(self, text: str, num_tokens: int) -> None:
+        if text:
+            self._hear(0, text, num_tokens)
+
+
+def _stripped(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
+    """The output if its text fits, or fits without the white space around it; None where it does not."""
+    for text in (output.text, output.text.strip()):
+        if fits(constraint, text):
+            return msgspec.structs.replace(output, text=text)
+    return None
+
+
+def _room(choices: Sequence[str]) -> int:
+    """Tokens enough for any choice, in JSON and with an escape for each character."""
+    return 32 + max(len(choice.encode()) for choice in choices)

@@ -1,0 +1,138 @@
+"""A branch of the channel: its ops in order, where it stands, and what it promises to others.
+
+Belongs to one event loop. Knows how long ops wait, not what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from lmprog import wire
+from lmprog.errors import Cancelled, LmprogError
+from lmprog.lang.backends.blackbox.answering import State
+from lmprog.lang.backends.blackbox.transcript import Item
+
+Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
+"""A call's texts, once it has ended. It never holds an exception: an error is a result like others here."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A gen, select or read of a branch, from its arrival to its last reply."""
+
+    op: wire.Gen | wire.Select | wire.Read
+    texts: Texts
+    deadline: float | None
+    """On the loop's clock."""
+    task: asyncio.Task[object] | None = None
+    why: LmprogError | None = None
+    """Why it was ended from outside."""
+
+    def end(self, why: LmprogError) -> None:
+        """Ends it, whether it runs or waits."""
+        self.why = self.why or why
+        if self.task is not None:
+            self.task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    texts: Texts
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gained:
+    items: asyncio.Future[tuple[Item, ...] | LmprogError]
+
+
+Piece: TypeAlias = "Item | Ref | Gained"
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    children: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tells somebody what the branch has gained when it comes to this."""
+
+    items: asyncio.Future[tuple[Item, ...] | LmprogError]
+
+
+@dataclass(frozen=True, slots=True)
+class Spoil:
+    """From here on the branch cannot go on."""
+
+    error: LmprogError
+
+
+Step: TypeAlias = "Append | Fork | Tell | Spoil | Call"
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """Born when it begins, or when its fork is carried out; over when it was closed and has no steps left."""
+
+    number: int
+    state: State = field(default_factory=State)
+    base: int = 0
+    """How many items of its transcript are the parent's."""
+    failed: LmprogError | None = None
+    is_closed: bool = False
+    calls: list[Call] = field(default_factory=list)
+    """All that were asked for, for results that are referred to until the branch is closed."""
+    _steps: asyncio.Queue[Step | None] = field(default_factory=asyncio.Queue)
+    _born: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self, state: State, failed: LmprogError | None = None) -> None:
+        self.state, self.failed = state, failed
+        self.base = len(state.transcript.items)
+        self._born.set()
+
+    def put(self, step: Step) -> None:
+        self._steps.put_nowait(step)
+
+    def close(self) -> None:
+        """Its generations end; what else waits is still done, since others may wait for it."""
+        self.is_closed = True
+        for call in self.calls:
+            if not isinstance(call.op, wire.Read) and not call.texts.done():
+                call.end(Cancelled("the call was cancelled"))
+        self._steps.put_nowait(None)
+
+    async def next(self) -> Step | None:
+        """The next step; None after the last one of a closed branch."""
+        await self._born.wait()
+        return await self._steps.get()
+
+    def gained(self) -> tuple[Item, ...] | LmprogError:
+        return self.failed or self.state.transcript.items[self.base :]
+
+
+async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
+    """The pieces as items, once all are known; an error where one of them failed."""
+    items: list[Item] = []
+    for piece in pieces:
+        if isinstance(piece, Ref):
+            texts = await piece.texts
+            if isinstance(texts, LmprogError):
+                return texts
+            items.append(texts[piece.index])
+        elif isinstance(piece, Gained):
+            gained = await piece.items
+            if isinstance(gained, LmprogError):
+                return gained
+            items += gained
+        else:
+            items.append(piece)
+    return tuple(items)

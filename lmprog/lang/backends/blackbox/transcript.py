@@ -1,0 +1,143 @@
+"""What stands in a branch, as items; the prompts that are made of them: a text, or the messages of a chat.
+
+An API writes chat roles itself, so text and generations of a chat stand inside of turns. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from lmprog.errors import NotSupported
+
+Kind: TypeAlias = Literal["text", "chat", "both"]
+"""What a model is asked by: a text to go on from, messages to answer, or either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A result."""
+
+    text: str
+
+
+Item: TypeAlias = "str | Said | Begin | End"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The finished messages, and what stands already in the assistant's turn that is to be written."""
+
+    messages: tuple[Message, ...]
+    partial: str = ""
+
+
+Prompt: TypeAlias = TextPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The items of a branch, in order."""
+
+    items: tuple[Item, ...] = ()
+    role: str | None = None
+    """Of the turn that is open; None outside of turns."""
+
+    def plus(self, items: Sequence[Item], kind: Kind) -> Transcript:
+        """With `items` at its end. Raises `NotSupported` where a model of this kind cannot be told that."""
+        role = self.role
+        for item in items:
+            if isinstance(item, Begin):
+                if kind == "text":
+                    raise NotSupported(_NO_ROLES.format(role=item.role))
+                role = item.role
+            elif isinstance(item, End):
+                role = None
+            elif role is None and isinstance(item, str) and item and kind == "chat":
+                raise NotSupported(_OUTSIDE.format(text=item if len(item) <= 60 else item[:57] + "..."))
+        return Transcript((*self.items, *items), role)
+
+    def said(self, text: str) -> Transcript:
+        """With a result at its end."""
+        return Transcript((*self.items, Said(text)), self.role)
+
+    @property
+    def has_turns(self) -> bool:
+        return any(isinstance(item, Begin) for item in self.items)
+
+    @property
+    def plain(self) -> str:
+        """Everything as one text; for reading only, since the API writes roles in its own way."""
+        parts: list[str] = []
+        for item in self.items:
+            if isinstance(item, Begin):
+                parts.append(f"<|{item.role}|>\n")
+            else:
+                parts.append("\n" if isinstance(item, End) else item.text if isinstance(item, Said) else item)
+        return "".join(parts)
+
+    def prompt(self, kind: Kind) -> Prompt:
+        """What the model is asked to go on from. Raises `NotSupported` where there is no such request."""
+        if kind == "text" or (kind == "both" and not self.has_turns):
+            return TextPrompt(self.plain)
+        if self.role not in (None, "assistant"):
+            raise NotSupported(
+                f"a chat model writes the assistant's turns only, and this generation stands in one of {self.role!r}; "
+                "put it into s.assistant(...)"
+            )
+        turns = self._turns()
+        partial = turns.pop().content if self.role is not None else ""
+        if not turns:
+            raise NotSupported("a chat model answers messages, and there is none yet; begin with s.user(...)")
+        return ChatPrompt(tuple(turns), partial)
+
+    def _turns(self) -> list[Message]:
+        """The turns, an open one included. A result that stands outside of them is the assistant's turn."""
+        turns: list[Message] = []
+        inside = False
+        for item in self.items:
+            if isinstance(item, Begin):
+                turns.append(Message(item.role, ""))
+                inside = True
+            elif isinstance(item, End):
+                inside = False
+            elif inside:
+                last = turns[-1]
+                turns[-1] = Message(last.role, last.content + (item.text if isinstance(item, Said) else item))
+            elif isinstance(item, Said):
+                turns.append(Message("assistant", item.text))
+            elif item:
+                raise NotSupported(_OUTSIDE.format(text=item if len(item) <= 60 else item[:57] + "..."))
+        return turns
+
+
+_OUTSIDE = (
+    "the text {text!r} stands outside of turns, and a chat model is told turns only; put it into s.user(...), "
+    "s.system(...) or s.assistant(...), or use a completion model (is_chat_model=False)"
+)
+_NO_ROLES = (
+    "a completion model knows no turns, and this program begins one of {role!r}; append plain text, or use a chat "
+    "model (is_chat_model=True)"
+)
