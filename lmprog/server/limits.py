@@ -70,6 +70,10 @@ LIMITS: Mapping[str, Limit] = {
     "choice[]": Limit(1, 4096, "characters"),
     "model": Limit(0, 256, "characters"),
     "cache_salt": Limit(1, 128, "characters"),
+    "ops": Limit(1, 4096, "items", "of a program"),
+    "branches": Limit(1, 1024, "branches", "of a program"),
+    "into": Limit(1, 256, "items", "children of one fork"),
+    "pieces": Limit(0, 1024, "items", "of one append"),
     "nesting": Limit(0, 64, "levels", "of arrays and objects in a body"),
 }
 

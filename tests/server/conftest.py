@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.server.fake_runtime import Fake
+from tests.server.live import Live
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,14 @@ def server() -> Iterator[Served]:
     served = start("--model", "nano")
     yield served
     assert stop(served) == 0
+
+
+@pytest.fixture(scope="session")
+def live(server: Served) -> Iterator[Live]:
+    """A plain client of that server."""
+    live = Live(server.url)
+    with live.http:
+        yield live
 
 
 @pytest.fixture

@@ -1,19 +1,11 @@
-"""A whole server on a socket, with nano behind it: what tests with real clients stand on."""
+"""A plain client of a server on a socket: what tests of routes stand on."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
-
-from lmprog.server.run import HttpServer, RuntimeSource, bind, serve, url_of
-from lmprog.server.settings import Settings
-
-START_SECONDS = 120.0
 
 
 class Live:
@@ -46,28 +38,3 @@ class Live:
             for line in response.iter_lines():
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
-
-
-@contextmanager
-def serving(runtime: RuntimeSource, **settings: Any) -> Iterator[Live]:
-    """A server in a thread of this process, before `runtime`, which is its caller's."""
-    chosen = Settings(port=0, **settings)
-    bound = bind(chosen)
-    ready = threading.Event()
-    servers: list[HttpServer] = []
-
-    def when_ready(server: HttpServer) -> None:
-        servers.append(server)
-        ready.set()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve(chosen, runtime, bound, when_ready)))
-    thread.start()
-    try:
-        assert ready.wait(START_SECONDS), "the server did not start"
-        live = Live(url_of(bound))
-        with live.http:
-            yield live
-    finally:
-        for server in servers:
-            server.stop_now()
-        thread.join(START_SECONDS)

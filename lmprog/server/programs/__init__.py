@@ -1,0 +1,7 @@
+"""`/v1/programs`: a whole program in one request, run where its prefixes are."""
+
+from __future__ import annotations
+
+from lmprog.server.programs.running import routes
+
+__all__ = ["routes"]

@@ -1,0 +1,179 @@
+"""A program's names into the wire's numbers: every name must be known, and be given once.
+
+What is wrong is found before anything is sent, and told with the place where it stands. Knows ops of both kinds; knows
+no replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lmprog import wire
+from lmprog.server.errors import HttpError, refused
+from lmprog.server.limits import INT63, LIMITS
+from lmprog.server.openai.asking import sampling_of
+from lmprog.server.openai.confining import confined
+from lmprog.server.programs import ops
+
+MAX_TOKENS = 128
+"""Of a gen that does not say."""
+_TAKEN = ("model", "cache_salt", "stream_options")
+"""Fields of completions that belong to the whole program, and not to one gen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call: its name, where it stands, what kind it is, and its choices where it is a select."""
+
+    name: str
+    place: str
+    kind: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Translated:
+    """A program as ops of the wire, and what its calls are."""
+
+    ops: list[wire.Op] = field(default_factory=list)
+    calls: dict[int, Asked] = field(default_factory=dict)
+    widths: dict[int, int] = field(default_factory=dict)
+    """Branch -> most results that one of its calls asks for."""
+
+    @property
+    def most_results(self) -> int:
+        """How many results may be computed at once: a branch has one call at a time."""
+        return max(1, sum(self.widths.values()))
+
+
+class Translator:
+    """Takes ops in their order. `branch` and `call` give new numbers."""
+
+    def __init__(
+        self, branch: Callable[[], int], call: Callable[[], int], salt: str, timeout: float | None, stream: bool
+    ) -> None:
+        self._new_branch = branch
+        self._new_call = call
+        self._salt = salt
+        self._timeout = timeout
+        self._stream = stream
+        self._branches: dict[str, int] = {}
+        self._closed: set[str] = set()
+        self._calls: dict[str, int] = {}
+        self._results: dict[str, int] = {}
+        self._at = ""
+        self.made = Translated()
+
+    def take(self, at: int, op: ops.Op) -> None:
+        """The op at place `at` of the program. Raises HttpError."""
+        self._at = f"ops[{at}]"
+        self.made.ops.append(self._translated(op))
+
+    def _translated(self, op: ops.Op) -> wire.Op:
+        match op:
+            case ops.Open():
+                return wire.Open(self._begin(op.branch, "branch"), self._salt)
+            case ops.Fork():
+                parent = self._branch(op.branch)
+                children = tuple(self._begin(name, f"into[{at}]") for at, name in enumerate(op.into))
+                return wire.Fork(parent, children)
+            case ops.Append():
+                pieces = [op.pieces] if isinstance(op.pieces, str) else op.pieces
+                branch = self._branch(op.branch)
+                made = [one for at, piece in enumerate(pieces) for one in self._pieces(at, piece, op.branch)]
+                return wire.Append(branch, tuple(made))
+            case ops.Gen():
+                return self._gen(op)
+            case ops.Select():
+                branch = self._branch(op.branch)
+                call = self._call(op.call, branch, Asked(op.call, self._at, "select", tuple(op.choices)), 1)
+                seed = None if op.seed is None else op.seed & INT63
+                return wire.Select(
+                    branch, call, tuple(op.choices), op.method, op.temperature, seed, op.priority, self._timeout
+                )
+            case ops.Read():
+                branch = self._branch(op.branch)
+                return wire.Read(branch, self._call(op.call, branch, Asked(op.call, self._at, "read"), 1))
+            case ops.Close():
+                number = self._branch(op.branch)
+                self._closed.add(op.branch)
+                return wire.Close(number)
+
+    def _gen(self, op: ops.Gen) -> wire.Gen:
+        for name in _TAKEN:
+            if getattr(op, name) is not None:
+                raise self._wrong(f"{name} belongs to the program, not to a gen", name)
+        max_tokens = MAX_TOKENS if op.max_tokens is None else op.max_tokens
+        if max_tokens == 0:
+            raise self._wrong("max_tokens is 0; it must be at least 1", "max_tokens")
+        branch = self._branch(op.branch)
+        count = op.n or 1
+        call = self._call(op.call, branch, Asked(op.call, self._at, "gen"), count)
+        try:
+            sampling = sampling_of(op, max_tokens=max_tokens, n=count, logprobs=op.logprobs)
+            constraint = confined(op).constraint
+        except HttpError as error:
+            problem = error.problem
+            raise refused(f"{self._at}: {problem.message}", f"{self._at}.{problem.param}", problem.code) from None
+        stream = self._stream and op.stream is not False
+        return wire.Gen(branch, call, sampling, constraint, stream, op.priority or 0, self._timeout)
+
+    def _pieces(self, at: int, piece: str | ops.Piece, branch: str) -> tuple[wire.Piece, ...]:
+        if isinstance(piece, str):
+            return (wire.Text(piece),)
+        where = f"pieces[{at}]"
+        if piece.role is not None and piece.text is not None:
+            return (wire.RoleBegin(piece.role), wire.Text(piece.text), wire.RoleEnd(piece.role))
+        names = ("text", "tokens", "ref", "gained", "begin", "end", "role")
+        given = [name for name in names if getattr(piece, name) is not None]
+        if len(given) != 1 or piece.role is not None:
+            raise self._wrong(
+                "a piece has one of text, tokens, ref, gained, begin and end, or role together with text", where
+            )
+        if piece.tokens is not None:
+            return (wire.Tokens(tuple(piece.tokens)),)
+        if piece.ref is not None:
+            return (self._ref(piece.ref, piece.index, where),)
+        if piece.gained is not None:
+            if piece.gained == branch:
+                raise self._wrong("a branch cannot append what it has gained itself", where)
+            return (wire.Gained(self._branch(piece.gained, where)),)
+        if piece.begin is not None:
+            return (wire.RoleBegin(piece.begin),)
+        return (wire.RoleEnd(piece.end) if piece.end is not None else wire.Text(piece.text or ""),)
+
+    def _ref(self, name: str, index: int, where: str) -> wire.Ref:
+        if name not in self._calls:
+            raise self._wrong(f"there is no call {name!r} before this", where)
+        if index >= self._results[name]:
+            raise self._wrong(f"call {name!r} has {self._results[name]} results, from index 0 on", where)
+        return wire.Ref(self._calls[name], index)
+
+    def _begin(self, name: str, where: str) -> int:
+        if name in self._branches:
+            raise self._wrong(f"there is a branch {name!r} already", where)
+        most = int(LIMITS["branches"].maximum)
+        if len(self._branches) >= most:
+            raise self._wrong(f"a program has at most {most:,} branches", where)
+        self._branches[name] = self._new_branch()
+        return self._branches[name]
+
+    def _branch(self, name: str, where: str = "branch") -> int:
+        if name in self._closed:
+            raise self._wrong(f"branch {name!r} was closed before this", where)
+        if name not in self._branches:
+            raise self._wrong(f"there is no branch {name!r} before this", where)
+        return self._branches[name]
+
+    def _call(self, name: str, branch: int, asked: Asked, results: int) -> int:
+        if name in self._calls:
+            raise self._wrong(f"there is a call {name!r} already", "call")
+        number = self._new_call()
+        self._calls[name], self._results[name] = number, results
+        self.made.calls[number] = asked
+        self.made.widths[branch] = max(results, self.made.widths.get(branch, 0))
+        return number
+
+    def _wrong(self, what: str, where: str) -> HttpError:
+        return refused(f"{self._at}: {what}.", f"{self._at}.{where}", "invalid_program")

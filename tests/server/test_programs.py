@@ -1,0 +1,152 @@
+"""`/v1/programs`: whole programs as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.live import Live
+
+GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+FORKING: list[dict[str, Any]] = [
+    {"op": "open", "branch": "s"},
+    {"op": "append", "branch": "s", "pieces": "Two ideas about bread.\n"},
+    {"op": "fork", "branch": "s", "into": ["a", "b"]},
+    {"op": "append", "branch": "a", "pieces": ["First: "]},
+    {"op": "gen", "branch": "a", "call": "first", **GREEDY},
+    {"op": "append", "branch": "b", "pieces": [{"text": "Second: "}]},
+    {"op": "gen", "branch": "b", "call": "second", **GREEDY},
+    {"op": "append", "branch": "s", "pieces": ["1. ", {"ref": "first"}, "\n2. ", {"ref": "second"}, {"gained": "b"}]},
+    {"op": "select", "branch": "s", "call": "better", "choices": ["first", "second"]},
+    {"op": "read", "branch": "s", "call": "all"},
+]
+
+
+def test_a_program_with_forks_references_and_a_choice_runs_in_one_request(live: Live) -> None:
+    made = live.ok("/v1/programs", ops=FORKING)
+    assert made["object"] == "program"
+    assert made["status"] == "completed"
+    results = made["results"]
+    first, second = results["first"]["text"], results["second"]["text"]
+    chosen = results["better"]["text"]
+    assert chosen == ["first", "second"][results["better"]["index"]]
+    assert sum(option["probability"] for option in results["better"]["options"]) == pytest.approx(1)
+    assert results["all"]["text"] == (f"Two ideas about bread.\n1. {first}\n2. {second}Second: {second}{chosen}")
+    assert made["usage"]["generated_tokens"] == 12
+    assert results["second"]["usage"]["cached_tokens"] > 0, "the fork's prefix was shared"
+    assert results["first"]["outputs"][0]["finish_reason"] == "length"
+
+
+def test_a_gen_takes_what_completions_take(live: Live) -> None:
+    ops = [
+        {"op": "open", "branch": "s"},
+        {"op": "append", "branch": "s", "pieces": [{"tokens": [40, 41]}, "Digits: "]},
+        {
+            "op": "gen",
+            "branch": "s",
+            "call": "d",
+            "regex": "[0-9]{4}",
+            "n": 2,
+            "logprobs": 1,
+            "seed": 3,
+            "max_tokens": 9,
+        },
+        {"op": "append", "branch": "s", "pieces": [" and ", {"ref": "d", "index": 1}]},
+        {"op": "read", "branch": "s", "call": "text"},
+    ]
+    made = live.ok("/v1/programs", ops=ops)["results"]
+    texts = [output["text"] for output in made["d"]["outputs"]]
+    assert all(len(text) == 4 and text.isdecimal() for text in texts)
+    assert made["text"]["text"].endswith(f"Digits: {texts[0]} and {texts[1]}")
+    assert [one["text"] for one in made["d"]["outputs"][0]["logprobs"]]
+    assert made["d"]["outputs"][0]["finish_reason"] == "constraint"
+
+
+def test_a_chat_turn_is_written_by_the_models_template(live: Live) -> None:
+    ops = [
+        {"op": "open", "branch": "s"},
+        {"op": "append", "branch": "s", "pieces": [{"role": "user", "text": "Hello"}, {"begin": "assistant"}]},
+        {"op": "gen", "branch": "s", "call": "hi", **GREEDY},
+        {"op": "append", "branch": "s", "pieces": [{"end": "assistant"}]},
+        {"op": "read", "branch": "s", "call": "text"},
+    ]
+    made = live.ok("/v1/programs", ops=ops)["results"]
+    assert "Hello" in made["text"]["text"]
+    assert made["hi"]["text"] in made["text"]["text"]
+    assert len(made["text"]["text"]) > len("Hello" + made["hi"]["text"])
+
+
+def test_a_stream_has_deltas_results_and_an_end(live: Live) -> None:
+    whole = live.ok("/v1/programs", ops=FORKING)["results"]
+    *events, end = live.events("/v1/programs", ops=FORKING, stream=True)
+    assert end == "[DONE]"
+    first, *middle, last = [json.loads(one) for one in events]
+    assert first["status"] == "running"
+    assert last["status"] == "completed"
+    assert first["id"] == last["id"]
+    results = {one.pop("call"): one for one in middle if "type" in one}
+    said = dict.fromkeys(("first", "second"), "")
+    for one in middle:
+        if "type" not in one:
+            said[one["call"]] += one["text"]
+    assert said == {"first": whole["first"]["text"], "second": whole["second"]["text"]}
+    assert {name: result["text"] for name, result in results.items()} == {
+        name: result["text"] for name, result in whole.items()
+    }
+
+
+def test_the_failure_of_one_call_leaves_the_others_their_results(live: Live) -> None:
+    ops = [
+        *({"op": "open", "branch": name} for name in "ab"),
+        *({"op": "append", "branch": name, "pieces": "text"} for name in "ab"),
+        {"op": "gen", "branch": "a", "call": "bad", "regex": "(", "max_tokens": 5},
+        {"op": "gen", "branch": "b", "call": "good", **GREEDY},
+    ]
+    made = live.ok("/v1/programs", ops=ops)
+    assert made["status"] == "failed"
+    assert made["results"]["bad"]["error"]["param"] == "ops[4]"
+    assert made["results"]["bad"]["error"]["status"] == 400
+    assert made["results"]["good"]["outputs"]
+
+
+OPEN = {"op": "open", "branch": "s"}
+TEXT = {"op": "append", "branch": "s", "pieces": "x"}
+GEN = {"op": "gen", "branch": "s", "call": "g", **GREEDY}
+
+
+@pytest.mark.parametrize(
+    ("ops", "param"),
+    [
+        ([], "ops"),
+        ([OPEN, TEXT], "ops"),
+        ([OPEN, OPEN, GEN], "ops[1].branch"),
+        ([TEXT, GEN], "ops[0].branch"),
+        ([OPEN, TEXT, GEN, GEN], "ops[3].call"),
+        ([OPEN, {**TEXT, "pieces": [{"ref": "g"}]}, GEN], "ops[1].pieces[0]"),
+        ([OPEN, TEXT, GEN, {**TEXT, "pieces": [{"ref": "g", "index": 1}]}], "ops[3].pieces[0]"),
+        ([OPEN, {**TEXT, "pieces": [{"gained": "s"}]}, GEN], "ops[1].pieces[0]"),
+        ([OPEN, {**TEXT, "pieces": [{"text": "a", "ref": "g"}]}, GEN], "ops[1].pieces[0]"),
+        ([OPEN, {**TEXT, "pieces": [{}]}, GEN], "ops[1].pieces[0]"),
+        ([OPEN, {**TEXT, "pieces": [{"role": "user"}]}, GEN], "ops[1].pieces[0]"),
+        ([OPEN, {"op": "close", "branch": "s"}, GEN], "ops[2].branch"),
+        ([OPEN, {"op": "fork", "branch": "s", "into": ["a", "s"]}, GEN], "ops[1].into[1]"),
+        ([OPEN, TEXT, {**GEN, "model": "nano"}], "ops[2].model"),
+        ([OPEN, TEXT, {**GEN, "max_tokens": 0}], "ops[2].max_tokens"),
+        ([OPEN, TEXT, {**GEN, "regex": "a", "ebnf": "b"}], "ops[2].ebnf"),
+        ([OPEN, TEXT, {**GEN, "temperature": 3}], "ops[2].temperature"),
+        ([OPEN, TEXT, {**GEN, "wrong": 3}], "ops[2]"),
+        ([OPEN, {"op": "jump"}], "ops[1].op"),
+        ([OPEN, {"op": "fork", "branch": "s", "into": [f"b{i}" for i in range(257)]}, GEN], "ops[1].into"),
+        ([OPEN] * 4097, "ops"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(live: Live, ops: list[dict[str, Any]], param: str) -> None:
+    assert live.refused("/v1/programs", ops=ops)["param"] == param
+
+
+def test_too_many_branches_are_refused(live: Live) -> None:
+    forks = [{"op": "fork", "branch": "s", "into": [f"{row}-{i}" for i in range(256)]} for row in range(4)]
+    error = live.refused("/v1/programs", ops=[OPEN, *forks, GEN])
+    assert "1,024 branches" in error["message"]
