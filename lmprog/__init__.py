@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lmprog.lang.ops import user_begin as user_begin
     from lmprog.lang.ops import user_end as user_end
     from lmprog.lang.ops import video as video
+    from lmprog.lang.partial import Partial as Partial
     from lmprog.lang.program import AsyncProgram as AsyncProgram
     from lmprog.lang.program import Program as Program
     from lmprog.lang.program import function as function
@@ -75,6 +76,7 @@ _HOMES = {
     "LmprogError": "lmprog.errors",
     "OpenAI": "lmprog.lang.backends.openai",
     "constraint": "lmprog.constrained",
+    "Partial": "lmprog.lang.partial",
     "Sampling": "lmprog.lang.sampling",
     "replay": "lmprog.lang.replay",
     "set_default_backend": "lmprog.lang.backends.default",

@@ -14,6 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from lmprog import wire
 from lmprog.lang.client import wake
+from lmprog.lang.partial import Partial
 
 R = TypeVar("R")
 
@@ -42,7 +43,7 @@ class Done(Generic[R]):
     usage: wire.Usage
 
 
-Event: TypeAlias = Text | Value
+Event: TypeAlias = Text | Partial | Value
 
 
 class Feed:
@@ -58,6 +59,11 @@ class Feed:
 
     def text(self, var: str | None, delta: str) -> None:
         self._add(Text(var, delta))
+
+    def partial(self, partial: Partial | None) -> None:
+        """A typed generation has grown; None where the last text told nothing new of it."""
+        if partial is not None:
+            self._add(partial)
 
     def value(self, result: object, var: str | None, value: object) -> None:
         """`result` names the generation, so that its value is told once."""

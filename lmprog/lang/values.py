@@ -18,6 +18,7 @@ from lmprog.lang import scope as scopes
 from lmprog.lang.budget import Budget
 from lmprog.lang.client import Call, LastReply, running_loop
 from lmprog.lang.ops import GenOp, SelectOp
+from lmprog.lang.partial import PartialText
 from lmprog.lang.references import Mark
 from lmprog.lang.scope import Scope
 from lmprog.lang.site import Site, raise_at
@@ -61,6 +62,11 @@ class Meta:
     prompt_logprobs: tuple[wire.TokenLogprob, ...] = ()
 
 
+def grows(op: GenOp[Any]) -> bool:
+    """Whether something can be told of the result while it is being written."""
+    return isinstance(op.constraint, wire.JsonSchema) and op.tp is not str
+
+
 class Gen(Generic[T]):
     """The result of one `gen` or `select`, perhaps still to come."""
 
@@ -77,6 +83,7 @@ class Gen(Generic[T]):
         self._before = before
         self._call: Call | None = None
         self._values: list[T] | None = None
+        self._partial = PartialText(op.name, op.tp) if isinstance(op, GenOp) and grows(op) else None
         self._waiting = 0
         self._budget = budget
         self._is_cut = False  # the budget allowed less than the op's own max_tokens
@@ -109,6 +116,8 @@ class Gen(Generic[T]):
             self.deltas.append(delta.text)
             if self._scope.feed is not None:
                 self._scope.feed.text(self.name, delta.text)
+                if self._partial is not None:
+                    self._scope.feed.partial(self._partial.feed(delta.text))
 
     def show(self) -> None:
         """Tells a streaming run that this is done; on the receiving thread."""
