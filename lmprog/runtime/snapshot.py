@@ -109,7 +109,9 @@ class Onlooker:
         )
 
     def _text(self, node: Node) -> str:
-        return self._tokenizer.decode(node.tokens[:TEXT_TOKENS].tolist(), skip_special=False)[:TEXT_CHARS]
+        text = self._tokenizer.decode(node.tokens[:TEXT_TOKENS].tolist(), skip_special=False)
+        is_whole = node.end - node.begin <= TEXT_TOKENS and len(text) <= TEXT_CHARS
+        return text if is_whole else text[:TEXT_CHARS] + "…"
 
     def _name(self, salt: str) -> str:
         return hashlib.blake2b(salt.encode(), key=self._key, digest_size=4).hexdigest() if salt else ""

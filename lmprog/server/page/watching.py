@@ -1,0 +1,169 @@
+"""Pictures of the runtime for all who watch: asked for once, however many look, and not at all when nobody does.
+
+A slow viewer misses pictures and never holds anybody up: each waits for the newest. A picture that shows nothing new
+is not sent, apart from a few for the ages. Knows the wire's `Snapshot` and how it is written as JSON; draws nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from lmprog import wire
+from lmprog.errors import LmprogError
+from lmprog.server.gateway import Gateway
+from lmprog.server.health import version
+from lmprog.server.sse import event
+
+PERIOD = 0.25
+"""Seconds between two questions to the runtime while somebody watches."""
+STILL = 8
+"""Periods after which a picture is sent though nothing has changed."""
+AWAY = 1.0
+"""Seconds between two looks while the runtime is not there."""
+MOST_NODES = 400
+
+
+class Watcher:
+    """All viewers of one gateway. Belongs to the event loop's thread."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._viewers = 0
+        self._asking: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._number = 0
+        self._frame = b""
+        self._frame_with_text = b""
+
+    async def frames(self, may_read: bool) -> AsyncGenerator[bytes, None]:
+        """Events for one viewer, until it leaves or the server drains; with text where it `may_read` that."""
+        yield event(self._about(may_read), "about")
+        self._viewers += 1
+        try:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask_on())
+            seen = 0
+            while not self._gateway.draining:
+                if seen == self._number or not self._frame:
+                    await self._changed.wait()
+                    continue
+                seen = self._number
+                yield self._frame_with_text if may_read else self._frame
+        finally:
+            self._viewers -= 1
+            if not self._viewers and self._asking is not None:
+                self._asking.cancel()
+                self._asking = None
+                self._frame = self._frame_with_text = b""
+
+    def _about(self, may_read: bool) -> dict[str, Any]:
+        info = self._gateway.link.info
+        return {
+            "version": version(),
+            "model": self._gateway.model_name if info else None,
+            "context": info.context_len if info else None,
+            "pageSize": info.page_size if info else None,
+            "numPages": info.num_pages if info else None,
+            "showsText": may_read,
+            "started": self._gateway.started,
+        }
+
+    async def _ask_on(self) -> None:
+        """Asks the runtime until nobody watches any more."""
+        last: tuple[Any, ...] = ()
+        still = 0
+        while True:
+            began = asyncio.get_running_loop().time()
+            period = PERIOD
+            try:
+                seen = await self._ask()
+            except (LmprogError, TimeoutError) as error:
+                last, period = (), AWAY
+                self._show(event({"message": str(error) or "The runtime does not answer."}, "away"))
+            else:
+                now = _what_changes(seen)
+                still = 0 if now != last else still + 1
+                last = now
+                if still % STILL == 0:
+                    self._show(event(as_json(seen), "snapshot"), event(as_json(seen, with_text=True), "snapshot"))
+            if self._gateway.draining:
+                self._wake()
+            await asyncio.sleep(max(0.0, began + period - asyncio.get_running_loop().time()))
+
+    async def _ask(self) -> wire.Snapshot:
+        with_text = self._gateway.settings.ui_show_text
+        reply = await self._gateway.link.ask(lambda call: wire.Inspect(call, MOST_NODES, with_text))
+        assert isinstance(reply, wire.Snapshot)
+        return reply
+
+    def _show(self, frame: bytes, with_text: bytes | None = None) -> None:
+        self._frame, self._frame_with_text = frame, with_text or frame
+        self._number += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        """Everybody who waits looks again; who comes later waits for the next time."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _what_changes(seen: wire.Snapshot) -> tuple[Any, ...]:
+    """Equal for two pictures that differ in nothing but ages."""
+    figures = seen.figures
+    names = ("steps", "calls", "calls_done", "calls_failed", "branches", "open_branches", "pages_free", "tree_nodes")
+    return (len(seen.running), len(seen.waiting), *(figures.get(name) for name in names))
+
+
+def as_json(seen: wire.Snapshot, with_text: bool = False) -> dict[str, Any]:
+    """The picture as the page reads it: nodes as short lists, in the order of `NODE_FIELDS`."""
+    return {
+        "clock": seen.clock,
+        "figures": {name: value for name, value in seen.figures.items() if name != "pid"},
+        "nodes": [
+            [
+                node.number,
+                node.parent,
+                node.begin,
+                node.num_tokens,
+                node.num_pages,
+                round(node.age, 1),
+                node.locks,
+                node.pins,
+                node.children_left_out,
+                node.salt,
+                node.text if with_text else "",
+            ]
+            for node in seen.nodes
+        ],
+        "nodesLeftOut": seen.nodes_left_out,
+        "pagesLeftOut": seen.pages_left_out,
+        "running": [_lane(lane, seen) for lane in seen.running],
+        "runningLeftOut": seen.running_left_out,
+        "waiting": [_lane(lane, seen) for lane in seen.waiting],
+        "waitingLeftOut": seen.waiting_left_out,
+    }
+
+
+def _lane(lane: wire.LaneSeen, seen: wire.Snapshot) -> dict[str, Any]:
+    return {
+        "program": lane.program,
+        "branch": lane.branch,
+        "call": lane.call,
+        "index": lane.index,
+        "kind": lane.kind,
+        "phase": lane.phase,
+        "prompt": lane.prompt,
+        "tokens": lane.num_tokens,
+        "computed": lane.computed,
+        "cached": lane.cached,
+        "generated": lane.generated,
+        "forced": lane.forced,
+        "maxTokens": lane.max_tokens,
+        "passes": lane.passes,
+        "age": round(lane.age, 2),
+        "priority": lane.priority,
+        "preemptions": lane.preemptions,
+        "node": seen.nodes[lane.node].number if lane.node >= 0 else None,
+    }
