@@ -30,7 +30,7 @@ class Access(enum.IntEnum):
 
 
 class OpenRoute(Route):
-    """A route that needs no key. Only `/health` and `/ready` may be."""
+    """A route that needs no key: `/health`, `/ready`, and the files of the page, which are the same for everybody."""
 
 
 class AdminRoute(Route):
