@@ -143,7 +143,8 @@ class CallBuilder:
             call.lanes.append(_lane(call, tokens, task, branch))
         whole = None if constraint is None else functools.partial(_is_whole, constraint)
         ongoing.streams = [
-            TextStream(self.tokenizer, sampling.stop, sampling.stop_regex, whole) for _ in range(sampling.n)
+            TextStream(self.tokenizer, sampling.stop, sampling.stop_regex, whole, sampling.min_tokens)
+            for _ in range(sampling.n)
         ]
         ongoing.outputs = [None] * sampling.n
         return call

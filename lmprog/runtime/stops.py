@@ -35,6 +35,10 @@ class StopWatch(Protocol):
         """The stop that ends with the character at position `at`: where it begins (the earliest), and its source."""
         ...
 
+    def skip(self, char: str, at: int) -> None:
+        """Notes a character in which no stop may begin; what has begun is forgotten."""
+        ...
+
     def copy(self) -> StopWatch: ...
 
 
@@ -106,6 +110,9 @@ class _Strings:
         self.begin = at + 1 - net.depths[state]
         stop = net.ends[state]
         return None if stop is None else (at + 1 - len(stop), stop)
+
+    def skip(self, char: str, at: int) -> None:
+        self._state, self.begin = 0, at + 1
 
     def copy(self) -> _Strings:
         return _Strings(self._net, self._state, self.begin)
@@ -283,6 +290,10 @@ class _Regex:
         self.begin = min(threads.values(), default=at + 1)
         done = threads.get(net.last)
         return None if done is None else (done, self._pattern)
+
+    def skip(self, char: str, at: int) -> None:
+        self._before = _AFTER_BREAK if char == "\n" else _INSIDE
+        self._threads, self.begin = {}, at + 1
 
     def copy(self) -> _Regex:
         other = _Regex(self._pattern, self._net)

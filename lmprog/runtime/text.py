@@ -22,8 +22,8 @@ from lmprog.runtime.tokenizer import Tokenizer
 class Ended:
     """What is left of a generation. `text` is all of it, cut before the stop.
 
-    The first `kept` tokens spell `text` without its end `rest`, which is to be tokenised anew with what follows.
-    `delta` is what `push` had not yet given out.
+    The first `kept` tokens spell the seam, if there is one, and `text`, without the end of both, `rest`, which is to be
+    tokenised anew with what follows. `delta` is what `push` had not yet given out.
     """
 
     text: str
@@ -36,6 +36,8 @@ class TextStream:
     """The text of one generation. Raises RequestRejected for a stop regex that is none, or that is not supported.
 
     `may_stop` says whether the text before a stop may be all; where it may not, the stop is text like any other.
+    No stop begins before the end of the first `min_tokens` tokens. `seam` is text that the first tokens spell once more
+    (`healing.py`): it was given out long ago, no stop is looked for in it, and tokens inside it do not count.
     """
 
     __slots__ = (
@@ -45,8 +47,12 @@ class TextStream:
         "_held",
         "_length",
         "_may_stop",
+        "_min_tokens",
+        "_num_tokens",
+        "_seam",
         "_stop_at",
         "_tokenizer",
+        "_unread",
         "_watches",
     )
 
@@ -56,9 +62,17 @@ class TextStream:
         stop: tuple[str, ...] = (),
         stop_regex: tuple[str, ...] = (),
         may_stop: Callable[[str], bool] | None = None,
+        min_tokens: int = 0,
+        seam: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self._may_stop = may_stop
+        self._min_tokens = min_tokens
+        self._seam = seam
+        self._unread = len(seam.encode())
+        """Bytes of the seam that no token has spelled yet."""
+        self._num_tokens = 0
+        """Tokens so far that reach beyond the seam."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._watches: list[StopWatch] = [watch_regex(pattern) for pattern in stop_regex]
         if stop:
@@ -66,7 +80,7 @@ class TextStream:
         self._given: list[str] = []
         self._held = ""
         self._length = 0
-        """Characters so far, those held back too."""
+        """Characters so far, the seam's and those held back too."""
         self._borders: array[int] = array("q")
         """Per token: characters up to its end; -1 where it ends inside one."""
         self._stop_at: tuple[int, str] | None = None
@@ -81,12 +95,17 @@ class TextStream:
         """Takes a token; returns text that is certain now. After a stop it takes nothing and returns nothing."""
         if self._stop_at is not None:
             return ""
-        piece = self._tokenizer.token_bytes(token)
+        piece = self._tokenizer.token_bytes(token) or b""
+        if not self._unread or len(piece) > self._unread:
+            self._num_tokens += 1
+        self._unread = max(0, self._unread - len(piece))
         new = self._decoder.decode(piece) if piece else ""
         start = self._length
         self._length += len(new)
         is_whole = not self._decoder.getstate()[0]
         self._borders.append(self._length if is_whole else -1)
+        if start < len(self._seam):
+            start, new = len(self._seam), new[len(self._seam) - start :]
         if not self._watches:
             self._given.append(new)
             return new
@@ -104,6 +123,11 @@ class TextStream:
 
     def _find(self, new: str, start: int) -> int:
         """Where the stop begins that is found, or else where the earliest one may have begun."""
+        if self._num_tokens <= self._min_tokens:
+            for at, char in enumerate(new, start):
+                for watch in self._watches:
+                    watch.skip(char, at)
+            return start + len(new)
         begin = start
         for at, char in enumerate(new, start):
             found: list[tuple[int, str]] = []
@@ -122,7 +146,7 @@ class TextStream:
         """Whether the text may end at character `cut`; `new` begins at character `start`."""
         if self._may_stop is None:
             return True
-        return self._may_stop(("".join(self._given) + self._held + new)[:cut])
+        return self._may_stop(("".join(self._given) + self._held + new)[: cut - len(self._seam)])
 
     def finish(self) -> Ended:
         """Ends the text. Characters cut off by the end become U+FFFD; no stop is found in what is left."""
@@ -130,7 +154,7 @@ class TextStream:
             cut = self._stop_at[0]
             text = "".join(self._given)
             kept = next((at + 1 for at in reversed(range(len(self._borders))) if 0 <= self._borders[at] <= cut), 0)
-            return Ended(text, kept, text[self._borders[kept - 1] if kept else 0 : cut], "")
+            return Ended(text, kept, (self._seam + text)[self._borders[kept - 1] if kept else 0 : cut], "")
         delta = self._held + self._decoder.decode(b"", final=True)
         self._held = ""
         self._given.append(delta)
@@ -138,7 +162,8 @@ class TextStream:
 
     def span(self, begin: int, end: int) -> tuple[int, int]:
         """The characters that the tokens `begin .. end` spell; one that they share with others is not theirs."""
-        return self._border(begin), max(self._border(begin), self._border(end))
+        first, last = self._border(begin) - len(self._seam), self._border(end) - len(self._seam)
+        return max(0, first), max(0, first, last)
 
     def _border(self, count: int) -> int:
         """Whole characters of the first `count` tokens."""
@@ -147,7 +172,8 @@ class TextStream:
 
     def copy(self) -> TextStream:
         """A stream that has read the same tokens, and goes its own way."""
-        other = TextStream(self._tokenizer, may_stop=self._may_stop)
+        other = TextStream(self._tokenizer, (), (), self._may_stop, self._min_tokens, self._seam)
+        other._unread, other._num_tokens = self._unread, self._num_tokens
         other._decoder.setstate(self._decoder.getstate())
         other._watches = [watch.copy() for watch in self._watches]
         other._given, other._held, other._length = self._given[:], self._held, self._length

@@ -39,7 +39,8 @@ def generated(prompt: str, op: wire.Gen, seed: int) -> Expected:
             return Expected(text, "stop")
         text += LETTERS.token_text(picked.token)
         reference.append(picked.token)
-        ends = [text.find(stop) for stop in sampling.stop if stop in text]
+        # One letter is one token, and none of the first `min_tokens` belongs to a stop.
+        ends = [text.find(stop, sampling.min_tokens) for stop in sampling.stop if stop in text[sampling.min_tokens :]]
         if ends:
             return Expected(text[: min(ends)], "stop")
     return Expected(text, "length")
