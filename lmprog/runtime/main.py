@@ -7,6 +7,7 @@ does. Knows the process and nothing of what runs in it.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import logging
 import signal
@@ -33,6 +34,7 @@ def main() -> int:
     def ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
         stop.set()
 
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever finds us hung asks where, and reads our log
     signal.signal(signal.SIGTERM, ask_to_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     parent = Parent(asked.ready_fd, asked.parent_fd)

@@ -27,8 +27,8 @@ def routes(gateway: Gateway) -> list[Route]:
 
     async def ready(request: Request) -> Response:
         if not gateway.is_ready:
-            why = "it is stopping" if gateway.draining else "its runtime is not there"
-            raise HttpError(Problem(503, f"The server takes no requests: {why}.", code="not_ready"))
+            why = "The server is stopping." if gateway.draining else gateway.link.why
+            raise HttpError(Problem(503, why, code="draining" if gateway.draining else "not_ready"))
         return JSONResponse({"status": "ready"})
 
     async def what(request: Request) -> Response:

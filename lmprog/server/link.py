@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias, TypeVar
 
@@ -30,6 +30,8 @@ Given = TypeVar("Given")
 POLL_SECONDS = 0.5
 """How often the reading thread looks whether it is to end."""
 
+_RESTARTED = "The runtime was restarted while it worked on this; send the request again."
+
 Answer: TypeAlias = wire.Reply
 """Of a call: `Delta`s, and then one that is none."""
 
@@ -38,6 +40,20 @@ class RuntimeSource(Protocol):
     """Whoever can connect to a runtime: `launch.Runtime`, or a double."""
 
     def connect(self, client: str = "") -> Connection: ...
+
+
+class Observer(Protocol):
+    """Told of every generation and selection that passes; must be quick, and never raises."""
+
+    def asked(self, op: wire.Gen | wire.Select) -> None: ...
+
+    def replied(self, reply: wire.Reply) -> None:
+        """Of any call, also of those it was not told of."""
+        ...
+
+    def dropped(self, call: int) -> None:
+        """No last reply will come: whoever asked has left, or the runtime went."""
+        ...
 
 
 class Exchange:
@@ -74,7 +90,12 @@ class Exchange:
         """One frame. Raises `InvalidParameter` for what cannot be sent, `Overloaded`, `RuntimeGone`."""
         if self._failure is not None:
             raise self._failure
-        self._connection.send(ops)
+        try:
+            self._connection.send(ops)
+        except RuntimeGone as error:  # its own words name our paths
+            log.info("%s", error)
+            raise self._link.restarted() from None
+        self._link.sent(ops)
 
     async def answer(self) -> Answer:
         """The next reply of any call, a `Failed` too. Raises what ended the connection."""
@@ -138,8 +159,9 @@ class Link:
     """The gateway's way to its runtime. All methods belong to the event loop's thread."""
 
     def __init__(self, when_lost: Callable[[LmprogError], None] | None = None) -> None:
-        """`when_lost` is called once for each connection that ended by itself."""
+        """`when_lost` is called once for each connection that ended by itself: whoever gives it brings a new one."""
         self.when_lost = when_lost
+        self.observer: Observer | None = None
         self._connection: Connection | None = None
         self._numbers = itertools.count(1)
         self._listeners: dict[int, Exchange] = {}
@@ -157,9 +179,15 @@ class Link:
     def is_up(self) -> bool:
         return self._connection is not None
 
+    @property
+    def why(self) -> str:
+        """Why there is no runtime, where there is none."""
+        return self._why
+
     def replace(self, connection: Connection | None) -> None:
         """From now on this runtime; None: none for now. Exchanges with the old one fail as `RuntimeRestarted`."""
-        self._drop(RuntimeRestarted("The runtime was restarted while it worked on this; send the request again."))
+        self._why = "The runtime is starting again; try again in a moment."
+        self._drop(RuntimeRestarted(_RESTARTED))
         self._connection = connection
         if connection is not None:
             self.connections += 1
@@ -192,7 +220,19 @@ class Link:
         self._why = "The server is stopping."
         self._drop(RuntimeGone(self._why))
 
+    def restarted(self) -> RuntimeGone:
+        """What those are told whose work went with the runtime."""
+        if self.when_lost is None:
+            return RuntimeGone("The runtime ended while it worked on this.")
+        return RuntimeRestarted(_RESTARTED)
+
     # --- for exchanges -------------------------------------------------------------------------------------------
+
+    def sent(self, ops: Sequence[wire.Op]) -> None:
+        if self.observer is not None:
+            for op in ops:
+                if isinstance(op, wire.Gen | wire.Select):
+                    self.observer.asked(op)
 
     def number(self) -> int:
         return next(self._numbers)
@@ -201,7 +241,8 @@ class Link:
         self._listeners[call] = exchange
 
     def unlisten(self, call: int) -> None:
-        self._listeners.pop(call, None)
+        if self._listeners.pop(call, None) is not None and self.observer is not None:
+            self.observer.dropped(call)
 
     def leave(self, exchange: Exchange) -> None:
         self._exchanges.discard(exchange)
@@ -230,6 +271,8 @@ class Link:
                 assert isinstance(reply, wire.Failed)
                 self._lose(connection, from_wire(reply.code, reply.message, reply.details))
                 return
+            if self.observer is not None:
+                self.observer.replied(reply)
             ended = not isinstance(reply, wire.Delta)
             listener = self._listeners.pop(reply.call, None) if ended else self._listeners.get(reply.call)
             if listener is not None:
@@ -239,7 +282,8 @@ class Link:
         if connection is not self._connection:
             return
         self._why = "The runtime ended and is not back yet; try again in a moment."
-        self._drop(error)
+        log.error("the connection to the runtime is lost: %s", error)
+        self._drop(self.restarted())
         if self.when_lost is not None:
             self.when_lost(error)
 
@@ -247,6 +291,9 @@ class Link:
         """No connection from here on; the reading thread closes the old one."""
         connection, self._connection = self._connection, None
         exchanges, self._exchanges = self._exchanges, set()
+        if self.observer is not None:
+            for call in self._listeners:
+                self.observer.dropped(call)
         self._listeners.clear()
         for exchange in exchanges:
             exchange.fail(error)

@@ -58,6 +58,10 @@ class Settings:
     """A client that reads nothing for this long is cut off."""
     drain: float = 30.0
     """How long requests under way may take to finish after SIGTERM."""
+    stall: float = 10.0
+    """A runtime that has work, but brings no token and admits nobody for this long, is restarted."""
+    longest_step: float = 120.0
+    """While its process computes, a runtime may take this long to answer: as long as its longest step."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -65,9 +69,11 @@ class Settings:
         for name in ("max_running", "max_waiting", "max_requests", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise _wrong(name, getattr(self, name), "at least 1")
-        for name in ("body_timeout", "first_reply_wait", "keep_alive", "write_stall"):
+        for name in ("body_timeout", "first_reply_wait", "keep_alive", "write_stall", "stall", "longest_step"):
             if not getattr(self, name) > 0:
                 raise _wrong(name, getattr(self, name), "more than 0 seconds")
+        if not 0 <= self.drain <= 86_400:
+            raise _wrong("drain", self.drain, "0 to 86,400 seconds")
         if self.request_timeout is not None and not 0 < self.request_timeout <= 86_400:
             raise _wrong("request_timeout", self.request_timeout, "more than 0 and at most 86,400 seconds")
         if not self.max_header_bytes >= 4096:
@@ -77,7 +83,7 @@ class Settings:
         if not (self.api_keys or self.admin_key or self.allow_open or is_loopback(self.host)):
             raise InvalidParameter(
                 f"{self.host} can be reached from other machines, and no key is set: give --api-key, listen on "
-                "127.0.0.1, or say --allow-open.",
+                "127.0.0.1, or say --insecure-no-auth.",
                 name="host",
                 value=self.host,
                 allowed="127.0.0.1 without keys",
