@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import threading
 import time
@@ -93,3 +95,77 @@ async def asking(runtime: Fake, **settings: Any) -> AsyncIterator[tuple[httpx2.A
             yield client, gateway
     finally:
         gateway.link.close()
+
+
+class Asgi:
+    """One request to an ASGI application, by hand: its start is waited for, and it can be left at any moment."""
+
+    def __init__(
+        self, app: Any, method: str, path: str, headers: dict[str, str] | None = None, body: Any = None
+    ) -> None:
+        """`body` is sent as JSON where it is given."""
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.parts: list[bytes] = []
+        self.ended = False
+        """The last part has come."""
+        self.reads = asyncio.Event()
+        """Cleared: the client takes nothing more, and writes wait."""
+        self.reads.set()
+        self._left = asyncio.Event()
+        self._came = asyncio.Event()
+        self._messages = [{"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}]
+        raw = {"content-type": "application/json", **(headers or {})}
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "http_version": "1.1",
+            "server": ("test", 80),
+            "client": ("test", 1),
+            "headers": [(name.lower().encode(), value.encode()) for name, value in raw.items()],
+        }
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
+        self.task.add_done_callback(lambda _: self._came.set())
+
+    async def started(self) -> int:
+        """The status, once it is there."""
+        while not self.status and not self.task.done():
+            await self._next()
+        return self.status
+
+    async def until(self, words: bytes) -> None:
+        """Until `words` have come."""
+        while words not in b"".join(self.parts) and not self.task.done():
+            await self._next()
+
+    async def leave(self) -> None:
+        """Goes away, and waits until the application has noticed."""
+        self._left.set()
+        await asyncio.wait({self.task})
+        if not self.task.cancelled():
+            self.task.result()
+
+    async def _next(self) -> None:
+        self._came.clear()
+        await self._came.wait()
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._messages:
+            return self._messages.pop()
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self.reads.wait()
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.parts.append(message.get("body", b""))
+            self.ended = not message.get("more_body", False)
+        self._came.set()

@@ -212,11 +212,8 @@ class Reader:
         calls = self._calls(block.removeprefix(BEGIN).removesuffix(END))
         if not calls:
             return [before + block]
-        first = not self._num_calls
         self._num_calls += len(calls)
-        if before.strip() and first:
-            return [before.rstrip() if first else before, *calls]
-        return list(calls)
+        return [before.rstrip(), *calls] if before.strip() else list(calls)
 
     def _calls(self, text: str) -> list[Call]:
         """The calls that a block holds; none where it is not JSON of the form, or names no tool."""

@@ -1,0 +1,133 @@
+"""Every route of the router against every kind of key."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import secrets
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from lmprog.errors import InvalidParameter
+from lmprog.server.app import build_app
+from lmprog.server.auth import Access, AdminRoute, Keyring, OpenRoute
+from lmprog.server.page import STATIC
+from lmprog.server.settings import Settings
+from tests.server.fake_runtime import Asgi, Fake, asking
+
+OPEN_PATHS = {"/health", "/ready", "/", "/ui", *(f"/ui/{path.name}" for path in STATIC.iterdir())}
+"""Liveness, and the files of the page, which hold no data."""
+KEYS: dict[str, Any] = {"api_keys": ("user-one", "user-two"), "admin_key": "the-admin"}
+GIVEN = {
+    "nothing": {},
+    "a bad key": {"authorization": "Bearer user-on"},
+    "an empty key": {"authorization": "Bearer "},
+    "broken basic": {"authorization": "Basic %%%"},
+    "a user's key": {"authorization": "Bearer user-two"},
+    "a user's key by x-api-key": {"x-api-key": "user-one"},
+    "a user's key by a browser": {"authorization": "Basic " + base64.b64encode(b"me:user-one").decode()},
+    "the admin's key": {"authorization": "Bearer the-admin"},
+}
+
+
+def is_let_in(route: Route, given: str) -> bool:
+    if isinstance(route, OpenRoute):
+        return True
+    if isinstance(route, AdminRoute):
+        return given == "the admin's key"
+    return "user's" in given or "admin's" in given
+
+
+def test_every_route_opens_to_the_keys_that_it_should_and_to_no_others(fake: Fake) -> None:
+    async def run() -> int:
+        tried = 0
+        async with asking(fake, **KEYS) as (_, gateway):
+            app = build_app(gateway)
+            for route in app.routes:
+                assert isinstance(route, Route)
+                assert isinstance(route, OpenRoute) == (route.path in OPEN_PATHS), route.path
+                path = re.sub(r"{[^}]*}", "x", route.path)
+                for method in sorted(route.methods or ()):
+                    for name, headers in GIVEN.items():
+                        ask = Asgi(app, method, path, headers)
+                        status = await ask.started()
+                        assert (status not in (401, 403)) == is_let_in(route, name), (method, path, name)
+                        await ask.leave()
+                        if status in (401, 403):
+                            check_refusal(ask)
+                        tried += 1
+        return tried
+
+    assert asyncio.run(run()) > 50
+
+
+def check_refusal(ask: Asgi) -> None:
+    """In OpenAI's form, and with the way to do better."""
+    error = json.loads(b"".join(ask.parts))["error"]
+    assert error["type"] in ("authentication_error", "permission_error")
+    assert error["message"]
+    assert error["code"]
+    assert ("www-authenticate" in ask.headers) == (ask.status == 401)
+
+
+def test_a_path_that_does_not_exist_is_not_told_without_a_key(fake: Fake) -> None:
+    async def run() -> list[int]:
+        async with asking(fake, **KEYS) as (client, _):
+            replies = [await client.get("/nowhere", headers=headers) for headers in GIVEN.values()]
+            return [reply.status_code for reply in replies]
+
+    assert asyncio.run(run()) == [401, 401, 401, 401, 404, 404, 404, 404]
+
+
+def test_another_sites_page_cannot_use_the_key_that_the_browser_keeps(fake: Fake) -> None:
+    async def run() -> list[int]:
+        async with asking(fake, **KEYS) as (client, _):
+            headers = GIVEN["a user's key by a browser"]
+            return [
+                (await client.post("/v1/completions", json={"prompt": "x"}, headers={**headers, **more})).status_code
+                for more in ({}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "cross-site"})
+            ]
+
+    assert asyncio.run(run()) == [200, 200, 403]
+
+
+def test_digests_are_compared_in_constant_time_whichever_key_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+    original = secrets.compare_digest
+
+    def counting(one: bytes, other: bytes) -> bool:
+        nonlocal compared
+        compared += 1
+        assert len(one) == len(other) == 32
+        return original(one, other)
+
+    monkeypatch.setattr("lmprog.server.auth.secrets.compare_digest", counting)
+    keyring = Keyring(Settings(**KEYS))
+    for key, access in (
+        ("user-one", Access.USER),
+        ("user-two", Access.USER),
+        ("the-admin", Access.ADMIN),
+        ("x", Access.NOTHING),
+        (None, Access.NOTHING),
+    ):
+        compared = 0
+        assert keyring.access(key) is access
+        assert compared == 3
+
+
+def test_without_any_key_everything_is_open_and_only_to_this_machine() -> None:
+    assert Keyring(Settings()).access(None) is Access.ADMIN
+    with pytest.raises(InvalidParameter, match="can be reached from other machines"):
+        Settings(host="0.0.0.0")
+    Settings(host="0.0.0.0", api_keys=("x",))
+    Settings(host="0.0.0.0", allow_open=True)
+
+
+def test_with_keys_and_without_an_admins_nobody_is_admin() -> None:
+    keyring = Keyring(Settings(api_keys=("x",)))
+    assert not keyring.has_admin
+    assert keyring.access("x") is Access.USER

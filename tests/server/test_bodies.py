@@ -1,0 +1,124 @@
+"""What is no proper request is refused with its reason, whatever the route."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from lmprog.server.bodies import parse, parse_json
+from lmprog.server.errors import HttpError
+from lmprog.server.openai.chat import ChatBody
+from tests.server.fake_runtime import Fake, asking
+
+WRONG = {
+    b"": "The body is no JSON",
+    b"{": "The body is no JSON",
+    b'{"a": 1} x': "The body is no JSON",
+    b'\xef\xbb\xbf{"a": 1}': "The body is no JSON",
+    b'{"a": "\xff"}': "no UTF-8 (byte 7)",
+    b'{"a": NaN}': "NaN is no JSON",
+    b'{"a": Infinity}': "Infinity is no JSON",
+    b'{"a": -Infinity}': "-Infinity is no JSON",
+    b'{"a": 1e999}': "The number 1e999 is too large",
+    b'{"a": ' + b"9" * 5000 + b"}": "of 5,000 digits is too large",
+    b'{"a": 1, "b": {"c": 1, "c": 2}}': "The key 'c' stands twice",
+    b'{"a": "\\ud800"}': "half of a character",
+    b'{"a": ' * 65 + b"1" + b"}" * 65: "deeper than 64 levels",
+    b"[" * 100_000: "deeper than 64 levels",
+    b'{"a": ' * 100_000 + b"1" + b"}" * 100_000: "deeper than 64 levels",
+}
+
+
+@pytest.mark.parametrize("body", WRONG, ids=[str(number) for number in range(len(WRONG))])
+def test_json_that_another_parser_might_read_differently_is_refused(body: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        parse_json(body)
+    assert caught.value.problem.status == 400
+    assert WRONG[body] in caught.value.problem.message
+
+
+def test_proper_json_is_read_as_it_is() -> None:
+    value: Any = {"a": [1, 2.5, -3, True, None, "ä\U0001f600"], "b": {"c": {}}}
+    assert parse_json(json.dumps(value).encode()) == value
+    deep: Any = 1
+    for _ in range(64):
+        deep = [deep]
+    assert parse_json(json.dumps(deep).encode()) == deep
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({}, "messages", "messages is missing."),
+        ({"messages": []}, "messages", "messages has 0 items; it may have 1 to 4,096 items."),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing."),
+        ({"messages": [{"role": 5}]}, "messages[0].role", "messages[0].role is 5; expected str."),
+        ({"messages": "x"}, "messages", 'messages is "x"; expected array.'),
+        ({"messages": [{"role": "user"}], "n": 500}, "n", "n is 500; it must be from 1 to 128."),
+        ({"messages": [{"role": "user"}], "n": True}, "n", "n is true; expected int or null."),
+        ({"messages": [{"role": "user"}], "stop": ["a", ""]}, "stop[1]", "stop[1] has 0 characters"),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_was_sent_and_what_is_allowed(
+    body: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(HttpError) as caught:
+        parse(json.dumps(body).encode(), ChatBody)
+    assert caught.value.problem.param == param
+    assert message in caught.value.problem.message
+
+
+def test_a_strict_server_refuses_unknown_fields_and_another_names_them() -> None:
+    body = b'{"messages": [{"role": "user", "content": "x"}], "colour": 1, "user": "me"}'
+    assert parse(body, ChatBody, silent=("user",)).warnings == ("unknown field 'colour' is ignored",)
+    with pytest.raises(HttpError, match="Unknown field 'colour'"):
+        parse(body, ChatBody, strict=True, silent=("user",))
+
+
+def test_what_is_too_large_or_no_json_by_its_headers_is_refused_unread(fake: Fake) -> None:
+    async def endless() -> Any:
+        while True:
+            yield b" " * 65_536
+
+    async def run() -> None:
+        async with asking(fake, max_body_bytes=100_000) as (client, _):
+            for content, headers, status in (
+                (b"{}", {"content-type": "text/plain"}, 415),
+                (b"{}", {"content-type": "application/x-www-form-urlencoded"}, 415),
+                (b"{}", {"content-type": "application/json", "content-encoding": "gzip"}, 415),
+                (b" " * 100_001, {"content-type": "application/json"}, 413),
+                (endless(), {"content-type": "application/json"}, 413),
+                (b" " * 99_000 + b"{}", {"content-type": "application/json; charset=utf-8"}, 400),
+            ):
+                reply = await client.post("/v1/chat/completions", content=content, headers=headers)
+                assert reply.status_code == status
+                assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+    asyncio.run(run())
+
+
+def test_every_answer_has_a_request_id_the_clients_own_where_it_is_harmless(fake: Fake) -> None:
+    async def run() -> None:
+        async with asking(fake) as (client, _):
+            for path in ("/health", "/nowhere", "/v1/models"):
+                own = await client.get(path, headers={"x-request-id": "mine-1"})
+                assert own.headers["x-request-id"] == "mine-1"
+                new = await client.get(path, headers={"x-request-id": "no blanks, please"})
+                assert len(new.headers["x-request-id"]) == 32
+
+    asyncio.run(run())
+
+
+def test_a_fault_of_ours_is_a_500_in_the_same_form(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with asking(fake) as (client, gateway):
+            monkeypatch.setattr(gateway, "check_model", None)
+            reply = await client.post("/v1/completions", json={"prompt": "x"})
+            assert reply.status_code == 500
+            assert reply.json()["error"]["type"] == "server_error"
+            assert reply.headers["x-request-id"]
+
+    asyncio.run(run())

@@ -1,0 +1,76 @@
+"""Calls of tools are read out of texts the same way, however a text is cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmprog.server.openai.tools import Call, FunctionTool, Reader, Toolbox, called
+
+BOX = Toolbox("auto", (FunctionTool("add"), FunctionTool("get_weather")))
+PIECES = [
+    "Hello.",
+    " ",
+    "\n",
+    "<tool_call>",
+    "</tool_call>",
+    '{"name": "add", "arguments": {"a": 1}}',
+    '[{"name": "add", "arguments": {}}, {"name": "get_weather", "arguments": {"city": "Oslo"}}]',
+    '{"name": "other", "arguments": {}}',
+    called("add", '{"a": 2}'),
+    "<tool",
+    "<",
+    "{",
+]
+
+
+def read(text: str, cuts: list[int], box: Toolbox = BOX) -> tuple[str, list[Call]]:
+    reader = Reader(box)
+    borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    parts = [part for at, to in itertools.pairwise(borders) for part in reader.feed(text[at:to])]
+    parts += reader.finish()
+    return (
+        "".join(part for part in parts if isinstance(part, str)),
+        [part for part in parts if isinstance(part, Call)],
+    )
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.lists(st.integers(0, 1000), max_size=12))
+def test_the_calls_do_not_depend_on_how_the_text_comes(text: str, cuts: list[int]) -> None:
+    content, calls = read(text, cuts)
+    whole_content, whole_calls = read(text, [])
+    assert calls == whole_calls
+    assert content.split() == whole_content.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("Hello.", "Hello.", []),
+        (called("add", '{"a": 1}'), "", [Call("add", '{"a": 1}')]),
+        ("I add.\n" + called("add", "{}"), "I add.", [Call("add", "{}")]),
+        (called("add", "{}") + "\n" + called("get_weather", "{}"), "", [Call("add", "{}"), Call("get_weather", "{}")]),
+        ("<tool_call>nonsense</tool_call>", "<tool_call>nonsense</tool_call>", []),
+        (called("unknown", "{}"), called("unknown", "{}"), []),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}', "", [Call("add", '{"a": 1}')]),
+        ('<tool_call>\n{"name": "add", "argum', '<tool_call>\n{"name": "add", "argum', []),
+        ("a < b <tool", "a < b <tool", []),
+    ],
+)
+def test_only_the_exact_form_is_a_call_and_all_else_is_content(text: str, content: str, calls: list[Call]) -> None:
+    assert BOX.read(text) == (content, calls)
+
+
+def test_content_before_a_call_goes_out_at_once_and_half_a_tag_waits() -> None:
+    reader = Reader(BOX)
+    assert reader.feed("I will <too") == ["I will "]
+    assert reader.feed("l") == []
+    assert reader.feed("s>") == ["<tools>"]
+
+
+def test_without_tools_everything_is_content() -> None:
+    text = called("add", "{}")
+    assert Toolbox().read(text) == (text, [])
