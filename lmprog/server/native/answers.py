@@ -14,6 +14,7 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.server.native.asking import Prompt
+from lmprog.server.openai.answers import cached_of
 
 Row = tuple[float | None, int, str | None]
 """One position: log-probability, token, text."""
@@ -50,7 +51,7 @@ def results(prompt: Prompt, done: wire.Done, first: Row | None, seconds: float) 
             "finish_reason": finish_reason(output) if prompt.generates else {"type": "length", "length": 0},
             "prompt_tokens": done.usage.prompt,
             "completion_tokens": len(tokens),
-            "cached_tokens": done.usage.cached // count,  # a sum over results that share the prompt
+            "cached_tokens": cached_of(done),
             "e2e_latency": seconds,
         }
         if prompt.logprobs is not None:

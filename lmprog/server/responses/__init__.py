@@ -1,0 +1,7 @@
+"""`/v1/responses`: OpenAI's newer dialect, on the chat of the older one."""
+
+from __future__ import annotations
+
+from lmprog.server.responses.routes import routes
+
+__all__ = ["routes"]

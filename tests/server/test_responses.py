@@ -1,0 +1,252 @@
+"""`/v1/responses`, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from lmprog.server.openai.messages import Message
+from lmprog.server.responses.store import Kept, Store
+from tests.server.live import Live
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 8, "extra_body": {"ignore_eos": True}}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]},
+    "strict": True,
+}
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_text_is_answered_with_one_message(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="nano", input="Say something.", metadata={"a": "b"}, **GREEDY)
+    assert made.object == "response"
+    assert made.status == "incomplete"
+    assert made.incomplete_details
+    assert made.incomplete_details.reason == "max_output_tokens"
+    (item,) = made.output
+    assert item.type == "message"
+    assert made.output_text
+    assert made.usage
+    assert made.usage.output_tokens == 8
+    assert made.usage.total_tokens == made.usage.input_tokens + 8
+    assert made.metadata == {"a": "b"}
+    again = client.responses.create(model="nano", input="Say something.", **GREEDY)
+    assert again.output_text == made.output_text
+    assert again.usage
+    assert again.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_a_response_is_kept_and_forgotten(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="nano", input="Hello", **GREEDY)
+    assert client.responses.retrieve(made.id) == made
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+    unkept = client.responses.create(model="nano", input="Hello", store=False, **GREEDY)
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.responses.retrieve(unkept.id)
+    assert missing.value.code == "not_found"
+
+
+def test_a_conversation_goes_on_from_its_last_response(client: openai.OpenAI, live: Live) -> None:
+    first = client.responses.create(model="nano", input="Hello", instructions="Be brief.", **GREEDY)
+    second = client.responses.create(model="nano", input="And now?", previous_response_id=first.id, **GREEDY)
+    whole = client.responses.create(
+        model="nano",
+        input=[
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "And now?"},
+        ],
+        **GREEDY,
+    )
+    assert second.output_text == whole.output_text
+    assert second.usage
+    assert whole.usage
+    assert second.usage.input_tokens == whole.usage.input_tokens
+    error = live.refused("/v1/responses", input="x", previous_response_id="resp_none")
+    assert error["param"] == "previous_response_id"
+
+
+def test_a_stream_has_its_events_in_order_and_numbered(client: openai.OpenAI) -> None:
+    whole = client.responses.create(model="nano", input="Say something.", **GREEDY)
+    events = list(client.responses.create(model="nano", input="Say something.", stream=True, **GREEDY))
+    kinds = [event.type for event in events]
+    deltas = kinds.count("response.output_text.delta")
+    assert deltas > 0
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert said == whole.output_text == last.response.output_text
+    created = events[0]
+    assert created.type == "response.created"
+    assert created.response.output == []
+    assert client.responses.retrieve(last.response.id).output_text == said
+
+
+def test_the_clients_own_accumulator_reads_the_stream(client: openai.OpenAI) -> None:
+    text: Any = {"format": {"type": "json_schema", "name": "answer", "schema": {"enum": ["yes", "no"]}}}
+    with client.responses.stream(model="nano", input="Say something.", text=text) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    assert json.loads(final.output_text) in ("yes", "no")
+
+
+def test_a_function_is_called_and_its_answer_taken(client: openai.OpenAI) -> None:
+    made = client.responses.create(
+        model="nano",
+        input="Weather in Oslo?",
+        tools=[WEATHER],
+        tool_choice="required",
+        max_output_tokens=100,
+        store=True,
+    )
+    call = made.output[0]
+    assert call.type == "function_call"
+    assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+    assert made.tools[0].type == "function"
+    after = client.responses.create(
+        model="nano",
+        previous_response_id=made.id,
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}],
+        **GREEDY,
+    )
+    assert after.output_text
+    events = list(
+        client.responses.create(
+            model="nano",
+            input="Weather?",
+            tools=[WEATHER],
+            tool_choice={"type": "function", "name": "weather"},
+            max_output_tokens=100,
+            stream=True,
+        )
+    )
+    kinds = [event.type for event in events]
+    assert kinds[2:6] == [
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+    ]
+    assert kinds[6:] == ["response.completed"]
+
+
+def test_a_schema_confines_the_text(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    made = client.responses.create(
+        model="nano",
+        input="Yes?",
+        text={"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}},
+        max_output_tokens=64,
+    )
+    assert isinstance(json.loads(made.output_text)["yes"], bool)
+
+
+def test_log_probabilities_are_told_where_they_are_included(client: openai.OpenAI) -> None:
+    made = client.responses.create(
+        model="nano", input="Hi", include=["message.output_text.logprobs"], top_logprobs=2, **GREEDY
+    )
+    item = made.output[0]
+    assert item.type == "message"
+    part = item.content[0]
+    assert part.type == "output_text"
+    assert part.logprobs
+    assert len(part.logprobs) == 8
+    assert len(part.logprobs[0].top_logprobs) == 2
+
+
+def test_a_response_in_the_background_is_asked_for_later_or_cancelled(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="nano", input="Hello", background=True, **GREEDY)
+    assert made.status in ("queued", "in_progress")
+    until = time.monotonic() + 60
+    while (now := client.responses.retrieve(made.id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert now.status == "incomplete"
+    assert now.output_text
+    long = client.responses.create(
+        model="nano", input="Hello", background=True, max_output_tokens=900, extra_body={"ignore_eos": True}
+    )
+    assert client.responses.cancel(long.id).status == "cancelled"
+    assert client.responses.retrieve(long.id).status == "cancelled"
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model="nano", input="x", previous_response_id=long.id)
+    with pytest.raises(openai.BadRequestError):
+        client.responses.cancel(client.responses.create(model="nano", input="x", **GREEDY).id)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": "x", "background": True, "store": False}, "background"),
+        ({"input": "x", "background": True, "stream": True}, "background"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"input": "x " * 100_000}, "input"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_refused_by_name(live: Live, body: dict[str, Any], param: str) -> None:
+    assert live.refused("/v1/responses", **body)["param"] == param
+
+
+def kept(name: str, size: int = 10, caller: str = "") -> Kept:
+    return Kept(caller, {"id": name}, [Message("user", "x")], size)
+
+
+def test_the_store_is_bounded_in_number_and_in_size_and_forgets_what_was_used_longest_ago() -> None:
+    store = Store(most=3, most_chars=100)
+    for name in "abc":
+        store.put(kept(name))
+    assert store.get("", "a")
+    store.put(kept("d"))
+    assert [name for name in "abcd" if store.get("", name)] == ["a", "c", "d"]
+    store.put(kept("big", 95))
+    assert len(store) == 1
+    store.put(kept("bigger", 200))
+    assert store.get("", "bigger")
+
+
+def test_nobody_sees_anothers_response() -> None:
+    store = Store()
+    store.put(kept("a", caller="alice"))
+    assert store.get("bob", "a") is None
+    assert not store.drop("bob", "a")
+    assert store.drop("alice", "a")
