@@ -23,7 +23,7 @@ from lmprog.server.auth import Guard
 from lmprog.server.entrance import Entrance
 from lmprog.server.errors import CLIENT_GONE, ClientGone, HttpError, Problem, problem_of, response_of
 from lmprog.server.gateway import Gateway
-from lmprog.server.native import about, generate
+from lmprog.server.native import about, generate, spelling
 from lmprog.server.openai import chat, completions, models
 
 
@@ -35,7 +35,7 @@ class RouteModule(Protocol):
 
 def route_modules() -> tuple[RouteModule, ...]:
     """Add yours here."""
-    return (health, models, chat, completions, responses, programs, generate, about, page)
+    return (health, models, chat, completions, responses, programs, generate, about, spelling, page)
 
 
 def build_app(gateway: Gateway) -> Starlette:

@@ -1,43 +1,22 @@
-"""What the server is and holds, under SGLang's names; forgetting the cache; tokens and texts.
+"""What the server is and holds, under SGLang's names; forgetting the cache.
 
 Knows single calls of the wire and their answers.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from lmprog import wire
-from lmprog.errors import ProtocolError
 from lmprog.server.auth import AdminRoute
-from lmprog.server.bodies import read_body
-from lmprog.server.errors import HttpError, Problem, refused
+from lmprog.server.errors import HttpError, Problem
 from lmprog.server.gateway import Gateway
 from lmprog.server.health import version
-from lmprog.server.limits import LIMITS, within
 from lmprog.server.sse import until_gone
 
 HEALTH_SECONDS = 20.0
-SPELL_SECONDS = 60.0
-_Ids = Annotated[int, within("prompt[]")]
-
-
-class TokenizeRequest(msgspec.Struct, frozen=True):
-    prompt: str | Annotated[list[str], within("prompt")]
-    add_special_tokens: bool = True
-    model: Annotated[str, within("model")] | None = None
-
-
-class DetokenizeRequest(msgspec.Struct, frozen=True):
-    tokens: Annotated[list[_Ids | list[_Ids]], Meta(max_length=2**20)]
-    skip_special_tokens: bool = True
-    model: Annotated[str, within("model")] | None = None
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -77,37 +56,11 @@ def routes(gateway: Gateway) -> list[Route]:
         await until_gone(request, _generate_one(gateway))
         return Response(status_code=200)
 
-    async def tokenize(request: Request) -> Response:
-        body = (await read_body(request, TokenizeRequest, gateway.settings)).body
-        gateway.check_model(body.model)
-        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        ops = [lambda call, text=text: wire.Encode(call, text, body.add_special_tokens) for text in texts]
-        found = [_tokens(reply) for reply in await until_gone(request, _spelled(gateway, ops))]
-        is_list = not isinstance(body.prompt, str)
-        counts = [len(tokens) for tokens in found]
-        answer: dict[str, Any] = {
-            "tokens": found if is_list else found[0],
-            "count": counts if is_list else counts[0],
-            "max_model_len": gateway.info.context_len,
-        }
-        return Response(msgspec.json.encode(answer), media_type="application/json")
-
-    async def detokenize(request: Request) -> Response:
-        body = (await read_body(request, DetokenizeRequest, gateway.settings)).body
-        gateway.check_model(body.model)
-        rows, is_list = _rows(body.tokens)
-        special = not body.skip_special_tokens
-        ops = [lambda call, row=row: wire.Decode(call, row, special) for row in rows]
-        found = [_text(reply) for reply in await until_gone(request, _spelled(gateway, ops))]
-        return Response(msgspec.json.encode({"text": found if is_list else found[0]}), media_type="application/json")
-
     return [
         *(Route(path, model_info) for path in ("/model_info", "/get_model_info")),
         *(Route(path, server_info) for path in ("/server_info", "/get_server_info")),
         AdminRoute("/flush_cache", flush_cache, methods=["GET", "POST"]),
         Route("/health_generate", health_generate),
-        *(Route(path, tokenize, methods=["POST"]) for path in ("/tokenize", "/v1/tokenize")),
-        *(Route(path, detokenize, methods=["POST"]) for path in ("/detokenize", "/v1/detokenize")),
     ]
 
 
@@ -122,37 +75,3 @@ async def _generate_one(gateway: Gateway) -> None:
     if not isinstance(reply, wire.Done):
         message = reply.message if isinstance(reply, wire.Failed) else "the runtime does not answer as it should"
         raise HttpError(Problem(503, f"The runtime gave no token: {message}", code="not_generating"))
-
-
-async def _spelled(gateway: Gateway, makes: list[Any]) -> list[wire.Reply]:
-    """The answers to small questions, in their order. Raises why one of them failed."""
-    with gateway.link.exchange() as exchange:
-        calls = [exchange.call() for _ in makes]
-        exchange.send(*(make(call) for make, call in zip(makes, calls, strict=True)))
-        found: dict[int, wire.Reply] = {}
-        while len(found) < len(calls):
-            reply = await exchange.next()
-            found[getattr(reply, "call", None) or 0] = reply
-    return [found[call] for call in calls]
-
-
-def _tokens(reply: wire.Reply) -> tuple[int, ...]:
-    if not isinstance(reply, wire.TokensAre):
-        raise ProtocolError("asked for tokens, the runtime answered something else")
-    return reply.tokens
-
-
-def _text(reply: wire.Reply) -> str:
-    if not isinstance(reply, wire.TextIs):
-        raise ProtocolError("asked for a text, the runtime answered something else")
-    return reply.text
-
-
-def _rows(given: list[int | list[int]]) -> tuple[list[tuple[int, ...]], bool]:
-    rows = [tuple(row) for row in given if isinstance(row, list)]
-    single = tuple(token for token in given if isinstance(token, int))
-    if rows and single:
-        raise refused("tokens is an array of token ids, or an array of such arrays; not both.", "tokens")
-    if len(rows) > LIMITS["prompt"].maximum:
-        raise refused(f"tokens has {len(rows):,} rows; it may have {LIMITS['prompt'].maximum:,.0f}.", "tokens")
-    return (rows, True) if rows else ([single], False)

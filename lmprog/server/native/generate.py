@@ -103,6 +103,16 @@ class Batch:
                 left -= 1
                 yield place, 0, results(prompt, self._done[place], self._firsts.get(place), self._clock() - self._began)
 
+    def told(self, place: int, index: int, made: list[dict[str, Any]] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What `run` gave, as a stream tells it: (place among all results, the result as it stands)."""
+        base = sum(prompt.results for prompt in self.prompts[:place])
+        if made is not None:
+            yield from enumerate(made, base)
+            return
+        prompt = self.prompts[place]
+        known = len(prompt.piece.ids) if isinstance(prompt.piece, wire.Tokens) else None
+        yield base + index, self.growing[place][index].chunk(prompt.rid, known)
+
     def _asides_of_first(self, place: int, prompt: Prompt) -> list[wire.Op]:
         """What must be asked to know the prompt's first token, and its text where that is wanted."""
         if isinstance(prompt.piece, wire.Tokens):
@@ -177,16 +187,9 @@ def routes(gateway: Gateway) -> list[Route]:
     async def events(
         request: Request, body: GenerateRequest, prompts: list[Prompt], is_list: bool
     ) -> AsyncGenerator[bytes, None]:
-        bases = [sum(prompt.results for prompt in prompts[:at]) for at in range(len(prompts))]
         with begun(request, body, prompts) as batch:
             async for place, index, made in batch.run():
-                if made is None:
-                    piece = prompts[place].piece
-                    known = len(piece.ids) if isinstance(piece, wire.Tokens) else None
-                    made, base = [batch.growing[place][index].chunk(prompts[place].rid, known)], bases[place] + index
-                else:
-                    base = bases[place]
-                for at, one in enumerate(made, base):
+                for at, one in batch.told(place, index, made):
                     yield event({**one, "index": at} if is_list else one)
         yield END
 
