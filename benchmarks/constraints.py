@@ -2,6 +2,7 @@
 
     python -m benchmarks.constraints                     our engine and every installed peer
     python -m benchmarks.constraints --engine lmprog --repeat 5
+    python -m benchmarks.constraints --engine outlines-core --limit 10   each case in a process of its own
     python -m benchmarks.constraints --bombs             patterns of bad intent, each with the time until decided
     python -m benchmarks.constraints --costly            schemas that are large, each with its time to compile
     python -m benchmarks.constraints --steps             forced tokens of our engine: how many, and are they canonical
@@ -16,19 +17,28 @@ be shared), wall clock for warm ones, which are shorter than the processor clock
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import mistral_common
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
-from benchmarks.constraint_corpus import BOMBS, CASES, COSTLY, Case
-from benchmarks.constraint_engines import ENGINES, Engine, Refused, Walk
+from benchmarks.constraint_corpus import BOMBS, CASES, COSTLY
+from benchmarks.constraint_engines import ENGINES, Engine, Refused
+from benchmarks.constraint_walks import (
+    Encode,
+    Figures,
+    microseconds,
+    plain_walk,
+    quantile,
+    run_case,
+    run_case_in_child,
+)
 from lmprog.runtime.fsm.compiler import compile_constraint
 from lmprog.runtime.fsm.constraint import JsonSchema, Regex
 from lmprog.runtime.fsm.explain import byte_vocabulary, example
@@ -37,104 +47,12 @@ from lmprog.runtime.fsm.token_bytes import vocabulary_of_tokenizer
 from lmprog.runtime.fsm.vocabulary import Vocabulary
 
 TEKKEN = Path(mistral_common.__path__[0]) / "data" / "tekken_240911.json"
-Encode = Callable[[str], Sequence[int]]
-
-
-@dataclass(slots=True)
-class Figures:
-    """Microseconds unless said otherwise."""
-
-    compiled: int = 0
-    right: int = 0
-    valid_taken: int = 0
-    num_valid: int = 0
-    invalid_taken: int = 0
-    num_invalid: int = 0
-    first_mask: list[float] = field(default_factory=list)
-    uncached: list[float] = field(default_factory=list)
-    in_strings: list[float] = field(default_factory=list)
-    warm: list[float] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def microseconds(begin: float) -> float:
-    """Of processor time since `begin`."""
-    return (time.process_time() - begin) * 1e6
-
-
-def quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
-
-
-def in_string(text: str) -> bool:
-    """Whether a JSON text stops inside a string, past its first character."""
-    inside = escaped = False
-    for char in text:
-        if escaped:
-            escaped = False
-        elif char == "\\":
-            escaped = True
-        elif char == '"':
-            inside = not inside
-    return inside and not text.endswith('"')
-
-
-def run_case(engine: Engine, case: Case, encode: Encode, vocabulary: Vocabulary, out: Figures) -> None:
-    out.num_valid += len(case.valid)
-    out.num_invalid += len(case.invalid)
-    begin = time.process_time()
-    try:
-        walk = engine.compile(case.kind, case.source)
-    except Refused as error:
-        out.notes.append(f"{case.name}: refused, {str(error)[:90]}")
-        return
-    walk.mask()
-    out.first_mask.append(microseconds(begin))
-    out.compiled += 1
-    taken = sum(timed_walk(walk, encode(text), vocabulary, case.kind, out) for text in case.valid)
-    wrong = sum(plain_walk(walk, encode(text)) for text in case.invalid)
-    out.valid_taken += taken
-    out.invalid_taken += wrong
-    out.right += taken == len(case.valid) and not wrong
-    if taken < len(case.valid) or wrong:
-        out.notes.append(f"{case.name}: {taken} of {len(case.valid)} valid taken, {wrong} invalid taken")
-
-
-def timed_walk(walk: Walk, tokens: Sequence[int], vocabulary: Vocabulary, kind: str, out: Figures) -> bool:
-    walk.restart()
-    text = b""
-    for token in tokens:
-        begin = time.process_time()
-        walk.mask()
-        spent = microseconds(begin)
-        out.uncached.append(spent)
-        if kind == "schema" and in_string(text.decode(errors="ignore")):
-            out.in_strings.append(spent)
-        if not walk.advance(token):
-            return False
-        text += vocabulary.bytes_of(token) or b""
-    walk.mask()
-    accepted = walk.accepts()
-    walk.restart()
-    for token in tokens:
-        begin = time.perf_counter()
-        walk.mask()
-        walk.advance(token)
-        out.warm.append((time.perf_counter() - begin) * 1e6)
-    return accepted
-
-
-def plain_walk(walk: Walk, tokens: Sequence[int]) -> bool:
-    walk.restart()
-    walk.mask()
-    return all(walk.advance(token) for token in tokens) and walk.accepts()
 
 
 def report(name: str, figures: Figures, setup: float, megabytes: float) -> None:
     f = figures
     print(f"\n{name}: set-up {setup:.2f} s, {megabytes:.0f} MB more at the end")
-    print(f"  compiled {f.compiled} of {len(CASES)}, fully right {f.right}")
+    print(f"  compiled {f.compiled} of {len(CASES)}, fully right {f.right}, stopped {f.stopped}")
     print(f"  valid taken {f.valid_taken} of {f.num_valid}, invalid taken {f.invalid_taken} of {f.num_invalid}")
     rows = {"first mask, compile included": f.first_mask, "uncached mask": f.uncached}
     rows |= {"  inside JSON strings": f.in_strings, "warm mask + advance": f.warm}
@@ -146,7 +64,7 @@ def report(name: str, figures: Figures, setup: float, megabytes: float) -> None:
         print(f"  - {note}")
 
 
-def compare(names: Sequence[str], repeat: int, vocabulary: Vocabulary, encode: Encode) -> None:
+def compare(names: Sequence[str], repeat: int, limit: float | None, vocabulary: Vocabulary, encode: Encode) -> None:
     for name in names:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin = time.perf_counter()
@@ -156,13 +74,18 @@ def compare(names: Sequence[str], repeat: int, vocabulary: Vocabulary, encode: E
             print(f"\n{name}: not installed ({error})")
             continue
         setup = time.perf_counter() - begin
+        gc.collect()
+        gc.freeze()  # as the runtime's process does
         figures = Figures()
         for _ in range(repeat):
             notes, figures.notes = figures.notes, []
             for case in CASES:
-                run_case(engine, case, encode, vocabulary, figures)
+                if limit is None:
+                    run_case(engine, case, encode, vocabulary, figures)
+                else:
+                    run_case_in_child(engine, case, encode, vocabulary, figures, limit)
             del notes
-        for count in ("compiled", "right", "valid_taken", "num_valid", "invalid_taken", "num_invalid"):
+        for count in ("compiled", "right", "valid_taken", "num_valid", "invalid_taken", "num_invalid", "stopped"):
             setattr(figures, count, getattr(figures, count) // repeat)
         report(name, figures, setup, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
@@ -258,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--engine", action="append", choices=list(ENGINES), help="repeatable; default: all")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--limit", type=float, help="seconds after which the process of a case is killed")
     parser.add_argument("--bombs", action="store_true")
     parser.add_argument("--costly", action="store_true")
     parser.add_argument("--steps", action="store_true")
@@ -282,7 +206,7 @@ def main() -> None:
         if asked.steps:
             steps(vocabulary, encode)
         else:
-            compare(names, asked.repeat, vocabulary, encode)
+            compare(names, asked.repeat, asked.limit, vocabulary, encode)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def random_instance(constraint: Constraint, state: int, vocabulary: Vocabulary, 
         if row.ids is not None:
             ids = row.ids.tolist()
         else:
-            ids = [t for t in rng.sample(range(len(vocabulary)), 3000) if row.allows(t)]
+            ids = [t for t in rng.sample(range(len(vocabulary)), min(3000, len(vocabulary))) if row.allows(t)]
         moves = [token for token in ids if token not in vocabulary.eos_ids]
         if not moves:
             break

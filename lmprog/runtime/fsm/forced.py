@@ -1,10 +1,11 @@
 """Forced bytes -> the tokens that may be appended without asking the model, or none.
 
 Appending is right only if the tokens are those that the tokenizer would have made of the whole text, whatever comes
-next. A token at the end of the forced bytes is in doubt while some longer allowed token could swallow it. So the
-tokens from the earliest byte on at which an allowed token begins that reaches beyond the forced bytes are held back;
-and where that byte lies inside a token, the token before it too, since its boundaries may move. What is left is then
-compared with the tokens of the text with each of some possible continuations.
+next. In doubt is what some token could change that begins within the forced bytes and reaches beyond them. Each such
+token that the constraint allows is tried: the text up to its end, and somewhat further, is encoded, and where the
+tokenizer really puts it there, only the tokens that stand before it anyway are kept. For byte-pair encodings that is
+exact but for what a pre-tokenizer reads ahead: what stands before a token's end is encoded as if nothing followed. What
+is left is compared with the tokens of the text with each of some possible continuations, for all other tokenizers.
 
 Pure functions of a constraint, a vocabulary and the tokenizer's own encoding. Knows no model and no branch.
 """
@@ -12,7 +13,7 @@ Pure functions of a constraint, a vocabulary and the tokenizer's own encoding. K
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.fsm.vocabulary import Vocabulary
@@ -21,7 +22,10 @@ Encode = Callable[[str], Sequence[int]]
 """A tokenizer's canonical encoding of a text, without special tokens."""
 
 _MAX_CANDIDATES = 512
+_MAX_TRIED = 64
+"""Tokens tried that begin at one place, and in all of them twice as many."""
 _NUM_CONTINUATIONS = 12
+_FURTHER_BYTES = 40
 
 
 def forced_tokens(
@@ -35,61 +39,127 @@ def forced_tokens(
     forced = constraint.forced(state)
     if not forced:
         return ()
-    end = constraint.advance_bytes(state, forced)
-    assert end is not None, "forced bytes are always allowed"
-    text = forced.decode(errors="ignore") if _is_prefix_of_text(forced) else ""
+    text = _whole_characters(forced)
+    if not text:
+        return ()
     standing = list(encode(before))
     tokens = list(encode(before + text))
-    if not text or tokens[: len(standing)] != standing:
+    if tokens[: len(standing)] != standing:
         return ()
     tokens = tokens[len(standing) :]
+    end = constraint.advance_bytes(state, forced)
+    assert end is not None, "forced bytes are always allowed"
     if not constraint.is_done(end) or len(text.encode()) < len(forced):
-        tokens = tokens[: _num_certain(constraint, end, forced, tokens, vocabulary)]
-        for continuation in _continuations(constraint, end, vocabulary):
+        doubts = _Doubts(constraint, state, vocabulary, forced, lambda more: list(encode(before + more)), standing)
+        for other in doubts.encodings():
+            tokens = tokens[: _num_equal(tokens, other)]
             if not tokens:
-                break
+                return ()
+        for continuation in _continuations(constraint, end, vocabulary):
             other = list(encode(before + text + continuation))[len(standing) :]
             tokens = tokens[: _num_equal(tokens, other)]
     return tuple(tokens) if _spells(tokens, forced, vocabulary) else ()
 
 
-def _is_prefix_of_text(forced: bytes) -> bool:
-    """Whether only the last character may be cut off."""
+class _Doubts:
+    """The tokens that may begin within the forced bytes and reach beyond them."""
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        state: int,
+        vocabulary: Vocabulary,
+        forced: bytes,
+        encode: Callable[[str], list[int]],
+        standing: list[int],
+    ) -> None:
+        """`encode` takes what follows the standing text, and gives the tokens of both."""
+        self._constraint = constraint
+        self._state = state
+        self._vocabulary = vocabulary
+        self._forced = forced
+        self._encode = encode
+        self._standing = standing
+
+    def encodings(self) -> Iterator[list[int]]:
+        """Tokens of texts that begin with the forced bytes, or with some of them, up to where such a token stands."""
+        left = 2 * _MAX_TRIED
+        for begin in range(max(0, len(self._forced) - self._vocabulary.longest), len(self._forced)):
+            candidates = self._candidates(begin)
+            if candidates is None or len(candidates) > min(left, _MAX_TRIED):
+                yield self._up_to(begin)  # too many to look at: rather hold back than be wrong
+                continue
+            left -= len(candidates)
+            for token in candidates:
+                found = self._with(token, begin)
+                if found is not None:
+                    yield found
+
+    def _candidates(self, begin: int) -> list[bytes] | None:
+        """Those that begin there; None where they are too many."""
+        suffix, ordered = self._forced[begin:], self._vocabulary.ordered
+        first = bisect_left(ordered, suffix)
+        end = self._after(self._forced)
+        found: list[bytes] = []
+        for i in range(first, min(len(ordered), first + _MAX_CANDIDATES)):
+            token = ordered[i]
+            if not token.startswith(suffix):
+                return found
+            if len(token) > len(suffix) and self._constraint.advance_bytes(end, token[len(suffix) :]) is not None:
+                found.append(token)
+        if first + _MAX_CANDIDATES >= len(ordered):
+            return found
+        row = self._constraint.mask(self._after(self._forced[:begin]))
+        if row.ids is None:
+            return None
+        texts = {self._vocabulary.bytes_of(token) or b"" for token in row.ids.tolist()}
+        return sorted(text for text in texts if len(text) > len(suffix))
+
+    def _after(self, text: bytes) -> int:
+        state = self._constraint.advance_bytes(self._state, text)
+        assert state is not None, "forced bytes, and a candidate behind them, are allowed"
+        return state
+
+    def _up_to(self, begin: int) -> list[int]:
+        """The tokens as if the text ended there."""
+        return self._encode(_whole_characters(self._forced[:begin]))[len(self._standing) :]
+
+    def _with(self, token: bytes, begin: int) -> list[int] | None:
+        """Tokens among which this one stands in its place; None where the tokenizer never puts it there."""
+        spelled = self._forced[:begin] + token
+        after = self._after(spelled)
+        further = self._constraint.forced(after)[:_FURTHER_BYTES]
+        some = [] if further else _continuations(self._constraint, after, self._vocabulary)[::4]
+        texts = [_whole_characters(spelled + more) for more in (b"", further, *(text.encode() for text in some))]
+        texts = [text for text in dict.fromkeys(texts) if len(text.encode()) >= len(spelled)]
+        if not texts:  # it ends within a character, and what follows is open
+            return self._up_to(begin)
+        for text in texts:
+            found = self._encode(text)
+            if found[: len(self._standing)] != self._standing:
+                return self._up_to(begin)
+            found = found[len(self._standing) :]
+            if self._stands(token, found, begin):
+                return found
+        return None
+
+    def _stands(self, token: bytes, tokens: Sequence[int], begin: int) -> bool:
+        at = 0
+        for one in tokens:
+            text = self._vocabulary.bytes_of(one) or b""
+            if at >= begin:
+                return at == begin and text == token
+            at += len(text)
+        return False
+
+
+def _whole_characters(data: bytes) -> str:
+    """The text without a character that is cut off at its end; "" where it is not the beginning of a text at all."""
     try:
-        forced.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
-        return error.end == len(forced) and error.reason == "unexpected end of data"
-    return True
-
-
-def _num_certain(constraint: Constraint, end: int, forced: bytes, tokens: Sequence[int], vocabulary: Vocabulary) -> int:
-    """How many of the tokens end before the doubtful part."""
-    doubtful = len(forced)
-    for begin in range(max(0, len(forced) - vocabulary.longest), len(forced)):
-        if _reaches_beyond(constraint, end, forced[begin:], vocabulary):
-            doubtful = begin
-            break
-    lengths = [len(vocabulary.bytes_of(token) or b"") for token in tokens]
-    sure, total = len(tokens), sum(lengths)
-    while sure and total > doubtful:
-        sure -= 1
-        total -= lengths[sure]
-    return sure - 1 if sure and total < doubtful else sure
-
-
-def _reaches_beyond(constraint: Constraint, end: int, suffix: bytes, vocabulary: Vocabulary) -> bool:
-    """Whether some token starts with `suffix`, goes on, and goes on as the constraint allows."""
-    ordered = vocabulary.ordered
-    first = bisect_left(ordered, suffix)
-    for i in range(first, len(ordered)):
-        token = ordered[i]
-        if not token.startswith(suffix):
-            return False
-        if i - first >= _MAX_CANDIDATES:
-            return True  # too many to look at: rather hold back than be wrong
-        if len(token) > len(suffix) and constraint.advance_bytes(end, token[len(suffix) :]) is not None:
-            return True
-    return False
+        is_cut = error.end == len(data) and error.reason == "unexpected end of data"
+        return data[: error.start].decode() if is_cut else ""
 
 
 def _continuations(constraint: Constraint, end: int, vocabulary: Vocabulary) -> list[str]:
