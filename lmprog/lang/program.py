@@ -10,18 +10,30 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.backends import Backend
 from lmprog.lang.executor import Batch, Job, OnBatchError, Settings, awaiting, backend_of, blocking, in_thread, open_run
-from lmprog.lang.feed import Done, Event, Feed
+from lmprog.lang.feed import Feed
 from lmprog.lang.results import Results, Run
 from lmprog.lang.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
 from lmprog.lang.state import Branch
+from lmprog.lang.stream import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -269,42 +281,6 @@ class AsyncProgram(Program[P, R]):
         return super().__call__(*args, **kwargs)
 
 
-class Stream(Generic[R]):
-    """A run that goes on while its events are read. Leaving the loop early ends the run."""
-
-    def __init__(self, job: Job, settings: Settings) -> None:
-        self._job = job
-        self._settings = settings
-
-    def __iter__(self) -> Iterator[Event | Done[R]]:
-        feed = Feed()
-        run = open_run(self._settings, feed)
-        thread = in_thread(self._job, run)
-        try:
-            yield from feed.follow(feed.unseen())
-            yield Done(cast(R, run.value), run.usage)
-        finally:
-            if not run.outcome.done():
-                run.scope.cancel()
-            thread.join()
-
-    async def __aiter__(self) -> AsyncIterator[Event | Done[R]]:
-        import asyncio
-
-        feed = Feed()
-        run = open_run(self._settings, feed)
-        task = asyncio.ensure_future(awaiting(self._job, run))
-        try:
-            async for event in feed.follow_async(feed.unseen()):
-                yield event
-            await task
-            yield Done(cast(R, run.value), run.usage)
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
-
-
 def _is_setting(name: str) -> bool:
     return is_sampling(name) or name in RunOptions.__annotations__
 
@@ -317,14 +293,21 @@ def _in_order(runs: Sequence[Run[R]], *, raises: bool) -> Iterator[Run[R]]:
         yield run
 
 
+class Maker(Protocol):
+    """`function` with its options given."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Branch, P], Coroutine[Any, Any, R]], /) -> AsyncProgram[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Branch, P], R], /) -> Program[P, R]: ...
+
+
 @overload
 def function(fn: Callable[Concatenate[Branch, P], Coroutine[Any, Any, R]], /) -> AsyncProgram[P, R]: ...
 @overload
 def function(fn: Callable[Concatenate[Branch, P], R], /) -> Program[P, R]: ...
 @overload
-def function(
-    fn: None = None, /, *, num_api_spec_tokens: int | None = None
-) -> Callable[[Callable[Concatenate[Branch, P], R]], Program[P, R]]: ...
+def function(fn: None = None, /, *, num_api_spec_tokens: int | None = None) -> Maker: ...
 def function(fn: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
     """Makes a program of a function whose first parameter is a `Branch`; both `def` and `async def`.
 
@@ -334,6 +317,7 @@ def function(fn: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: in
 
     def make(inner: Callable[..., Any]) -> Program[Any, Any]:
         kind = AsyncProgram if inspect.iscoroutinefunction(inner) else Program
-        return kind(inner, settings=Settings(num_api_spec_tokens=num_api_spec_tokens))
+        return kind(inner, settings=settings)
 
+    settings = Settings(num_api_spec_tokens=num_api_spec_tokens)
     return make if fn is None else make(fn)

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server for tests, on this machine, whose model is a function of the text before it.
 
 It counts requests and tokens, tells failures that it was given first, and can hold answers back. The model is asked
-for all that it would write after a text; the server cuts that at stop strings and `max_tokens`, as a real one does, token
+for all that it would write after a text; the server cuts that at stop strings and `max_tokens`, as real ones do, token
 by token. Its tokens are words with the space before them, line ends, and single other characters.
 """
 

@@ -144,7 +144,8 @@ class Answering:
         partial = prompt.partial if isinstance(prompt, ChatPrompt) and whole_turn else ""
         asked = beyond(op.sampling, state.num_spec_tokens)
         sent = replace(prompt, partial="") if isinstance(prompt, ChatPrompt) and whole_turn else prompt
-        certain = _Forward(Certain(op.sampling.stop), hear) if hear is not None and not whole_turn else None
+        is_sure = not whole_turn and asked.max_tokens == op.sampling.max_tokens  # all before a stop is the call's own
+        certain = _Forward(Certain(op.sampling.stop), hear) if hear is not None and is_sure else None
         try:
             answer = await self._ask(Ask(sent, asked), None if certain is None else certain.hear)
         except RequestRejected:
