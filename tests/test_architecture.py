@@ -59,7 +59,8 @@ UNITS = {
         "lmprog.runtime.interpreter lmprog.runtime.running lmprog.runtime.clients "
         "lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
         "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
-        "lmprog.runtime.constraints lmprog.runtime.compiling lmprog.runtime.spelling lmprog.runtime.snapshot",
+        "lmprog.runtime.constraints lmprog.runtime.compiling lmprog.runtime.spelling lmprog.runtime.snapshot "
+        "lmprog.runtime.healing",
         "errors wire transport radix fsm text scheduling",
     ),
     "constraint": Unit("lmprog.constrained", "errors wire lang fsm interpreter"),
@@ -100,6 +101,7 @@ DOORS = {
     "transformers": "lmprog.runtime.model",
     "llguidance": "lmprog.runtime.fsm",
     "pydantic": "lmprog.lang",
+    "yaml": "lmprog.server.configuration",
     **dict.fromkeys(("openai", "anthropic", "litellm", "httpx2", "jsonschema"), "lmprog.lang.backends"),
     "tqdm": "lmprog.lang.program lmprog.runtime.model",
     "rich": "lmprog.cli lmprog.demo",

@@ -1,6 +1,6 @@
 """The command line's grammar: commands, their arguments, and one option for every field of the configurations.
 
-Options of a runtime are made from `RuntimeConfig` and `SchedulerConfig`, so that none can be forgotten or do nothing.
+Options of `serve` are made from the configurations (`server.options`), so that none can be forgotten or do nothing.
 This module imports nothing heavy and runs nothing.
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import types
 import typing
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.server.options import options
+from lmprog.server.settings import Settings
+
+_WHAT = {Settings: "the server", RuntimeConfig: "the runtime", SchedulerConfig: "its scheduler"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,9 +33,13 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("demo", help="programs with forks, choices and constraints on the shipped model")
     commands.add_parser("doctor", help="what this machine has, what is missing, and how to get it")
 
-    serve = commands.add_parser("serve", help="start a runtime for other processes")
-    serve.add_argument("model", metavar="MODEL", nargs="?", default="nano", help="name or folder (default: nano)")
-    serve.add_argument("--address", help="tcp://127.0.0.1:PORT or ipc://PATH (default: a socket in a new folder)")
+    serve = commands.add_parser("serve", help="serve a model over HTTP, or to programs of other processes")
+    serve.add_argument("model", metavar="MODEL", nargs="?", help="name or folder (default: nano)")
+    serve.add_argument("--config", metavar="FILE", help="default: lmprog.toml or lmprog.yaml, where it is there")
+    serve.add_argument("--print-config", action="store_true", help="say what is chosen, and by whom; start nothing")
+    serve.add_argument("--verbose", action="store_true", help="log every request (never its text)")
+    serve.add_argument("--no-http", action="store_true", help="the runtime alone, for lmprog.connect(ADDRESS)")
+    serve.add_argument("--address", help="the same, at tcp://127.0.0.1:PORT or ipc://PATH")
     _add_configuration(serve)
 
     run = commands.add_parser("run", help="run one program of a file")
@@ -68,33 +74,29 @@ def options_of(given: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
 
 
+def given_options(given: argparse.Namespace) -> dict[str, Any]:
+    """The options of the table that were given, by name; the model too."""
+    names = ["model", *(option.name for option in options())]
+    return {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
+
+
 def _fields() -> list[dataclasses.Field[Any]]:
     inner = [field for field in dataclasses.fields(RuntimeConfig) if field.name not in ("model", "scheduler")]
     return [*inner, *dataclasses.fields(SchedulerConfig)]
 
 
 def _add_configuration(to: argparse.ArgumentParser) -> None:
-    group = to.add_argument_group("configuration")
-    hints = {**typing.get_type_hints(RuntimeConfig), **typing.get_type_hints(SchedulerConfig)}
-    for field in _fields():
-        flag = "--" + field.name.replace("_", "-")
-        default = "" if field.default is None else f"default: {field.default}"
-        kind = _without_none(hints[field.name])
+    groups = {of: to.add_argument_group(of.__name__, _WHAT[of]) for of in _WHAT}
+    for option in options():
+        group, kind = groups[option.of], option.kind
         if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=default)
+            group.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=option.help)
         elif typing.get_origin(kind) is typing.Literal:
-            group.add_argument(flag, choices=typing.get_args(kind), help=default)
+            group.add_argument(option.flag, choices=typing.get_args(kind), help=option.help)
+        elif typing.get_origin(kind) is tuple:
+            group.add_argument(option.flag, action="append", metavar="TEXT", help=option.help)
         else:
-            group.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=default)
-
-
-def _without_none(hint: Any) -> Any:
-    """`int | None` is `int`: a flag that is not given is None anyway."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        rest: Sequence[Any] = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
-        assert len(rest) == 1, hint
-        return rest[0]
-    return hint
+            group.add_argument(option.flag, type=kind, metavar=kind.__name__.upper(), help=option.help)
 
 
 def _positive(text: str) -> int:

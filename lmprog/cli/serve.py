@@ -1,61 +1,114 @@
-"""`lmprog serve`: a runtime in the foreground, with an orderly stop.
+"""`lmprog serve`: a model over HTTP, in the foreground. `--no-http` and `--address` hand over to `bare`.
 
-The first SIGINT or SIGTERM asks the runtime to end, a second one ends everything at once. Exit code 0 means that the
-runtime was asked to end and ended well; a runtime that dies is 1.
+The first SIGINT or SIGTERM drains: new requests get 503, those under way may finish. A second one ends everything at
+once. Exit code 0 means that all that was under way was finished; anything else is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from lmprog.cli.arguments import options_of
+from lmprog.cli.arguments import given_options
+from lmprog.errors import InvalidParameter
 from lmprog.launch import Runtime
+from lmprog.server.options import options
+from lmprog.server.settings import Settings
 
-STOP_GRACE = 30.0
-"""Seconds that the runtime has for its orderly end."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LOOK = 0.2  # seconds between two looks whether the runtime still runs
+_LAST_SECONDS = 1.5
+"""After a second signal: for the last words of streams, and the end of the runtime."""
 
 
 def run(given: argparse.Namespace) -> int:
-    stop = threading.Event()
-    with _signals_put_back():
-        _on_signals(_interrupt)
-        print(f"starting a runtime for {given.model} ...", file=sys.stderr, flush=True)
-        runtime = Runtime(given.model, address=given.address, log_to_stderr=True, **options_of(given))
-        try:
-            _on_signals(lambda number, frame: stop.set())
-            _announce(runtime)
-            while runtime.alive and not stop.wait(_LOOK):
-                pass
-            asked = runtime.alive
-            said = "stopping" if asked else f"lmprog: the runtime ended by itself (exit code {runtime.exit_code})"
-            print(said, file=sys.stderr, flush=True)
-        finally:
-            _on_signals(signal.SIG_DFL)  # a second one ends us, and the runtime notices that within two seconds
-            runtime.close(STOP_GRACE)
-    return 0 if asked and runtime.exit_code == 0 else 1
+    if given.no_http or given.address is not None:
+        return _without_http(given)
+    from lmprog.server.configuration import configured
+
+    flags = given_options(given)
+    chosen = configured(flags, os.environ, given.config, Path.cwd())
+    if given.print_config:
+        print(*chosen.lines(), sep="\n")
+        chosen.settings()  # what does not go together is said after it
+        return 0
+    settings = chosen.settings()
+    _log(given.verbose)
+    return _serve(chosen.model, settings, chosen.runtime_options())
 
 
-def _announce(runtime: Runtime) -> None:
-    with runtime.connect("lmprog serve") as connection:
-        info = connection.info
+def _without_http(given: argparse.Namespace) -> int:
+    """Only options that mean something there."""
+    flags = given_options(given)
+    for option in options():
+        if option.of is Settings and option.name in flags and option.name != "max_waiting":
+            raise InvalidParameter(
+                f"{option.flag} is for HTTP, which --no-http and --address leave out.", name=option.name
+            )
+    if given.print_config or given.config is not None:
+        raise InvalidParameter("--config and --print-config are for HTTP; leave out --no-http and --address.")
+    from lmprog.cli import bare
+
+    given.model = given.model or "nano"
+    return bare.run(given)
+
+
+def _serve(model: str, settings: Settings, runtime_options: dict[str, Any]) -> int:
+    from lmprog.server import run as http
+    from lmprog.server.service import Service
+
+    bound = http.bind(settings)
+    service = Service(settings, lambda: Runtime(model, log_to_stderr=True, **runtime_options))
+    asked = 0
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        said = "finishing what is under way; again to end at once" if asked == 1 else "ending at once"
+        os.write(2, f"lmprog: {said}\n".encode())
+        service.ask_to_stop()
+        if asked == 2:  # whatever still hangs then
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+            signal.setitimer(signal.ITIMER_REAL, _LAST_SECONDS)
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    print(f"starting a runtime for {model}; {http.url_of(bound)} answers already", file=sys.stderr, flush=True)
+    clean = False
+
+    async def serving() -> None:
+        nonlocal clean
+        clean = await service.run(bound, lambda runtime: _announce(runtime, service, http.url_of(bound)))
+
+    try:
+        http.run(serving)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    print("stopped" if clean else "stopped; not everything was finished", file=sys.stderr, flush=True)
+    return 0 if clean else 1
+
+
+def _announce(runtime: Runtime, service: Any, url: str) -> None:
+    """What is served, once it is."""
+    gateway = service.gateway
+    info, settings = gateway.info, gateway.settings
     slots = info.num_pages * info.page_size
+    key = "-H 'Authorization: Bearer KEY' " if settings.api_keys or settings.admin_key else ""
+    body = f'{{"model": "{gateway.model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     lines = {
         "model": info.model,
         "dtype": runtime.facts.get("dtype"),
         "attention": runtime.facts.get("attention"),
-        "context": f"{info.context_len} tokens",
-        "pool": f"{slots} tokens in {info.num_pages} pages, {slots // 1024} requests of 1,024 tokens at once",
-        "address": runtime.address,
-        "connect": f'backend = lmprog.connect("{runtime.address}"), or: lmprog run FILE.py::FUNCTION '
-        f"--address {runtime.address}",
+        "context": f"{info.context_len:,} tokens",
+        "pool": f"{slots:,} tokens in {info.num_pages:,} pages, about {max(1, slots // 1024):,} requests of 1 k",
+        "cache": {"shared": "one for everybody", "key": "one for each key", "strict": "none"}[settings.isolation],
+        "url": url,
+        "try": f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'",
     }
     for name, value in lines.items():
         if value is not None:
@@ -63,20 +116,7 @@ def _announce(runtime: Runtime) -> None:
     print("ready; Ctrl-C stops it", flush=True)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for number in _SIGNALS:
-        signal.signal(number, handler)
-
-
-@contextmanager
-def _signals_put_back() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _log(verbose: bool) -> None:
+    """To stderr, which the runtime's own log goes to as well."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("lmprog").setLevel(logging.INFO if verbose else logging.WARNING)

@@ -22,11 +22,11 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import ModelError
 from lmprog.testing import Scripted
 
-SOURCE = Path(wire.__file__).parents[1]
+SOURCE = Path(wire.__file__).parents[2]
 SCRIPTED = (
     "import functools, sys\n"
-    "from lmprog.cli import main, serve\n"
-    "serve.Runtime = functools.partial(serve.Runtime, module='scripted_child')\n"
+    "from lmprog.cli import bare, main\n"
+    "bare.Runtime = functools.partial(bare.Runtime, module='scripted_child')\n"
     "sys.exit(main(sys.argv[1:]))\n"
 )
 PROGRAM = """
@@ -52,7 +52,7 @@ def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`lmprog serve` with the scripted child, once it says that it is ready."""
     path = os.pathsep.join([str(SOURCE), str(SOURCE / "tests" / "launch")])
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPTED, "serve", *arguments],
+        [sys.executable, "-c", SCRIPTED, "serve", "--no-http", *arguments],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},

@@ -1,0 +1,82 @@
+"""`lmprog serve --no-http`, or with `--address`: a runtime alone in the foreground, for clients of the wire.
+
+The first SIGINT or SIGTERM asks the runtime to end, a second one ends everything at once. Exit code 0 means that the
+runtime was asked to end and ended well; a runtime that dies is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from lmprog.cli.arguments import options_of
+from lmprog.launch import Runtime
+
+STOP_GRACE = 30.0
+"""Seconds that the runtime has for its orderly end."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOK = 0.2  # seconds between two looks whether the runtime still runs
+
+
+def run(given: argparse.Namespace) -> int:
+    stop = threading.Event()
+    with _signals_put_back():
+        _on_signals(_interrupt)
+        print(f"starting a runtime for {given.model} ...", file=sys.stderr, flush=True)
+        runtime = Runtime(given.model, address=given.address, log_to_stderr=True, **options_of(given))
+        try:
+            _on_signals(lambda number, frame: stop.set())
+            _announce(runtime)
+            while runtime.alive and not stop.wait(_LOOK):
+                pass
+            asked = runtime.alive
+            said = "stopping" if asked else f"lmprog: the runtime ended by itself (exit code {runtime.exit_code})"
+            print(said, file=sys.stderr, flush=True)
+        finally:
+            _on_signals(signal.SIG_DFL)  # a second one ends us, and the runtime notices that within two seconds
+            runtime.close(STOP_GRACE)
+    return 0 if asked and runtime.exit_code == 0 else 1
+
+
+def _announce(runtime: Runtime) -> None:
+    with runtime.connect("lmprog serve") as connection:
+        info = connection.info
+    slots = info.num_pages * info.page_size
+    lines = {
+        "model": info.model,
+        "dtype": runtime.facts.get("dtype"),
+        "attention": runtime.facts.get("attention"),
+        "context": f"{info.context_len} tokens",
+        "pool": f"{slots} tokens in {info.num_pages} pages, {slots // 1024} requests of 1,024 tokens at once",
+        "address": runtime.address,
+        "connect": f'backend = lmprog.connect("{runtime.address}"), or: lmprog run FILE.py::FUNCTION '
+        f"--address {runtime.address}",
+    }
+    for name, value in lines.items():
+        if value is not None:
+            print(f"{name:>10}  {value}")
+    print("ready; Ctrl-C stops it", flush=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for number in _SIGNALS:
+        signal.signal(number, handler)
+
+
+@contextmanager
+def _signals_put_back() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
