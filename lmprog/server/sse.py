@@ -96,10 +96,10 @@ class EventStream(Response):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_client, receive, tasks)
                 tasks.start_soon(self._watch_silence, scope, send, tasks)
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._say(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 async for part in self._guarded():
-                    await self._write(send, part)
-                await self._write(send, b"", more=False)
+                    await self._say(send, _body(part))
+                await self._say(send, _body(b"", more=False))
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -124,8 +124,7 @@ class EventStream(Response):
             log.exception("a stream failed")
             yield _last(Problem(500, "The server failed while it answered; its log says more."))
 
-    async def _write(self, send: Send, part: bytes, more: bool = True) -> None:
-        message: Message = {"type": "http.response.body", "body": part, "more_body": more}
+    async def _say(self, send: Send, message: Message) -> None:
         self._writing = True
         await send(message)
         self._writing = False
@@ -142,14 +141,14 @@ class EventStream(Response):
             patience = settings.write_stall if self._writing else settings.keep_alive
             left = self._wrote + patience - loop.time()
             if left > 0:
-                await asyncio.sleep(min(left, settings.keep_alive))
+                await asyncio.sleep(min(left, settings.keep_alive, settings.write_stall))
             elif self._writing:
                 log.warning("a client read nothing for %g s; its stream is closed", settings.write_stall)
                 cut_off(scope)
                 tasks.cancel_scope.cancel()
                 return
             else:
-                await self._write(send, KEEP_ALIVE)
+                await self._say(send, _body(KEEP_ALIVE))
 
     async def _drop(self) -> None:
         if self._first is not None:
@@ -163,6 +162,10 @@ def cut_off(scope: Scope) -> None:
     transport = scope.get("state", {}).get("transport")
     if transport is not None:
         transport.abort()
+
+
+def _body(part: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": part, "more_body": more}
 
 
 async def _first_of(events: AsyncGenerator[bytes, None]) -> bytes:

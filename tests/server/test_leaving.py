@@ -1,0 +1,131 @@
+"""A client that leaves ends what it asked for, wherever that is: its branches are gone and its pages are free."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from lmprog import wire
+from lmprog.launch import Connection, connect
+from lmprog.server.app import build_app
+from lmprog.server.gateway import Gateway
+from tests.server.conftest import Served
+from tests.server.fake_runtime import Asgi, Fake, asking
+
+PROMISED = 1.0
+"""Seconds within which nothing is left. The tests wait longer, and say so only where it was ten times as long: they
+run on machines that do other things too."""
+LONG: dict[str, Any] = {"prompt": "Count on: " + "one two three " * 20, "max_tokens": 1500, "ignore_eos": True}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Go on."}], "max_tokens": 1500, "ignore_eos": True}
+
+
+async def until(holds: Callable[[dict[str, float]], bool], gateway: Gateway) -> float:
+    """Seconds until the runtime's figures are so."""
+    began = time.monotonic()
+    while not holds(await gateway.link.figures()):
+        assert time.monotonic() - began < 10 * PROMISED
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+def is_clean(figures: dict[str, float]) -> bool:
+    """Nobody runs, waits or holds; all pages are free or evictable."""
+    idle = figures["running"] == figures["waiting"] == figures["open_branches"] == 0
+    return idle and figures["pages_free"] + figures["pages_evictable"] == figures["pages"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("moment", ["at once", "queued", "running", "many results"])
+def test_leaving_frees_everything(path: str, streams: bool, moment: str) -> None:
+    body = {**(LONG if path == "completions" else CHAT), "stream": streams}
+    if moment == "many results":
+        body["n"] = 8
+    taken: list[float] = []
+
+    async def run(fake: Fake) -> None:
+        async with asking(fake, first_reply_wait=60.0) as (_, gateway):
+            app = build_app(gateway)
+            others = [Asgi(app, "POST", f"/v1/{path}", body=body) for _ in range(2 if moment == "queued" else 0)]
+            if others:
+                await until(lambda figures: figures["running"] == 2, gateway)
+            ask = Asgi(app, "POST", f"/v1/{path}", body=body)
+            if moment == "queued":
+                await until(lambda figures: figures["waiting"] == 1, gateway)
+            elif moment != "at once":
+                await until(lambda figures: figures["running"] >= 1 and figures["generated_tokens"] > 10, gateway)
+            for one in [ask, *others]:
+                await one.leave()
+            taken.append(await until(is_clean, gateway))
+            assert gateway.open_results == gateway.open_requests == 0
+
+    with Fake(pace=0.002, max_rows=2 if moment == "queued" else 256) as fake:
+        asyncio.run(run(fake))
+    print(f"clean after {taken[0]:.3f} s")
+
+
+def test_leaving_while_the_body_comes_asks_nothing_of_the_runtime(fake: Fake) -> None:
+    async def run() -> None:
+        async with asking(fake) as (_, gateway):
+            before = await gateway.link.figures()
+            ask = Asgi(build_app(gateway), "POST", "/v1/completions")
+            ask._messages = [{"type": "http.request", "body": b'{"prompt"', "more_body": True}]
+            await asyncio.sleep(0.01)
+            await ask.leave()
+            assert (await gateway.link.figures())["calls"] == before["calls"]
+            assert gateway.open_requests == 0
+
+    asyncio.run(run())
+
+
+def test_what_has_ended_is_not_ended_again(fake: Fake) -> None:
+    """No call fails after its normal end: closing comes after the last reply and cancels nothing."""
+
+    async def run() -> None:
+        async with asking(fake) as (client, gateway):
+            for streams in (False, True):
+                reply = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3, "stream": streams})
+                assert reply.status_code == 200
+            await until(is_clean, gateway)
+            figures = await gateway.link.figures()
+            assert figures["calls_failed"] == 0
+            assert figures["calls_done"] == figures["calls"] == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_broken_connection_to_the_real_server_frees_everything(server: Served, streams: bool) -> None:
+    where = urlsplit(server.url)
+    body = json.dumps({**LONG, "max_tokens": 3500, "stream": streams}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
+    with connect(server.runtime, client="test") as runtime:
+        assert wait_for(runtime, is_clean)
+        with socket.create_connection((where.hostname, where.port)) as client:
+            client.sendall(head.encode() + body)
+            assert wait_for(runtime, lambda figures: figures["running"] == 1)
+        began = time.monotonic()
+        assert wait_for(runtime, is_clean)
+        print(f"clean after {time.monotonic() - began:.3f} s")
+
+
+def wait_for(runtime: Connection, holds: Callable[[dict[str, float]], bool]) -> bool:
+    """Whether the figures of the real runtime become so in time."""
+    deadline = time.monotonic() + 10 * PROMISED
+    number = 0
+    while time.monotonic() < deadline:
+        number += 1
+        runtime.send([wire.Describe(number)])
+        replies = runtime.receive(10.0)
+        if any(isinstance(reply, wire.Described) and holds(reply.figures) for reply in replies):
+            return True
+        time.sleep(0.01)
+    return False
