@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from lmprog.lang.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
     from lmprog.lang.feed import Done as Done
     from lmprog.lang.feed import Text as Text
+    from lmprog.lang.feed import Thought as Thought
     from lmprog.lang.feed import Value as Value
     from lmprog.lang.fork import Branches as Branches
+    from lmprog.lang.meta import Selected as Selected
     from lmprog.lang.ops import assistant as assistant
     from lmprog.lang.ops import assistant_begin as assistant_begin
     from lmprog.lang.ops import assistant_end as assistant_end
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from lmprog.lang.ops import image as image
     from lmprog.lang.ops import role as role
     from lmprog.lang.ops import select as select
+    from lmprog.lang.ops import separate_reasoning as separate_reasoning
     from lmprog.lang.ops import system as system
     from lmprog.lang.ops import system_begin as system_begin
     from lmprog.lang.ops import system_end as system_end
@@ -51,33 +54,33 @@ if TYPE_CHECKING:
     from lmprog.lang.service import get_server_info as get_server_info
     from lmprog.lang.state import Branch as Branch
     from lmprog.lang.values import Gen as Gen
-    from lmprog.lang.values import Selected as Selected
     from lmprog.lang.vote import vote as vote
 
 __version__ = "0.1.0"
 
 _OPS = (
     "assistant", "assistant_begin", "assistant_end", "gen", "gen_int", "gen_string", "image", "role", "select",
-    "system", "system_begin", "system_end", "user", "user_begin", "user_end", "video",
+    "separate_reasoning", "system", "system_begin", "system_end", "user", "user_begin", "user_end", "video",
 )  # fmt: skip
 _CHOICES = ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized")
 
 _HOMES = {
     **dict.fromkeys(_OPS, "lmprog.lang.ops"),
     **dict.fromkeys(_CHOICES, "lmprog.lang.choices"),
-    **dict.fromkeys(("Done", "Text", "Value"), "lmprog.lang.feed"),
+    **dict.fromkeys(("Done", "Text", "Thought", "Value"), "lmprog.lang.feed"),
     **dict.fromkeys(("AsyncProgram", "Program", "function"), "lmprog.lang.program"),
     **dict.fromkeys(("Results", "Run"), "lmprog.lang.results"),
     **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.lang.service"),
-    **dict.fromkeys(("Gen", "Selected"), "lmprog.lang.values"),
     **dict.fromkeys(("Runtime", "connect"), "lmprog.lang.backends.embedded"),
     "Branch": "lmprog.lang.state",
     "Branches": "lmprog.lang.fork",
+    "Gen": "lmprog.lang.values",
     "LmprogError": "lmprog.errors",
     "OpenAI": "lmprog.lang.backends.openai",
     "constraint": "lmprog.constrained",
     "Partial": "lmprog.lang.partial",
     "Sampling": "lmprog.lang.sampling",
+    "Selected": "lmprog.lang.meta",
     "replay": "lmprog.lang.replay",
     "set_default_backend": "lmprog.lang.backends.default",
     "vote": "lmprog.lang.vote",

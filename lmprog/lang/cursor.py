@@ -8,33 +8,25 @@ are written, which only the checkpoint's template knows. `lmprog.lang.state.Bran
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, ProgramError
 from lmprog.lang.backends import Speculates
 from lmprog.lang.budget import Budget
 from lmprog.lang.client import Call
+from lmprog.lang.listening import marks_of_op
+from lmprog.lang.log import GainedBy, Item, gens_of, text_of
 from lmprog.lang.ops import Concat, GenOp, RoleBegin, RoleEnd, SelectOp
 from lmprog.lang.references import Mark, split
 from lmprog.lang.sampling import Sampling, with_max_tokens
 from lmprog.lang.scope import Scope
 from lmprog.lang.site import here
 from lmprog.lang.values import Gen
+from lmprog.lang.variables import Reasoned
 
 if TYPE_CHECKING:
     from lmprog.lang.variables import Var
-
-
-@dataclass(frozen=True, slots=True)
-class GainedBy:
-    """In a log: the text that a joined branch gained since its fork."""
-
-    child: Cursor
-
-
-Item: TypeAlias = "str | Gen[Any] | RoleBegin | RoleEnd | GainedBy"
 
 
 class Cursor:
@@ -57,7 +49,7 @@ class Cursor:
         self.closed = False
         self.cancelled = False
         self._opened = parent is not None
-        self._pieces: list[wire.Piece] = []
+        self._pieces: list[wire.Piece | Gen[Any]] = []  # a result here is waited for before it is sent
         self._final_text: Call | None = None
         scope.enter(self)
 
@@ -78,7 +70,7 @@ class Cursor:
         elif isinstance(content, RoleBegin | RoleEnd):
             self._put_role(content)
         elif isinstance(content, Gen):
-            self._put_text(content.mark() if content.belongs_to(self.scope) and not content.done() else content.text)
+            self._put_text(content.mark() if content.can_be_marked(self.scope) else content.text)
         else:
             kind = "None" if content is None else type(content).__name__
             raise ProgramError(
@@ -129,12 +121,17 @@ class Cursor:
             self._speculate()
             self.scope.post(wire.Open(self.id, self.scope.salt))
         if self._pieces:
+            for piece in self._pieces:  # not while posting: who answers may have to post, too
+                if isinstance(piece, Gen):
+                    piece.wait()
             with self.scope.posting:
                 pieces, self._pieces = tuple(self._known(piece) for piece in self._pieces), []
                 self.scope.post(wire.Append(self.id, pieces))
 
-    def _known(self, piece: wire.Piece) -> wire.Piece:
+    def _known(self, piece: wire.Piece | Gen[Any]) -> wire.Piece:
         """A reference to a result that is there is its text: the branch that made it may be closed by now."""
+        if isinstance(piece, Gen):
+            return wire.Text(text_of(piece))
         if not isinstance(piece, wire.Ref):
             return piece
         gen = self.scope.marked[piece.call]
@@ -151,6 +148,17 @@ class Cursor:
     def request(self, op: GenOp[Any] | SelectOp, sampling: Sampling) -> Gen[Any]:
         """Asks for a generation or a selection here; what the op says goes over `sampling`."""
         self.usable()
+        if marks_of_op(op) is None:
+            return self._ask(op, sampling, home=self)
+        [aside] = self.fork(1)  # reasoning stays on a branch of its own; only the answer stands here
+        gen = aside._ask(op, sampling, home=self)
+        if op.name is not None:
+            self.name(f"{op.name}_reasoning_content", Reasoned(gen))
+        aside.close_when_done()
+        return gen
+
+    def _ask(self, op: GenOp[Any] | SelectOp, sampling: Sampling, home: Cursor) -> Gen[Any]:
+        """The result stands on `home`: this branch, or the one that it was forked from."""
         gen: Gen[Any] = Gen(self.scope, op, here(), self._last, self.budget)
         wanted = self._wire_op(op, sampling, len(self.gens))
         self.send_text()
@@ -159,17 +167,23 @@ class Cursor:
         gen.bind(Call(wanted.call, gen.hear if listens else None))  # before a follower can find it in the log
         if self.budget.limits_tokens:
             gen.limit(is_cut=self._is_cut(wanted, op, sampling))
-        self._last = gen
-        self.gens.append(gen)
-        self.scope.gens.append(gen)
-        self.log.append(gen)
+        self._stands(gen)
+        if home is not self:
+            home._stands(gen)
+            home._pieces.append(gen)
         if op.name is not None:
-            self.name(op.name, gen)
+            home.name(op.name, gen)
+        self.scope.gens.append(gen)
         self.scope.posted.append(wanted)
         self.scope.client.begin(wanted, gen.call)
         if feed is not None:
             gen.call.when_done(gen.show)
         return gen
+
+    def _stands(self, gen: Gen[Any]) -> None:
+        self._last = gen
+        self.gens.append(gen)
+        self.log.append(gen)
 
     def _wire_op(self, op: GenOp[Any] | SelectOp, sampling: Sampling, ordinal: int) -> wire.Gen | wire.Select:
         timeout = self.budget.time_left(op.timeout)
@@ -180,7 +194,7 @@ class Cursor:
         merged = op.sampling.over(sampling)
         if op.sampling.given().get("seed") is None:
             merged = Sampling(seed=self._seed(merged, ordinal)).over(merged)
-        stream = self.scope.feed is not None
+        stream = self.scope.feed is not None or op.reasoning is not None  # whose tokens are counted as they come
         return wire.Gen(
             self.id, number, self._within_tokens(merged.resolve()), op.constraint, stream, op.priority, timeout
         )
@@ -286,45 +300,3 @@ class Cursor:
     def waits_for(self) -> list[Gen[Any]]:
         """All results that the text is made of."""
         return gens_of(self.log)
-
-
-def gens_of(items: list[Item]) -> list[Gen[Any]]:
-    """The results that stand in a log, those of joined branches included."""
-    found: list[Gen[Any]] = []
-    for item in items:
-        if isinstance(item, Gen):
-            found.append(item)
-        elif isinstance(item, GainedBy):
-            found += gens_of(item.child.log[item.child.base :])
-    return found
-
-
-def plain_text(items: list[Item]) -> str:
-    """The text of a log without its roles; waits for results, raises why there is none.
-
-    A call that was refused, and whose refusal was read, left no text.
-    """
-    parts: list[str] = []
-    for item in items:
-        if isinstance(item, str):
-            parts.append(item)
-        elif isinstance(item, Gen):
-            parts.append("" if item.refused() and item.was_read else item.text)
-        elif isinstance(item, GainedBy):
-            parts.append(plain_text(item.child.log[item.child.base :]))
-    return "".join(parts)
-
-
-def messages(items: list[Item]) -> list[dict[str, str]]:
-    """The finished and the open turns of a log, as chat messages; text outside of turns is in none."""
-    turns: list[tuple[str, list[Item]]] = []
-    inside = False
-    for item in items:
-        if isinstance(item, RoleBegin):
-            turns.append((item.role, []))
-            inside = True
-        elif isinstance(item, RoleEnd):
-            inside = False
-        elif inside:
-            turns[-1][1].append(item)
-    return [{"role": role, "content": plain_text(content)} for role, content in turns]

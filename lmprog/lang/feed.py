@@ -28,6 +28,14 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """More reasoning of a generation whose reasoning is told apart."""
+
+    var: str | None
+    delta: str
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A generation or selection is done, and this is its value."""
 
@@ -43,7 +51,7 @@ class Done(Generic[R]):
     usage: wire.Usage
 
 
-Event: TypeAlias = Text | Partial | Value
+Event: TypeAlias = Text | Thought | Partial | Value
 
 
 class Feed:
@@ -59,6 +67,9 @@ class Feed:
 
     def text(self, var: str | None, delta: str) -> None:
         self._add(Text(var, delta))
+
+    def thought(self, var: str | None, delta: str) -> None:
+        self._add(Thought(var, delta))
 
     def partial(self, partial: Partial | None) -> None:
         """A typed generation has grown; None where the last text told nothing new of it."""

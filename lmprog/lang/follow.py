@@ -11,7 +11,8 @@ from typing import Any
 from lmprog.errors import ProgramError, UnknownName
 from lmprog.lang.cursor import Cursor
 from lmprog.lang.feed import Feed
-from lmprog.lang.values import Gen, Selected
+from lmprog.lang.meta import Selected
+from lmprog.lang.values import Gen
 
 
 def meta_info(gen: Gen[Any]) -> dict[str, Any]:
@@ -25,6 +26,8 @@ def meta_info(gen: Gen[Any]) -> dict[str, Any]:
         "finish_reason": {"type": meta.finish, "matched": meta.stopped_by},
         "output_ids": list(meta.tokens),
     }
+    if meta.reasoning_tokens is not None:
+        info["reasoning_tokens"] = meta.reasoning_tokens
     if meta.finish == "select":
         chosen: Selected = gen.value
         info["normalized_prompt_logprobs"] = list(chosen.scores.values())

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang import typed
 from lmprog.lang.choices import Method, method_name, token_length_normalized
+from lmprog.lang.reasoning import Marks, Wanted, marks_of, marks_of_model
 from lmprog.lang.sampling import Sampling, SamplingKeywords, sampling_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class GenOp(Expr, Generic[T]):
     tp: object = str
     timeout: float | None = None
     priority: int = 0
+    reasoning: Marks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class GenOptions(SamplingKeywords, total=False):
     dtype: Any
     timeout: float | None
     priority: int
+    reasoning: Wanted
 
 
 class SelectOptions(SamplingKeywords, total=False):
@@ -161,12 +164,22 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
             name="choices_method",
             allowed="an option of select",
         )
-    constraint = _constraint(rest)
+    constraint = _constraint(rest) or typed.constraint_of(tp)
     timeout, priority = _urgency(rest)
+    marks = marks_of(rest.pop("reasoning", None))
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest)
-    return GenOp(name, sampling, constraint or typed.constraint_of(tp), tp, timeout, priority)
+    op: GenOp[Any] = GenOp(name, sampling, constraint, tp, timeout, priority)
+    return op if marks is None else _reasoned(op, marks)
+
+
+def _reasoned(op: GenOp[Any], marks: Marks) -> GenOp[Any]:
+    """The op with its reasoning told apart. Raises `InvalidParameter` where a constraint leaves no room for it."""
+    if op.constraint is not None:
+        allowed = "a generation of plain text; let it reason first (stop=...), then generate what is confined"
+        raise InvalidParameter(f"reasoning cannot be confined; give {allowed}", name="reasoning", allowed=allowed)
+    return replace(op, reasoning=marks)
 
 
 def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
@@ -283,6 +296,24 @@ def assistant_begin() -> RoleBegin:
 
 def assistant_end() -> RoleEnd:
     return RoleEnd("assistant")
+
+
+def separate_reasoning(
+    expr: object = None, model_type: str | None = None, *, marks: tuple[str, str] | Marks | None = None
+) -> Concat:
+    """`expr` with the reasoning of its generations told apart: `s["x"]` is the answer, and the rest of the program sees
+    no more of it; the reasoning is `s["x_reasoning_content"]`. `model_type` is SGLang's name of a kind of model.
+    """
+    known = marks_of(True if marks is None else marks) if model_type is None else marks_of_model(model_type)
+    assert known is not None
+    parts = expr.parts if isinstance(expr, Concat) else tuple(expr) if isinstance(expr, list | tuple) else (expr,)
+    return Concat(tuple(_apart(part, known) for part in parts if part is not None))
+
+
+def _apart(part: object, marks: Marks) -> object:
+    if isinstance(part, Concat | list | tuple):
+        return separate_reasoning(part, marks=marks)
+    return _reasoned(part, marks) if isinstance(part, GenOp) else part
 
 
 def image(path: str) -> Expr:

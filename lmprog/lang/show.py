@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 from lmprog import wire
-from lmprog.lang.cursor import Cursor, plain_text
+from lmprog.lang.cursor import Cursor
+from lmprog.lang.log import plain_text
 from lmprog.lang.ops import RoleBegin, RoleEnd
 from lmprog.lang.values import Gen
 

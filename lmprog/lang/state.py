@@ -14,11 +14,13 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, ProgramError, UnknownName
 from lmprog.lang import follow
 from lmprog.lang.budget import Budget
-from lmprog.lang.cursor import Cursor, gens_of, messages, plain_text
+from lmprog.lang.cursor import Cursor
 from lmprog.lang.fork import Branches, OnError
+from lmprog.lang.log import gens_of, messages, plain_text
+from lmprog.lang.meta import Selected
 from lmprog.lang.ops import GenOptions, RoleBegin, RoleEnd, SelectOptions, gen_op, leading, select_op
 from lmprog.lang.sampling import Sampling, SamplingOptions, sampling_of
-from lmprog.lang.values import Gen, Selected
+from lmprog.lang.values import Gen
 from lmprog.lang.variables import Variable, Written, settle, value_now, waited_for
 
 if TYPE_CHECKING:

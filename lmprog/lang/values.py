@@ -8,8 +8,7 @@ reference that the runtime fills in. This module does not know how a call is mad
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from lmprog import wire
@@ -17,54 +16,15 @@ from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected,
 from lmprog.lang import scope as scopes
 from lmprog.lang.budget import Budget
 from lmprog.lang.client import Call, LastReply, running_loop
+from lmprog.lang.listening import Listening, marks_of_op
+from lmprog.lang.meta import Meta, Selected
 from lmprog.lang.ops import GenOp, SelectOp
-from lmprog.lang.partial import PartialText
 from lmprog.lang.references import Mark
 from lmprog.lang.scope import Scope
 from lmprog.lang.site import Site, raise_at
 from lmprog.lang.typed import value_of
 
 T = TypeVar("T")
-
-
-class Selected(str):
-    """The option that a `select` took. A plain string, with the figures of all options."""
-
-    scores: dict[str, float]
-    """Each option's score under the method."""
-    probabilities: dict[str, float]
-    """Each option's probability among the options; they sum to 1."""
-    logprobs: dict[str, tuple[float, ...]]
-    """The log-probabilities of each option's tokens after the branch's text."""
-    baselines: dict[str, tuple[float, ...]]
-    """The same without the branch's text; empty unless the method looks at it."""
-
-    @classmethod
-    def of(cls, reply: wire.Chosen, choices: Sequence[str]) -> Selected:
-        made = cls(choices[reply.index])
-        options = dict(zip(choices, reply.options, strict=True))
-        made.scores = {text: option.score for text, option in options.items()}
-        made.probabilities = {text: option.probability for text, option in options.items()}
-        made.logprobs = {text: option.logprobs for text, option in options.items()}
-        made.baselines = {text: option.baseline for text, option in options.items()}
-        return made
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """What is known about a result besides its value. `finish` is "select" for a selection; times in milliseconds."""
-
-    tokens: tuple[int, ...]
-    finish: str
-    stopped_by: str | int | None
-    usage: wire.Usage
-    logprobs: tuple[wire.TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[wire.TokenLogprob, ...] = ()
-
-
-def grows(op: GenOp[Any]) -> bool:
-    """Whether something can be told of the result while it is being written."""
-    return isinstance(op.constraint, wire.JsonSchema) and op.tp is not str
 
 
 class Gen(Generic[T]):
@@ -77,13 +37,12 @@ class Gen(Generic[T]):
         self.name = op.name
         self.site = site
         self.was_read = False
-        self.deltas: list[str] = []  # of the first result, in order; only when streaming
+        self._listening = Listening(op, scope.feed)
         self._scope = scope
         self._op = op
         self._before = before
         self._call: Call | None = None
         self._values: list[T] | None = None
-        self._partial = PartialText(op.name, op.tp) if isinstance(op, GenOp) and grows(op) else None
         self._waiting = 0
         self._budget = budget
         self._is_cut = False  # the budget allowed less than the op's own max_tokens
@@ -93,15 +52,19 @@ class Gen(Generic[T]):
     def bind(self, call: Call) -> None:
         """The call whose last reply this is."""
         self._call = call
+        if marks_of_op(self._op) is not None:
+            call.on_last = lambda outcome: self._listening.end()
 
     def limit(self, *, is_cut: bool) -> None:
         """From now on the budget knows of this call. With `is_cut` it may generate less than the op says."""
         self._is_cut = is_cut
-        cancel, budget = self.cancel, self._budget
+        cancel, budget, before = self.cancel, self._budget, self.call.on_last
         budget.started(cancel)
 
         def ended(outcome: LastReply | LmprogError) -> None:
             usage = outcome.usage if isinstance(outcome, wire.Done | wire.Chosen) else None
+            if before is not None:
+                before(outcome)
             budget.done(cancel, usage, cut_short=self._was_cut(outcome))
 
         self.call.on_last = ended
@@ -112,12 +75,12 @@ class Gen(Generic[T]):
 
     def hear(self, delta: wire.Delta) -> None:
         """More text of the running generation; on the receiving thread."""
-        if delta.index == 0:
-            self.deltas.append(delta.text)
-            if self._scope.feed is not None:
-                self._scope.feed.text(self.name, delta.text)
-                if self._partial is not None:
-                    self._scope.feed.partial(self._partial.feed(delta.text))
+        self._listening.hear(delta)
+
+    @property
+    def deltas(self) -> list[str]:
+        """What has come of the (first) text, in order; only when streaming."""
+        return self._listening.deltas
 
     def show(self) -> None:
         """Tells a streaming run that this is done; on the receiving thread."""
@@ -137,9 +100,9 @@ class Gen(Generic[T]):
     def is_select(self) -> bool:
         return isinstance(self._op, SelectOp)
 
-    def belongs_to(self, scope: Scope) -> bool:
-        """Whether the runtime of `scope` knows this result."""
-        return self._scope.client is scope.client
+    def can_be_marked(self, scope: Scope) -> bool:
+        """Whether the runtime of `scope` can fill it in: it is pending there, and is what the model will write."""
+        return self._scope.client is scope.client and not self.call.done() and marks_of_op(self._op) is None
 
     def mark(self, index: int = 0) -> Mark:
         """A pointer to this result for text that is appended later."""
@@ -217,7 +180,15 @@ class Gen(Generic[T]):
         reply = self._reply()
         if isinstance(reply, wire.Chosen):
             return [cast(SelectOp, self._op).choices[reply.index]]
-        return [output.text for output in reply.outputs]
+        marks = marks_of_op(self._op)
+        return [output.text if marks is None else marks.split(output.text)[1] for output in reply.outputs]
+
+    @property
+    def reasoning(self) -> str | None:
+        """What the model thought before its (first) answer; blocks. None unless that was to be told apart."""
+        self.wait()
+        reply, marks = self._reply(), marks_of_op(self._op)
+        return None if marks is None or isinstance(reply, wire.Chosen) else marks.split(reply.outputs[0].text)[0]
 
     @property
     def meta(self) -> Meta:
@@ -231,9 +202,13 @@ class Gen(Generic[T]):
         reply = self._reply()
         if isinstance(reply, wire.Chosen):
             return [Meta((), "select", None, reply.usage)]
+        thought = self._listening.reasoning_tokens
         return [
-            Meta(output.tokens, output.finish, output.stopped_by, reply.usage, output.logprobs, reply.prompt_logprobs)
-            for output in reply.outputs
+            Meta(
+                *(output.tokens, output.finish, output.stopped_by, reply.usage, output.logprobs, reply.prompt_logprobs),
+                reasoning_tokens=thought if index == 0 else None,
+            )
+            for index, output in enumerate(reply.outputs)
         ]
 
     def wait(self) -> None:
@@ -299,7 +274,7 @@ class Gen(Generic[T]):
                 found: list[Any] = [Selected.of(reply, cast(SelectOp, self._op).choices)]
             else:
                 tp = cast("GenOp[T]", self._op).tp
-                found = [value_of(tp, output.text) for output in reply.outputs]
+                found = [value_of(tp, text) for text in self.texts]
             self._values = found
         self.was_read = True
         return self._values
@@ -308,7 +283,7 @@ class Gen(Generic[T]):
 
     def __str__(self) -> str:
         """The text. Inside a program, and as long as it is pending, a mark that stays lazy when it is appended."""
-        if not self.call.done() and scopes.current.get() is not None:
+        if scopes.current.get() is not None and self.can_be_marked(self._scope):
             return str(self.mark())
         return self.text
 

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lmprog.lang.cursor import Item, gens_of, plain_text
+from lmprog.lang.log import Item, gens_of, plain_text
 from lmprog.lang.values import Gen
 
 
@@ -29,13 +29,22 @@ class Written:
     items: tuple[Item, ...]
 
 
-Var: TypeAlias = "Gen[Any] | Gathered | Written | object"
+@dataclass(frozen=True, slots=True)
+class Reasoned:
+    """What was thought before the answer of a result."""
+
+    gen: Gen[Any]
+
+
+Var: TypeAlias = "Gen[Any] | Gathered | Written | Reasoned | object"
 
 
 def waited_for(var: Var) -> list[Gen[Any]]:
     """The results that `var` needs before it has a value."""
     if isinstance(var, Gen):
         return [var]
+    if isinstance(var, Reasoned):
+        return [var.gen]
     if isinstance(var, Gathered):
         return [gen for part in var.parts for gen in waited_for(part)]
     if isinstance(var, Written):
@@ -48,6 +57,8 @@ def value_now(var: Var) -> Any:
     if isinstance(var, Gen):
         values = var.values
         return values[0] if len(values) == 1 else values
+    if isinstance(var, Reasoned):
+        return var.gen.reasoning
     if isinstance(var, Gathered):
         return [value_now(part) for part in var.parts]
     if isinstance(var, Written):
