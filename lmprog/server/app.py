@@ -41,7 +41,7 @@ def route_modules() -> tuple[RouteModule, ...]:
 def build_app(gateway: Gateway) -> Starlette:
     """The ASGI application on `gateway`."""
     routes = [route for module in route_modules() for route in module.routes(gateway)]
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[
             Middleware(Entrance, gateway=gateway),
@@ -55,6 +55,8 @@ def build_app(gateway: Gateway) -> Starlette:
             Exception: _broke,
         },
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _routing_failed(request: Request, error: Exception) -> Response:
