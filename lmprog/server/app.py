@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from lmprog.errors import LmprogError
-from lmprog.server import health, page, programs, responses
+from lmprog.server import health, openapi, page, programs, responses
 from lmprog.server.auth import Guard
 from lmprog.server.entrance import Entrance
 from lmprog.server.errors import CLIENT_GONE, ClientGone, HttpError, Problem, problem_of, response_of
@@ -35,7 +35,7 @@ class RouteModule(Protocol):
 
 def route_modules() -> tuple[RouteModule, ...]:
     """Add yours here."""
-    return (health, models, chat, completions, responses, programs, generate, about, spelling, page)
+    return (health, models, chat, completions, responses, programs, generate, about, spelling, openapi, page)
 
 
 def build_app(gateway: Gateway) -> Starlette:

@@ -1,0 +1,7 @@
+"""What the server offers, as an OpenAPI document and as a page that needs no network."""
+
+from __future__ import annotations
+
+from lmprog.server.openapi.page import routes
+
+__all__ = ["routes"]

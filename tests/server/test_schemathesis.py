@@ -1,0 +1,117 @@
+"""Requests drawn from the OpenAPI document, right ones and wrong ones: none of them makes the server fail.
+
+A small number of cases in the usual suite; `LMPROG_SCHEMATHESIS=2000` tries as many. Each answer must be below 500
+and JSON where it says so, every refusal in the one form, and the server must be well afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import hypothesis
+import pytest
+
+from tests.conftest import SEED
+from tests.server.live import Live
+
+schemathesis = pytest.importorskip("schemathesis")
+
+CASES = int(os.environ.get("LMPROG_SCHEMATHESIS", "150"))
+SECONDS = 60.0 if CASES <= 500 else 1800.0
+"""After these no new case is begun."""
+LEFT_OUT = ("/v1/responses/{response}/cancel", "/flush_cache", "/ui", "/admin")
+SHORT = 8
+"""Most tokens that a drawn request may generate: long ones try the runtime, which is not what is tried here."""
+
+
+def shortened(value: object) -> object:
+    """The body with its number of tokens, results and options held down, so that many cases fit in the time."""
+    if isinstance(value, list):
+        return [shortened(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: shortened(one) for key, one in value.items()}
+    for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n", "best_of"):
+        if isinstance(made.get(key), int) and made[key] > SHORT:
+            made[key] = SHORT
+    return made
+
+
+def bounded(path: str, body: object) -> object:
+    """Where nothing says how long, the answer would be as long as the context."""
+    if not isinstance(body, dict):
+        return body
+    made = shortened(body)
+    assert isinstance(made, dict)
+    if path == "/generate" and isinstance(made.get("sampling_params"), dict):
+        made["sampling_params"].setdefault("max_new_tokens", SHORT)
+    elif path.endswith("completions"):
+        made.setdefault("max_tokens", SHORT)
+    elif path == "/v1/responses":
+        made.setdefault("max_output_tokens", SHORT)
+    return made
+
+
+def test_no_request_makes_the_server_fail(live: Live) -> None:
+    schema = schemathesis.openapi.from_dict(live.http.get("/openapi.json").json())
+    operations = [found.ok() for found in schema.get_all_operations() if not found.ok().path.startswith(LEFT_OUT)]
+    assert len(operations) > 15
+    weights = [6 if operation.body else 1 for operation in operations]
+    began = time.monotonic()
+    tried: dict[int, int] = {}
+
+    for operation, weight in zip(operations, weights, strict=True):
+        count = max(1, round(CASES * weight / sum(weights)))
+        modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
+        for mode in modes if operation.body else modes[:1]:
+            share = max(1, count // 2 if operation.body else count)
+            explore(live, operation, mode, share, began + SECONDS, tried)
+    print(f"{sum(tried.values())} cases: {dict(sorted(tried.items()))}")
+    assert sum(tried.values()) > min(CASES // 2, 50)
+    assert live.ok("/generate", text="well", sampling_params={"max_new_tokens": 1})["text"] is not None
+    assert live.http.get("/server_info").json()["internal_states"][0]["open_branches"] == 0
+
+
+def explore(live: Live, operation: Any, mode: Any, count: int, until: float, tried: dict[int, int]) -> None:
+    """Draws `count` requests for one operation."""
+
+    @hypothesis.settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate],
+    )
+    @hypothesis.seed(SEED)
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        if time.monotonic() < until:
+            check(live, case, operation.path, tried)
+
+    ask()
+
+
+def check(live: Live, case: Any, path: str, tried: dict[int, int]) -> None:
+    given = case.as_transport_kwargs(base_url=live.url)
+    if "json" in given:
+        given["json"] = bounded(path, given["json"])
+    if not all(_sendable(value) for value in (given.get("headers") or {}).values()):
+        return
+    response = live.http.request(
+        given["method"],
+        given["url"],
+        headers={name: value for name, value in (given.get("headers") or {}).items() if value is not None},
+        **({"json": given["json"]} if "json" in given else {}),
+    )
+    tried[response.status_code] = tried.get(response.status_code, 0) + 1
+    assert response.status_code < 500, (path, given.get("json"), response.text[:500])
+    if response.status_code >= 400:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    elif response.headers.get("content-type", "").startswith("application/json"):
+        response.json()
+
+
+def _sendable(value: object) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isprintable()
