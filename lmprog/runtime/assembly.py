@@ -25,15 +25,23 @@ from lmprog.transport import RuntimeChannel
 
 
 def assemble(
-    config: RuntimeConfig, channel: RuntimeChannel, stage: Callable[[str], None] = lambda _: None
+    config: RuntimeConfig,
+    channel: RuntimeChannel,
+    stage: Callable[[str], None] = lambda _: None,
+    resolved: Callable[[str, str], None] = lambda _name, _value: None,
 ) -> tuple[Loop, wire.Welcome]:
-    """A loop that serves `channel` with the model of `config`. Raises ModelError and its like, all worded for users."""
+    """A loop that serves `channel` with the model of `config`. Raises ModelError and its like, all worded for users.
+
+    `stage` is told what it is busy with, `resolved` what was decided where `config` left it open.
+    """
     stage("imports its libraries")
     from lmprog.runtime.engine import load_engine
     from lmprog.runtime.sampler import Sampler
 
     stage("loads the model")
     engine = load_engine(config)
+    resolved("dtype", str(engine.dtype).removeprefix("torch."))
+    resolved("attention", type(engine.attention).__name__.removesuffix("Attention").lower())
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     scheduler = Scheduler(scheduling, engine.context_len)

@@ -44,7 +44,8 @@ def main() -> int:
         channel = ZmqRuntimeChannel(asked.address)
         from lmprog.runtime.assembly import assemble
 
-        loop, welcome = assemble(config, channel, parent.stage)
+        resolved: dict[str, str] = {}
+        loop, welcome = assemble(config, channel, parent.stage, resolved.__setitem__)
     except LmprogError as error:
         parent.failed(error)
         return 1
@@ -55,6 +56,7 @@ def main() -> int:
         "context_len": welcome.context_len,
         "page_size": welcome.page_size,
         "num_pages": welcome.num_pages,
+        **resolved,
     }
     parent.ready(channel.address, facts)
     while not stop.is_set():

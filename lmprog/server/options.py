@@ -45,6 +45,20 @@ _HELP: Mapping[str, str] = {
     "drain_seconds": "seconds that requests may take to finish after SIGTERM",
     "stall": "seconds without progress after which the runtime is restarted",
     "longest_step": "seconds that a computing runtime may take to answer",
+    "dtype": "of weights and activations; default: the checkpoint's own, where this machine computes it",
+    "kv_dtype": "of cached keys and values; default: dtype",
+    "attention": "which kernels; default: the best that this machine has",
+    "threads": "processor threads; default: all cores",
+    "context_len": "most tokens of one branch; default: the model's",
+    "kv_memory_mb": "memory for keys and values; default: by model and machine",
+    "page_size": "tokens of one page",
+    "num_pages": "pages of memory; 0: as kv_memory_mb says",
+    "token_budget": "tokens computed in one step",
+    "max_rows": "rows of one step",
+    "max_chunk": "tokens of one row in one step; 0: only the budget limits it",
+    "policy": "who goes first: in order of arrival, longest cached prefix, depth first",
+    "ageing": "tokens of cached prefix that one step of waiting is worth",
+    "share": "share prefixes at all",
 }
 
 
@@ -68,7 +82,8 @@ class Option:
 
     @property
     def help(self) -> str:
-        default = "" if self.default in (None, (), False) else f"default: {self.default}"
+        unsaid = self.default is None or self.default is False or self.default == ()
+        default = "" if unsaid else f"default: {self.default}"
         return "; ".join(filter(None, (_HELP.get(self.name, ""), default)))
 
 
