@@ -20,7 +20,7 @@ from lmprog.errors import LmprogError
 from lmprog.runtime.chat import ChatTemplate
 from lmprog.runtime.pins import Pin
 from lmprog.runtime.tokenizer import Tokenizer
-from lmprog.wire import Fork, Gen, Read, RoleBegin, RoleEnd, Select, Text, Tokens
+from lmprog.wire import Conversation, Fork, Gen, Read, RoleBegin, RoleEnd, Select, Text, Tokens
 
 
 class BranchState(enum.Enum):
@@ -46,7 +46,7 @@ class Promise:
 class Appending:
     """An append whose references are bound to promises already."""
 
-    pieces: tuple[Text | Tokens | Promise | RoleBegin | RoleEnd, ...]
+    pieces: tuple[Text | Tokens | Promise | RoleBegin | RoleEnd | Conversation, ...]
 
 
 @dataclass(frozen=True, slots=True)

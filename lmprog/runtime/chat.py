@@ -56,6 +56,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._special = dict(special)
+        self._source = source
         self._sandbox = Sandbox(source)
         self._changes_daily = "strftime_now" in source
         self._turn = functools.lru_cache(maxsize=256)(self._find_turn)
@@ -94,6 +95,16 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+
+    def converse(self, messages: str, tools: str = "", plain: str = "", mark: str = "") -> str:
+        """A whole conversation, up to where the assistant begins. `messages`, `tools` and `plain` are JSON.
+
+        `plain` is written, without tools, where the template's source does not have `mark`. Raises NotSupported like
+        `render`.
+        """
+        if mark and mark not in self._source:
+            messages, tools = plain, ""
+        return self.render(_parsed(messages), True, {"tools": _parsed(tools) if tools else None})
 
     def _day(self) -> int:
         """Changes when the answer of `strftime_now` may, so that no date is remembered for longer than its day."""
@@ -220,6 +231,17 @@ def load_template(folder: Path | None, explicit: str | None = None) -> ChatTempl
             f'("{PLAIN}" writes "User: ..." lines).'
         )
     return ChatTemplate(source, special)
+
+
+def _parsed(text: str) -> list[Mapping[str, object]]:
+    """A list of objects. Raises NotSupported for other JSON, or none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NotSupported(f"the conversation is not JSON: {error}") from None
+    if not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
+        raise NotSupported("the conversation is not a list of objects.")
+    return value
 
 
 def _source_in(folder: Path, config: Mapping[str, Any]) -> str | None:

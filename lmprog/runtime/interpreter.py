@@ -150,7 +150,7 @@ class Interpreter:
 
     def _bind(self, client_id: ClientId, client: Client, pieces: tuple[wire.Piece, ...]) -> Appending:
         """References become promises when they arrive, so that later closings cannot take them away."""
-        bound: list[wire.Text | wire.Tokens | Promise | wire.RoleBegin | wire.RoleEnd] = []
+        bound: list[wire.Text | wire.Tokens | Promise | wire.RoleBegin | wire.RoleEnd | wire.Conversation] = []
         for piece in pieces:
             if isinstance(piece, wire.Ref):
                 bound.append(client.promise(piece))

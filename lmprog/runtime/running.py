@@ -115,6 +115,8 @@ class Runner:
                     branch.begin_role(role, self._template())
                 case wire.RoleEnd(role=role):
                     branch.end_role(role, self._template())
+                case wire.Conversation():
+                    branch.append(self._template().converse(piece.messages, piece.tools, piece.plain, piece.mark))
 
     def _reach(self, ongoing: Ongoing) -> None:
         """The branch has come to a call: it is answered, or becomes lanes and is submitted."""

@@ -43,7 +43,20 @@ class RoleEnd(Message, frozen=True):
     role: ShortText
 
 
-Piece: TypeAlias = Text | Tokens | Ref | Gained | RoleBegin | RoleEnd
+class Conversation(Message, frozen=True):
+    """A whole conversation as the checkpoint's own template writes it, up to where the assistant begins.
+
+    `messages` and `tools` are JSON, in the shapes that templates know. A template whose source does not have `mark`
+    writes `plain` instead, without tools. Turns that are opened after it know nothing of its turns.
+    """
+
+    messages: Annotated[str, Meta(max_length=33_554_432)]
+    tools: Annotated[str, Meta(max_length=33_554_432)] = ""
+    plain: Annotated[str, Meta(max_length=33_554_432)] = ""
+    mark: ShortText = ""
+
+
+Piece: TypeAlias = Text | Tokens | Ref | Gained | RoleBegin | RoleEnd | Conversation
 
 
 class Hello(Message, frozen=True):

@@ -235,3 +235,34 @@ def test_the_shipped_template_is_the_one_its_folder_has() -> None:
     template = load_template(nano)
     messages = messages_of(["system", "user", "assistant", "user"])
     assert grown(template, messages) + template.begin(messages, "assistant") == template.render(messages)
+
+
+def test_a_whole_conversation_is_what_the_template_writes_of_it() -> None:
+    messages = messages_of(["system", "user", "assistant", "user"])
+    template = ChatTemplate(CHATML, SPECIAL)
+    assert template.converse(json.dumps(messages)) == template.render(messages, add_generation_prompt=True)
+
+
+def test_tools_go_to_templates_that_have_the_mark_and_plain_turns_to_the_others() -> None:
+    source = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+    messages, plain, tools = '[{"content": "whole"}]', '[{"content": "plain"}]', '[{"name": "add"}]'
+    assert ChatTemplate(source, {}).converse(messages, tools, plain, "<call>") == "plain;"
+    knowing = source + "{% for t in tools or [] %}<call>{{ t['name'] }}{% endfor %}"
+    assert ChatTemplate(knowing, {}).converse(messages, tools, plain, "<call>") == "whole;<call>add"
+    assert ChatTemplate(knowing, {}).converse(messages) == "whole;"
+
+
+@pytest.mark.parametrize("wrong", ["", "{", "{}", "[1]", "[" * 100_000, '["x"]'])
+def test_a_conversation_that_is_no_list_of_objects_is_refused(wrong: str) -> None:
+    with pytest.raises(NotSupported, match="the conversation is not"):
+        ChatTemplate(CHATML, SPECIAL).converse(wrong)
+
+
+def test_a_whole_conversation_of_many_turns_is_written_in_one_go() -> None:
+    """Turn by turn each of them costs as much as all before it; this is for those who have them all."""
+    messages = messages_of(["user", "assistant"] * (MAX_MESSAGES // 2))
+    template = ChatTemplate(CHATML, SPECIAL)
+    began = time.process_time()
+    text = template.converse(json.dumps(messages))
+    assert text.count("<|im_start|>") == MAX_MESSAGES + 1
+    assert time.process_time() - began < 20

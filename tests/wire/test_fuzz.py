@@ -16,7 +16,16 @@ SEED = 20261121
 OPS: tuple[wire.Op, ...] = (
     wire.Hello(wire.PROTOCOL_VERSION, "fuzz"),
     wire.Open(1, "salt"),
-    wire.Append(1, (wire.Text("Once upon a time"), wire.Ref(3, 1), wire.Gained(2), wire.RoleBegin("user"))),
+    wire.Append(
+        1,
+        (
+            wire.Text("Once upon a time"),
+            wire.Ref(3, 1),
+            wire.Gained(2),
+            wire.RoleBegin("user"),
+            wire.Conversation("[]"),
+        ),
+    ),
     wire.Gen(1, 2, wire.Sampling(temperature=0.5, stop=("\n",), logit_bias=((3, 1.5),)), wire.Regex("[a-z]+")),
     wire.Gen(1, 3, constraint=wire.JsonSchema('{"type":"object"}'), stream=True, timeout=3.0),
     wire.Select(1, 4, ("yes", "no"), "greedy_token_selection"),

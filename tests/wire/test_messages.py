@@ -35,6 +35,7 @@ pieces = st.one_of(
     st.builds(wire.Gained, ids),
     st.builds(wire.RoleBegin, texts),
     st.builds(wire.RoleEnd, texts),
+    st.builds(wire.Conversation, texts, texts, texts, texts),
 )
 constraints = st.one_of(
     st.none(),
