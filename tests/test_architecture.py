@@ -64,7 +64,7 @@ UNITS = {
         "errors wire transport radix fsm text scheduling",
     ),
     "constraint": Unit("lmprog.constrained", "errors wire lang fsm interpreter"),
-    "loop": Unit("lmprog.runtime.loop", "errors transport scheduling interpreter"),
+    "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling interpreter"),
     # tensors: they see batches, never requests
     "tensors": Unit(
         "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
@@ -87,7 +87,8 @@ UNITS = {
 # Through which modules a library enters. What is not listed is not imported by `lmprog` at all.
 DOORS = {
     "zmq": "lmprog.transport",
-    "msgspec": "lmprog.wire lmprog.launch.child lmprog.lang.sampling lmprog.lang.backends.blackbox lmprog.server",
+    "msgspec": "lmprog.wire lmprog.cli.run "
+    "lmprog.launch.child lmprog.lang.sampling lmprog.lang.backends.blackbox lmprog.server",
     **dict.fromkeys(("starlette", "uvicorn", "uvloop", "h11", "anyio", "prometheus_client"), "lmprog.server"),
     "torch": "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
     "lmprog.runtime.sampler lmprog.runtime.penalties lmprog.cli.doctor",
@@ -103,7 +104,7 @@ DOORS = {
     "pydantic": "lmprog.lang",
     "yaml": "lmprog.server.configuration",
     **dict.fromkeys(("openai", "anthropic", "litellm", "httpx2", "jsonschema"), "lmprog.lang.backends"),
-    "tqdm": "lmprog.lang.program lmprog.runtime.model",
+    "tqdm": "lmprog.lang.program lmprog.runtime.model lmprog.cli.batch",
     "rich": "lmprog.cli lmprog.demo",
     "typing_extensions": "lmprog.lang",
 }

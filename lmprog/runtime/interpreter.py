@@ -128,6 +128,8 @@ class Interpreter:
             **{f"channel_{name}": float(count) for name, count in self._counters.items()},
             "running": float(len(scheduler.seated)),
             "waiting": float(len(scheduler.line)),
+            "unseated": float(sum(1 for lane in scheduler.line if lane.seat)),
+            "programs": float(self._num_programs),
             "pages": float(scheduler.pages.num_pages),
             "pages_free": float(scheduler.pages.num_free),
             "pages_cached": float(scheduler.tree.num_cached),

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from lmprog import wire
 from lmprog.errors import ModelError
 from lmprog.runtime.batch import Batch, build_batch
 from lmprog.runtime.interpreter import Interpreter
@@ -17,7 +18,7 @@ from lmprog.runtime.masks import fill_masks
 from lmprog.runtime.picks import Pick, Sampled, Score
 from lmprog.runtime.plan import Plan
 from lmprog.runtime.scheduler import Progress, Scheduler
-from lmprog.transport import RuntimeChannel
+from lmprog.transport import ClientId, Gone, RuntimeChannel
 
 log = logging.getLogger("lmprog")
 
@@ -67,7 +68,7 @@ class Loop:
 
     def step(self) -> None:
         """One turn."""
-        for client, message in self.channel.receive(self._wait()):
+        for client, message in self._receive():
             self.interpreter.handle(client, message)
         began = self._clock()
         plan = self.scheduler.plan()  # who runs how many tokens; their slots are held
@@ -75,6 +76,14 @@ class Loop:
         self.channel.send(self.interpreter.deliver(progress, began))
         if self.scheduler.idle:
             self._look_after()
+
+    def _receive(self) -> list[tuple[ClientId, wire.Op | Gone]]:
+        """What has come; with nothing to do, waits for it."""
+        idle, began = self.scheduler.idle, self._clock()
+        messages = self.channel.receive(self._wait())
+        if idle:
+            self.scheduler.stats.idle_seconds += self._clock() - began
+        return messages
 
     def _look_after(self) -> None:
         """Once after each stretch of work: do the books of tree, pages and lanes balance? A server goes on if not."""

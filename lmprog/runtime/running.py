@@ -95,6 +95,7 @@ class Runner:
                         child.birth(branch)
                         self._endings.stand(child, branch.pin.node if branch.pin else None)
                         self._scheduler.stats.forks += 1
+                        self._scheduler.stats.fork_shared_tokens += len(branch.tokens)
                         self._endings.ready.append((client_id, child))
             case wire.Gen(call=call) | wire.Select(call=call) | wire.Read(call=call):
                 self._reach(client.calls[call])
