@@ -85,11 +85,8 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         )
     if made.constraint is not None and box.choice == "auto":
         box = Toolbox()  # a confined text cannot be a call: the tools are not even told
-    pieces = pieces_of(body.messages, box.text, bool(body.continue_final_message))
-    if box.opening:
-        pieces = (*pieces, wire.Text(box.opening))
     prompt = Prompt(
-        pieces=pieces,
+        pieces=pieces_of(body.messages, box, bool(body.continue_final_message)),
         sampling=_sampling(body, box),
         constraint=made.constraint or box.constraint,
         priority=body.priority or 0,

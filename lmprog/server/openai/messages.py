@@ -1,11 +1,13 @@
-"""Chat messages into pieces of a branch: roles as the checkpoint's template writes them, contents as they are.
+"""Chat messages into a conversation that the checkpoint's template writes.
 
-Calls of tools and their results are written as text, in the one form of `tools`: an assistant's calls behind its
-content, results as a user's turn. Knows message shapes; what roles a model has is the runtime's to say.
+Where tools are in play it goes out twice: as a template that teaches the form of `tools` by itself expects it, and
+plain, for all others: calls as text behind the assistant's content, results as a user's turn. The runtime, which has
+the template, takes the one that fits. Knows message shapes; what roles a model has is the runtime's to say.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import msgspec
@@ -13,8 +15,10 @@ import msgspec
 from lmprog import wire
 from lmprog.server.errors import HttpError, refused
 from lmprog.server.limits import within
-from lmprog.server.openai.tools import called, result
+from lmprog.server.openai.tools import BEGIN as MARK
+from lmprog.server.openai.tools import Toolbox, called, result
 
+_MOST_BRACKETS = 512  # more could nest deeper than JSON can be written again
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -46,37 +50,76 @@ class Message(msgspec.Struct):
     function_call: Any = None
 
 
-def pieces_of(messages: list[Message], tools_text: str, goes_on: bool = False) -> tuple[wire.Piece, ...]:
-    """The conversation up to where the assistant writes. `tools_text` is for the system; with `goes_on` the last
-    message, an assistant's, is continued. Raises HttpError for what cannot be written."""
-    turns: list[tuple[str, str]] = []
-    for place, message in enumerate(messages):
-        role, text = _turn(message, f"messages[{place}]")
-        if role == "tool" and turns and turns[-1][0] == "tool":
-            text = turns.pop()[1] + "\n" + text
-        turns.append((role, text))
-    if tools_text:
-        if turns[0][0] == "system":
-            turns[0] = ("system", f"{turns[0][1]}\n\n{tools_text}")
-        else:
-            turns.insert(0, ("system", tools_text))
-    if goes_on and turns[-1][0] != "assistant":
-        raise refused(
-            f"continue_final_message is true, and the last message is the {turns[-1][0]}'s; it must be the "
-            "assistant's.",
-            "continue_final_message",
+def pieces_of(messages: list[Message], box: Toolbox, goes_on: bool = False) -> tuple[wire.Piece, ...]:
+    """The conversation up to where the assistant writes; with `goes_on` the last message, the assistant's, is where it
+    goes on. Raises HttpError for what cannot be written."""
+    turns = [_turn(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    last = ""
+    if goes_on:
+        role, last = turns.pop()
+        if role != "assistant":
+            raise refused(
+                f"continue_final_message is true, and the last message is the {role}'s; it must be the assistant's.",
+                "continue_final_message",
+            )
+        messages = messages[:-1]
+    plain = json.dumps(_plain(turns, box.text))
+    uses_tools = bool(box.text) or any(message.role == "tool" or message.tool_calls for message in messages)
+    if not uses_tools:
+        conversation = wire.Conversation(plain)
+    else:
+        native = json.dumps(
+            [_native(message, role_and_text) for message, role_and_text in zip(messages, turns, strict=True)]
         )
-    pieces: list[wire.Piece] = []
-    for place, (role, text) in enumerate(turns):
-        role = "user" if role == "tool" else role
-        pieces.append(wire.RoleBegin(role))
-        if text:
-            pieces.append(wire.Text(text))
-        if not (goes_on and place == len(turns) - 1):
-            pieces.append(wire.RoleEnd(role))
-    if not goes_on:
-        pieces.append(wire.RoleBegin("assistant"))
-    return tuple(pieces)
+        conversation = wire.Conversation(native, json.dumps(box.told), plain, MARK)
+    more = last + box.opening
+    return (conversation, wire.Text(more)) if more else (conversation,)
+
+
+def _plain(turns: list[tuple[str, str]], tools_text: str) -> list[dict[str, str]]:
+    """For templates that know no tools: results are the user's, and the tools are told by the system."""
+    made: list[tuple[str, str]] = []
+    for role, text in turns:
+        if role == "tool" and made and made[-1][0] == "tool":
+            text = made.pop()[1] + "\n" + text
+        made.append((role, text))
+    if tools_text:
+        if made and made[0][0] == "system":
+            made[0] = ("system", f"{made[0][1]}\n\n{tools_text}")
+        else:
+            made.insert(0, ("system", tools_text))
+    return [{"role": "user" if role == "tool" else role, "content": text} for role, text in made]
+
+
+def _native(message: Message, turn: tuple[str, str]) -> dict[str, Any]:
+    """As templates that know tools expect it."""
+    role, _ = turn
+    made: dict[str, Any] = {"role": role, "content": _text(message.content, "")}
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id or "",
+                "function": {"name": call.function.name, "arguments": _arguments(call)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        made["name"] = message.name
+    return made
+
+
+def _arguments(call: CalledTool) -> Any:
+    """As an object, which is what templates write as JSON; as the text that it is where it is none."""
+    text = call.function.arguments or "{}"
+    if text.count("{") + text.count("[") > _MOST_BRACKETS:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _turn(message: Message, at: str) -> tuple[str, str]:

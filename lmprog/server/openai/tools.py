@@ -1,6 +1,7 @@
 """Tools: how they are told to the model, how it is made to call them, how a call is read out of its text.
 
-There is one form, for every model: the system's text lists the tools between `<tools>` tags, and a call is
+There is one form, for every model: the system's text lists the tools between `<tools>` tags (in the checkpoint's own
+words, where its template teaches this form), and a call is
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
@@ -69,7 +70,12 @@ class Toolbox:
     @property
     def text(self) -> str:
         """For the system; "" where no tool is to be used."""
-        return "" if self.choice == "none" else told(self.tools)
+        return "" if self.choice == "none" else text_of(self.told)
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """The tools as a template is told of them."""
+        return [] if self.choice == "none" else [_described(tool) for tool in self.tools]
 
     @property
     def opening(self) -> str:
@@ -134,18 +140,19 @@ def toolbox(tools: Sequence[Tool] | None, choice: str | NamedTool | None, parall
     return Toolbox(kind, functions, parallel is not False)
 
 
-def told(tools: Sequence[FunctionTool]) -> str:
-    """The system's text about the tools."""
-    lines = []
-    for tool in tools:
-        about: dict[str, Any] = {"name": tool.name}
-        if tool.description:
-            about["description"] = tool.description
-        about["parameters"] = tool.parameters or {"type": "object", "properties": {}}
-        lines.append(_json({"type": "function", "function": about}))
+def _described(tool: FunctionTool) -> dict[str, Any]:
+    about: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        about["description"] = tool.description
+    about["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": about}
+
+
+def text_of(told: Sequence[dict[str, Any]]) -> str:
+    """The system's text about the tools, for templates that have none of their own."""
     return (
         "You have these functions, each described by the JSON schema of its arguments:\n<tools>\n"
-        + "\n".join(lines)
+        + "\n".join(_json(tool) for tool in told)
         + "\n</tools>\n\nTo call one, write its name and arguments as a JSON object between tags, and nothing after:\n"
         + f'{BEGIN}\n{{"name": "the function", "arguments": {{"an argument": "its value"}}}}\n{END}'
     )
