@@ -98,6 +98,10 @@ class Graph:
         last = self.steps[parent][-1]
         if isinstance(last, Join):
             self.steps[parent][-1] = Join((*last.children, child))
+            at = (parent, len(self.steps[parent]) - 1)
+            if self.order[-1] != at:  # it comes after all that its children did
+                self.order.remove(at)
+                self.order.append(at)
         else:
             self._add(parent, Join((child,)))
 
@@ -149,47 +153,24 @@ class Graph:
             return f"(all that branch {self.numbers[piece.branch]} gained)"
         if isinstance(piece, wire.Tokens):
             return f"({len(piece.ids)} tokens)"
-        return f"<{piece.role}>" if isinstance(piece, wire.RoleBegin) else f"</{piece.role}>"
+        if isinstance(piece, wire.RoleBegin | wire.RoleEnd):
+            return f"<{piece.role}>" if isinstance(piece, wire.RoleBegin) else f"</{piece.role}>"
+        return f"({type(piece).__name__.lower()})"  # which this frontend does not post
 
-    # --- for Graphviz -------------------------------------------------------------------------------------------
+    # --- as a picture -------------------------------------------------------------------------------------------
 
     def to_dot(self) -> str:
         """The graph in Graphviz's language: `dot -Tsvg`. Dashed edges are results that go into later text."""
-        nodes: list[str] = []
-        edges: list[str] = []
-        last: dict[int, str] = {}  # branch -> its newest node
-        made_by: dict[int, str] = {}  # call -> its node
-        for branch, index in self.order:
-            step = self.steps[branch][index]
-            node = f"n{len(nodes)}"
-            shape = {wire.Append: "box", wire.Fork: "triangle", Join: "invtriangle"}.get(type(step), "ellipse")
-            nodes.append(f"  {node} [shape={shape}, label={_quoted(self.describe(step))}];")
-            if branch in last:
-                edges.append(f"  {last[branch]} -> {node};")
-            last[branch] = node
-            if isinstance(step, wire.Fork):
-                last.update(dict.fromkeys(step.children, node))
-            elif isinstance(step, Join):
-                edges += [f"  {last[child]} -> {node};" for child in step.children]
-            elif isinstance(step, wire.Append):
-                edges += [f"  {source} -> {node} [style=dashed];" for source in self._sources(step, made_by, last)]
-            else:
-                made_by[step.call] = node
-        return "\n".join([f"digraph {_quoted(self.name)} {{", *nodes, *edges, "}"])
+        from lmprog.lang.rehearsal.drawing import drawing_of
 
-    def _sources(self, step: wire.Append, made_by: Mapping[int, str], last: Mapping[int, str]) -> list[str]:
-        """The nodes whose results stand in a text: by reference, or because the program read and wrote them."""
-        found: list[str] = []
-        for piece in step.pieces:
-            if isinstance(piece, wire.Ref):
-                found.append(made_by[piece.call])
-            elif isinstance(piece, wire.Gained):
-                found.append(last[piece.branch])
-            elif isinstance(piece, wire.Text):
-                found += [node for call, node in made_by.items() if self.calls[call].mark in piece.text]
-        return list(dict.fromkeys(found))
+        return drawing_of(self).to_dot()
 
+    def to_svg(self) -> str:
+        """The graph as a picture, which needs no Graphviz; a notebook shows it by itself."""
+        from lmprog.lang.rehearsal.drawing import drawing_of
+        from lmprog.lang.rehearsal.svg import to_svg
 
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+        return to_svg(drawing_of(self))
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
