@@ -67,6 +67,18 @@ def _run(given: argparse.Namespace) -> int:
             from lmprog.cli import run
 
             return run.run(given)
+        case "chat":
+            from lmprog.cli import chat
+
+            return chat.run(given)
+        case "batch":
+            from lmprog.cli import batch
+
+            return batch.run(given)
+        case "bench":
+            from lmprog.cli import bench
+
+            return bench.run(given)
         case "replay":
             from lmprog.cli import replay
 

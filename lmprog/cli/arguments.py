@@ -11,6 +11,7 @@ import dataclasses
 import typing
 from typing import Any, NoReturn
 
+from lmprog.cli.asking import add_clients
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.server.options import options
 from lmprog.server.settings import Settings
@@ -49,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
     run.add_argument("--temperature", type=float, help="where the program says none (default: 1)")
     run.add_argument("--seed", type=int, help="makes the run repeat itself")
+
+    add_clients(commands, _positive)
 
     replay = commands.add_parser("replay", help="do a saved run again and compare it token for token")
     replay.add_argument("file", metavar="FILE", help="what run.save(...) wrote")

@@ -10,9 +10,12 @@ import importlib.util
 import inspect
 import json
 import sys
+import typing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import msgspec
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, UnknownName
@@ -73,6 +76,7 @@ def _load(file: Path) -> ModuleType:
 def _arguments(program: Program[Any, Any], given: list[str]) -> dict[str, Any]:
     """NAME=VALUE pairs; a value is read as JSON where it is JSON and the parameter is not declared as text."""
     parameters = dict(list(inspect.signature(program.function).parameters.items())[1:])
+    hints = _hints(program)
     found: dict[str, Any] = {}
     for pair in given:
         name, separator, text = pair.partition("=")
@@ -80,12 +84,34 @@ def _arguments(program: Program[Any, Any], given: list[str]) -> dict[str, Any]:
             raise InvalidParameter(f"--arg {pair!r} is not NAME=VALUE.", name="arg", value=pair)
         if name not in parameters:
             raise UnknownName(f"The program has no argument {name!r}; it takes {', '.join(parameters)}.", name=name)
-        found[name] = text if parameters[name].annotation in (str, "str") else _json_or_text(text)
+        found[name] = text if parameters[name].annotation in (str, "str") else _fitting(name, text, hints)
     missing = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     missing = [name for name in missing if name not in found and name not in program.bound]
     if missing:
         raise InvalidParameter(f"The program needs --arg {missing[0]}=...", name=missing[0])
     return found
+
+
+def _hints(program: Program[Any, Any]) -> dict[str, Any]:
+    """The declared types; none where they cannot be known here."""
+    try:
+        return typing.get_type_hints(program.function)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _fitting(name: str, text: str, hints: dict[str, Any]) -> Any:
+    """The value as its parameter declares it. Raises InvalidParameter for one of another type."""
+    value = _json_or_text(text)
+    kind = hints.get(name, Any)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        shown = text if len(text) <= 60 else text[:60] + "..."
+        said = str(error).replace("`", "")
+        raise InvalidParameter(f"--arg {name}={shown}: {said[:1].lower()}{said[1:]}.", name=name, value=shown) from None
+    except TypeError:  # a type that is no plain data: the program's own business
+        return value
 
 
 def _json_or_text(text: str) -> Any:

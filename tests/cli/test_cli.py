@@ -33,7 +33,7 @@ PROGRAM = """
 import lmprog
 
 @lmprog.function
-def greet(s, name: str, times=1):
+def greet(s, name: str, times: int = 1):
     s += f"Hello {name} {times!r}"
     return times
 
@@ -123,6 +123,8 @@ def test_what_is_unknown_or_wrong_is_refused_with_code_2_and_one_sentence(argume
     [
         (["--arg", "nam=x"], "no argument 'nam'; it takes name, times"),
         (["--arg", "name"], "not NAME=VALUE"),
+        (["--arg", "name=x", "--arg", "times=often"], "--arg times=often: expected int, got str."),
+        (["--arg", "name=x", "--arg", "times=[1]"], "--arg times=[1]: expected int, got array."),
         ([], "needs --arg name="),
         (["--arg", "name=x", "--address", "ipc://x", "--model", "nano"], "not both"),
         (["--arg", "name=x", "--temperature", "-1"], "temperature=-1.0 is not allowed"),

@@ -1,0 +1,45 @@
+"""A server of a command's own: a runtime and a gateway before it on this machine, with a key that nobody else knows.
+
+Knows how to start and stop both; knows no requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections.abc import Iterator
+
+from lmprog.errors import RuntimeGone
+from lmprog.launch import Runtime
+from lmprog.server.run import HttpServer, bind, serve, url_of
+from lmprog.server.settings import Settings
+
+START_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def own_server(model: str, requests: int) -> Iterator[tuple[str, str]]:
+    """(URL, key) of a server for `requests` at once, for as long as the block runs."""
+    key = secrets.token_urlsafe(24)
+    settings = Settings(port=0, api_keys=(key,), max_running=max(256, requests), drain=1.0)
+    bound = bind(settings)
+    ready = threading.Event()
+    servers: list[HttpServer] = []
+
+    def when_ready(server: HttpServer) -> None:
+        servers.append(server)
+        ready.set()
+
+    with Runtime(model) as runtime:
+        thread = threading.Thread(target=lambda: asyncio.run(serve(settings, runtime, bound, when_ready)))
+        thread.start()
+        try:
+            if not ready.wait(START_SECONDS):
+                raise RuntimeGone("The server did not start.")
+            yield url_of(bound), key
+        finally:
+            for server in servers:
+                server.stop_now()
+            thread.join()
