@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
+    from lmprog.lang.backends.anthropic import Anthropic as Anthropic
     from lmprog.lang.backends.default import set_default_backend as set_default_backend
     from lmprog.lang.backends.embedded import Runtime as Runtime
     from lmprog.lang.backends.embedded import connect as connect
+    from lmprog.lang.backends.endpoint import RuntimeEndpoint as RuntimeEndpoint
+    from lmprog.lang.backends.litellm import LiteLLM as LiteLLM
     from lmprog.lang.backends.openai import OpenAI as OpenAI
     from lmprog.lang.choices import greedy_token_selection as greedy_token_selection
     from lmprog.lang.choices import token_length_normalized as token_length_normalized
@@ -72,11 +75,14 @@ _HOMES = {
     **dict.fromkeys(("Results", "Run"), "lmprog.lang.results"),
     **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.lang.service"),
     **dict.fromkeys(("Runtime", "connect"), "lmprog.lang.backends.embedded"),
+    "Anthropic": "lmprog.lang.backends.anthropic",
     "Branch": "lmprog.lang.state",
     "Branches": "lmprog.lang.fork",
     "Gen": "lmprog.lang.values",
+    "LiteLLM": "lmprog.lang.backends.litellm",
     "LmprogError": "lmprog.errors",
     "OpenAI": "lmprog.lang.backends.openai",
+    "RuntimeEndpoint": "lmprog.lang.backends.endpoint",
     "constraint": "lmprog.constrained",
     "Partial": "lmprog.lang.partial",
     "Sampling": "lmprog.lang.sampling",

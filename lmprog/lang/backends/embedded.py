@@ -5,13 +5,16 @@ Joins `lmprog.launch`, which knows processes, with the client. Imported when the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmprog import launch
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.transport import CurveClient
+
+if TYPE_CHECKING:
+    from lmprog.lang.backends.endpoint import RuntimeEndpoint
 
 
 class Runtime(RuntimeBackend):
@@ -47,7 +50,16 @@ class Runtime(RuntimeBackend):
         self.close()
 
 
-def connect(address: str, *, keys: CurveClient | None = None, timeout: float = 30.0) -> RuntimeBackend:
-    """The backend on a runtime that runs at `address` (`ipc://...` or `tcp://...`)."""
+def connect(
+    address: str, *, keys: CurveClient | None = None, timeout: float = 30.0, api_key: str | None = None
+) -> RuntimeBackend | RuntimeEndpoint:
+    """The backend on a runtime that runs at `address` (`ipc://...` or `tcp://...`), or on a server (`http://...`).
+
+    `timeout` (seconds) and `keys` are for runtimes, `api_key` for servers; see `RuntimeEndpoint` for their options.
+    """
+    if address.startswith(("http://", "https://")):
+        from lmprog.lang.backends.endpoint import RuntimeEndpoint
+
+        return RuntimeEndpoint(address, api_key)
     connection = launch.connect(address, client="python", keys=keys, timeout=timeout)
     return RuntimeBackend(connection, welcome=connection.info)

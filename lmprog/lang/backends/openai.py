@@ -5,19 +5,17 @@ This module is where that package enters; it is imported when a backend is made.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lmprog.errors import InvalidParameter, NotSupported, RequestRejected
 from lmprog.lang.backends.blackbox.backend import ApiBackend, ApiOptions, patience_of
 from lmprog.lang.backends.blackbox.dialects import DIALECTS, OPENAI, PLAIN, Dialect, Prefill
-from lmprog.lang.backends.blackbox.door import Json
-from lmprog.lang.backends.blackbox.failing import broken_off, failure, unreachable
 from lmprog.lang.backends.blackbox.openai_api import OpenAIApi, Service
+from lmprog.lang.backends.blackbox.sdk import SdkDoor
 from lmprog.lang.backends.blackbox.transcript import Kind
 
 if TYPE_CHECKING:
@@ -77,8 +75,7 @@ class OpenAI(ApiBackend):
             leave_out=frozenset(options.get("leave_out", ())),
         )
         patience = patience_of(options)
-        door = OpenAIDoor(_client(base_url, api_key) if client is None else client)
-        super().__init__(OpenAIApi(service, door, patience), patience, options)
+        super().__init__(OpenAIApi(service, _door(client, base_url, api_key), patience), patience, options)
 
 
 def kind_of(model: str, is_chat_model: bool | None, is_own: bool) -> Kind:
@@ -105,7 +102,7 @@ def _dialect(options: OpenAIOptions, is_own: bool) -> Dialect:
     return replace(dialect, prefill=prefill)
 
 
-def _client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:
+def _door(client: AsyncOpenAI | None, base_url: str | None, api_key: str | None) -> SdkDoor:
     try:
         import openai
     except ImportError:
@@ -113,53 +110,6 @@ def _client(base_url: str | None, api_key: str | None) -> AsyncOpenAI:
     if api_key is None and base_url is not None and not os.environ.get("OPENAI_API_KEY"):
         api_key = "none"  # local servers ask for no key, the package does
     try:
-        return openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
+        return SdkDoor(openai, client or openai.AsyncOpenAI(base_url=base_url, api_key=api_key))
     except openai.OpenAIError as error:
         raise RequestRejected(f"{error} (or set OPENAI_API_KEY)") from None
-
-
-class OpenAIDoor:
-    """Requests through the `openai` package, which knows keys, proxies and addresses; retries are not left to it."""
-
-    def __init__(self, client: AsyncOpenAI) -> None:
-        self._client = client.with_options(max_retries=0, timeout=None)
-
-    async def post(self, path: str, body: Json) -> Mapping[str, Any]:
-        with _failures():
-            return cast("Mapping[str, Any]", await self._client.post(path, cast_to=object, body=body))
-
-    async def open(self, path: str, body: Json) -> AsyncIterator[Mapping[str, Any]]:
-        from openai import AsyncStream
-
-        with _failures():
-            stream = await self._client.post(
-                path, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
-            )
-        return _pieces(stream)
-
-    async def close(self) -> None:
-        await self._client.close()
-
-
-async def _pieces(stream: Any) -> AsyncIterator[Mapping[str, Any]]:
-    try:
-        with _failures():
-            async for piece in stream:
-                yield piece
-    finally:
-        await stream.close()
-
-
-@contextlib.contextmanager
-def _failures() -> Any:
-    """The package's exceptions as those of lmprog."""
-    import openai
-
-    try:
-        yield
-    except openai.APIStatusError as error:
-        raise failure(error.status_code, error.body, error.response.headers) from None
-    except openai.APIConnectionError as error:
-        raise unreachable(error.__cause__ or error) from None
-    except openai.APIError as error:
-        raise broken_off(error.body or error.message) from None

@@ -111,7 +111,8 @@ class TextRuntime:
 
     def _take(self, op: wire.Op) -> None:
         if isinstance(op, wire.Hello):
-            self._replies.put(wire.Welcome(op.version, self._model, 2**20, 256, 1, 2**20, 0))
+            no_tokens = 0  # it counts words
+            self._replies.put(wire.Welcome(op.version, self._model, 2**20, no_tokens, 1, 2**20, 0))
         elif isinstance(op, wire.Open):
             self._branches[op.branch] = _Branch()
         elif isinstance(op, wire.Close):

@@ -65,7 +65,7 @@ class ScriptedApi:
         self.left = 0
         """Requests whose client went away while they were held."""
         self.extra: dict[str, Callable[[dict[str, Any]], object]] = {}
-        """Further routes."""
+        """Further routes. What gives a tuple tells it as a stream."""
         self._lock = threading.Lock()
         owner = self
 
@@ -165,7 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.breaks_after is None:
             self._send(fault.status, _error(fault), fault.headers)
         elif self.path in api.extra:
-            self._send(200, api.extra[self.path](body))
+            told = api.extra[self.path](body)
+            if isinstance(told, tuple):
+                self._stream(iter(told), fault)
+            else:
+                self._send(200, told)
         elif self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._send(404, {"error": {"message": f"no route {self.path}"}})
         else:
@@ -218,6 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _event(self, chunk: object) -> None:
+        if isinstance(chunk, dict) and "type" in chunk:
+            self.wfile.write(f"event: {chunk['type']}\n".encode())
         self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
         self.wfile.flush()
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import lmprog
 from lmprog import wire
 from lmprog.errors import NotSupported, RequestRejected
-from lmprog.lang.backends.blackbox.asking import Answer, Ask, Hear, Scored
+from lmprog.lang.backends.blackbox.asking import Answer, Ask, Hear
 from lmprog.lang.backends.blackbox.backend import ApiBackend
 from lmprog.lang.backends.blackbox.retrying import Patience
 from lmprog.lang.backends.blackbox.stops import Certain, first_stop
-from lmprog.lang.backends.blackbox.transcript import ChatPrompt, Kind, Prompt
+from lmprog.lang.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TextPrompt
 
 ALPHABET = "aab.\n"
 STOPS = ["\n", ".", "ab", "a.b"]
@@ -70,7 +70,7 @@ class LetterModel:
         output = wire.Output(said, (), "length" if finish == "length" else "stop", stopped_by, tokens)
         return Answer((output,), wire.Usage(prompt=len(before), generated=num_tokens if self.tells_usage else 0))
 
-    async def score(self, prompt: Prompt, choices: tuple[str, ...], *, baseline: bool) -> Scored | None:
+    async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
         return None
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
@@ -86,6 +86,7 @@ class LetterModel:
 def _written(prompt: Prompt) -> str:
     if isinstance(prompt, ChatPrompt):
         return "".join(f"<{turn.content}>" for turn in prompt.messages) + "|" + prompt.partial
+    assert isinstance(prompt, TextPrompt)
     return prompt.text
 
 

@@ -17,7 +17,6 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, ValidationFailed
 from lmprog.lang.backends.blackbox.asking import Answer, Api, Ask, Hear
 from lmprog.lang.backends.blackbox.retrying import Counters
-from lmprog.lang.backends.blackbox.selecting import chosen
 from lmprog.lang.backends.blackbox.speculation import Foretold, Speculated, beyond, may_speculate
 from lmprog.lang.backends.blackbox.stops import Certain
 from lmprog.lang.backends.blackbox.transcript import Begin, ChatPrompt, End, Item, Prompt, Transcript
@@ -202,18 +201,21 @@ class Answering:
         """By likelihood where the service tells it; else the model is asked for one of the choices."""
         prompt = state.transcript.prompt(self.api.kind)
         self._refuse_partial(prompt, state)
-        baseline = op.method == "unconditional_likelihood_normalized"
         async with self._room:
-            scored = await self.api.score(prompt, op.choices, baseline=baseline)
-        if scored is None:
+            reply = await self.api.select(prompt, op)
+        if reply is None:
             return await self._asked_for(state, op, prompt)
-        self.counters.prompt_tokens += scored.usage.prompt
-        self.counters.completion_tokens += scored.usage.generated
-        reply = chosen(op, scored)
+        self.counters.prompt_tokens += reply.usage.prompt
+        self.counters.completion_tokens += reply.usage.generated
         return state.said(op.choices[reply.index]), reply
 
     async def _asked_for(self, state: State, op: wire.Select, prompt: Prompt) -> tuple[State, wire.Chosen]:
         """A generation confined to the choices. No figures come with it: scores and probabilities are NaN."""
+        if op.method == "unconditional_likelihood_normalized":
+            raise NotSupported(
+                "this API does not tell how likely a text is, which unconditional_likelihood_normalized compares; "
+                "leave the method out: then the model is asked for one of the choices"
+            )
         sampling = wire.Sampling(temperature=op.temperature, seed=op.seed, max_tokens=_room(op.choices))
         asked = wire.Gen(op.branch, op.call, sampling, wire.Choices(op.choices))
         if self.api.enforces(wire.Choices(op.choices), prompt):

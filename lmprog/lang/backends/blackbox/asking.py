@@ -30,15 +30,6 @@ class Answer:
     usage: wire.Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """For each choice of a select its tokens' log-probabilities after the prompt and, where asked, without it."""
-
-    logprobs: tuple[tuple[float, ...], ...]
-    baselines: tuple[tuple[float, ...], ...]
-    usage: wire.Usage
-
-
 class Api(Protocol):
     """One service. All methods are called on one event loop, many at a time."""
 
@@ -53,8 +44,8 @@ class Api(Protocol):
         """Generates; streams where there is a `hear`. Raises `LmprogError`s, `NotSupported` for what it cannot do."""
         ...
 
-    async def score(self, prompt: Prompt, choices: tuple[str, ...], *, baseline: bool) -> Scored | None:
-        """The log-probabilities of `choices` as continuations; None where the service does not give them."""
+    async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
+        """A choice by likelihood; None where the service does not tell how likely a text is."""
         ...
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:

@@ -40,7 +40,5 @@ PLAIN = Dialect("plain")
 """An unknown service with OpenAI's API: nothing beyond it is taken for granted."""
 VLLM = Dialect("vllm", _LOCAL, "structured_outputs", "continue", max_stops=64, always_says=True, scores=True)
 SGLANG = Dialect("sglang", _LOCAL | {"stop_regex"}, "sglang", "continue", max_stops=64, always_says=True, scores=True)
-LMPROG = Dialect(
-    "lmprog", _LOCAL | {"stop_regex"}, "structured_outputs", "continue", max_stops=16, always_says=True, scores=True
-)
+LMPROG = Dialect("lmprog", _LOCAL, "structured_outputs", "continue", max_stops=16, always_says=True, scores=True)
 DIALECTS = {dialect.name: dialect for dialect in (OPENAI, PLAIN, VLLM, SGLANG, LMPROG)}

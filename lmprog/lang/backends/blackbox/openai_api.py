@@ -14,13 +14,15 @@ import msgspec
 
 from lmprog import wire
 from lmprog.errors import NotSupported, ProtocolError
-from lmprog.lang.backends.blackbox.asking import Answer, Ask, Hear, Scored
+from lmprog.lang.backends.blackbox.asking import Answer, Ask, Hear
 from lmprog.lang.backends.blackbox.dialects import Dialect
 from lmprog.lang.backends.blackbox.door import Door, Json
+from lmprog.lang.backends.blackbox.failing import broken_off
 from lmprog.lang.backends.blackbox.openai_answer import Drafts, echoed, usage_of
 from lmprog.lang.backends.blackbox.openai_body import body_of, enforceable
 from lmprog.lang.backends.blackbox.retrying import Patience
 from lmprog.lang.backends.blackbox.schemas import Format, format_of
+from lmprog.lang.backends.blackbox.selecting import Scored, chosen
 from lmprog.lang.backends.blackbox.stops import first_stop
 from lmprog.lang.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TextPrompt
 
@@ -38,7 +40,7 @@ class Service:
     leave_out: frozenset[str] = frozenset()
     """Fields that are never sent, because the service refuses them."""
     root: str = ""
-    """What stands before the paths."""
+    """What stands before the paths: "/v1" where the door's address is that of the whole server."""
 
 
 class OpenAIApi:
@@ -93,6 +95,8 @@ class OpenAIApi:
         async with contextlib.aclosing(cast("Any", stream)):
             pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
             async for piece in pieces:
+                if piece.get("error"):
+                    raise broken_off(piece)
                 drafts.take(piece)
 
     # --- selections -----------------------------------------------------------------------------------------------
@@ -100,21 +104,16 @@ class OpenAIApi:
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
         return enforceable(constraint, self._service.dialect, is_chat=isinstance(prompt, ChatPrompt))
 
-    async def score(self, prompt: Prompt, choices: tuple[str, ...], *, baseline: bool) -> Scored | None:
+    async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
         if not isinstance(prompt, TextPrompt) or not self._service.dialect.scores:
-            if baseline:
-                raise NotSupported(
-                    "this API does not tell how likely a text is, which unconditional_likelihood_normalized compares; "
-                    "leave the method out: then the model is asked for one of the choices"
-                )
             return None
-        texts = [prompt.text + choice for choice in choices]
-        found, usage = await self._echo(texts, choices)
+        texts = [prompt.text + choice for choice in op.choices]
+        found, usage = await self._echo(texts, op.choices)
         alone: tuple[tuple[float, ...], ...] = ()
-        if baseline:
-            alone, more = await self._echo(list(choices), choices)
+        if op.method == "unconditional_likelihood_normalized":
+            alone, more = await self._echo(list(op.choices), op.choices)
             usage = wire.Usage(prompt=usage.prompt + more.prompt, computed=usage.computed + more.computed)
-        return Scored(found, alone, usage)
+        return chosen(op, Scored(found, alone, usage))
 
     async def _echo(self, texts: list[str], choices: Sequence[str]) -> tuple[tuple[tuple[float, ...], ...], wire.Usage]:
         """All texts in one request; of each the log-probabilities of its choice's tokens."""

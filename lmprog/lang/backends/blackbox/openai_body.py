@@ -13,7 +13,7 @@ from lmprog.lang.backends.blackbox.asking import Ask
 from lmprog.lang.backends.blackbox.dialects import Dialect
 from lmprog.lang.backends.blackbox.door import Json
 from lmprog.lang.backends.blackbox.schemas import ROOM, Format
-from lmprog.lang.backends.blackbox.transcript import ChatPrompt
+from lmprog.lang.backends.blackbox.transcript import ChatPrompt, TextPrompt
 
 _BEYOND: Mapping[str, object] = {
     "top_k": -1,
@@ -31,7 +31,24 @@ _BEYOND: Mapping[str, object] = {
 def body_of(ask: Ask, model: str, dialect: Dialect, wrapping: Format | None) -> Json:
     """The request without its `stream`. Raises `NotSupported` for an option that the dialect does not know."""
     sampling, is_chat = ask.sampling, isinstance(ask.prompt, ChatPrompt)
-    body: Json = {"model": model, **_prompt(ask, dialect)}
+    body: Json = {"model": model, **_prompt(ask, dialect), **sampling_fields(sampling, dialect)}
+    if sampling.max_tokens is not None:
+        room = ROOM if wrapping is not None and wrapping.is_wrapped else 0
+        body[dialect.max_tokens if is_chat else "max_tokens"] = sampling.max_tokens + room
+    if sampling.logprobs is not None and is_chat:
+        body["logprobs"] = True
+        if sampling.logprobs:
+            body["top_logprobs"] = sampling.logprobs
+    elif sampling.logprobs is not None:
+        body["logprobs"] = sampling.logprobs
+    if ask.constraint is not None:
+        body.update(_constraint(ask.constraint, dialect, wrapping))
+    return body
+
+
+def sampling_fields(sampling: wire.Sampling, dialect: Dialect) -> Json:
+    """How to sample and where to stop, but for the number of tokens. Raises `NotSupported`."""
+    body: Json = {}
     for name, default, key in (
         ("temperature", 1.0, "temperature"),
         ("top_p", 1.0, "top_p"),
@@ -49,25 +66,14 @@ def body_of(ask: Ask, model: str, dialect: Dialect, wrapping: Format | None) -> 
         body["stop"] = list(sampling.stop[: dialect.max_stops])
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    if sampling.max_tokens is not None:
-        room = ROOM if wrapping is not None and wrapping.is_wrapped else 0
-        body[dialect.max_tokens if is_chat else "max_tokens"] = sampling.max_tokens + room
-    if sampling.logprobs is not None:
-        if is_chat:
-            body["logprobs"] = True
-            if sampling.logprobs:
-                body["top_logprobs"] = sampling.logprobs
-        else:
-            body["logprobs"] = sampling.logprobs
-    if ask.constraint is not None:
-        body.update(_constraint(ask.constraint, dialect, wrapping))
     return body
 
 
 def _prompt(ask: Ask, dialect: Dialect) -> Json:
     prompt = ask.prompt
-    if not isinstance(prompt, ChatPrompt):
+    if isinstance(prompt, TextPrompt):
         return {"prompt": prompt.text}
+    assert isinstance(prompt, ChatPrompt)
     messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
     if not prompt.partial:
         return {"messages": messages}
@@ -103,6 +109,11 @@ def _constraint(constraint: wire.Constraint, dialect: Dialect, wrapping: Format 
         return {"response_format": wrapping.field()}
     if dialect.confines == "sglang":
         return sglang_constraint(constraint)
+    return structured_outputs(constraint)
+
+
+def structured_outputs(constraint: wire.Constraint) -> Json:
+    """vLLM's field, which lmprog's server knows, too."""
     kind = {wire.JsonSchema: "json", wire.Regex: "regex", wire.Choices: "choice", wire.Grammar: "grammar"}
     return {"structured_outputs": {kind[type(constraint)]: _inner(constraint)}}
 

@@ -8,9 +8,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.lang.backends.blackbox.asking import Scored
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """For each choice its tokens' log-probabilities after the prompt and, where the method asks for it, without it."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+    baselines: tuple[tuple[float, ...], ...]
+    usage: wire.Usage
 
 
 def chosen(op: wire.Select, scored: Scored) -> wire.Chosen:

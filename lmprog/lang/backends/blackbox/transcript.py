@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 from lmprog.errors import NotSupported
 
-Kind: TypeAlias = Literal["text", "chat", "both"]
-"""What a model is asked by: a text to go on from, messages to answer, or either."""
+Kind: TypeAlias = Literal["text", "chat", "both", "items"]
+"""What a model is asked by: a text to go on from, messages to answer, either of them, or items as they stand here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,14 @@ class ChatPrompt:
     partial: str = ""
 
 
-Prompt: TypeAlias = TextPrompt | ChatPrompt
+@dataclass(frozen=True, slots=True)
+class ItemsPrompt:
+    """All that stands in the branch, for a server that knows branches."""
+
+    items: tuple[Item, ...]
+
+
+Prompt: TypeAlias = TextPrompt | ChatPrompt | ItemsPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,8 @@ class Transcript:
 
     def prompt(self, kind: Kind) -> Prompt:
         """What the model is asked to go on from. Raises `NotSupported` where there is no such request."""
+        if kind == "items":
+            return ItemsPrompt(self.items)
         if kind == "text" or (kind == "both" and not self.has_turns):
             return TextPrompt(self.plain)
         if self.role not in (None, "assistant"):

@@ -1,0 +1,77 @@
+"""`lmprog.connect("http://...")` on this very server: what a program gives on a runtime it gives here, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+import lmprog
+from lmprog.errors import GrammarError
+from lmprog.lang.backends.endpoint import RuntimeEndpoint
+from tests.server.conftest import Served
+
+
+@pytest.fixture
+def remote(server: Served) -> Iterator[RuntimeEndpoint]:
+    with RuntimeEndpoint(server.url) as backend:
+        assert backend.kind == "lmprog"
+        yield backend
+
+
+@lmprog.function
+def clerk(s: lmprog.Branch, mail: str) -> tuple[str, dict[str, float], str, str]:
+    s.system("You are a careful clerk.")
+    s.user(mail)
+    kind = s.select("invoice", "complaint", "other").value
+    s.user("Sure?")
+    sure = s.gen(Literal["yes", "no"])
+    with s.assistant():
+        s.append("The total is ")
+        total = s.gen(regex=r"[0-9]+\.[0-9]{2}", max_tokens=12)
+    return str(kind), kind.scores, sure.value, total.value
+
+
+@lmprog.function
+async def spread(s: lmprog.Branch) -> list[str]:
+    s.append("One, two, three,")
+    async with s.fork(3) as branches:
+        branches += lambda i: f" {i}"
+        return await branches.map(lambda b: b.gen(max_tokens=6))
+
+
+def test_a_program_gives_the_same_on_the_server_and_on_its_runtime(server: Served, remote: RuntimeEndpoint) -> None:
+    with lmprog.connect(server.runtime) as runtime:
+        for program in (clerk.bind(mail="Dear Sirs"), spread):
+            results = [program.using(backend=backend, temperature=0).run().value for backend in (runtime, remote)]
+            if program is spread:
+                assert results[0] == results[1]
+            else:
+                assert results[0][0] == results[1][0]
+                assert results[0][1] == pytest.approx(results[1][1])
+                assert results[0][2] == results[1][2]
+
+
+def test_a_stream_an_error_and_a_flush(remote: RuntimeEndpoint) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, pattern: str | None) -> str:
+        s.append("One, two,")
+        return s.gen("x", max_tokens=8, regex=pattern).value
+
+    ready = program.using(backend=remote, temperature=0)
+    events = list(ready.stream(None))
+    assert isinstance(events[-1], lmprog.Done)
+    assert "".join(event.delta for event in events if isinstance(event, lmprog.Text)) == events[-1].value
+    with pytest.raises(GrammarError):
+        ready.run("(")
+    lmprog.flush_cache(remote)
+    assert lmprog.get_server_info(remote)["requests"] >= 2
+
+
+def test_openais_client_on_the_same_server(server: Served) -> None:
+    with lmprog.OpenAI("nano", base_url=server.url + "/v1", dialect="lmprog") as backend:
+        kind, _, sure, total = clerk.using(backend=backend, temperature=0).run("Dear Sirs").value
+    assert kind in ("invoice", "complaint", "other")
+    assert sure in ("yes", "no")
+    assert total[-3] == "."
