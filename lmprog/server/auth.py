@@ -10,6 +10,8 @@ import base64
 import binascii
 import enum
 import hashlib
+import ipaddress
+import re
 import secrets
 from collections.abc import Sequence
 
@@ -45,6 +47,8 @@ class Keyring:
         self._admin = None if settings.admin_key is None else _digest(settings.admin_key)
         self.is_open = not self._users and self._admin is None
         """No keys at all: everybody may do everything."""
+        self.hosts = frozenset(name.lower() for name in (*settings.allowed_hosts, settings.host, "localhost"))
+        """Names that a browser may call a server by that is open."""
         self.has_admin = self.is_open or self._admin is not None
 
     def access(self, key: str | None) -> Access:
@@ -84,8 +88,8 @@ class Guard:
         state["access"] = access
         state["caller"] = hashlib.sha256(b"caller:" + key.encode()).hexdigest() if key and access else ""
         problem = self._problem(scope, access)
-        if problem is None and by_browser and _is_foreign(scope, headers):
-            problem = Problem(403, "A page of another site may not use the key that the browser keeps.")
+        if problem is None and (by_browser or self._keyring.is_open):
+            problem = self._foreign(scope, headers)
         if problem is not None:
             await response_of(problem)(scope, receive, send)
             return
@@ -110,6 +114,25 @@ class Guard:
             return Problem(403, f"{scope['path']} is for the administrator: {fix}.", code="admin_key_required")
         return None
 
+    def _foreign(self, scope: Scope, headers: Headers) -> Problem | None:
+        """What a browser lets other sites' pages do in its user's name: where it keeps the key, or none is needed.
+
+        Only a browser sends these headers, so nobody else is asked for anything.
+        """
+        site = headers.get("sec-fetch-site")
+        if scope["method"] not in ("GET", "HEAD") and site not in (None, "same-origin", "none"):
+            return Problem(403, "A page of another site may not use this server.", code="foreign_site")
+        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        is_browser = site is not None or "origin" in headers
+        if self._keyring.is_open and is_browser and not (_is_address(host) or host in self._keyring.hosts):
+            return Problem(
+                403,
+                f"A browser reached this server as {host[:100]!r}, which may be a name that another site made up, and "
+                "the server needs no key; open it as 127.0.0.1, or start it with --allowed-hosts or a key.",
+                code="foreign_host",
+            )
+        return None
+
 
 def given_key(headers: Headers) -> tuple[str | None, bool]:
     """The key that a request brings, and whether a browser may have added it by itself."""
@@ -128,10 +151,13 @@ def _meets(routes: Sequence[BaseRoute], scope: Scope) -> bool:
     return any(route.matches(scope)[0] is not Match.NONE for route in routes)
 
 
-def _is_foreign(scope: Scope, headers: Headers) -> bool:
-    """Whether a browser says that another site's page makes this request, and it is more than reading."""
-    site = headers.get("sec-fetch-site", "none")
-    return scope["method"] not in ("GET", "HEAD") and site not in ("same-origin", "none")
+def _is_address(host: str) -> bool:
+    """No name: what nobody can make up a leading to."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _digest(key: str) -> bytes:

@@ -27,6 +27,7 @@ _HELP: Mapping[str, str] = {
     "api_key": "a key that opens the server; repeat it for several",
     "admin_key": "the key that also opens the administrator's routes",
     "insecure_no_auth": "listen beyond this machine without any key",
+    "allowed_hosts": "a name by which browsers may reach a server without keys; repeat it for several",
     "served_model_name": "what clients call the model",
     "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody",
     "allow_cache_salt": "let requests choose a cache of their own",

@@ -26,6 +26,8 @@ class Settings:
     """Opens everything. With `api_keys` and without this, nobody reaches the admin routes."""
     allow_open: bool = False
     """Listen beyond this machine without any key."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which browsers may reach a server without keys, besides this machine's own."""
     served_model_name: str | None = None
     """What `/v1/models` lists and requests name; None: the runtime's name of its model."""
     cache_isolation: Isolation | None = None
