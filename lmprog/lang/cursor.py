@@ -22,6 +22,7 @@ from lmprog.lang.references import Mark, split
 from lmprog.lang.sampling import Sampling, with_max_tokens
 from lmprog.lang.scope import Scope
 from lmprog.lang.site import here
+from lmprog.lang.typed import natural_stops
 from lmprog.lang.values import Gen
 from lmprog.lang.variables import Reasoned
 
@@ -194,10 +195,11 @@ class Cursor:
         merged = op.sampling.over(sampling)
         if op.sampling.given().get("seed") is None:
             merged = Sampling(seed=self._seed(merged, ordinal)).over(merged)
+        if "stop" not in merged.given():
+            merged = Sampling(stop=natural_stops(op.tp)).over(merged)
+        sampled = self._within_tokens(merged.resolve())
         stream = self.scope.feed is not None or op.reasoning is not None  # whose tokens are counted as they come
-        return wire.Gen(
-            self.id, number, self._within_tokens(merged.resolve()), op.constraint, stream, op.priority, timeout
-        )
+        return wire.Gen(self.id, number, sampled, op.constraint, stream, op.priority, timeout, op.heal)
 
     @staticmethod
     def _is_cut(wanted: wire.Gen | wire.Select, op: GenOp[Any] | SelectOp, sampling: Sampling) -> bool:

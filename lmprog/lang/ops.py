@@ -65,6 +65,7 @@ class GenOp(Expr, Generic[T]):
     timeout: float | None = None
     priority: int = 0
     reasoning: Marks | None = None
+    heal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,10 @@ class SelectOp(Expr):
 
 
 class GenOptions(SamplingKeywords, total=False):
-    """The keywords of `gen` besides its type, its name and `max_tokens`."""
+    """The keywords of `gen` besides its type, its name and `max_tokens`.
+
+    `heal` (on by default): the last token of literal text before the generation is decided once more, by the model.
+    """
 
     regex: str | None
     schema: Mapping[str, Any] | str | None
@@ -91,6 +95,7 @@ class GenOptions(SamplingKeywords, total=False):
     grammar: str | None
     ebnf: str | None
     dtype: Any
+    heal: bool
     timeout: float | None
     priority: int
     reasoning: Wanted
@@ -166,11 +171,13 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
         )
     constraint = _constraint(rest) or typed.constraint_of(tp)
     timeout, priority = _urgency(rest)
-    marks = marks_of(rest.pop("reasoning", None))
+    marks, heal = marks_of(rest.pop("reasoning", None)), rest.pop("heal", True)
+    if not isinstance(heal, bool):
+        raise _outside("heal", heal, "True or False")
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest)
-    op: GenOp[Any] = GenOp(name, sampling, constraint, tp, timeout, priority)
+    op: GenOp[Any] = GenOp(name, sampling, constraint, tp, timeout, priority, heal=heal)
     return op if marks is None else _reasoned(op, marks)
 
 
@@ -215,7 +222,7 @@ def gen(*what: Any, **options: Any) -> Any:
 
 def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
     """`gen(name, choices=...)` in SGLang's sense: sampling keywords are checked, and mean nothing to the scoring."""
-    rest = {key: value for key, value in options.items() if key != "choices"}
+    rest = {key: value for key, value in options.items() if key not in ("choices", "heal")}
     scoring: dict[str, Any] = {
         key: rest.pop(key) for key in ("name", "choices_method", "timeout", "priority") if key in rest
     }

@@ -38,6 +38,15 @@ def constraint_of(tp: object) -> wire.Constraint | None:
     return wire.JsonSchema(json.dumps(schema_of(tp), ensure_ascii=False))
 
 
+def natural_stops(tp: object) -> tuple[str, ...]:
+    """What ends a bare value where nobody says what does: the end of its line. () for text, and for types whose
+    values end by themselves (an object does, a number does not)."""
+    if tp in (int, float):
+        return ("\n",)
+    options = _bare_options(tp) or ()
+    return ("\n",) if options and not any("\n" in text for text in options) else ()
+
+
 def value_of(tp: object, text: str) -> object:
     """`text` as a value of `tp`. Raises `ValidationFailed` where it is none (cut by `max_tokens`, say)."""
     if tp is str:

@@ -66,6 +66,7 @@ class Branch:
         "busy",
         "cause",
         "chat",
+        "ends_literal",
         "id",
         "num_forked",
         "ops",
@@ -87,6 +88,8 @@ class Branch:
         self.ops: deque[Queued] = deque()
         self.tokens: array[int] = array("i")
         self.pending = ""
+        self.ends_literal = False
+        """The last text was the program's own: neither generated, nor a template's, nor given as tokens."""
         self.text: list[str] = []
         """All text since the opening, in pieces; joined only when somebody asks."""
         self.num_forked = 0
@@ -111,7 +114,7 @@ class Branch:
             return
         self.salt, self.program = parent.salt, parent.program
         self.tokens = parent.tokens[:]
-        self.pending = parent.pending
+        self.pending, self.ends_literal = parent.pending, parent.ends_literal
         self.text = parent.text[:]
         self.num_forked = len(parent.text)
         self.chat = parent.chat[:]
@@ -123,6 +126,7 @@ class Branch:
         if text:
             self.pending += text
             self.text.append(text)
+            self.ends_literal = True
 
     def append_tokens(self, tokens: array[int], text: str, tokenizer: Tokenizer) -> None:
         """Adds tokens as they are, which spell `text`; text that waits before them is tokenised now."""
@@ -130,10 +134,12 @@ class Branch:
             self.tokens, self.pending = self.tokens_with(tokenizer), ""
         self.tokens.extend(tokens)
         self.text.append(text)
+        self.ends_literal = False
 
     def begin_role(self, role: str, template: ChatTemplate) -> None:
         """Opens a chat turn. Raises RequestRejected where the template does not know the role."""
         self.append(template.begin(self.chat, role))
+        self.ends_literal = False
         self.role, self.role_start = role, len(self.text)
 
     def end_role(self, role: str, template: ChatTemplate) -> None:
@@ -143,6 +149,7 @@ class Branch:
         self.chat = [*self.chat, {"role": role, "content": content}]
         self.role = None
         self.append(closing)
+        self.ends_literal = False
 
     def gained(self) -> str:
         """Text since the fork, or since the opening."""
@@ -168,6 +175,6 @@ class Branch:
         """A call has settled the branch: `tokens` are its tokens now, `text` was added, of which `rest` (the part
         after the last whole token) is to be tokenised anew with what follows."""
         self.tokens = tokens
-        self.pending = rest
+        self.pending, self.ends_literal = rest, False
         if text:
             self.text.append(text)

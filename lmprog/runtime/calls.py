@@ -20,6 +20,7 @@ from lmprog.runtime.constraints import Constraints
 from lmprog.runtime.cuts import Cutter
 from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.generation import Forcing, Generation, Scoring, Settings
+from lmprog.runtime.healing import Healer
 from lmprog.runtime.ongoing import Ongoing
 from lmprog.runtime.request import Call, Lane, Timing
 from lmprog.runtime.selecting import make_ballot
@@ -52,6 +53,7 @@ class CallBuilder:
     ) -> None:
         self.tokenizer = tokenizer
         self._cutter = Cutter(tokenizer)
+        self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
         self.speller = Speller(tokenizer, limits.vocab_size, limits.longest)
         self._limits = limits
         self.constraints = constraints
@@ -133,8 +135,13 @@ class CallBuilder:
             )
         # Log-probabilities are wanted of every token, and forced ones are never looked at: then all are picked.
         forcing = self._forcing if sampling.logprobs is None else None
-        settings = Settings(sampling, max_tokens, self.tokenizer.eos_ids, len(prompt), constraint, forcing)
         call = Call(ongoing, op.priority, timing=Timing(now), prompt_len=len(prompt))
+        seam = self._healer.seam(branch, prompt, op, max_tokens, constraint)
+        if seam is not None:
+            prompt.pop()
+        stops = self._healer.stops(sampling, constraint)
+        eos_ids = self.tokenizer.eos_ids
+        settings = Settings(sampling, max_tokens, eos_ids, len(prompt), constraint, forcing, seam, stops)
         seed = self.seed(sampling.seed)
         for index in range(sampling.n):
             task = Generation(settings, seed + index)
@@ -142,8 +149,9 @@ class CallBuilder:
             task.open(tokens)
             call.lanes.append(_lane(call, tokens, task, branch))
         whole = None if constraint is None else functools.partial(_is_whole, constraint)
+        again = "" if seam is None else seam.text.decode()
         ongoing.streams = [
-            TextStream(self.tokenizer, sampling.stop, sampling.stop_regex, whole, sampling.min_tokens)
+            TextStream(self.tokenizer, sampling.stop, sampling.stop_regex, whole, sampling.min_tokens, again)
             for _ in range(sampling.n)
         ]
         ongoing.outputs = [None] * sampling.n

@@ -60,12 +60,12 @@ class Delivery:
         if not added:
             return False
         stream = ongoing.streams[index]
-        text = []
+        text, before = [], stream.num_tokens
         for token in lane.tokens[-added:]:
             text.append(stream.push(token))
             if stream.stopped_by is not None:
                 break
-        self._delta(ongoing, index, "".join(text), added)
+        self._delta(ongoing, index, "".join(text), stream.num_tokens - before)
         return stream.stopped_by is not None
 
     def _delta(self, ongoing: Ongoing, index: int, text: str, num_tokens: int) -> None:

@@ -10,7 +10,8 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmprog.runtime.fsm.constraint import Constraint
+from lmprog.runtime.fsm.constraint import Constraint, MaskRow
+from lmprog.runtime.fsm.seam import Seam, Stops
 from lmprog.runtime.picks import Likely
 from lmprog.wire import FinishReason, Sampling
 
@@ -36,14 +37,19 @@ class Settings:
     max_tokens: int
     eos_ids: tuple[int, ...]
     prompt_len: int
+    """Tokens that stand when it begins; those that spell the seam again are of the prompt too."""
     constraint: Constraint | None = None
     forcing: Forcing | None = None
+    seam: Seam | None = None
+    stops: Stops | None = None
+    """Only with a constraint: where its text may be all, a stop may begin."""
 
 
 class Generation:
     """Picks tokens until something ends it. The generated tokens stand at the end of the lane's tokens."""
 
     __slots__ = (
+        "begun",
         "finish",
         "forced",
         "forced_runs",
@@ -51,8 +57,10 @@ class Generation:
         "guide",
         "logprobs",
         "prompt_logprobs",
+        "respelled",
         "seed",
         "settings",
+        "spelled",
         "steps",
         "stopped_by",
     )
@@ -63,7 +71,7 @@ class Generation:
         self.generated = 0
         self.forced = 0
         self.forced_runs: list[tuple[int, int]] = []
-        """Where among the generated tokens the forced ones stand: (begin, end), in order."""
+        """Where after the prompt's first `settings.prompt_len` tokens the forced ones stand: (begin, end), in order."""
         self.steps = 0
         """Picks made so far; together with the seed it determines the next one."""
         self.finish: FinishReason | None = None
@@ -71,6 +79,38 @@ class Generation:
         self.guide = settings.constraint.start if settings.constraint else 0
         self.logprobs: list[ScoredToken] = []
         self.prompt_logprobs: list[ScoredToken] = []
+        self.spelled = 0
+        """Bytes of the seam that stand again."""
+        self.respelled = 0
+        """Tokens wholly inside the seam; they belong to the prompt and are not counted as generated."""
+        self.begun = b""
+        """What stands of a stop that may not be content."""
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens before the first generated one."""
+        return self.settings.prompt_len + self.respelled
+
+    @property
+    def is_respelling(self) -> bool:
+        """The seam is not complete yet."""
+        return self.settings.seam is not None and self.spelled < len(self.settings.seam.text)
+
+    def mask(self) -> MaskRow | None:
+        """The tokens that may be picked now; None where all may. May raise `GrammarError`, as `Constraint` says."""
+        settings = self.settings
+        if settings.seam is not None and self.is_respelling:
+            return settings.seam.mask(self.spelled, self.left)
+        if settings.constraint is None:
+            return None
+        if self.begun and settings.stops is not None:
+            return settings.stops.mask(self.begun, self.left)
+        row = settings.constraint.mask(self.guide, self.left)
+        return settings.stops.beside(row, self.left) if settings.stops is not None and self._may_stop else row
+
+    @property
+    def _may_stop(self) -> bool:
+        return self.may_end and self.generated >= self.settings.sampling.min_tokens
 
     def logits_from(self, num_tokens: int) -> int:
         """The last known token's logits pick the next one; before that, those of the prompt where it is scored."""
@@ -100,7 +140,7 @@ class Generation:
 
     def open(self, tokens: array[int]) -> int:
         """Appends what the constraint forces before anything is picked; called once. Returns how many tokens."""
-        if self.settings.constraint is None:
+        if self.settings.constraint is None or self.is_respelling:
             return 0
         return self._go_on(0, tokens)
 
@@ -112,15 +152,45 @@ class Generation:
         """
         settings, constraint = self.settings, self.settings.constraint
         self.steps += 1
+        if settings.seam is not None and self.is_respelling:
+            return self._respell(settings.seam, token, tokens)
         if token in settings.eos_ids or (token in settings.sampling.stop_token_ids and self.may_end):
             self.finish = "constraint" if constraint and token in settings.eos_ids else "stop"
             self.stopped_by = token
             return 0
+        if settings.stops is not None and self._begins_stop(token):
+            tokens.append(token)
+            self.generated += 1
+            self.begun += settings.stops.pieces.bytes_of(token)
+            if settings.stops.is_over(self.begun):
+                self.finish = "stop"
+            return 1
         if constraint is not None:
             self.guide = constraint.advance(self.guide, token)
         tokens.append(token)
         self.generated += 1
         return self._go_on(1, tokens)
+
+    def _respell(self, seam: Seam, token: int, tokens: array[int]) -> int:
+        """Takes a token along the seam: inside it, or as the first generated one beyond it."""
+        piece = seam.pieces.bytes_of(token)
+        tokens.append(token)
+        if self.spelled + len(piece) <= len(seam.text):
+            self.spelled += len(piece)
+            self.respelled += 1
+            return 1 if self.is_respelling else self._go_on(1, tokens)
+        if seam.constraint is not None:
+            self.guide = seam.after(self.spelled, piece)
+        self.spelled = len(seam.text)
+        self.generated += 1
+        return self._go_on(1, tokens)
+
+    def _begins_stop(self, token: int) -> bool:
+        """Whether a picked token is of a stop and not of the text: what the constraint allows is text."""
+        if self.begun:
+            return True
+        constraint = self.settings.constraint
+        return constraint is not None and self._may_stop and not constraint.mask(self.guide, self.left).allows(token)
 
     def _go_on(self, added: int, tokens: array[int]) -> int:
         """Appends forced tokens, sees whether that was all; returns `added` plus what it appended.
@@ -131,7 +201,7 @@ class Generation:
         """
         constraint, forcing = self.settings.constraint, self.settings.forcing
         if constraint is not None and forcing is not None and self.left > 0:
-            begin = self.generated
+            begin = self.respelled + self.generated
             for token in forcing(constraint, self.guide, tokens):
                 after = constraint.advance(self.guide, token)
                 if constraint.distance(after) >= self.left:
@@ -141,8 +211,8 @@ class Generation:
                 self.generated += 1
                 self.forced += 1
                 added += 1
-            if self.generated > begin:
-                self.forced_runs.append((begin, self.generated))
+            if self.respelled + self.generated > begin:
+                self.forced_runs.append((begin, self.respelled + self.generated))
         if constraint is not None and constraint.is_done(self.guide):
             self.finish = "constraint"
         elif self.left <= 0:

@@ -79,17 +79,15 @@ def _known(row: Row, logit: int) -> list[Score]:
 
 
 def _pick(row: Row, task: Generation, logit: int) -> Pick:
-    settings, tokens = task.settings, row.lane.tokens
-    sampling = settings.sampling
+    sampling, tokens = task.settings.sampling, row.lane.tokens
     history = sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty
-    mask = settings.constraint.mask(task.guide, task.left) if settings.constraint else None
     return Pick(
         logit=logit,
         sampling=sampling,
         seed=task.seed,
         step=task.steps,
-        prompt=tokens[: settings.prompt_len] if history else (),
-        generated=tokens[settings.prompt_len :] if history else (),
+        prompt=tokens[: task.prompt_len] if history else (),
+        generated=tokens[task.prompt_len :] if history else (),
         banned=task.banned(),
-        mask=mask,
+        mask=task.mask(),
     )

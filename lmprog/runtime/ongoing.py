@@ -69,13 +69,13 @@ def output_of(lane: Lane, ended: Ended, stream: TextStream, tokenizer: Tokenizer
     stopped_by = stream.stopped_by
     task = lane.task
     assert isinstance(task, Generation)
-    start = task.settings.prompt_len
+    num_tokens = max(0, ended.kept - task.respelled)
     return Output(
         text=ended.text,
-        tokens=tuple(lane.tokens[start : start + ended.kept]),
+        tokens=tuple(lane.tokens[task.prompt_len : task.prompt_len + num_tokens]),
         finish="stop" if stopped_by is not None else task.finish or "length",
         stopped_by=stopped_by if stopped_by is not None else task.stopped_by,
-        logprobs=tuple(logprob_of(scored, tokenizer) for scored in task.logprobs[: ended.kept]),
+        logprobs=tuple(logprob_of(scored, tokenizer) for scored in task.logprobs[:num_tokens]),
         forced=_forced_text(task, stream, len(ended.text)),
     )
 

@@ -275,13 +275,14 @@ class Scheduler:
         return Progress(lane, ended=True)
 
     def _accept(self, lane: Lane, task: Generation, picked: Picked) -> Progress:
-        if task.settings.sampling.logprobs is not None:
-            task.logprobs.append(ScoredToken(picked.token, picked.logprob, picked.top))
+        generated, prompt_len = task.generated, task.prompt_len
         try:
             added = task.accept(picked.token, lane.tokens)
         except LmprogError as error:  # its constraint grew beyond its limits
             return Progress(lane, ended=True, error=error)
-        self.stats.generated_tokens += added
+        if task.settings.sampling.logprobs is not None and task.prompt_len == prompt_len:
+            task.logprobs.append(ScoredToken(picked.token, picked.logprob, picked.top))
+        self.stats.generated_tokens += task.generated - generated
         return Progress(lane, added=added, ended=task.finish is not None)
 
     def _restart_spoiled(self, ended: set[Lane]) -> None:

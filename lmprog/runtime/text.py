@@ -48,12 +48,12 @@ class TextStream:
         "_length",
         "_may_stop",
         "_min_tokens",
-        "_num_tokens",
         "_seam",
         "_stop_at",
         "_tokenizer",
         "_unread",
         "_watches",
+        "num_tokens",
     )
 
     def __init__(
@@ -71,7 +71,7 @@ class TextStream:
         self._seam = seam
         self._unread = len(seam.encode())
         """Bytes of the seam that no token has spelled yet."""
-        self._num_tokens = 0
+        self.num_tokens = 0
         """Tokens so far that reach beyond the seam."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._watches: list[StopWatch] = [watch_regex(pattern) for pattern in stop_regex]
@@ -97,7 +97,7 @@ class TextStream:
             return ""
         piece = self._tokenizer.token_bytes(token) or b""
         if not self._unread or len(piece) > self._unread:
-            self._num_tokens += 1
+            self.num_tokens += 1
         self._unread = max(0, self._unread - len(piece))
         new = self._decoder.decode(piece) if piece else ""
         start = self._length
@@ -123,7 +123,7 @@ class TextStream:
 
     def _find(self, new: str, start: int) -> int:
         """Where the stop begins that is found, or else where the earliest one may have begun."""
-        if self._num_tokens <= self._min_tokens:
+        if self.num_tokens <= self._min_tokens:
             for at, char in enumerate(new, start):
                 for watch in self._watches:
                     watch.skip(char, at)
@@ -173,7 +173,7 @@ class TextStream:
     def copy(self) -> TextStream:
         """A stream that has read the same tokens, and goes its own way."""
         other = TextStream(self._tokenizer, (), (), self._may_stop, self._min_tokens, self._seam)
-        other._unread, other._num_tokens = self._unread, self._num_tokens
+        other._unread, other.num_tokens = self._unread, self.num_tokens
         other._decoder.setstate(self._decoder.getstate())
         other._watches = [watch.copy() for watch in self._watches]
         other._given, other._held, other._length = self._given[:], self._held, self._length

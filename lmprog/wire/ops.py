@@ -77,7 +77,10 @@ class Append(Message, frozen=True):
 
 
 class Gen(Message, frozen=True):
-    """Generate on `branch`, which goes on from the first of the `n` results."""
+    """Generate on `branch`, which goes on from the first of the `n` results.
+
+    `heal`: the last token of literal text is decided once more, by the model.
+    """
 
     branch: Id
     call: Id
@@ -86,6 +89,7 @@ class Gen(Message, frozen=True):
     stream: bool = False
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     timeout: Annotated[float, Meta(gt=0.0, le=86_400.0)] | None = None
+    heal: bool = False
 
 
 class Select(Message, frozen=True):

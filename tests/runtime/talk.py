@@ -9,6 +9,7 @@ from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.calls import CallBuilder, Limits
 from lmprog.runtime.chat import ChatTemplate
+from lmprog.runtime.constraints import Constraints
 from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.scheduler import Scheduler
@@ -25,20 +26,27 @@ GREEDY = wire.Sampling(temperature=0.0, max_tokens=5, ignore_eos=True)
 class Talk:
     """`say` hands ops in, `until_idle` gives all replies that come of them."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, tokenizer: Any = None, engine: Any = None, sampler: Any = None, **changes: Any) -> None:
+        """Without an engine the fake model answers."""
         config = SchedulerConfig(**{"page_size": 4, "num_pages": 64, **changes})
         self.now = 0.0
-        self.tokenizer = LetterTokenizer()
+        self.tokenizer = tokenizer or LetterTokenizer()
         self.channel = SimChannel()
         self.scheduler = Scheduler(config, context_len=200)
-        self.engine = FakeEngine(config.num_pages, config.page_size, self.tokenizer.vocab_size)
-        limits = Limits(self.tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
-        calls = CallBuilder(self.tokenizer, limits, None, None, random.Random(1))
+        self.engine = engine or FakeEngine(config.num_pages, config.page_size, self.tokenizer.vocab_size)
+        vocab_size = self.tokenizer.vocab_size if engine is None else engine.vocab_size
+        limits = Limits(vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
+        calls = CallBuilder(self.tokenizer, limits, Constraints(self.tokenizer), None, random.Random(1))
         welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, self.tokenizer.vocab_size, 4, 64, 1)
         self.interpreter = Interpreter(self.scheduler, calls, _template, welcome, lambda: self.now)
-        self.loop = Loop(self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), lambda: self.now)
+        self.loop = Loop(
+            self.channel, self.interpreter, self.scheduler, self.engine, sampler or PlainSampler(), self._time
+        )
         self.say(wire.Hello(wire.PROTOCOL_VERSION))
         self.step()
+
+    def _time(self) -> float:
+        return self.now
 
     def say(self, *ops: wire.Op | Gone, client: bytes = ME) -> None:
         self.channel.inbox += [(client, op) for op in ops]

@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class PlainSampler:
-    """Greedy at temperature 0, else inverse-CDF sampling over the whole vocabulary; bans and masks, no penalties."""
+    """Greedy at temperature 0, else inverse-CDF sampling over the whole vocabulary. No penalties."""
 
     def sample(self, logits: Floats, picks: tuple[Pick, ...], scores: tuple[Score, ...]) -> Sampled:
         return Sampled(
@@ -41,6 +41,8 @@ def _pick(row: Floats, pick: Pick) -> Picked | None:
     unbanned[list(pick.banned)] = False
     allowed = unbanned if unbanned.any() else allowed
     kept = np.where(allowed, row, -np.inf)
+    for biased, bias in pick.sampling.logit_bias:
+        kept[biased] += bias
     if pick.sampling.temperature == 0.0:
         token = int(kept.argmax())
     else:
