@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class ForkOptions(SamplingOptions, total=False):
-    """What a fork can be told."""
+    """What a fork, a copy or a view of a branch can be told; the last two limit what all its calls take together."""
 
     timeout: float | None
     max_total_tokens: int | None
@@ -61,16 +61,18 @@ class Turn:
 class Branch:
     """One growing text of a program."""
 
-    def __init__(self, cursor: Cursor, sampling: Sampling | None = None) -> None:
+    def __init__(self, cursor: Cursor, sampling: Sampling | None = None, budget: Budget | None = None) -> None:
         self.cursor = cursor
         self._sampling = cursor.scope.sampling if sampling is None else sampling
+        self._budget = budget  # of this view; the cursor has that of its run or fork
 
     # --- appending ----------------------------------------------------------------------------------------------
 
     def append(self, *contents: object) -> None:
         """Appends text, ops, results (also pending ones), or lists of these."""
-        for content in contents:
-            self.cursor.put(content, self._sampling)
+        with self._limited():
+            for content in contents:
+                self.cursor.put(content, self._sampling)
 
     def __iadd__(self, content: object) -> Branch:
         self.append(content)
@@ -102,22 +104,46 @@ class Branch:
         `choices=` confines the text to one of several; `select` scores them instead.
         """
         first, max_tokens = leading(what, options)
-        return self.cursor.request(gen_op(first, max_tokens, options), self._sampling)
+        op = gen_op(first, max_tokens, options)
+        with self._limited():
+            return self.cursor.request(op, self._sampling)
 
     def select(
         self, *choices: str | Sequence[str], name: str | None = None, **options: Unpack[SelectOptions]
     ) -> Gen[Selected]:
         """Appends the likeliest of `choices`; the result is that text, with the figures of all."""
         texts = [text for choice in choices for text in ([choice] if isinstance(choice, str) else choice)]
-        return self.cursor.request(select_op(texts, {**options, "name": name}), self._sampling)
+        op = select_op(texts, {**options, "name": name})
+        with self._limited():
+            return self.cursor.request(op, self._sampling)
 
-    def with_(self, **options: Unpack[SamplingOptions]) -> Branch:
-        """The same branch, with other sampling for what is asked through this view."""
-        return self.over(sampling_of(options))
+    def with_(self, **options: Unpack[ForkOptions]) -> Branch:
+        """The same branch, with other sampling, and perhaps limits, for what is asked through this view."""
+        budget = self._budget_of(options, "view") or self._budget
+        return Branch(self.cursor, sampling_of(options).over(self._sampling), budget)
 
     def over(self, sampling: Sampling) -> Branch:
         """`with_` for a `Sampling`."""
-        return Branch(self.cursor, sampling.over(self._sampling))
+        return Branch(self.cursor, sampling.over(self._sampling), self._budget)
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """What is asked inside is within this view's budget."""
+        around = self.cursor.budget
+        self.cursor.budget = self._budget or around
+        try:
+            yield
+        finally:
+            self.cursor.budget = around
+
+    def _budget_of(self, options: ForkOptions, what: str) -> Budget | None:
+        """The limits among `options`, taken out of them, within those of this branch; their time begins now."""
+        timeout, tokens = options.pop("timeout", None), options.pop("max_total_tokens", None)
+        if timeout is None and tokens is None:
+            return None
+        budget = Budget(self._budget or self.cursor.budget, timeout=timeout, max_total_tokens=tokens, what=what)
+        budget.begin()
+        return budget
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
@@ -138,20 +164,23 @@ class Branch:
             raise InvalidParameter(
                 f"fork({size!r}) is not allowed; give {allowed}", name="size", value=repr(size), allowed=allowed
             )
-        timeout, tokens = options.pop("timeout", None), options.pop("max_total_tokens", None)
-        budget = None
-        if timeout is not None or tokens is not None:
-            budget = Budget(self.cursor.budget, timeout=timeout, max_total_tokens=tokens, what="fork")
-            budget.begin()
+        budget = self._budget_of(options, "fork")
         sampling = sampling_of(options).over(self._sampling)
-        return Branches(self, [Branch(child, sampling) for child in self.cursor.fork(size, budget)], on_error)
+        with self._limited():
+            children = self.cursor.fork(size, budget)
+        return Branches(self, [Branch(child, sampling) for child in children], on_error)
 
     @contextmanager
-    def copy(self) -> Iterator[Branch]:
-        """One branch that goes on from here, closed at the end of the `with`."""
-        [child] = self.cursor.fork(1)
+    def copy(self, **options: Unpack[ForkOptions]) -> Iterator[Branch]:
+        """One branch that goes on from here, closed at the end of the `with`; options as for `fork`."""
+        budget = self._budget_of(options, "copy")
+        sampling = sampling_of(options).over(self._sampling)
+        with self._limited():
+            [child] = self.cursor.fork(1, budget)
         try:
-            yield Branch(child, self._sampling)
+            yield Branch(child, sampling)
+            if budget is not None:
+                budget.check()  # also a copy that got all its results may have taken more than it was given
         finally:
             child.close_when_done()
 

@@ -2,15 +2,17 @@
 
 Every call is taken with the longest results that its settings allow, and with all prompts kept in the runtime's tree;
 what one call shares with an earlier one is counted once. What other runs have left in the tree is not counted.
+Tokens are exact where a runtime counts them and a prompt's literal text is all known; else they are marked as "about".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmprog import wire
 from lmprog.lang.rehearsal.graph import Graph, Planned
+from lmprog.lang.rehearsal.preview import is_exact
 from lmprog.lang.rehearsal.prompts import Atom, Prompt, Reader
 
 
@@ -31,6 +33,8 @@ class CallCost:
     """What it generates at most (all `n`), or for a select all its options."""
     longest: int
     """Of one sequence: the prompt and one result."""
+    is_exact: bool = True
+    """False where the backend has no tokenizer, or where a result stands in literal text, whose mark is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Explanation:
     page_size: int
     num_pages: int
     context_len: int
+    knows_tokens: bool = True
+    """Whether the backend counts with the model's tokenizer."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -65,6 +71,11 @@ class Explanation:
         return sum(-(-(call.prompt - call.shared + call.own) // self.page_size) + 1 for call in self.calls)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the literal texts were counted by the model's tokenizer; results count with their limits anyway."""
+        return all(call.is_exact for call in self.calls)
+
+    @property
     def refused(self) -> tuple[CallCost, ...]:
         """Calls that can come to be longer than the context; when they are, the runtime refuses them."""
         return tuple(call for call in self.calls if call.longest > self.context_len)
@@ -78,13 +89,20 @@ class Explanation:
         for call in self.calls:
             shared = f", {call.shared:,} of them shared with {call.shared_with}" if call.shared_with else ""
             own = "options" if call.kind == "select" else "generated"
-            yield f"  {call.label:<{width}}  branch {call.branch}  prompt {call.prompt:,}{shared}; {own} {call.own:,}"
-        yield f"at most {self.prompt_tokens:,} tokens of prompts, {self.shared_tokens:,} of them shared within the run"
+            about = "" if call.is_exact else "about "
+            prompt = f"prompt {about}{call.prompt:,}{shared}"
+            yield f"  {call.label:<{width}}  branch {call.branch}  {prompt}; {own} {call.own:,}"
+        about = "" if self.is_exact else "about "
+        yield f"{about}at most {self.prompt_tokens:,} tokens of prompts, {self.shared_tokens:,} of them shared within the run"
         fits = "" if self.worst_pages <= self.num_pages else ", more than there are: some would be computed again"
         pages = f"{self.worst_pages:,} of {self.num_pages:,} pages of {self.page_size}"
-        yield f"at most {self.worst_tokens:,} tokens computed, in {pages}{fits}"
+        yield f"{about}at most {self.worst_tokens:,} tokens computed, in {pages}{fits}"
         for call in self.refused:
             yield f"{call.label} can need {call.longest:,} tokens, and the context is {self.context_len:,}"
+        if not self.knows_tokens:
+            yield "(this backend has no tokenizer: all counts are approximate)"
+        elif not self.is_exact:
+            yield "(about: a result stands in literal text, and its mark was counted)"
 
 
 def explain_of(graph: Graph, reader: Reader, welcome: wire.Welcome) -> Explanation:
@@ -100,10 +118,13 @@ def explain_of(graph: Graph, reader: Reader, welcome: wire.Welcome) -> Explanati
     counts = reader.count(texts)
 
     sizes = _Sizes(counts, welcome.context_len)
-    costs = [sizes.cost(prompt, *partner) for prompt, partner in zip(prompts, partners, strict=True)]
+    costs = [
+        replace(sizes.cost(prompt, *partner), is_exact=reader.knows_tokens and is_exact(prompt, graph))
+        for prompt, partner in zip(prompts, partners, strict=True)
+    ]
     forks = sum(isinstance(op, wire.Fork) for op in graph.ops)
     runtime = (welcome.page_size, welcome.num_pages, welcome.context_len)
-    return Explanation(graph.name, tuple(costs), len(graph.steps), forks, *runtime)
+    return Explanation(graph.name, tuple(costs), len(graph.steps), forks, *runtime, reader.knows_tokens)
 
 
 class _Sizes:

@@ -21,7 +21,8 @@ class PromptPreview:
     results: tuple[str, ...]
     """The labels of the calls whose results stand in it, in their order."""
     is_exact: bool
-    """False where literal text contains a result too (by reference, or written by the program): its mark is counted."""
+    """False where the backend guesses, and where literal text contains a result too (by reference, or written by the
+    program): its mark is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def preview_of(graph: Graph, reader: Reader) -> Preview:
             prompt.text,
             sum(counts[literal] for literal in prompt.literals),
             tuple(planned.label for planned in prompt.results),
-            is_exact(prompt, graph),
+            reader.knows_tokens and is_exact(prompt, graph),
         )
         for prompt in written.calls
     )

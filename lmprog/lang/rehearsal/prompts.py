@@ -56,6 +56,11 @@ class Reader:
         self._client = client
         self._salt = salt
 
+    @property
+    def knows_tokens(self) -> bool:
+        """Whether it counts with the model's tokenizer; a double and a black-box API have none, and guess."""
+        return self._client.welcome.vocab_size > 0
+
     def write(self, graph: Graph) -> Prompts:
         """The prompts of all calls; blocks."""
         client = self._client
