@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lmprog.lang.backends.embedded import Runtime as Runtime
     from lmprog.lang.backends.embedded import connect as connect
     from lmprog.lang.backends.endpoint import RuntimeEndpoint as RuntimeEndpoint
+    from lmprog.lang.backends.engine import Engine as Engine
     from lmprog.lang.backends.litellm import LiteLLM as LiteLLM
     from lmprog.lang.backends.openai import OpenAI as OpenAI
     from lmprog.lang.choices import greedy_token_selection as greedy_token_selection
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lmprog.lang.feed import Thought as Thought
     from lmprog.lang.feed import Value as Value
     from lmprog.lang.fork import Branches as Branches
+    from lmprog.lang.global_config import global_config as global_config
     from lmprog.lang.meta import Selected as Selected
     from lmprog.lang.ops import assistant as assistant
     from lmprog.lang.ops import assistant_begin as assistant_begin
@@ -79,10 +81,12 @@ _HOMES = {
     "Branch": "lmprog.lang.state",
     "Branches": "lmprog.lang.fork",
     "Gen": "lmprog.lang.values",
+    "Engine": "lmprog.lang.backends.engine",
     "LiteLLM": "lmprog.lang.backends.litellm",
     "LmprogError": "lmprog.errors",
     "OpenAI": "lmprog.lang.backends.openai",
     "RuntimeEndpoint": "lmprog.lang.backends.endpoint",
+    "global_config": "lmprog.lang.global_config",
     "constraint": "lmprog.constrained",
     "Partial": "lmprog.lang.partial",
     "Sampling": "lmprog.lang.sampling",

@@ -21,6 +21,10 @@ class _Default:
     def give(self, backend: Backend | None) -> None:
         self._given = backend
 
+    @property
+    def given(self) -> Backend | None:
+        return self._given
+
     def get(self) -> Backend:
         with self._lock:
             if self._given is not None:
@@ -43,6 +47,11 @@ _default = _Default()
 def set_default_backend(backend: Backend | None) -> None:
     """Programs that name no backend run on `backend` from now on; with None, on an embedded runtime again."""
     _default.give(backend)
+
+
+def given_backend() -> Backend | None:
+    """What `set_default_backend` was given last."""
+    return _default.given
 
 
 def default_backend() -> Backend:
