@@ -7,7 +7,7 @@ answer to what is no HTTP. Knows uvicorn's protocol class; knows no application.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.config import Config
@@ -16,12 +16,12 @@ from uvicorn.server import ServerState
 
 from lmprog.server.errors import Problem
 
-HEADER_SECONDS = 60.0
-"""For the first request of a connection; later ones are under uvicorn's keep-alive time."""
-
 
 class Connection(H11Protocol):
     """One client's connection."""
+
+    header_seconds: ClassVar[float] = 60.0
+    """Within which the headers of a request must be there, from its first byte or the connection's beginning."""
 
     def __init__(
         self,
@@ -36,12 +36,18 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state["transport"] = transport
-        self._patience = self.loop.call_later(HEADER_SECONDS, self._lose_patience)
+        self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
+        self._be_patient()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._is_between:
+            self._be_patient()
+        elif self._patience is None:  # uvicorn's own timer between requests ends with the first byte of the next
+            self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
 
     def send_400_response(self, msg: str) -> None:
         """What could not be read as HTTP/1.1: too large headers, a broken request line."""
@@ -60,6 +66,17 @@ class Connection(H11Protocol):
         if output:
             self.transport.write(output)
 
+    @property
+    def _is_between(self) -> bool:
+        """No request has come yet, or the last one is answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _be_patient(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
     def _lose_patience(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        self._patience = None
+        if self._is_between:
             self.transport.abort()

@@ -66,6 +66,8 @@ class EventStream(Response):
         self._events = events
         self._settings = settings
         self._first: asyncio.Task[bytes] | None = None
+        self._names: Mapping[str, str] | None = None
+        """See `problem_of`."""
         self._wrote = 0.0
         self._writing = False
 
@@ -79,6 +81,7 @@ class EventStream(Response):
     ) -> EventStream:
         """Waits for the first event, or `first_reply_wait`. Raises what `events` raises until then, or ClientGone."""
         made = cls(events, settings, headers or {})
+        made._names = getattr(request.state, "names", None)
         made._first = asyncio.create_task(_first_of(events))
         try:
             await until_gone(request, asyncio.wait({made._first}, timeout=settings.first_reply_wait))
@@ -115,7 +118,7 @@ class EventStream(Response):
             async for part in self._events:
                 yield part
         except LmprogError as error:
-            yield _last(problem_of(error))
+            yield _last(problem_of(error, self._names))
         except HttpError as error:
             yield _last(error.problem)
         except ClientGone:

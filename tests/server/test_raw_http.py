@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -9,7 +10,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from lmprog.server.listener import Connection
+from lmprog.server.run import HttpServer, bind, serve
+from lmprog.server.settings import Settings
 from tests.server.conftest import Served
+from tests.server.fake_runtime import Fake
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
@@ -118,3 +123,35 @@ def test_requests_in_a_row_on_one_connection_are_answered_in_order(server: Serve
     assert [said.index(b"x-request-id: %d" % number) for number in range(5)] == sorted(
         said.index(b"x-request-id: %d" % number) for number in range(5)
     )
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /health HTT",
+        GET,
+        GET + b"\r\n" + GET,  # the second request never ends
+    ],
+    ids=["nothing", "a part of a line", "a part of the headers", "a part of the second request"],
+)
+def test_who_never_ends_his_headers_is_cut_off(fake: Fake, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "header_seconds", 0.3)
+    with bind(Settings(port=0)) as bound:
+
+        async def run() -> bytes:
+            started: asyncio.Future[HttpServer] = asyncio.get_running_loop().create_future()
+            serving = asyncio.create_task(serve(Settings(), fake, bound, started.set_result))
+            server = await started
+            reader, writer = await asyncio.open_connection(*bound.getsockname()[:2])
+            writer.write(sent)
+            try:
+                said = await asyncio.wait_for(reader.read(), 30)
+            except ConnectionResetError:
+                said = b""
+            writer.close()
+            server.stop()
+            await serving
+            return said
+
+        assert (b"200 OK" in asyncio.run(run())) == (sent.count(b"GET") == 2)

@@ -32,7 +32,6 @@ _LEAST_TOP_P = 1e-6  # the wire takes no 0, which means the same: only the likel
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):

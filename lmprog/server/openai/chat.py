@@ -179,17 +179,22 @@ class _ChoiceStream:
         self._reader = Reader(chat.box)
         self._sampling = chat.prompt.sampling
         self._num_calls = 0
+        self._named = chat.box.tools[0].name if chat.box.choice == "named" else None
+        """The one function that is called: all text is its arguments, which go out as they come."""
 
     def opening(self) -> answers.ChunkChoice:
         return answers.ChunkChoice(self._index, answers.Delta(role="assistant", content=""))
 
     def add(self, text: str) -> list[answers.ChunkChoice]:
         """More text has come."""
-        return [self._part(part) for part in self._reader.feed(text)]
+        if self._named is None:
+            return [self._part(part) for part in self._reader.feed(text)]
+        return [self._arguments(text)] if text else []
 
     def end(self, output: wire.Output) -> list[answers.ChunkChoice]:
         """Nothing more will come: what was held back, the log-probabilities, the reason."""
-        choices = [self._part(part) for part in self._reader.finish()]
+        parts = self._reader.finish() if self._named is None else []
+        choices = [self._part(part) for part in parts]
         if self._sampling.logprobs is not None:
             logprobs = answers.chat_logprobs(output.logprobs)
             choices.append(answers.ChunkChoice(self._index, answers.Delta(content=""), None, logprobs))
@@ -197,6 +202,15 @@ class _ChoiceStream:
         reason = "tool_calls" if self._num_calls and finish == "stop" else finish
         stop_reason = None if self._num_calls else answers.stop_reason_of(output, self._sampling)
         return [*choices, answers.ChunkChoice(self._index, answers.Delta(), reason, None, stop_reason)]
+
+    def _arguments(self, text: str) -> answers.ChunkChoice:
+        """More of the named function's arguments; the first part says whose they are."""
+        if self._num_calls:
+            call = answers.ToolCall(answers.Function(text), index=0)
+        else:
+            call = answers.ToolCall(answers.Function(text, self._named or ""), call_id(), "function", index=0)
+        self._num_calls = 1
+        return answers.ChunkChoice(self._index, answers.Delta(tool_calls=[call]))
 
     def _part(self, part: str | Call) -> answers.ChunkChoice:
         if isinstance(part, str):
