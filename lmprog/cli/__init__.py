@@ -79,6 +79,10 @@ def _run(given: argparse.Namespace) -> int:
             from lmprog.cli import bench
 
             return bench.run(given)
+        case "top":
+            from lmprog.cli import top
+
+            return top.run(given)
         case "replay":
             from lmprog.cli import replay
 

@@ -53,6 +53,11 @@ def parser() -> argparse.ArgumentParser:
 
     add_clients(commands, _positive)
 
+    top = commands.add_parser("top", help="watch a server or a runtime: who runs, memory, the tree")
+    top.add_argument("where", metavar="URL|ADDRESS", nargs="?", help="default: http://127.0.0.1:8000")
+    top.add_argument("--api-key", metavar="KEY", help="of the server (default: LMPROG_API_KEY)")
+    top.add_argument("--once", action="store_true", help="one picture, and no more")
+
     replay = commands.add_parser("replay", help="do a saved run again and compare it token for token")
     replay.add_argument("file", metavar="FILE", help="what run.save(...) wrote")
     replay.add_argument("--address", help="a running runtime (default: one of its own)")

@@ -1,7 +1,7 @@
 """Pictures of the runtime for all who watch: asked for once, however many look, and not at all when nobody does.
 
 A slow viewer misses pictures and never holds anybody up: each waits for the newest. A picture that shows nothing new
-is not sent, apart from a few for the ages. Knows the wire's `Snapshot` and how it is written as JSON; draws nothing.
+is not sent, apart from a few for the ages. Knows the wire's `Snapshot`; draws nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
 from lmprog.server.health import version
 from lmprog.server.sse import event
+from lmprog.wire.shown import as_json
 
 PERIOD = 0.25
 """Seconds between two questions to the runtime while somebody watches."""
@@ -114,56 +115,3 @@ def _what_changes(seen: wire.Snapshot) -> tuple[Any, ...]:
     figures = seen.figures
     names = ("steps", "calls", "calls_done", "calls_failed", "branches", "open_branches", "pages_free", "tree_nodes")
     return (len(seen.running), len(seen.waiting), *(figures.get(name) for name in names))
-
-
-def as_json(seen: wire.Snapshot, with_text: bool = False) -> dict[str, Any]:
-    """The picture as the page reads it: nodes as short lists, in the order of `NODE_FIELDS`."""
-    return {
-        "clock": seen.clock,
-        "figures": {name: value for name, value in seen.figures.items() if name != "pid"},
-        "nodes": [
-            [
-                node.number,
-                node.parent,
-                node.begin,
-                node.num_tokens,
-                node.num_pages,
-                round(node.age, 1),
-                node.locks,
-                node.pins,
-                node.children_left_out,
-                node.salt,
-                node.text if with_text else "",
-            ]
-            for node in seen.nodes
-        ],
-        "nodesLeftOut": seen.nodes_left_out,
-        "pagesLeftOut": seen.pages_left_out,
-        "running": [_lane(lane, seen) for lane in seen.running],
-        "runningLeftOut": seen.running_left_out,
-        "waiting": [_lane(lane, seen) for lane in seen.waiting],
-        "waitingLeftOut": seen.waiting_left_out,
-    }
-
-
-def _lane(lane: wire.LaneSeen, seen: wire.Snapshot) -> dict[str, Any]:
-    return {
-        "program": lane.program,
-        "branch": lane.branch,
-        "call": lane.call,
-        "index": lane.index,
-        "kind": lane.kind,
-        "phase": lane.phase,
-        "prompt": lane.prompt,
-        "tokens": lane.num_tokens,
-        "computed": lane.computed,
-        "cached": lane.cached,
-        "generated": lane.generated,
-        "forced": lane.forced,
-        "maxTokens": lane.max_tokens,
-        "passes": lane.passes,
-        "age": round(lane.age, 2),
-        "priority": lane.priority,
-        "preemptions": lane.preemptions,
-        "node": seen.nodes[lane.node].number if lane.node >= 0 else None,
-    }

@@ -1,0 +1,178 @@
+"""`lmprog top`: what a runtime does just now, in a terminal: figures, memory, who runs, who waits, the tree's trunk.
+
+Draws pictures (`watched`) with rich; asks nobody itself. Every text that is shown is the runtime's own, and no prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lmprog.cli.watched import Picture, pictures
+
+DEFAULT = "http://127.0.0.1:8000"
+KEY_VARIABLE = "LMPROG_API_KEY"
+BAR = 32  # characters
+MOST_ROWS = 12
+MOST_BLOCKS = 14
+SHADES = ((10, "cyan"), (60, "dark_cyan"), (600, "grey58"))
+"""Colors of a block by the seconds since its last use."""
+
+
+def run(given: argparse.Namespace) -> int:
+    """Draws until it is interrupted, or one picture."""
+    found = pictures(given.where or DEFAULT, given.api_key or os.environ.get(KEY_VARIABLE))
+    console = Console(highlight=False)
+    try:
+        if given.once:
+            console.print(drawn(next(found), None))
+            return 0
+        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            for before, now in itertools.pairwise(itertools.chain([None], found)):
+                assert now is not None
+                live.update(drawn(now, before), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        found.close() if hasattr(found, "close") else None
+    return 0
+
+
+def drawn(now: Picture, before: Picture | None) -> RenderableType:
+    """One picture; rates are the gains since the one `before`."""
+    return Group(
+        _head(now),
+        Text(),
+        _figures(now, before),
+        _memory(now["figures"]),
+        Text(),
+        _lanes("running", now["running"], now["runningLeftOut"], "nothing runs"),
+        Text(),
+        _lanes("waiting", now["waiting"], now["waitingLeftOut"], "nobody waits"),
+        Text(),
+        _tree(now),
+    )
+
+
+def _head(now: Picture) -> Text:
+    about = now["about"]
+    context = f" · {about['context']:,} tokens of context" if about.get("context") else ""
+    memory = f" · memory for {now['figures']['pages'] * now['figures']['page_size']:,.0f}"
+    return Text.assemble(("lmprog top", "bold"), f"  {about.get('model') or 'no model'}{context}{memory}")
+
+
+def _figures(now: Picture, before: Picture | None) -> Text:
+    figures = now["figures"]
+    seconds = now["clock"] - before["clock"] if before else 0.0
+    speed, hits = "–", "–"
+    if before and seconds > 0:
+        old = before["figures"]
+        speed = f"{max(0.0, figures['generated_tokens'] - old['generated_tokens']) / seconds:,.0f}"
+    asked = figures["cached_tokens"] + figures["prefill_tokens"]
+    if asked:
+        hits = f"{figures['cached_tokens'] / asked:.0%}"
+    running = len(now["running"]) + now["runningLeftOut"]
+    waiting = len(now["waiting"]) + now["waitingLeftOut"]
+    parts = (
+        (speed, "tokens/s"),
+        (hits, "cached"),
+        (f"{running:,}", "running"),
+        (f"{waiting:,}", "waiting"),
+        (f"{figures['calls_done']:,.0f}", "calls done"),
+    )
+    return Text("   ").join(Text.assemble((value, "bold"), f" {words}") for value, words in parts)
+
+
+def _memory(figures: dict[str, float]) -> Text:
+    pages = max(1.0, figures["pages"])
+    parts = (
+        ("in use", "dark_orange", pages - figures["pages_free"] - figures["pages_evictable"]),
+        ("held", "cyan", figures["pages_pinned"]),
+        ("kept", "dark_cyan", figures["pages_evictable"] - figures["pages_pinned"]),
+    )
+    bar = Text("memory ")
+    filled, reached = 0, 0.0
+    for _, color, size in parts:
+        reached += size
+        until = max(filled + (size > 0), round(BAR * reached / pages))
+        bar.append("█" * (until - filled), color)
+        filled = until
+    bar.append("·" * max(0, BAR - filled), "dim")
+    for name, color, size in parts:
+        bar.append("  ■ ", color)
+        bar.append(f"{name} {size / pages:.1%}")
+    return bar
+
+
+def _lanes(title: str, lanes: list[dict[str, Any]], left_out: int, nothing: str) -> RenderableType:
+    if not lanes:
+        return Text(f"{title}: {nothing}", "dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), title=None, header_style="dim", pad_edge=False)
+    for name in (title, "phase", "prompt", "cached", "generated", "steps", "age"):
+        table.add_column(name, justify="left" if name in (title, "phase") else "right")
+    for lane in lanes[:MOST_ROWS]:
+        most = f" / {lane['maxTokens']:,}" if lane["maxTokens"] else ""
+        table.add_row(
+            f"{lane['kind']} {lane['program']}.{lane['call']}",
+            Text(lane["phase"], "dark_orange" if lane["phase"] == "decode" else "cyan"),
+            f"{lane['prompt']:,}",
+            f"{min(lane['cached'], lane['prompt']):,}",
+            f"{lane['generated']:,}{most}",
+            f"{lane['passes']:,}",
+            _seconds(lane["age"]),
+        )
+    more = len(lanes) - MOST_ROWS + left_out
+    return Group(table, Text(f"and {more:,} more", "dim")) if more > 0 else table
+
+
+def _tree(now: Picture) -> RenderableType:
+    nodes = now["nodes"]
+    if not nodes:
+        return Text("tree: nothing is kept yet", "dim")
+    figures = now["figures"]
+    lines = [Text(f"tree: {figures['tree_nodes']:,.0f} nodes, {figures['pages_cached']:,.0f} pages", "dim")]
+    widest = max(node[3] for node in nodes)
+    blocks = list(itertools.islice(_trunk(nodes), MOST_BLOCKS))
+    for index, depth in blocks:
+        _, _, _, tokens, _, age, locks, pins, *_ = nodes[index]
+        color = "dark_orange" if locks else next((color for border, color in SHADES if age < border), "grey35")
+        line = Text("  " * min(depth, 8))
+        line.append("█" * max(1, round(24 * tokens / widest)), color)
+        line.append(f" {tokens:,} token{'s' * (tokens != 1)}")
+        state = f"{locks} on it" if locks else f"used {_seconds(age)} ago"
+        line.append(f"  {state}{', held' if pins else ''}", "dim")
+        lines.append(line)
+    left = int(figures["tree_nodes"]) - len(blocks)
+    if left > 0:
+        lines.append(Text(f"and {left:,} more", "dim"))
+    return Group(*lines)
+
+
+def _trunk(nodes: list[list[Any]]) -> Iterator[tuple[int, int]]:
+    """(place, depth) of nodes, each below its parent, subtrees with more tokens first."""
+    weight = [node[3] for node in nodes]
+    below: dict[int, list[int]] = {}
+    for index in reversed(range(len(nodes))):
+        parent = nodes[index][1]
+        below.setdefault(parent, []).append(index)
+        if parent >= 0:
+            weight[parent] += weight[index]
+    todo = [(index, 0) for index in sorted(below.get(-1, ()), key=weight.__getitem__)]
+    while todo:
+        index, depth = todo.pop()
+        yield index, depth
+        todo += [(child, depth + 1) for child in sorted(below.get(index, ()), key=weight.__getitem__)]
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

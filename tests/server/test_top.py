@@ -1,0 +1,93 @@
+"""`lmprog top`: one picture over HTTP and over the wire, and what it says where there is none."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lmprog import wire
+from lmprog.cli import main
+from lmprog.cli.top import drawn
+from lmprog.wire.shown import as_json
+from tests.runtime.talk import Talk, text
+from tests.server.conftest import Served
+
+
+def words(now: dict[str, Any], before: dict[str, Any] | None = None) -> str:
+    out = io.StringIO()
+    Console(file=out, width=110, highlight=False).print(drawn(now, before))
+    return out.getvalue()
+
+
+def look(talk: Talk) -> dict[str, Any]:
+    talk.say(wire.Inspect(999))
+    seen = next(reply for reply in talk.step() if isinstance(reply, wire.Snapshot))
+    return {"about": {"model": "fake", "context": 200}, **as_json(seen)}
+
+
+@pytest.mark.parametrize("way", ["http", "wire"])
+def test_one_picture_is_printed_over_either_way(
+    server: Served, way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    assert main(["top", "--once", server.url if way == "http" else server.runtime]) == 0
+    out = capsys.readouterr().out
+    assert "nano · 4,096 tokens of context" in out
+    assert "memory " in out
+    assert "tree: " in out
+
+
+def test_an_empty_runtime_says_that_it_is() -> None:
+    said = words(look(Talk()))
+    assert "running: nothing runs" in said
+    assert "waiting: nobody waits" in said
+    assert "tree: nothing is kept yet" in said
+
+
+def test_who_runs_and_who_waits_and_how_fast_it_goes_is_told() -> None:
+    talk = Talk(max_rows=1, policy="fcfs")
+    sampling = wire.Sampling(temperature=0.0, max_tokens=30, ignore_eos=True)
+    for number in (1, 2):
+        talk.say(wire.Open(number), text(number, "abcdefgh"), wire.Gen(number, 10 + number, sampling))
+    talk.step()
+    before = look(talk)
+    talk.now += 2.0
+    for _ in range(9):
+        talk.step()
+    said = words(look(talk), before)
+    assert "5 tokens/s" in said
+    assert "1 running" in said
+    assert "1 waiting" in said
+    assert "gen 1.11" in said
+    assert "decode" in said
+    assert "gen 2.12" in said
+
+
+def test_a_tree_is_drawn_heaviest_first_and_what_is_left_out_is_counted() -> None:
+    talk = Talk(num_pages=400)
+    for number in range(1, 21):
+        letter = "abcdefghijklmnopqrst"[number - 1]
+        sampling = wire.Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
+        talk.ask(wire.Open(number), text(number, letter * (4 * number)), wire.Gen(number, 100 + number, sampling))
+    said = words(look(talk))
+    lengths = [int(line.split(" token")[0].split()[-1]) for line in said.splitlines() if "used" in line]
+    assert lengths == [4 * number for number in range(20, 6, -1)]
+    assert "and 6 more" in said
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "says"),
+    [
+        ("http://127.0.0.1:1", 1, "No lmprog server answers at http://127.0.0.1:1"),
+        ("localhost", 2, "neither a URL nor an address"),
+        ("http://127.0.0.1:nonsense", 2, "is no URL"),
+    ],
+)
+def test_where_nothing_can_be_watched_one_sentence_says_why(
+    where: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--once", where]) == code
+    assert says in capsys.readouterr().err
