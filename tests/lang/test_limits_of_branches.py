@@ -21,12 +21,12 @@ def test_a_copy_has_a_budget_of_its_own_and_its_parent_goes_on() -> None:
                 with pytest.raises(DeadlineExceeded):
                     other.append("more")
         except DeadlineExceeded as error:
-            assert "this copy are used up (max_total_tokens=3)" in error.message
-            return s.gen().value
+            return f"{s.gen().value}: {error.message}"
         return "the copy did not say that it took too much"
 
     with Scripted([WORDS, "fine"]) as scripted:
-        assert program.using(backend=scripted).run().value == "fine"
+        said = program.using(backend=scripted).run().value
+    assert said == "fine: the tokens given to this copy are used up (max_total_tokens=3)"
 
 
 def test_a_view_limits_what_is_asked_through_it_and_nothing_else() -> None:
