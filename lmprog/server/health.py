@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import metadata
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from lmprog.server.errors import HttpError, Problem
 from lmprog.server.gateway import Gateway
 
 
+@functools.cache
 def version() -> str:
     """Of this package, as it is installed."""
     try:

@@ -122,6 +122,13 @@ class Exchange:
         """For the link: one more reply."""
         if not isinstance(reply, wire.Delta | wire.Welcome) and reply.call is not None:
             self._calls.discard(reply.call)
+        elif isinstance(reply, wire.Delta) and self._inbox:
+            last = self._inbox[-1]
+            if isinstance(last, wire.Delta) and (last.call, last.index) == (reply.call, reply.index):
+                # What came while nobody read is one piece: less work for all just when there is too much.
+                text, count = last.text + reply.text, last.num_tokens + reply.num_tokens
+                self._inbox[-1] = wire.Delta(reply.call, reply.index, text, count)
+                return
         self._inbox.append(reply)
         self._wake()
 
