@@ -1,10 +1,10 @@
 """A runtime without a model, and a gateway before it: what the gateway costs by itself.
 
-    python -m benchmarks.speaker runtime ipc:///tmp/x/socket
+    python -m benchmarks.speaker runtime ipc:///tmp/x/socket [SECONDS]
     python -m benchmarks.speaker gateway ipc:///tmp/x/socket
 
-The runtime speaks the wire and computes nothing: in each step every generation gets one token, as from a model that
-takes no time; one whose prompt begins with `wait` gets none. Both print one line of JSON when they serve, and end when
+The runtime speaks the wire and computes nothing: in each step, which takes SECONDS (default: none), every generation
+gets one token; one whose prompt begins with `wait` gets none. Both print one line of JSON when they serve, and end when
 their input is closed.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from typing import Any
 
 from lmprog import launch, wire
@@ -28,8 +29,9 @@ CONTEXT = 1_000_000
 class Speaker:
     """Answers generations; branches are only remembered as far as they wait."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, pace: float = 0.0) -> None:
         self._channel = ZmqRuntimeChannel(address)
+        self._pace = pace
         self._silent: set[tuple[ClientId, int]] = set()
         self._running: dict[tuple[ClientId, int], tuple[wire.Gen, int]] = {}
         self._ended = threading.Event()
@@ -39,6 +41,8 @@ class Speaker:
             replies: list[tuple[ClientId, wire.Reply]] = []
             for client, op in self._channel.receive(0.0 if self._running else 0.2):
                 replies += self._take(client, op)
+            if self._pace and self._running:
+                time.sleep(self._pace)
             replies += self._step()
             self._channel.send(replies)
         self._channel.close()
@@ -89,7 +93,7 @@ class _At:
 def main() -> None:
     role, address = sys.argv[1:3]
     if role == "runtime":
-        speaker = Speaker(address)
+        speaker = Speaker(address, float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)
         _say({"address": address})
         _at_end(speaker.end)
         speaker.serve()
