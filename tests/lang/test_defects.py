@@ -296,6 +296,23 @@ def test_22_a_generated_string_may_contain_punctuation() -> None:
         assert program.using(backend=scripted).run().value.startswith('"It')
 
 
+@pytest.mark.parametrize("text", ["1e-3", "0.001", "-2.5E+10", "7"])
+def test_22_a_generated_float_may_have_an_exponent(text: str) -> None:
+    """The rest of defect 22 is about APIs: see `tests/lang/backends`."""
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> float:
+        s.append("x")
+        return s.gen(float).value
+
+    with Scripted([text]) as scripted:
+        assert program.using(backend=scripted).run().value == float(text)
+        asked = scripted.asked[0].op
+    assert isinstance(asked, wire.Gen)
+    assert isinstance(asked.constraint, wire.JsonSchema)
+    assert lmprog.constraint(schema=asked.constraint.schema).accepts(text)
+
+
 def test_a_role_turn_cannot_be_appended_a_second_time() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:

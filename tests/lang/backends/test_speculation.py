@@ -119,7 +119,7 @@ def test_what_was_said_is_dropped_at_the_end_of_a_turn() -> None:
 # --- where SGLang loses it ------------------------------------------------------------------------------------------
 
 
-def test_speculation_survives_a_fork() -> None:
+def test_22_speculation_survives_a_fork() -> None:
     @lmprog.function(num_api_spec_tokens=64)
     async def program(s: lmprog.Branch) -> list[str]:
         s.append(TEXT + "\nname:")
@@ -147,7 +147,7 @@ def test_a_fork_that_begins_to_speculate_does_it_in_each_branch() -> None:
         assert len(api.requests) == 2
 
 
-def test_speculation_survives_bind_and_using() -> None:
+def test_08_22_speculation_survives_bind_and_using() -> None:
     @lmprog.function(num_api_spec_tokens=64)
     def program(s: lmprog.Branch, text: str) -> list[str]:
         return extract(s, text)
@@ -161,7 +161,7 @@ def test_speculation_survives_bind_and_using() -> None:
         assert len(api.requests) == 4
 
 
-def test_speculation_survives_threads() -> None:
+def test_22_speculation_survives_threads() -> None:
     program = extract.using(num_api_spec_tokens=64, temperature=0)
     with ScriptedApi(EXTRACTION) as api, on(api) as backend:
         states = program.run_batch([{"text": TEXT}] * 8, backend=backend, num_threads=4)
@@ -169,7 +169,7 @@ def test_speculation_survives_threads() -> None:
         assert len(api.requests) == 8
 
 
-def test_speculation_survives_nested_runs() -> None:
+def test_22_speculation_survives_nested_runs() -> None:
     @lmprog.function(num_api_spec_tokens=64)
     def outer(s: lmprog.Branch) -> list[str]:
         return extract.run().value
@@ -179,7 +179,7 @@ def test_speculation_survives_nested_runs() -> None:
         assert len(api.requests) == 1
 
 
-def test_speculation_survives_a_stream_which_tells_nothing_that_is_not_a_calls_own() -> None:
+def test_22_speculation_survives_a_stream_which_tells_nothing_that_is_not_a_calls_own() -> None:
     program = extract.using(num_api_spec_tokens=64, temperature=0)
     with ScriptedApi(EXTRACTION) as api, on(api) as backend:
         events = list(program.using(backend=backend).stream())
@@ -195,7 +195,7 @@ def test_speculation_survives_a_stream_which_tells_nothing_that_is_not_a_calls_o
             assert "\n" not in event.delta
 
 
-def test_speculation_survives_coroutines() -> None:
+def test_22_speculation_survives_coroutines() -> None:
     @lmprog.function(num_api_spec_tokens=64)
     async def program(s: lmprog.Branch) -> list[str]:
         s.append(TEXT + "\nname:")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lmprog import wire
-from lmprog.errors import Cancelled, LmprogError
+from lmprog.errors import Cancelled, LmprogError, ProgramError
 from lmprog.lang.backends.blackbox.answering import State
 from lmprog.lang.backends.blackbox.transcript import Item
 
@@ -127,6 +127,8 @@ async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
             texts = await piece.texts
             if isinstance(texts, LmprogError):
                 return texts
+            if piece.index >= len(texts):
+                return ProgramError(f"a text refers to result {piece.index + 1} of a call that has {len(texts)}")
             items.append(texts[piece.index])
         elif isinstance(piece, Gained):
             gained = await piece.items

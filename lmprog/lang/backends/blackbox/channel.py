@@ -91,6 +91,7 @@ class BlackBox:
             runner.run(self._until_closed())
 
     async def _until_closed(self) -> None:
+        self._loop.set_exception_handler(lambda _, context: self._break(context.get("exception") or context["message"]))
         await self._stopped.wait()
         for task in [*self._tasks, *(call.task for call in self._calls.values() if call.task is not None)]:
             task.cancel()
@@ -100,7 +101,17 @@ class BlackBox:
     def _start(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._is_over)
+
+    def _is_over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._break(task.exception())
+
+    def _break(self, why: object) -> None:
+        """A fault of our own: everybody who waits is told, instead of waiting for ever."""
+        error = ProtocolError(f"the backend is broken: {type(why).__name__}: {why}")
+        self._replies.put(wire.Failed(None, error.code, error.message, error.details()))
 
     # --- taking ops ---------------------------------------------------------------------------------------------
 
@@ -126,8 +137,8 @@ class BlackBox:
             self._replies.put(wire.Described(op.call, self._figures()))
         elif isinstance(op, wire.Flush):
             self._start(self._flush(op))
-        else:
-            self._fail(op.call, NotSupported(f"an API as a backend does not answer {type(op).__name__}"))
+        elif (call := getattr(op, "call", None)) is not None:
+            self._fail(call, NotSupported(f"an API as a backend does not answer {type(op).__name__}"))
 
     def _welcome(self) -> wire.Welcome:
         api = self._answering.api
