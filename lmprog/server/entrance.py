@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmprog.server.errors import Problem, response_of
@@ -24,9 +26,10 @@ _HARMLESS = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 class Entrance:
     """Middleware. Leaves `request_id` in the request's state; logs one line a request, without its text."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway, routes: Sequence[BaseRoute]) -> None:
         self._app = app
         self._gateway = gateway
+        self._patterns = {route.endpoint: route.path for route in routes if isinstance(route, Route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,12 +51,19 @@ class Entrance:
         gateway.open_requests += 1
         try:
             if gateway.open_requests > gateway.settings.max_requests:
+                gateway.meters.refused("too_many_requests")
                 problem = Problem(503, "The server has as many requests open as it may; try again.", code="overloaded")
                 await response_of(problem)(scope, receive, reply)
             else:
                 await self._app(scope, receive, reply)
         finally:
             gateway.open_requests -= 1
-            took = 1e3 * (gateway.clock() - began)
+            took = gateway.clock() - began
+            gateway.meters.answered(scope["method"], self._route(scope), status, took)
             path = quote(scope["path"][:200], safe="/:~")
-            log.info("%s %s %d %.1f ms %s", scope["method"], path, status, took, request_id)
+            log.info("%s %s %d %.1f ms %s", scope["method"], path, status, 1e3 * took, request_id)
+
+    def _route(self, scope: Scope) -> str:
+        """The pattern of the path; clients can send any path."""
+        endpoint = scope.get("endpoint")
+        return self._patterns.get(endpoint, "other") if endpoint is not None else "other"

@@ -16,6 +16,7 @@ from lmprog.errors import Overloaded, RuntimeGone
 from lmprog.server.auth import Keyring
 from lmprog.server.errors import HttpError, Problem, refused
 from lmprog.server.link import Link
+from lmprog.server.meters import Meters
 from lmprog.server.settings import Settings
 
 
@@ -43,6 +44,9 @@ class Gateway:
         """HTTP requests that have begun and not ended."""
         self.open_results = 0
         """Results asked of the runtime that have not come yet."""
+        self.meters = Meters(clock, self._model_label)
+        link.observer = self.meters
+        self._label = settings.served_model_name or ""
         self._secret = secrets.token_bytes(32)
 
     @property
@@ -62,6 +66,13 @@ class Gateway:
     def model_name(self) -> str:
         return self.settings.served_model_name or self.info.model
 
+    def _model_label(self) -> str:
+        """For the metrics: as it was last known, while there is no runtime."""
+        info = self.link.info
+        if info is not None:
+            self._label = self.model_name
+        return self._label
+
     def check_model(self, asked: str | None) -> str:
         """The name to answer with. Another model than the served one is a 404."""
         name = self.model_name
@@ -75,9 +86,11 @@ class Gateway:
     def admit(self, results: int = 1) -> Iterator[None]:
         """Counts `results` as asked while the block runs. Raises 429 or 503 at once where there is no room."""
         if self.draining:
+            self.meters.refused("draining")
             raise HttpError(Problem(503, "The server is stopping; send the request to another one.", code="draining"))
         most = self.settings.max_running + self.settings.max_waiting
         if results > self.settings.max_waiting:
+            self.meters.refused("too_many_results")
             raise refused(
                 f"The request asks for {results:,} results at once; this server lets {self.settings.max_waiting:,} "
                 "wait. Send fewer prompts, or a smaller n.",
@@ -85,6 +98,7 @@ class Gateway:
                 "too_many_results",
             )
         if self.open_results + results > most:
+            self.meters.refused("overloaded")
             raise Overloaded(
                 f"{self.open_results:,} results are being computed or wait, and {most:,} may; try again in a second.",
                 retry_after=1.0,

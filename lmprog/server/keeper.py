@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.launch import Connection, Runtime, connect
-from lmprog.server.link import Link
+from lmprog.server.gateway import Gateway
 from lmprog.server.supervisor import Patience, Phase, Supervisor
 
 log = logging.getLogger("lmprog.server")
@@ -40,10 +40,11 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 class Keeper:
     """Owner of the runtime. `run` is its life; `stop` ends runtime and `run`. Belongs to the event loop's thread."""
 
-    def __init__(self, launch: Callable[[], Runtime], link: Link, patience: Patience | None = None) -> None:
+    def __init__(self, launch: Callable[[], Runtime], gateway: Gateway, patience: Patience | None = None) -> None:
         """`launch` starts a runtime and waits until it serves; it is called in a thread, once for each life."""
         self._launch = launch
-        self._link = link
+        self._link = link = gateway.link
+        self._meters = gateway.meters
         self._runtime: Runtime | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -100,6 +101,7 @@ class Keeper:
 
     def end(self, why: str) -> None:
         log.error("the runtime is restarted: %s", why)
+        self._meters.restarted()
         self._link.replace(None)
         self._spawn(self._end())
 
@@ -137,7 +139,9 @@ class Keeper:
 
     async def _ask(self) -> None:
         with contextlib.suppress(LmprogError):  # a lost connection is told by the link
-            self.supervisor.answered(await self._link.figures(_ASK_SECONDS))
+            figures = await self._link.figures(_ASK_SECONDS)
+            self._meters.runtime.see(figures)
+            self.supervisor.answered(figures)
 
     async def _reach(self) -> None:
         runtime = self._runtime

@@ -35,7 +35,7 @@ class Service:
         """`launch` starts a runtime and waits until it serves; it is called for every restart, in a thread."""
         self.gateway = Gateway(settings, Link())
         patience = Patience(stall=settings.stall, longest_step=max(settings.stall, settings.longest_step))
-        self.keeper = Keeper(launch, self.gateway.link, patience)
+        self.keeper = Keeper(launch, self.gateway, patience)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._times_asked = 0
         self._soft = asyncio.Event()

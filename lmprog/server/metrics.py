@@ -1,0 +1,31 @@
+"""`/metrics`: what the server counts, in Prometheus' format. Needs a key where there are keys."""
+
+from __future__ import annotations
+
+import contextlib
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lmprog.errors import LmprogError
+from lmprog.server.gateway import Gateway
+
+SCRAPE_SECONDS = 2.0
+"""How long a scrape waits for a runtime in a long step; then it tells what was known before."""
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    async def metrics(request: Request) -> Response:
+        meters = gateway.meters
+        if gateway.link.is_up:
+            meters.begin()
+            with contextlib.suppress(LmprogError, TimeoutError):
+                meters.runtime.see(await gateway.link.figures(SCRAPE_SECONDS))
+        meters.up.set(gateway.is_ready)
+        meters.open_requests.set(gateway.open_requests)
+        meters.open_results.set(gateway.open_results)
+        return Response(meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return [Route("/metrics", metrics)]

@@ -1,0 +1,161 @@
+"""What is counted is what happened; names that boards know; nothing private in a label."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from lmprog import wire
+from lmprog.server.figures import RuntimeFigures
+from lmprog.server.meters import Meters
+from tests.server.fake_runtime import Fake, asking
+
+BOARD = Path(__file__).parents[2] / "docs" / "grafana" / "lmprog.json"
+MIRRORED = (
+    "num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries prefix_cache_hits "
+    "prompt_tokens prompt_tokens_cached generation_tokens time_to_first_token_seconds inter_token_latency_seconds "
+    "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds "
+    "num_preemptions request_success admission_rejections corrupted_requests cache_hit_rate evicted_tokens "
+    "num_retracted_reqs kv_evictable_tokens num_aborted_requests scheduler_idle_seconds"
+)
+"""Of vLLM and SGLang, with our prefix."""
+OURS = "fork_shared_tokens programs engine_restarts wait_passes invariant_failures computed_tokens forced_tokens"
+Samples = dict[str, float]
+
+
+async def scraped(client: httpx2.AsyncClient) -> tuple[Samples, str]:
+    """All samples by name and labels, but for the model's; the names of histograms' parts are whole."""
+    response = await client.get("/metrics")
+    assert response.status_code == 200, response.text
+    found: Samples = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            found[" ".join([sample.name, *(f"{name}={value}" for name, value in sorted(labels.items()))])] = (
+                sample.value
+            )
+    return found, response.text
+
+
+def session(fake: Fake, asks: list[tuple[str, dict[str, Any]]], **settings: Any) -> tuple[Samples, str]:
+    """What is scraped after these requests."""
+
+    async def run() -> tuple[Samples, str]:
+        async with asking(fake, **settings) as (client, _):
+            for path, body in asks:
+                await client.post(path, json=body)
+            return await scraped(client)
+
+    return asyncio.run(run())
+
+
+def test_requests_are_counted_as_they_were(fake: Fake) -> None:
+    body = {"prompt": "abcdefgh", "max_tokens": 5, "ignore_eos": True}
+    samples, _ = session(fake, [("/v1/completions", body), ("/v1/completions", {**body, "stream": True})])
+    assert samples["lmprog_request_success_total finished_reason=length"] == 2
+    assert samples["lmprog_generation_tokens_total"] == 10
+    assert samples["lmprog_e2e_request_latency_seconds_count"] == 2
+    assert samples["lmprog_time_to_first_token_seconds_count"] == 2
+    assert samples["lmprog_request_prompt_tokens_count"] == 2
+    assert samples["lmprog_prompt_tokens_total"] >= 16
+    assert 0 < samples["lmprog_prompt_tokens_cached_total"] < samples["lmprog_prompt_tokens_total"]
+    assert samples["lmprog_prefix_cache_hits_total"] <= samples["lmprog_prefix_cache_queries_total"]
+    assert samples["lmprog_http_requests_total method=POST route=/v1/completions status=200"] == 2
+    assert samples["lmprog_wait_passes_count"] == 2
+    assert samples["lmprog_up"] == 1
+
+
+def test_every_mirrored_name_and_our_own_are_there(fake: Fake) -> None:
+    _, text = session(fake, [])
+    families = set(re.findall(r"^# TYPE lmprog_(\S+?)(?:_total)? ", text, re.MULTILINE))
+    assert set(MIRRORED.split()) <= families
+    assert set(OURS.split()) <= families
+
+
+def test_every_metric_of_the_board_is_told(fake: Fake) -> None:
+    samples, _ = session(fake, [("/v1/completions", {"prompt": "a", "max_tokens": 2})])
+    told = {key.split()[0] for key in samples}
+    board = json.loads(BOARD.read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    named = {name for expression in asked for name in re.findall(r"lmprog_\w+", expression)}
+    assert len(named) > 30
+    quiet = {"lmprog_request_failures_total"}  # by code: there when something has failed
+    assert named - quiet <= told
+
+
+def test_failures_and_what_is_left_are_counted(fake: Fake) -> None:
+    samples, _ = session(
+        fake,
+        [
+            ("/v1/completions", {"prompt": "x" * 3000, "max_tokens": 5}),
+            ("/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 5}),
+        ],
+        max_waiting=2,
+    )
+    assert samples["lmprog_request_failures_total code=context_overflow"] == 1
+    assert samples["lmprog_admission_rejections_total reason=too_many_results"] == 1
+    assert samples["lmprog_num_aborted_requests_total"] == 0
+
+
+def test_nothing_that_a_client_sends_becomes_a_label(fake: Fake) -> None:
+    async def run() -> str:
+        async with asking(fake) as (client, _):
+            await client.post("/v1/completions", json={"prompt": "secret words", "max_tokens": 2, "user": "secret"})
+            await client.request("SECRET", "/v1/completions")
+            await client.get("/secret/path", headers={"x-request-id": "secret-id"})
+            return (await client.get("/metrics")).text
+
+    assert "secret" not in asyncio.run(run()).lower()
+
+
+def test_a_scrape_is_answered_while_there_is_no_runtime(fake: Fake) -> None:
+    async def run() -> tuple[Samples, Samples]:
+        async with asking(fake) as (client, gateway):
+            await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True})
+            before, _ = await scraped(client)
+            gateway.link.replace(None)
+            after, text = await scraped(client)
+            assert 'model_name="fake"' in text
+            return before, after
+
+    before, after = asyncio.run(run())
+    assert (before["lmprog_up"], after["lmprog_up"]) == (1, 0)
+    assert after["lmprog_generation_tokens_total"] == before["lmprog_generation_tokens_total"] == 3
+
+
+def test_counters_go_on_when_another_runtime_begins_at_0() -> None:
+    figures = RuntimeFigures(lambda: "m")
+    for pid, tokens in ((1.0, 5.0), (1.0, 8.0), (2.0, 0.0), (2.0, 4.0), (3.0, 1.0)):
+        figures.see({"pid": pid, "generated_tokens": tokens, "wait_passes_le_1": tokens, "wait_passes_le_inf": 1.0})
+    (tokens_family,) = [one for one in figures.collect() if one.name == "lmprog_generation_tokens"]
+    (waits,) = [one for one in figures.collect() if one.name == "lmprog_wait_passes"]
+    assert tokens_family.samples[0].value == 8 + 4 + 1
+    assert [(s.labels.get("le"), s.value) for s in waits.samples if s.name.endswith("_bucket")] == [
+        ("1.0", 13.0),
+        ("+Inf", 16.0),
+    ]
+
+
+def test_gaps_between_texts_are_by_token_and_by_result() -> None:
+    now = [0.0]
+    meters = Meters(lambda: now[0], lambda: "m")
+    meters.asked(wire.Gen(1, 7, stream=True))
+    for at, index, count in ((1.0, 0, 1), (1.5, 1, 1), (2.0, 0, 4), (2.5, 1, 0)):
+        now[0] = at
+        meters.replied(wire.Delta(7, index, "x", count))
+    value = meters.registry.get_sample_value
+    labels = {"model_name": "m"}
+    assert value("lmprog_time_to_first_token_seconds_sum", labels) == 1.0
+    assert value("lmprog_inter_token_latency_seconds_count", labels) == 1
+    assert value("lmprog_inter_token_latency_seconds_sum", labels) == pytest.approx(0.25)
+    meters.dropped(7)
+    assert value("lmprog_num_aborted_requests_total", labels) == 1
+    meters.replied(wire.Failed(call=7, code="model", message=""))
+    assert value("lmprog_corrupted_requests_total", labels) is None
