@@ -78,7 +78,7 @@ class Explanation:
     @property
     def refused(self) -> tuple[CallCost, ...]:
         """Calls that can come to be longer than the context; when they are, the runtime refuses them."""
-        return tuple(call for call in self.calls if call.longest > self.context_len)
+        return tuple(call for call in self.calls if 0 < self.context_len < call.longest)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -97,7 +97,8 @@ class Explanation:
         yield f"{about}at most {self.prompt_tokens:,} tokens of prompts, {shared}"
         fits = "" if self.worst_pages <= self.num_pages else ", more than there are: some would be computed again"
         pages = f"{self.worst_pages:,} of {self.num_pages:,} pages of {self.page_size}"
-        yield f"{about}at most {self.worst_tokens:,} tokens computed, in {pages}{fits}"
+        where = f", in {pages}{fits}" if self.num_pages else ""  # an API does not tell its memory
+        yield f"{about}at most {self.worst_tokens:,} tokens computed{where}"
         for call in self.refused:
             yield f"{call.label} can need {call.longest:,} tokens, and the context is {self.context_len:,}"
         if not self.knows_tokens:
