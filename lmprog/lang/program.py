@@ -153,6 +153,16 @@ class Program(Generic[P, R]):
                 kwargs[parameter.name] = f"⟨{parameter.name}⟩"
         return rehearse(*self._job(args, kwargs)).graph
 
+    def cache(self, *args: Any, **kwargs: Any) -> wire.Usage:
+        """Computes ahead what every run begins with: the text before the first argument that is left out; blocks.
+
+        Seldom needed: runs that begin together share that text anyway. Gives the work that it was.
+        """
+        from lmprog.lang.rehearsal.ahead import compute_beginning
+
+        options = {name: value for name, value in kwargs.items() if name not in self._names and _is_setting(name)}
+        return compute_beginning(self.trace(*args, **kwargs), self._with(options))
+
     def _rehearsed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, Reader, wire.Welcome]:
         """What the program would do, and who can say how the runtime writes it."""
         from lmprog.lang.rehearsal.double import rehearse
