@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,16 @@ def test_a_program_with_forks_references_and_a_choice_runs_in_one_request(live: 
     assert made["usage"]["generated_tokens"] == 12
     assert results["second"]["usage"]["cached_tokens"] > 0, "the fork's prefix was shared"
     assert results["first"]["outputs"][0]["finish_reason"] == "length"
+
+
+def test_the_documented_program_runs(live: Live) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    found = re.search(r"```json\n(.*?)```", page.partition("## Programs")[2], re.DOTALL)
+    assert found
+    made = live.ok("/v1/programs", **json.loads(found[1]))
+    assert made["status"] == "completed"
+    assert set(made["results"]) == {"flour", "oven", "better", "grade"}
+    assert 1 <= int(made["results"]["grade"]["text"]) <= 10
 
 
 def test_a_gen_takes_what_completions_take(live: Live) -> None:
