@@ -45,6 +45,11 @@ class RuntimeEndpoint(ApiBackend):
         patience = patience_of(options)
         super().__init__(_api(found, HttpDoor(self.base_url, api_key), patience), patience, options)
 
+    def speculate(self, branch: int, num_tokens: int) -> None:
+        """Nothing is to be gained from it where the server keeps its cache for whole branches."""
+        if self.kind != "lmprog":
+            super().speculate(branch, num_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -188,19 +188,20 @@ def test_on_lmprogs_server_a_branch_travels_as_it_stands() -> None:
         s.user("hello")
         with s.assistant():
             s.append("It is ")
-            return s.gen(regex="[a-z]+").value
+            return s.gen(regex="[a-z]+", max_tokens=9, stop="!").value
 
     with ScriptedApi(FACTS) as api:
         api.owner = "lmprog"
         api.extra["/v1/programs"] = lambda body: {"results": {"c": result("fine")}}
         with lmprog.connect(api.url) as backend:
-            run = program.using(backend=backend).run()
+            run = program.using(backend=backend, num_api_spec_tokens=64).run()  # ignored: the server keeps its cache
         assert run.value == "fine"
         assert (run.usage.prompt, run.usage.cached, run.usage.computed) == (5, 4, 2)
         append, gen = api.requests[0]["ops"][1:]
         pieces = ["Loose. ", {"begin": "user"}, "hello", {"end": "user"}, {"begin": "assistant"}, "It is "]
         assert append["pieces"] == pieces
         assert gen["structured_outputs"] == {"regex": "[a-z]+"}
+        assert (gen["max_tokens"], gen["stop"]) == (9, ["!"])
 
 
 def test_on_lmprogs_server_a_select_is_the_runtimes_own() -> None:
