@@ -65,19 +65,31 @@ class Delivery:
             text.append(stream.push(token))
             if stream.stopped_by is not None:
                 break
-        self._delta(ongoing, index, "".join(text), stream.num_tokens - before)
+        self._delta(ongoing, index, "".join(text), stream.num_tokens - before, self._untold(ongoing, index, lane))
         return stream.stopped_by is not None
 
-    def _delta(self, ongoing: Ongoing, index: int, text: str, num_tokens: int) -> None:
-        if text and isinstance(ongoing.op, wire.Gen) and ongoing.op.stream:
-            self._endings.say(ongoing.client, wire.Delta(ongoing.id, index, text, num_tokens))
+    def _delta(
+        self, ongoing: Ongoing, index: int, text: str, num_tokens: int, logprobs: tuple[wire.TokenLogprob, ...] = ()
+    ) -> None:
+        if (text or logprobs) and isinstance(ongoing.op, wire.Gen) and ongoing.op.stream:
+            self._endings.say(ongoing.client, wire.Delta(ongoing.id, index, text, num_tokens, logprobs))
+
+    def _untold(self, ongoing: Ongoing, index: int, lane: Lane) -> tuple[wire.TokenLogprob, ...]:
+        """Log-probabilities of tokens whose text is certain, each once; none where there is no stream."""
+        op, task = ongoing.op, lane.task
+        assert isinstance(task, Generation)
+        if not (isinstance(op, wire.Gen) and op.stream and op.sampling.logprobs is not None):
+            return ()
+        begin, end = ongoing.told.get(index, 0), max(0, ongoing.streams[index].num_whole - task.respelled)
+        ongoing.told[index] = end
+        return tuple(logprob_of(scored, self._tokenizer) for scored in task.logprobs[begin:end])
 
     def _finish(self, ongoing: Ongoing, index: int, lane: Lane, now: float) -> None:
         """One of the `n` results is complete; the first one carries the branch on."""
         task, stream, branch = lane.task, ongoing.streams[index], ongoing.branch
         assert isinstance(task, Generation)
         ended = stream.finish()
-        self._delta(ongoing, index, ended.delta, 0)
+        self._delta(ongoing, index, ended.delta, 0, self._untold(ongoing, index, lane))
         ongoing.outputs[index] = output_of(lane, ended, stream, self._tokenizer)
         kept = task.settings.prompt_len + ended.kept
         self._endings.leave(lane, kept, branch if index == 0 else None)

@@ -31,6 +31,8 @@ class Ongoing:
     """Set when it is submitted to the scheduler."""
     streams: list[TextStream] = field(default_factory=list)
     outputs: list[Output | None] = field(default_factory=list)
+    told: dict[int, int] = field(default_factory=dict)
+    """How many log-probabilities of each result have been streamed."""
     ballot: Ballot | None = None
     compiling: Compiling | None = None
     """Its constraint, on its way or there."""

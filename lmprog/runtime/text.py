@@ -43,6 +43,7 @@ class TextStream:
     __slots__ = (
         "_borders",
         "_decoder",
+        "_ended",
         "_given",
         "_held",
         "_length",
@@ -85,6 +86,7 @@ class TextStream:
         """Per token: characters up to its end; -1 where it ends inside one."""
         self._stop_at: tuple[int, str] | None = None
         """Where a stop begins, and which."""
+        self._ended = False
 
     @property
     def stopped_by(self) -> str | None:
@@ -156,7 +158,7 @@ class TextStream:
             kept = next((at + 1 for at in reversed(range(len(self._borders))) if 0 <= self._borders[at] <= cut), 0)
             return Ended(text, kept, (self._seam + text)[self._borders[kept - 1] if kept else 0 : cut], "")
         delta = self._held + self._decoder.decode(b"", final=True)
-        self._held = ""
+        self._held, self._ended = "", True
         self._given.append(delta)
         return Ended("".join(self._given), len(self._borders), "", delta)
 
@@ -164,6 +166,14 @@ class TextStream:
         """The characters that the tokens `begin .. end` spell; one that they share with others is not theirs."""
         first, last = self._border(begin) - len(self._seam), self._border(end) - len(self._seam)
         return max(0, first), max(0, first, last)
+
+    @property
+    def num_whole(self) -> int:
+        """Tokens, the seam's too, that are wholly inside the text given out; all where it ended without a stop."""
+        if self._ended:
+            return len(self._borders)
+        certain = self._length - len(self._held) if self._stop_at is None else self._stop_at[0]
+        return next((at + 1 for at in reversed(range(len(self._borders))) if 0 <= self._borders[at] <= certain), 0)
 
     def _border(self, count: int) -> int:
         """Whole characters of the first `count` tokens."""

@@ -54,12 +54,14 @@ class Output(Message, frozen=True):
 
 
 class Delta(Message, frozen=True):
-    """More text of a running generation. Joined in order, an output's deltas are its text."""
+    """More text of a running generation. Joined in order, an output's deltas are its text, and their `logprobs`, where
+    they were asked for, its tokens': each comes when its token is wholly inside the text given."""
 
     call: Id
     index: int
     text: str
     num_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Done(Message, frozen=True):

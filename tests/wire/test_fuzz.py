@@ -42,7 +42,7 @@ OPS: tuple[wire.Op, ...] = (
 )
 REPLIES: tuple[wire.Reply, ...] = (
     wire.Welcome(1, "nano", 2048, 4096, 16, 4096, 1),
-    wire.Delta(2, 0, "ab", 1),
+    wire.Delta(2, 0, "ab", 1, (wire.TokenLogprob(7, "ab", -0.5),)),
     wire.Done(2, (wire.Output("ab", (1, 2), "stop", "\n", (wire.TokenLogprob(1, "a", -0.5),)),), wire.Usage(5, 4)),
     wire.Chosen(4, 0, (wire.Choice(-1.0, 0.7, (-1.0,)),), wire.Usage()),
     wire.Failed(None, "protocol", "no", {"a": 1, "b": None}),

@@ -88,7 +88,7 @@ lanes = st.builds(
 choices = st.builds(wire.Choice, floats, floats, st.lists(floats).map(tuple), st.lists(floats).map(tuple))
 REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Welcome: st.builds(wire.Welcome, ids, texts, ids, ids, ids, ids, ids),
-    wire.Delta: st.builds(wire.Delta, ids, ids, texts, ids),
+    wire.Delta: st.builds(wire.Delta, ids, ids, texts, ids, st.lists(logprobs, max_size=3).map(tuple)),
     wire.Done: st.builds(wire.Done, ids, st.lists(outputs, max_size=3).map(tuple), usages),
     wire.Chosen: st.builds(wire.Chosen, ids, ids, st.lists(choices, max_size=3).map(tuple), usages),
     wire.TextIs: st.builds(wire.TextIs, ids, texts, ids),
