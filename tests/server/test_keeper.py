@@ -1,0 +1,146 @@
+"""A server that keeps its runtime: a real process, scripted, behind a real socket, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+from lmprog.errors import RuntimeGone
+from lmprog.launch import Runtime
+from lmprog.server.run import bind, url_of
+from lmprog.server.service import Service
+from lmprog.server.settings import Settings
+
+SCRIPTED = "tests.server.scripted_runtime"
+PATIENCE = 120.0
+
+
+class Kept:
+    """A running service, and a client of it."""
+
+    def __init__(self, service: Service, client: httpx2.AsyncClient) -> None:
+        self.service = service
+        self.client = client
+
+    async def complete(self, prompt: str) -> httpx2.Response:
+        return await self.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+
+    async def until(self, look: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not await look():
+                await asyncio.sleep(0.05)
+
+    async def is_ready(self) -> bool:
+        return (await self.client.get("/ready")).status_code == 200
+
+    async def metric(self, name: str) -> float:
+        lines = (await self.client.get("/metrics")).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def listening(settings: Settings) -> tuple[socket.socket, str]:
+    bound = bind(settings)
+    return bound, url_of(bound)
+
+
+@asynccontextmanager
+async def kept(**settings: Any) -> AsyncIterator[Kept]:
+    """A service before the scripted runtime, ready; it must end well with the block."""
+    chosen = Settings(port=0, **settings)
+    bound, url = listening(chosen)
+    service = Service(chosen, lambda: Runtime("any", module=SCRIPTED))
+    serving = asyncio.create_task(service.run(bound, lambda runtime: None))
+    try:
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
+            made = Kept(service, client)
+            await made.until(made.is_ready)
+            yield made
+            service.ask_to_stop()
+            assert await asyncio.wait_for(serving, PATIENCE), "it did not end well"
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why", "where"),
+    [
+        ("hang", "computes nothing", "sleeps_for_ever"),
+        ("spin", "longer than a step may take", "computes_for_ever"),
+        ("stand", "nobody was admitted", "in step"),
+        ("die", "its process ended", ""),
+    ],
+)
+def test_however_a_runtime_fails_its_request_is_told_and_the_next_is_served(
+    caplog: pytest.LogCaptureFixture, prompt: str, why: str, where: str
+) -> None:
+    caplog.set_level(logging.ERROR, "lmprog.server")
+
+    async def run() -> None:
+        async with kept(stall=1.0, longest_step=3.0) as server:
+            response = await server.complete(prompt)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "runtime_restarted"
+            assert "retry-after" in response.headers
+            assert (await server.client.get("/health")).status_code == 200
+            await server.until(server.is_ready)
+            after = await server.complete("hello")
+            assert after.json()["choices"][0]["text"] == "word"
+            assert await server.metric("lmprog_engine_restarts_total") == 1
+            assert await server.metric("lmprog_up") == 1
+
+    asyncio.run(run())
+    assert why in caplog.text
+    assert where in caplog.text
+    assert "its last figures" in caplog.text
+
+
+def test_new_requests_are_told_to_come_again_while_the_runtime_is_away() -> None:
+    async def run() -> None:
+        async with kept() as server:
+            for _ in range(2):  # the second life is short: the third begins after a rest
+                await server.complete("die")
+                await server.until(server.is_ready)
+            await server.complete("die")
+            response = await server.complete("hello")
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] in ("runtime_gone", "runtime_restarted")
+            assert int(response.headers["retry-after"]) >= 1
+            ready = await server.client.get("/ready")
+            assert ready.status_code == 503
+            assert "again" in ready.json()["error"]["message"]
+            await server.until(server.is_ready)
+            assert await server.metric("lmprog_engine_restarts_total") == 3
+
+    asyncio.run(run())
+
+
+def test_a_first_start_that_fails_ends_the_server_with_its_reason() -> None:
+    def broken() -> Runtime:
+        raise RuntimeGone("no such thing")
+
+    async def run() -> None:
+        settings = Settings(port=0)
+        bound, _ = listening(settings)
+        with pytest.raises(RuntimeGone, match="no such thing"):
+            await asyncio.wait_for(Service(settings, broken).run(bound, lambda runtime: None), PATIENCE)
+
+    asyncio.run(run())
+
+
+def test_asked_to_stop_while_it_starts_it_stops() -> None:
+    async def run() -> bool:
+        settings = Settings(port=0)
+        bound, _ = listening(settings)
+        service = Service(settings, lambda: Runtime("any", module=SCRIPTED))
+        service.ask_to_stop()
+        return await asyncio.wait_for(service.run(bound, lambda runtime: None), PATIENCE)
+
+    asyncio.run(run())  # whether it is clean depends on how far the start had come
