@@ -127,7 +127,7 @@ class Exchange:
             if isinstance(last, wire.Delta) and (last.call, last.index) == (reply.call, reply.index):
                 # What came while nobody read is one piece: less work for all just when there is too much.
                 text, count = last.text + reply.text, last.num_tokens + reply.num_tokens
-                self._inbox[-1] = wire.Delta(reply.call, reply.index, text, count)
+                self._inbox[-1] = wire.Delta(reply.call, reply.index, text, count, last.logprobs + reply.logprobs)
                 return
         self._inbox.append(reply)
         self._wake()

@@ -218,6 +218,7 @@ def test_logprobs_stand_beside_their_tokens(client: openai.OpenAI, streams: bool
         for chunk in client.chat.completions.create(**asked, stream=True):
             text += chunk.choices[0].delta.content or ""
             logprobs += (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content) or []
+            assert text.startswith("".join(one.token for one in logprobs))
     else:
         choice = client.chat.completions.create(**asked).choices[0]
         assert choice.logprobs is not None
@@ -272,6 +273,16 @@ def test_a_completions_stream_is_the_completion(client: openai.OpenAI) -> None:
         for choice in chunk.choices:
             texts[choice.index] += choice.text
     assert texts == [choice.text for choice in whole.choices]
+    plain = client.completions.create(**asked, logprobs=2).choices[1].logprobs
+    assert plain is not None
+    streamed = [
+        choice.logprobs
+        for chunk in client.completions.create(**asked, logprobs=2, stream=True)
+        for choice in chunk.choices
+        if choice.index == 1 and choice.logprobs is not None
+    ]
+    assert [token for one in streamed for token in one.tokens or []] == plain.tokens
+    assert [offset for one in streamed for offset in one.text_offset or []] == plain.text_offset
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from lmprog import wire
 from lmprog.errors import ModelError
 from lmprog.server.app import build_app
 from lmprog.server.errors import HttpError
@@ -253,3 +254,17 @@ def test_who_shares_the_cache_is_the_operators_to_say(isolation: str) -> None:
 def test_a_request_may_not_choose_its_cache_unless_the_operator_lets_it() -> None:
     with pytest.raises(HttpError, match="--allow-cache-salt"):
         Gateway(Settings(), Link()).salt("one", "x")
+
+
+def test_what_gathers_before_a_slow_reader_is_one_piece_and_loses_nothing(fake: Fake) -> None:
+    async def run() -> None:
+        async with asking(fake) as (_, gateway):
+            with gateway.link.exchange() as exchange:
+                one, other = wire.TokenLogprob(1, "a", -0.5), wire.TokenLogprob(2, "b", -0.25)
+                exchange.take(wire.Delta(7, 0, "a", 1, (one,)))
+                exchange.take(wire.Delta(7, 0, "b", 2, (other,)))
+                exchange.take(wire.Delta(7, 1, "c", 1))
+                assert await exchange.next() == wire.Delta(7, 0, "ab", 3, (one, other))
+                assert await exchange.next() == wire.Delta(7, 1, "c", 1)
+
+    asyncio.run(run())

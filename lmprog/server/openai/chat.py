@@ -145,7 +145,7 @@ async def _events(
                 begun = True
                 yield b"".join(_chunk(chat, [stream.opening()]) for stream in streams)
             if piece.done is None:
-                choices = streams[piece.index].add(piece.text)
+                choices = streams[piece.index].add(piece.text, piece.logprobs)
                 if choices:
                     yield _chunk(chat, choices)
                 continue
@@ -185,19 +185,21 @@ class _ChoiceStream:
     def opening(self) -> answers.ChunkChoice:
         return answers.ChunkChoice(self._index, answers.Delta(role="assistant", content=""))
 
-    def add(self, text: str) -> list[answers.ChunkChoice]:
-        """More text has come."""
+    def add(self, text: str, logprobs: Sequence[wire.TokenLogprob] = ()) -> list[answers.ChunkChoice]:
+        """More text has come, and the log-probabilities of the tokens that are whole now."""
         if self._named is None:
-            return [self._part(part) for part in self._reader.feed(text)]
-        return [self._arguments(text)] if text else []
+            choices = [self._part(part) for part in self._reader.feed(text)]
+        else:
+            choices = [self._arguments(text)] if text else []
+        if logprobs:
+            last = choices.pop() if choices else answers.ChunkChoice(self._index, answers.Delta(content=""))
+            choices.append(msgspec.structs.replace(last, logprobs=answers.chat_logprobs(logprobs)))
+        return choices
 
     def end(self, output: wire.Output) -> list[answers.ChunkChoice]:
-        """Nothing more will come: what was held back, the log-probabilities, the reason."""
+        """Nothing more will come: what was held back, and the reason."""
         parts = self._reader.finish() if self._named is None else []
         choices = [self._part(part) for part in parts]
-        if self._sampling.logprobs is not None:
-            logprobs = answers.chat_logprobs(output.logprobs)
-            choices.append(answers.ChunkChoice(self._index, answers.Delta(content=""), None, logprobs))
         finish = answers.finish_of(output)
         reason = "tool_calls" if self._num_calls and finish == "stop" else finish
         stop_reason = None if self._num_calls else answers.stop_reason_of(output, self._sampling)

@@ -184,6 +184,10 @@ def _logprobs(asked: Completions, done: wire.Done, output: wire.Output, prompt: 
     return answers.text_logprobs([None, *done.prompt_logprobs, *own], first)
 
 
+def _streamed(logprobs: Sequence[wire.TokenLogprob], offset: int) -> answers.TextLogprobs | None:
+    return answers.text_logprobs(logprobs, offset=offset) if logprobs else None
+
+
 def _mean_logprob(output: wire.Output) -> float:
     """Of a result's tokens, so that longer ones are not at a disadvantage."""
     return sum(one.logprob for one in output.logprobs) / max(1, len(output.logprobs))
@@ -192,23 +196,25 @@ def _mean_logprob(output: wire.Output) -> float:
 async def _events(
     gateway: Gateway, request: Request, asked: Completions, cache_salt: str | None
 ) -> AsyncGenerator[bytes, None]:
-    """The stream: texts as they come, ends, usage. With echo each choice begins with its prompt."""
+    """The stream: texts as they come, ends, usage. With echo each choice begins with its prompt, and all
+    log-probabilities come at its end, since those of the prompt are known only then."""
     silent = None if asked.wants_usage else msgspec.UNSET
     dones: list[wire.Done] = []
-    begun: set[int] = set()
+    begun: dict[int, int] = {}  # choice -> characters whose log-probabilities have been told
     with running(gateway, request, asked.prompts, True, cache_salt) as run:
         async for piece in run.pieces():
             number = piece.prompt * asked.n + piece.index
             if piece.done is None and asked.max_tokens:
                 echoed = _prompt_text(asked, run, piece.prompt) if asked.echo and number not in begun else ""
-                begun.add(number)
-                choice = answers.TextChoice(number, echoed + piece.text)
+                logprobs = None if asked.echo else _streamed(piece.logprobs, begun.get(number, 0))
+                begun[number] = begun.get(number, 0) + sum(len(one.text) for one in piece.logprobs)
+                choice = answers.TextChoice(number, echoed + piece.text, None, logprobs)
                 yield event(_completion(asked, [choice], silent))
             elif piece.done is not None:
                 dones.append(piece.done)
                 for choice in _choices(asked, run, piece.prompt, piece.done):
                     rest = "" if choice.index in begun or not asked.echo else choice.text
-                    last = msgspec.structs.replace(choice, text=rest)
+                    last = msgspec.structs.replace(choice, text=rest, logprobs=choice.logprobs if asked.echo else None)
                     yield event(_completion(asked, [last], silent))
         if asked.wants_usage:
             yield event(_completion(asked, [], _usage(asked, dones)))

@@ -39,6 +39,7 @@ class Piece:
     prompt: int
     index: int
     text: str
+    logprobs: tuple[wire.TokenLogprob, ...] = ()
     done: wire.Done | None = None
 
 
@@ -99,10 +100,10 @@ class Running:
         while self._left:
             reply = await self._exchange.next()
             if isinstance(reply, wire.Delta):
-                yield Piece(self._places[reply.call], reply.index, reply.text)
+                yield Piece(self._places[reply.call], reply.index, reply.text, reply.logprobs)
             elif isinstance(reply, wire.Done):
                 self._left -= 1
-                yield Piece(self._places[reply.call], 0, "", reply)
+                yield Piece(self._places[reply.call], 0, "", done=reply)
             elif isinstance(reply, wire.TextIs):
                 self.texts[self._places[reply.call]] = reply.text
 
