@@ -68,6 +68,8 @@ def _loop(talk: Conversation, system: str | None) -> None:
         try:
             line = input("> " if is_terminal else "").strip()
         except EOFError:
+            if is_terminal:
+                print()
             return
         except KeyboardInterrupt:
             print()
