@@ -34,6 +34,8 @@ class OpenAIOptions(ApiOptions, total=False):
     """How the service differs from OpenAI's: "openai", "plain", "vllm", "sglang", "lmprog"."""
     prefill: Prefill
     """How a chat is asked to go on inside of the assistant's turn; "none" where the service cannot."""
+    echo: bool
+    """Whether `/completions` tells the log-probabilities of an echoed prompt, by which a select is scored."""
     extra_body: Mapping[str, Any]
     """Fields to be added to every request."""
     leave_out: Collection[str]
@@ -99,7 +101,7 @@ def _dialect(options: OpenAIOptions, is_own: bool) -> Dialect:
         allowed = "'none', 'continue' or 'message'"
         message = f"prefill={prefill!r} is not allowed; give {allowed}"
         raise InvalidParameter(message, name="prefill", value=prefill, allowed=allowed)
-    return replace(dialect, prefill=prefill)
+    return replace(dialect, prefill=prefill, scores=options.get("echo", dialect.scores))
 
 
 def _door(client: AsyncOpenAI | None, base_url: str | None, api_key: str | None) -> SdkDoor:

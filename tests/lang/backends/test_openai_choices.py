@@ -36,6 +36,12 @@ def test_a_select_is_scored_in_one_request_where_the_server_echoes_logprobs(meth
         assert (request["echo"], request["max_tokens"], len(request["prompt"])) == (True, 0, 3)
 
 
+def test_any_server_can_be_said_to_echo() -> None:
+    with ScriptedApi(FACTS) as api, on(api, echo=True) as backend:
+        assert choose.using(backend=backend).run().value == " Rome"
+        assert "top_k" not in api.requests[0]
+
+
 def test_a_select_that_compares_likelihoods_without_the_text_is_refused_where_first_tokens_have_none() -> None:
     with (
         ScriptedApi(FACTS) as api,

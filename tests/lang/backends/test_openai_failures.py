@@ -40,6 +40,21 @@ def test_the_service_says_how_long_to_wait() -> None:
         assert time.monotonic() - begin >= 0.7
 
 
+def test_a_time_to_wait_that_was_told_to_one_call_holds_for_all() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> list[str]:
+        s.append("The capital of Italy is")
+        async with s.fork(4) as branches:
+            return await branches.map(lambda b: b.gen(stop="."))
+
+    with ScriptedApi(FACTS) as api, on(api, concurrency=1) as backend:
+        api.faults = [Fault(429, headers={"retry-after": "0.5"})] * 2
+        begin = time.monotonic()
+        assert program.using(backend=backend).run().value == [" Rome"] * 4
+        assert time.monotonic() - begin >= 1.0
+        assert len(api.requests) == 6
+
+
 def test_after_the_last_try_the_failure_is_told_with_its_numbers() -> None:
     with ScriptedApi(FACTS) as api, on(api, retries=1) as backend:
         api.faults = [Fault(429, "slow down", headers={"retry-after": "0.01"})] * 2

@@ -89,8 +89,8 @@ class Answering:
         if foretold is not None:
             self.counters.answered_from_speculation += 1
             return self._tell(state, op, foretold, wire.Usage(), hear)
-        if state.speculated is not None and state.speculated.rest:
-            self.counters.speculation_dropped += 1
+        if state.speculated is not None:
+            self.drop(state.speculated)
         prompt = state.transcript.prompt(self.api.kind)
         if state.num_spec_tokens and may_speculate(op.sampling, op.constraint):
             done = await self._speculate(state, op, prompt, hear)
@@ -105,6 +105,10 @@ class Answering:
         else:
             answer = await self._ask(Ask(prompt, op.sampling, op.constraint), hear)
         return state.said(answer.outputs[0].text), wire.Done(op.call, answer.outputs, answer.usage)
+
+    def drop(self, speculated: Speculated) -> None:
+        """What was said ahead turned out to be of no use."""
+        self.counters.speculation_dropped += bool(speculated.rest)
 
     async def _ask(self, ask: Ask, hear: Hear | None) -> Answer:
         async with self._room:
@@ -137,9 +141,12 @@ class Answering:
     ) -> tuple[State, wire.Done] | None:
         """Asks for more than `op` wants; None where its own end is not certain from that.
 
-        A chat model that cannot go on inside of a turn is asked for the whole turn, which must begin as it does here.
+        A chat model that cannot go on inside of a turn is asked for the whole turn, which must begin as it does here;
+        once, since it would say the same again.
         """
         whole_turn = isinstance(prompt, ChatPrompt) and bool(prompt.partial) and not self.api.can_prefill
+        if whole_turn and state.transcript.has_said_in_turn:
+            return None
         partial = prompt.partial if isinstance(prompt, ChatPrompt) and whole_turn else ""
         asked = beyond(op.sampling, state.num_spec_tokens)
         sent = replace(prompt, partial="") if isinstance(prompt, ChatPrompt) and whole_turn else prompt

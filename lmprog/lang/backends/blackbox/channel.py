@@ -232,7 +232,9 @@ class BlackBox:
         try:
             if isinstance(items, LmprogError):
                 raise items
-            branch.state = branch.state.plus(items, self._answering.api)
+            before, branch.state = branch.state, branch.state.plus(items, self._answering.api)
+            if before.speculated is not None and branch.state.speculated is None:
+                self._answering.drop(before.speculated)
         except LmprogError as error:
             branch.failed = error
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -37,6 +38,21 @@ class Counters:
     speculation_dropped: int = 0
 
 
+@dataclass(slots=True)
+class Pause:
+    """Until when a service has asked to be left alone."""
+
+    until: float = 0.0
+    """On the clock of `time.monotonic`."""
+
+    def extend(self, seconds: float) -> None:
+        self.until = max(self.until, time.monotonic() + seconds)
+
+    @property
+    def left(self) -> float:
+        return max(self.until - time.monotonic(), 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long one answer may take (seconds; for a stream: the next piece of it), and how often to ask again."""
@@ -46,6 +62,8 @@ class Patience:
     first_wait: float = 0.5
     longest_wait: float = 30.0
     counters: Counters = field(default_factory=Counters)
+    pause: Pause = field(default_factory=Pause)
+    """A time to wait that was told to one call holds for all."""
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:
@@ -60,6 +78,8 @@ class Patience:
         """What `send` gives at last. Raises its own errors at once, and a `Passing` one's cause after the last try."""
         tries = 0
         while True:
+            while (left := self.pause.left) > 0:
+                await asyncio.sleep(self._wait(0, left))
             self.counters.requests += 1
             try:
                 return await self._once(send)
@@ -67,10 +87,12 @@ class Patience:
                 if tries >= self.retries:
                     failure.error.add_note(f"asked {tries + 1} times")
                     raise failure.error from None
-                wait = self._wait(tries, failure.after)
+                if failure.after is not None:
+                    self.pause.extend(failure.after)
+                else:
+                    await asyncio.sleep(self._wait(tries, None))
             tries += 1
             self.counters.retries += 1
-            await asyncio.sleep(wait)
 
     async def _once(self, send: Callable[[], Awaitable[T]]) -> T:
         limit = asyncio.timeout(self.timeout)

@@ -95,6 +95,12 @@ class Transcript:
         return any(isinstance(item, Begin) for item in self.items)
 
     @property
+    def has_said_in_turn(self) -> bool:
+        """Whether a result stands in the turn that is open."""
+        last = next(item for item in reversed(self.items) if isinstance(item, Said | Begin))
+        return isinstance(last, Said)
+
+    @property
     def plain(self) -> str:
         """Everything as one text; for reading only, since the API writes roles in its own way."""
         parts: list[str] = []
