@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from lmprog import wire
 from lmprog.lang.scope import Scope, total
 from lmprog.lang.state import Branch
+
+if TYPE_CHECKING:
+    from lmprog.lang.show import Part
 
 R = TypeVar("R")
 
@@ -101,6 +104,14 @@ class Run(Generic[R]):
         async for piece in self.branch.text_async_iter(var_name, return_meta_data):
             yield piece
         self._finished()
+
+    @property
+    def transcript(self) -> list[Part]:
+        """The text in parts, each with what is known of it (cached, computed, generated, forced, ...); blocks."""
+        from lmprog.lang.show import parts_of
+
+        self.sync()
+        return parts_of(self.branch.cursor)
 
     def show(self, file: TextIO | None = None, *, color: bool | None = None) -> None:
         """Prints the run's text, what of it was cached, computed, generated and forced, and its work; blocks.

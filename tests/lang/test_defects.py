@@ -320,3 +320,18 @@ def test_a_role_turn_cannot_be_appended_a_second_time() -> None:
 
     with Scripted() as scripted, pytest.raises(ProgramError, match="Turn cannot be appended"):
         program.using(backend=scripted).run()
+
+
+def test_21_a_hundred_plain_forks_need_no_thread_each() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> int:
+        s += "x"
+        forks = s.fork(100)
+        forks += "y" + lmprog.gen("a")
+        forks.join()
+        assert len(s["a"]) == 100
+        return threading.active_count()
+
+    before = threading.active_count()
+    with Scripted(lambda prompt: "z") as scripted:
+        assert program.using(backend=scripted).run().value <= before + 2
