@@ -26,12 +26,17 @@ BACKLOG = 2048
 class HttpServer(uvicorn.Server):
     """uvicorn, which leaves signals to the command line."""
 
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     def stop(self) -> None:
-        """Ends `serve` when the responses under way are written."""
+        """Ends `serve` when the responses under way are written; streams that have no end of their own end now."""
+        self._gateway.draining = True
         self.should_exit = True
 
     def stop_now(self) -> None:
@@ -86,7 +91,7 @@ def http_server(gateway: Gateway) -> HttpServer:
         h11_max_incomplete_event_size=gateway.settings.max_header_bytes,
         timeout_graceful_shutdown=max(1, round(gateway.settings.drain)),
     )
-    return HttpServer(config)
+    return HttpServer(config, gateway)
 
 
 async def serve_gateway(gateway: Gateway, bound: socket.socket, when_ready: Callable[[HttpServer], None]) -> None:

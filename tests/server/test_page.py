@@ -69,7 +69,8 @@ async def play(client: httpx2.AsyncClient, **body: Any) -> list[tuple[str, Any]]
 
 
 def last(found: list[tuple[str, Any]], name: str) -> dict[str, Any]:
-    return [value for one, value in found if one == name][-1]
+    values: list[dict[str, Any]] = [value for one, value in found if one == name]
+    return values[-1]
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def test_a_page_of_another_site_may_not_play(fake: Fake) -> None:
         async with asking(fake) as (client, _):
             for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
                 reply = await client.post(
-                    "/ui/play", json={"prompt": "x", "max_tokens": 1}, headers={"sec-fetch-site": site}
+                    "/ui/play", json={"prompt": "x", "max_tokens": 1}, headers={"sec-fetch-site": site, "host": "localhost"}
                 )
                 assert reply.status_code == status
 

@@ -57,8 +57,8 @@ function progress(lane) {
 }
 
 function counts(lane) {
-  const parts = [`${many(lane.prompt, "prompt token")}, ${count(Math.min(lane.cached, lane.prompt))} cached`];
-  if (lane.kind === "gen") parts.push(`${count(lane.generated)} generated`);
+  const parts = [`prompt ${count(lane.prompt)}, ${count(Math.min(lane.cached, lane.prompt))} cached`];
+  if (lane.kind === "gen") parts.push(`${count(lane.generated)} of ${count(lane.maxTokens)}`);
   if (lane.forced) parts.push(`${count(lane.forced)} forced`);
   if (lane.preemptions) parts.push(`preempted ${many(lane.preemptions, "time")}`);
   return parts.join(", ");

@@ -132,7 +132,7 @@ function drawSpeed(figures) {
   const now = rates.at(-1)?.[1] ?? 0;
   const highest = Math.max(0, ...rates.map(([, value]) => value));
   say(byId("speed"), brief(now));
-  say(byId("speed-note"), `up to ${brief(highest)}/s lately; ${brief(figures.generated_tokens)} in all, ${brief(figures.forced_tokens)} of them forced`);
+  say(byId("speed-note"), `${brief(figures.generated_tokens)} in all, ${brief(figures.forced_tokens)} forced; up to ${brief(highest)}/s`);
   sparkline(byId("speed-chart"), rates, {
     words: `Generated tokens per second over two minutes: now ${count(now)}, at most ${count(highest)}`,
   });

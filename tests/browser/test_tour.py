@@ -1,0 +1,138 @@
+"""A tour of the page before nano while programs run: what it says is right, and its pictures are kept to be looked at.
+
+`docs/images/page-light.png` and `page-dark.png` are the tour's pictures of that name.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lmprog
+from tests.server.conftest import Served, start, stop
+
+if TYPE_CHECKING:
+    from tests.browser.window import Window
+
+SHOWN = (
+    "Review: I think the movie is excellent. I loved it.\nSentiment: positive\n\n"
+    "Review: The room was dirty. I will not come back.\nSentiment: negative\n\n"
+)
+REVIEWS = ("The concert was boring.", "What a lovely hotel!", "The movie was terrible.", "I loved it.")
+FACTS = "Mia is 31 years old. Mia lives in Oslo. Ben is a baker. Mia has a dog. Ben likes the color green.\n"
+QUESTIONS = ("How old is Mia?", "What is Ben's job?", "Where does Mia live?", "What does Ben like?")
+TOPICS = ("saving money", "sleeping well", "writing letters")
+
+
+@lmprog.function
+async def classify(s: lmprog.Branch, review: str) -> lmprog.Selected:
+    s.append(SHOWN)
+    s.append(f"Review: {review}\nSentiment:")
+    return await s.select(" positive", " negative")
+
+
+@lmprog.function
+async def ask(s: lmprog.Branch, questions: list[str], length: int) -> list[str]:
+    s.append(FACTS)
+    async with s.fork(len(questions)) as branches:
+        branches += [f"Q: {question}\nA:" for question in questions]
+        return await branches.map(lambda b: b.gen(max_tokens=length, temperature=1.0, ignore_eos=True))
+
+
+@lmprog.function
+def tips(s: lmprog.Branch, topic: str) -> list[str]:
+    s.append(f"Give a tip for {topic}.\nTip:")
+    return s.gen(n=3, max_tokens=120, temperature=1.0, ignore_eos=True).values
+
+
+@pytest.fixture(scope="module")
+def nano() -> Iterator[Served]:
+    served = start("--model", "nano", "--settings", json.dumps({"ui_show_text": True}))
+    yield served
+    assert stop(served) == 0
+
+
+@contextmanager
+def programs(address: str) -> Iterator[None]:
+    """Programs that run one after the other, three at a time, while the block does."""
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        with lmprog.connect(address) as backend:
+            while not over.is_set():
+                try:
+                    classify.using(backend=backend).run(rng.choice(REVIEWS))
+                    ask.using(backend=backend).run(rng.sample(QUESTIONS, 3), rng.choice((40, 60, 90)))
+                    tips.using(backend=backend).run(rng.choice(TOPICS))
+                except Exception as error:  # noqa: BLE001 - the thread's border: told below
+                    failures.append(error)
+                    return
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def play(window: Window) -> None:
+    """One of each, with the examples that the page brings."""
+    window.tab("chat")
+    window.submit("chat")
+    window.until(lambda: window.count("#chat-log .result details"), "an answer")
+    assert window.text("#chat-log .t-generated") == "positive"
+    window.tab("fork")
+    window.submit("fork")
+    window.until(lambda: window.count("#panel-fork .result details") == 4, "four continuations")
+    window.tab("select")
+    window.submit("select")
+    window.until(lambda: window.count("#panel-select .options li") == 2, "two options")
+    assert window.text("#panel-select .chosen .choice").strip() == "negative"
+    window.tab("json")
+    window.submit("json")
+    window.until(lambda: window.count("#panel-json .t-forced"), "a value")
+    assert set(json.loads(window.text("#panel-json .result > .text"))) == {"name", "age", "town", "animal"}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_while_programs_run(window: Window, nano: Served, theme: str) -> None:
+    window.visit(nano.url, width=1280, height=1010, dark=theme == "dark")
+    window.live()
+    with programs(nano.runtime):
+        play(window)
+        time.sleep(8)  # for the lines of the charts to have something to show
+        window.until(lambda: window.count("#batch li") >= 3, "some rows")
+        window.script("scrollTo(0, 0)")
+        window.picture(f"page-{theme}")
+    window.until(lambda: window.text("#busy") == "0", "everything is done")
+    for name in ("chat", "json", "select", "fork"):
+        window.tab(name)
+        window.picture(f"{name}-{theme}")
+    window.driver.get("about:blank")
+
+
+def test_the_page_on_a_phone(window: Window, nano: Served) -> None:
+    window.visit(nano.url, width=390, height=844)
+    window.live()
+    play(window)
+    window.size(390, int(window.script("return document.documentElement.scrollHeight")))
+    window.until(lambda: window.count("#plot .node"), "a tree")
+    window.picture("phone-light")
+    window.theme("dark")
+    window.picture("phone-dark")
+    assert window.overflow() <= 0
+    window.driver.get("about:blank")
