@@ -60,7 +60,7 @@ UNITS = {
         "lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
         "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
         "lmprog.runtime.constraints lmprog.runtime.compiling lmprog.runtime.spelling lmprog.runtime.snapshot "
-        "lmprog.runtime.healing",
+        "lmprog.runtime.healing lmprog.runtime.keeping",
         "errors wire transport radix fsm text scheduling",
     ),
     "constraint": Unit("lmprog.constrained", "errors wire lang fsm interpreter"),
@@ -103,6 +103,7 @@ DOORS = {
     "llguidance": "lmprog.runtime.fsm",
     "pydantic": "lmprog.lang",
     "yaml": "lmprog.server.configuration",
+    "opentelemetry": "lmprog.server.tracing",
     **dict.fromkeys(("openai", "anthropic", "litellm", "httpx2", "jsonschema"), "lmprog.lang.backends"),
     "tqdm": "lmprog.lang.program lmprog.runtime.model lmprog.cli.batch",
     "rich": "lmprog.cli lmprog.demo",

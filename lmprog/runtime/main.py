@@ -35,7 +35,6 @@ def main() -> int:
         stop.set()
 
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever finds us hung asks where, and reads our log
-    signal.signal(signal.SIGTERM, ask_to_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     parent = Parent(asked.ready_fd, asked.parent_fd)
     parent.watch(stop.set)
@@ -58,6 +57,7 @@ def main() -> int:
         "num_pages": welcome.num_pages,
         **resolved,
     }
+    signal.signal(signal.SIGTERM, ask_to_stop)  # until here it ends us at once: there is nothing to finish
     parent.ready(channel.address, facts)
     while not stop.is_set():
         loop.step()

@@ -22,6 +22,8 @@ log = logging.getLogger("lmprog.server")
 
 _HARMLESS = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 
+_FULL = Problem(503, "The server has as many requests open as it may; try again.", code="overloaded")
+
 
 class Entrance:
     """Middleware. Leaves `request_id` in the request's state; logs one line a request, without its text."""
@@ -49,19 +51,20 @@ class Entrance:
             await send(message)
 
         gateway.open_requests += 1
-        try:
-            if gateway.open_requests > gateway.settings.max_requests:
-                gateway.meters.refused("too_many_requests")
-                problem = Problem(503, "The server has as many requests open as it may; try again.", code="overloaded")
-                await response_of(problem)(scope, receive, reply)
-            else:
-                await self._app(scope, receive, reply)
-        finally:
-            gateway.open_requests -= 1
-            took = gateway.clock() - began
-            gateway.meters.answered(scope["method"], self._route(scope), status, took)
-            path = quote(scope["path"][:200], safe="/:~")
-            log.info("%s %s %d %.1f ms %s", scope["method"], path, status, 1e3 * took, request_id)
+        with gateway.traces.request(scope) as ended:
+            try:
+                if gateway.open_requests > gateway.settings.max_requests:
+                    gateway.meters.refused("too_many_requests")
+                    await response_of(_FULL)(scope, receive, reply)
+                else:
+                    await self._app(scope, receive, reply)
+            finally:
+                gateway.open_requests -= 1
+                took, route = gateway.clock() - began, self._route(scope)
+                gateway.meters.answered(scope["method"], route, status, took)
+                ended(route, status)
+                path = quote(scope["path"][:200], safe="/:~")
+                log.info("%s %s %d %.1f ms %s", scope["method"], path, status, 1e3 * took, request_id)
 
     def _route(self, scope: Scope) -> str:
         """The pattern of the path; clients can send any path."""

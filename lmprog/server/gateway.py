@@ -18,6 +18,7 @@ from lmprog.server.errors import HttpError, Problem, refused
 from lmprog.server.link import Link
 from lmprog.server.meters import Meters
 from lmprog.server.settings import Settings
+from lmprog.server.tracing import NoTraces, Traces
 
 
 class Gateway:
@@ -44,7 +45,8 @@ class Gateway:
         """HTTP requests that have begun and not ended."""
         self.open_results = 0
         """Results asked of the runtime that have not come yet."""
-        self.meters = Meters(clock, self._model_label)
+        self.meters = Meters(clock, self.model_label)
+        self.traces: Traces = NoTraces()
         link.observer = self.meters
         self._label = settings.served_model_name or ""
         self._secret = secrets.token_bytes(32)
@@ -66,7 +68,12 @@ class Gateway:
     def model_name(self) -> str:
         return self.settings.served_model_name or self.info.model
 
-    def _model_label(self) -> str:
+    def trace(self, made: Traces) -> None:
+        """From now on spans are made of requests and calls."""
+        self.traces = made
+        self.link.observer = made.beside(self.meters)
+
+    def model_label(self) -> str:
         """For the metrics: as it was last known, while there is no runtime."""
         info = self.link.info
         if info is not None:

@@ -74,13 +74,13 @@ class Keeper:
         return self._runtime
 
     async def stop(self, grace: float) -> bool:
-        """Ends the runtime, by force after `grace` seconds. True where it ended well."""
+        """Ends the runtime, by force after `grace` seconds. True where it ended well, or none had come up yet."""
         self._stopping = True
         for task in list(self._tasks):
             task.cancel()
         runtime = self._runtime
         if runtime is None:
-            return self.supervisor.phase is not Phase.STARTING
+            return True
         await _in_thread(lambda: runtime.close(grace))
         return runtime.exit_code == 0
 

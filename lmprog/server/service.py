@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -18,6 +19,7 @@ from lmprog.server.link import Link
 from lmprog.server.run import HttpServer, http_server
 from lmprog.server.settings import Settings
 from lmprog.server.supervisor import Patience
+from lmprog.server.tracing import traces
 
 log = logging.getLogger("lmprog.server")
 
@@ -34,6 +36,7 @@ class Service:
     def __init__(self, settings: Settings, launch: Callable[[], Runtime]) -> None:
         """`launch` starts a runtime and waits until it serves; it is called for every restart, in a thread."""
         self.gateway = Gateway(settings, Link())
+        self.gateway.trace(traces(os.environ, self.gateway.model_label))
         patience = Patience(stall=settings.stall, longest_step=max(settings.stall, settings.longest_step))
         self.keeper = Keeper(launch, self.gateway, patience)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,6 +78,7 @@ class Service:
             self.gateway.link.close()
             server.stop_now()
             await self.keeper.stop(0.0)
+            await asyncio.to_thread(self.gateway.traces.close)
             await asyncio.gather(http, keeping, return_exceptions=True)
 
     async def _announce(self, when_up: Callable[[Runtime], None]) -> None:

@@ -143,4 +143,4 @@ def test_asked_to_stop_while_it_starts_it_stops() -> None:
         service.ask_to_stop()
         return await asyncio.wait_for(service.run(bound, lambda runtime: None), PATIENCE)
 
-    asyncio.run(run())  # whether it is clean depends on how far the start had come
+    assert asyncio.run(run())
