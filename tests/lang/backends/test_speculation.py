@@ -239,8 +239,10 @@ def test_an_api_that_tells_no_tokens_is_asked_as_usual_where_they_matter() -> No
         return s.gen(stop="\n", max_tokens=5).value
 
     with ScriptedApi(EXTRACTION) as api, on(api, leave_out=("logprobs",)) as backend:
-        assert program.using(backend=backend, num_api_spec_tokens=64).run().value == " Ada Lovelace"
+        run = program.using(backend=backend, num_api_spec_tokens=64).run()
+        assert run.value == " Ada Lovelace"
         assert len(api.requests) == 2
+        assert (run.usage.prompt, run.usage.generated) == (api.prompt_tokens, api.completion_tokens)
     with ScriptedApi(EXTRACTION) as api, on(api) as backend:
         api.faults = [Fault(400, "logprobs are not supported")]
         assert program.using(backend=backend, num_api_spec_tokens=64).run().value == " Ada Lovelace"

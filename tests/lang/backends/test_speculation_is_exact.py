@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import lmprog
@@ -167,6 +167,26 @@ def test_results_are_the_same_and_requests_no_more(
     assert results[0] == results[1]
     if tells:
         assert requests[1] <= requests[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(plan=PLANS, seed=st.integers(0, 10**6), tokens=st.integers(1, 60), begin=st.integers(0, 4))
+def test_a_chat_that_cannot_go_on_in_a_turn_gives_what_one_that_can_gives_or_refuses(
+    plan: list[Text | Gen | Fork], seed: int, tokens: int, begin: int
+) -> None:
+    plan = [Text(begin, ""), *plan]
+    able, unable = LetterModel(seed, "chat"), LetterModel(seed, "chat", can_prefill=False)
+    with ApiBackend(able, Patience(), {}) as backend:
+        expected = program.using(backend=backend, temperature=0).run(plan, able).value
+    with ApiBackend(unable, Patience(), {}) as backend:
+        ready = program.using(backend=backend, temperature=0, num_api_spec_tokens=tokens)
+        try:
+            found = ready.run(plan, unable).value
+        except NotSupported:
+            event("refused")  # the model had gone on in another way, or not far enough
+        else:
+            event("answered")
+            assert found == expected
 
 
 @settings(max_examples=60, deadline=None)

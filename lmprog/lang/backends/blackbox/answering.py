@@ -92,8 +92,9 @@ class Answering:
         if state.speculated is not None:
             self.drop(state.speculated)
         prompt = state.transcript.prompt(self.api.kind)
+        spent = wire.Usage()
         if state.num_spec_tokens and may_speculate(op.sampling, op.constraint):
-            done = await self._speculate(state, op, prompt, hear)
+            done, spent = await self._speculate(state, op, prompt, hear)
             if done is not None:
                 return done
         self._refuse_partial(prompt, state)
@@ -104,7 +105,8 @@ class Answering:
                     hear(index, output.text, 1)
         else:
             answer = await self._ask(Ask(prompt, op.sampling, op.constraint), hear)
-        return state.said(answer.outputs[0].text), wire.Done(op.call, answer.outputs, answer.usage)
+        usage = _sum(spent, answer.usage)
+        return state.said(answer.outputs[0].text), wire.Done(op.call, answer.outputs, usage)
 
     def drop(self, speculated: Speculated) -> None:
         """What was said ahead turned out to be of no use."""
@@ -138,36 +140,36 @@ class Answering:
 
     async def _speculate(
         self, state: State, op: wire.Gen, prompt: Prompt, hear: Hear | None
-    ) -> tuple[State, wire.Done] | None:
-        """Asks for more than `op` wants; None where its own end is not certain from that.
+    ) -> tuple[tuple[State, wire.Done] | None, wire.Usage]:
+        """Asks for more than `op` wants, and says what that took; None where the call's end is not certain from that.
 
         A chat model that cannot go on inside of a turn is asked for the whole turn, which must begin as it does here;
         once, since it would say the same again.
         """
         whole_turn = isinstance(prompt, ChatPrompt) and bool(prompt.partial) and not self.api.can_prefill
         if whole_turn and state.transcript.has_said_in_turn:
-            return None
+            return None, wire.Usage()
         partial = prompt.partial if isinstance(prompt, ChatPrompt) and whole_turn else ""
-        asked = beyond(op.sampling, state.num_spec_tokens)
+        asked = beyond(op.sampling, state.num_spec_tokens, partial)
         sent = replace(prompt, partial="") if isinstance(prompt, ChatPrompt) and whole_turn else prompt
-        is_sure = not whole_turn and asked.max_tokens == op.sampling.max_tokens  # all before a stop is the call's own
-        certain = _Forward(Certain(op.sampling.stop), hear) if hear is not None and is_sure else None
+        is_all_wanted = asked.max_tokens == op.sampling.max_tokens and not partial
+        certain = _Forward(Certain(op.sampling.stop), hear) if hear is not None and is_all_wanted else None
         try:
             answer = await self._ask(Ask(sent, asked), None if certain is None else certain.hear)
         except RequestRejected:
             if asked.logprobs is None:
                 raise
-            return None  # the API tells no tokens: ask as usual
+            return None, wire.Usage()  # the API tells no tokens: ask as usual
         output = answer.outputs[0]
         speculated = Speculated.of(output, asked, answer.usage.generated).after(partial)
         foretold = None if speculated is None else speculated.answer(op.sampling, None)
-        if foretold is None and speculated is not None and asked.max_tokens == op.sampling.max_tokens:
+        if foretold is None and speculated is not None and is_all_wanted:
             foretold = Foretold(speculated.rest, output.finish, None, speculated.after(speculated.rest) or speculated)
         if foretold is None:
-            return None
+            return None, answer.usage
         if certain is not None:
             certain.finish(len(foretold.text))
-        return self._tell(state, op, foretold, answer.usage, hear if certain is None else None)
+        return self._tell(state, op, foretold, answer.usage, hear if certain is None else None), answer.usage
 
     # --- constraints that the service does not know ---------------------------------------------------------------
 
@@ -186,12 +188,7 @@ class Answering:
         for count in range(self._tries):
             sampling = msgspec.structs.replace(op.sampling, seed=None if seed is None else (seed + count) % 2**63)
             answer = await self._ask(Ask(prompt, sampling), None)
-            total = wire.Usage(
-                prompt=total.prompt + answer.usage.prompt,
-                cached=total.cached + answer.usage.cached,
-                generated=total.generated + answer.usage.generated,
-                computed=total.computed + answer.usage.computed,
-            )
+            total = _sum(total, answer.usage)
             fitting = [_stripped(constraint, output) for output in answer.outputs]
             found = [output for output in fitting if output is not None]
             if len(found) == len(answer.outputs):
@@ -260,6 +257,17 @@ def _stripped(constraint: wire.Constraint, output: wire.Output) -> wire.Output |
         if fits(constraint, text):
             return msgspec.structs.replace(output, text=text)
     return None
+
+
+def _sum(a: wire.Usage, b: wire.Usage) -> wire.Usage:
+    """The work of two requests for one call."""
+    return wire.Usage(
+        prompt=a.prompt + b.prompt,
+        cached=a.cached + b.cached,
+        generated=a.generated + b.generated,
+        forced=a.forced + b.forced,
+        computed=a.computed + b.computed,
+    )
 
 
 def _room(choices: Sequence[str]) -> int:

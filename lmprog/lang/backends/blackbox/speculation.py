@@ -115,9 +115,12 @@ def may_speculate(sampling: wire.Sampling, constraint: wire.Constraint | None) -
     return constraint is None and _may_be_foretold(sampling) and bool(sampling.stop)
 
 
-def beyond(sampling: wire.Sampling, num_tokens: int) -> wire.Sampling:
-    """What is asked in the place of a call: no stop, at least `num_tokens` tokens, and their texts where it matters."""
+def beyond(sampling: wire.Sampling, num_tokens: int, begun: str = "") -> wire.Sampling:
+    """What is asked in the place of a call: no stop, at least `num_tokens` tokens, and their texts where it matters.
+
+    `begun` is what the model has to say again before what is wanted.
+    """
     wanted = sampling.max_tokens
-    most = None if wanted is None else max(wanted, num_tokens)
+    most = None if wanted is None else max(wanted, num_tokens) + len(begun.encode())
     tells = 0 if wanted is not None and wanted < num_tokens else None
     return msgspec.structs.replace(sampling, stop=(), max_tokens=most, logprobs=tells)
