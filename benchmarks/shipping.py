@@ -1,0 +1,169 @@
+"""Programs shipped whole against the same programs op by op: messages and time, `python -m benchmarks.shipping`.
+
+    python -m benchmarks.shipping [--model NAME|FOLDER] [--latency MS,MS] [--tokens N] [--repeat R] [--only NAMES]
+
+Shipped whole, a program refers to results that are not there yet, and waits once, at its end. Op by op it waits for
+every result before it goes on, as a client must that puts prompts together itself. Both ask for the same calls, with
+forced lengths and greedy sampling, on one runtime whose cache is emptied before each run, and must give the same
+result. `--latency` (milliseconds for the way there and back) is added between client and runtime. The best of
+`--repeat` runs counts. Seconds depend on the machine; messages and the difference between latencies hardly do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import lmprog
+from benchmarks.delays import DelayedChannel
+from lmprog import launch
+from lmprog.lang.backends.runtime import RuntimeBackend
+
+STEPS = 8  # of the chain, and fields of the form
+BRANCHES = 4
+
+
+async def _said(gen: lmprog.Gen[str], whole: bool) -> object:
+    """What goes into later text: the result, or, shipped whole, a reference to it."""
+    return gen if whole else await gen
+
+
+@lmprog.function
+async def chain(s: lmprog.Branch, whole: bool) -> str:
+    """Each step quotes the one before on a branch of its own."""
+    s.append("A story in short sentences.\nFirst: ")
+    said = await _said(s.gen(), whole)
+    for step in range(1, STEPS):
+        [branch] = s.fork()
+        branch.append(f"\nGo on from '{said}' ({step}): ")
+        said = await _said(branch.gen(), whole)
+    s.append(f"\nThe end: {said}")
+    return await s.gen()
+
+
+@lmprog.function
+async def form(s: lmprog.Branch, whole: bool) -> str:
+    """Fields between literal texts, on one branch."""
+    s.append("A person.\n")
+    last: lmprog.Gen[str] | None = None
+    for field in ("name", "age", "town", "job", "food", "game", "mood", "wish")[:STEPS]:
+        s.append(f"\n{field}: ")
+        last = s.gen(name=field)
+        await _said(last, whole)
+    assert last is not None
+    return await last
+
+
+@lmprog.function
+async def tips(s: lmprog.Branch, whole: bool) -> str:
+    """A fork; each branch drafts and improves; a summary quotes all."""
+    s.append("How to stay healthy.\n")
+    async with s.fork(BRANCHES) as branches:
+
+        async def improve(index: int, branch: lmprog.Branch) -> object:
+            branch.append(f"Tip {index}: ")
+            draft = await _said(branch.gen(), whole)
+            branch.append(f"\n'{draft}', in other words: ")
+            return await _said(branch.gen(), whole)
+
+        found = await asyncio.gather(*(improve(index, branch) for index, branch in enumerate(branches)))
+        s.append("".join(f"\n- {said}" for said in found) + "\nIn short: ")
+        return await s.gen()
+
+
+@lmprog.function
+async def judged(s: lmprog.Branch, whole: bool) -> str:
+    """A draft, three opinions on it, a choice among words by likelihood, a last version."""
+    s.append("A line about the sea: ")
+    draft = await _said(s.gen(), whole)
+    opinions = []
+    for judge in ("a sailor", "a poet", "a cook"):
+        [branch] = s.fork()
+        branch.append(f"\nWhat {judge} says of '{draft}': ")
+        opinions.append(await _said(branch.gen(), whole))
+    s.append("\nThey said:" + "".join(f"\n{said}" for said in opinions) + "\nIs it good? ")
+    choice = s.select("yes", "no")
+    if not whole:
+        await choice
+    s.append("\nBetter: ")
+    return await s.gen()
+
+
+PROGRAMS = {program.function.__name__: program for program in (chain, form, tips, judged)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """One program in one form at one latency."""
+
+    messages: int
+    seconds: float
+    result: str
+    text: str
+
+
+def ship(backend: RuntimeBackend, channel: DelayedChannel, program: Any, whole: bool, tokens: int) -> Shipped:
+    """One run, from its first op to its result, on an empty cache."""
+    lmprog.flush_cache(backend)
+    settled = program.using(backend=backend, temperature=0, max_tokens=tokens, ignore_eos=True)
+
+    async def timed() -> tuple[Any, float, int]:
+        begin, before = time.perf_counter(), channel.sent
+        run = await settled.arun(whole)
+        return run, time.perf_counter() - begin, channel.sent - before
+
+    run, seconds, messages = asyncio.run(timed())
+    return Shipped(messages, seconds, run.value, run.text())
+
+
+def measured(backend: RuntimeBackend, channel: DelayedChannel, program: Any, tokens: int, repeat: int) -> list[Shipped]:
+    """The best run of each form, whole first, taking turns. Raises `ValueError` where they do not agree."""
+    best: dict[bool, Shipped] = {}
+    for _ in range(repeat):
+        for whole in (True, False):
+            one = ship(backend, channel, program, whole, tokens)
+            best[whole] = one if whole not in best or one.seconds < best[whole].seconds else best[whole]
+    together, single = best[True], best[False]
+    if (together.result, together.text) != (single.result, single.text):
+        raise ValueError(f"{program}: shipped whole it gave {together.result!r}, op by op {single.result!r}")
+    return [together, single]
+
+
+def lines(address: str, latencies: list[float], names: list[str], tokens: int, repeat: int) -> Iterator[str]:
+    """The table, line by line; `latencies` in milliseconds."""
+    yield "| program | added latency | messages, whole | messages, op by op | ms, whole | ms, op by op | times |"
+    yield "|-|-:|-:|-:|-:|-:|-:|"
+    for latency in latencies:
+        connection = launch.connect(address, client="shipping")
+        channel = DelayedChannel(connection, latency / 1000)
+        with RuntimeBackend(channel, welcome=connection.info) as backend:
+            for name in names:
+                ship(backend, channel, PROGRAMS[name], True, tokens)  # warms up what is made once
+                whole, single = measured(backend, channel, PROGRAMS[name], tokens, repeat)
+                yield (
+                    f"| {name} | {latency:g} ms | {whole.messages} | {single.messages} | {whole.seconds * 1000:.0f} | "
+                    f"{single.seconds * 1000:.0f} | {single.seconds / whole.seconds:.2f} |"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="nano")
+    parser.add_argument("--latency", default="0,20", help="milliseconds there and back, several with commas")
+    parser.add_argument("--tokens", type=int, default=8, help="of each generation")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", default=",".join(PROGRAMS))
+    options = parser.parse_args()
+    names = [name for name in PROGRAMS if name in options.only.split(",")]
+    with lmprog.Runtime(options.model) as runtime:
+        latencies = [float(latency) for latency in options.latency.split(",")]
+        for line in lines(runtime.address, latencies, names, options.tokens, options.repeat):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
