@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from lmprog.errors import LmprogError
-from lmprog.server import health, metrics, openapi, page, programs, responses
+from lmprog.server import anthropic, health, metrics, openapi, page, programs, responses
 from lmprog.server.auth import Guard
 from lmprog.server.entrance import Entrance
 from lmprog.server.errors import CLIENT_GONE, ClientGone, HttpError, Problem, problem_of, response_of
@@ -35,7 +35,8 @@ class RouteModule(Protocol):
 
 def route_modules() -> tuple[RouteModule, ...]:
     """Add yours here."""
-    return (health, metrics, models, chat, completions, responses, programs, generate, about, spelling, openapi, page)
+    dialects = (models, chat, completions, responses, anthropic, generate, about, spelling)
+    return (health, metrics, *dialects, programs, openapi, page)
 
 
 def build_app(gateway: Gateway) -> Starlette:

@@ -26,16 +26,20 @@ class Growing:
     def __init__(self) -> None:
         self.text = ""
         self.num_tokens = 0
+        self._logprobs: list[wire.TokenLogprob] = []
 
     def take(self, delta: wire.Delta) -> None:
         self.text += delta.text
         self.num_tokens += delta.num_tokens
+        self._logprobs += delta.logprobs
 
-    def chunk(self, rid: str, num_prompt: int | None) -> dict[str, Any]:
+    def chunk(self, prompt: Prompt, num_prompt: int | None) -> dict[str, Any]:
         """What is known now. The prompt's length is known before the end only where the prompt came as tokens."""
-        meta: dict[str, Any] = {"id": rid, "finish_reason": None, "completion_tokens": self.num_tokens}
+        meta: dict[str, Any] = {"id": prompt.rid, "finish_reason": None, "completion_tokens": self.num_tokens}
         if num_prompt is not None:
             meta["prompt_tokens"] = num_prompt
+        if prompt.logprobs is not None:
+            _add_generated(meta, prompt, self._logprobs)
         return {"text": self.text, "meta_info": meta}
 
 
@@ -88,10 +92,15 @@ def _add_logprobs(
         scored.insert(0, first)
         tops.insert(0, None)
     meta["input_token_logprobs"] = scored
+    if prompt.logprobs:
+        meta["input_top_logprobs"] = tops
+    _add_generated(meta, prompt, generated)
+
+
+def _add_generated(meta: dict[str, Any], prompt: Prompt, generated: Sequence[wire.TokenLogprob]) -> None:
     meta["output_token_logprobs"] = [_row(one, prompt.texts) for one in generated]
     meta["output_token_logprobs_length"] = len(generated)
     if prompt.logprobs:
-        meta["input_top_logprobs"] = tops
         meta["output_top_logprobs"] = [_top(one, prompt.texts) for one in generated]
 
 

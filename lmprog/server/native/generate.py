@@ -111,7 +111,7 @@ class Batch:
             return
         prompt = self.prompts[place]
         known = len(prompt.piece.ids) if isinstance(prompt.piece, wire.Tokens) else None
-        yield base + index, self.growing[place][index].chunk(prompt.rid, known)
+        yield base + index, self.growing[place][index].chunk(prompt, known)
 
     def _asides_of_first(self, place: int, prompt: Prompt) -> list[wire.Op]:
         """What must be asked to know the prompt's first token, and its text where that is wanted."""

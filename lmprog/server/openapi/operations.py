@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lmprog.server.anthropic.asking import Countable, MessagesBody
 from lmprog.server.native.asking import GenerateRequest
 from lmprog.server.native.generate import AbortRequest
 from lmprog.server.native.spelling import DetokenizeRequest, TokenizeRequest
@@ -48,6 +49,8 @@ OPERATIONS: dict[str, Operation] = {
     "/v1/responses": Operation("OpenAI's responses.", ResponsesBody, streams=True),
     "/v1/responses/{response}": Operation("A response that was stored."),
     "/v1/responses/{response}/cancel": Operation("Ends a response that is written in the background."),
+    "/v1/messages": Operation("Anthropic's messages.", MessagesBody, streams=True),
+    "/v1/messages/count_tokens": Operation("How many tokens messages have.", Countable),
     "/v1/programs": Operation("A whole program: forks, references, choices.", ProgramBody, streams=True),
     "/generate": Operation("SGLang's native generation.", GenerateRequest, streams=True),
     "/abort_request": Operation("Ends requests of /generate by their rid.", AbortRequest),
