@@ -11,15 +11,16 @@ import pytest
 from lmprog.lang.backends.default import set_default_backend
 from lmprog.testing import Scripted
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"(?:<!-- answers: (?P<answers>.*?) -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize(("name", "least"), [("language.md", 15), ("from-sglang.md", 5)])
+@pytest.mark.parametrize(("name", "least"), [("README.md", 1), ("docs/language.md", 17), ("docs/from-sglang.md", 5)])
 def test_every_block_of_a_page_runs_as_it_says(name: str, least: int, tmp_path: Path) -> None:
-    page = (DOCS / name).read_text()
+    page = (ROOT / name).read_text()
     blocks = list(BLOCK.finditer(page))
     assert len(blocks) >= least
+    assert len(blocks) == page.count("```python"), "no block is left out"
     names: dict[str, object] = {}
     for block in blocks:
         path = tmp_path / "block.py"
@@ -32,3 +33,15 @@ def test_every_block_of_a_page_runs_as_it_says(name: str, least: int, tmp_path: 
                 names = {**names, **runpy.run_path(str(path), init_globals=names)}
             finally:
                 set_default_backend(None)
+
+
+def test_what_the_readme_tells_to_run_is_there() -> None:
+    page = (ROOT / "README.md").read_text()
+    files = re.findall(r"(?:^|[\s(`])((?:examples|docs|kernels|tests|benchmarks)/[\w./-]+)", page)
+    assert len(files) > 10
+    for file in files:
+        assert (ROOT / file.rstrip(".,")).exists(), file
+    for target in re.findall(r"^    make (\w+)", page, re.MULTILINE):
+        assert f"\n{target}:" in (ROOT / "Makefile").read_text(), target
+    for path, program in re.findall(r"lmprog run (\S+)::(\w+)", page):
+        assert f"def {program}(" in (ROOT / path).read_text()
