@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 from array import array
 from collections import OrderedDict
 from threading import Lock
@@ -22,12 +23,15 @@ from lmprog.runtime.fsm.compiler import compile_constraint
 from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.fsm.forced import forced_tokens
 from lmprog.runtime.fsm.vocabulary import Vocabulary
+from lmprog.runtime.stats import Spread
 from lmprog.runtime.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 12
 """Tokens before a forced text that are looked at, so that it is tokenised as it would be in its place."""
 _KEPT_ANSWERS = 4096
 MAX_COMPILE_SECONDS = 2.0
+COMPILE_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0)
+"""Upper ends of the classes of compiling times, in seconds."""
 
 log = logging.getLogger("lmprog")
 
@@ -57,7 +61,9 @@ class Constraints:
         self._lock = Lock()
         self._cache = ConstraintCache()
         self._under_way: dict[fsm.Spec, Compiling] = {}
-        self._finished: queue.SimpleQueue[tuple[fsm.Spec, Constraint | LmprogError]] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[fsm.Spec, Constraint | LmprogError, float]] = queue.SimpleQueue()
+        self.seconds = Spread(COMPILE_BOUNDS)
+        """How long compiling took, those that failed too; what the cache had is not counted."""
         self._answers: OrderedDict[tuple[Constraint, int, str], tuple[int, ...]] = OrderedDict()
 
     @property
@@ -79,14 +85,15 @@ class Constraints:
         if found is not None:
             return Compiling(found)
         compiling = self._under_way[spec] = Compiling()
-        self._submit(lambda: self._finished.put((spec, self._made(spec))))
+        self._submit(lambda: self._finished.put((spec, *self._timed(spec))))
         return compiling
 
     def collect(self) -> list[Compiling]:
         """Those that have become known since the last call and that somebody waits for."""
         known = []
         while not self._finished.empty():
-            spec, made = self._finished.get()
+            spec, made, seconds = self._finished.get()
+            self.seconds.see(seconds)
             compiling = self._under_way.pop(spec)
             if isinstance(made, LmprogError):
                 compiling.error = made
@@ -100,6 +107,11 @@ class Constraints:
     def compile(self, asked: wire.Constraint) -> Constraint:
         """At once. Raises RequestRejected (`GrammarError`, `UnsupportedSchema`, ...), saying where and why."""
         return self._cache.get(spec_of(asked), self.vocabulary)
+
+    def _timed(self, spec: fsm.Spec) -> tuple[Constraint | LmprogError, float]:
+        began = time.monotonic()
+        made = self._made(spec)
+        return made, time.monotonic() - began
 
     def _made(self, spec: fsm.Spec) -> Constraint | LmprogError:
         """On a worker: compiles, and does the first work of the new constraint, which is often its longest."""

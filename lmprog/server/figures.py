@@ -104,8 +104,11 @@ COUNTERS = (
     ),
     Counter("wire_frames_malformed", "Frames on the wire that were no messages.", "channel_frames_malformed"),
 )
-WAIT_PASSES = "wait_passes"
-WAIT_HELP = "Passes of the scheduler that a result waited before it ran first."
+SPREADS = (
+    ("wait_passes", "Passes of the scheduler that a result waited before it ran first.", "wait_passes"),
+    ("grammar_compilation_time_seconds", "Compiling a constraint that the cache had not.", "compile_seconds"),
+)
+"""Histograms: name, help, and how their figures begin."""
 
 
 class RuntimeFigures(Collector):
@@ -136,16 +139,17 @@ class RuntimeFigures(Collector):
             factor = 1.0 if counter.times is None else self._now.get(counter.times, 1.0)
             made.add_metric(labels, self._total(counter.figure) * factor)
             yield made
-        histogram = HistogramMetricFamily(PREFIX + WAIT_PASSES, WAIT_HELP, labels=["model_name"])
-        histogram.add_metric(labels, list(self._buckets()), self._total(WAIT_PASSES + "_sum"))
-        yield histogram
+        for name, help_text, figure in SPREADS:
+            histogram = HistogramMetricFamily(PREFIX + name, help_text, labels=["model_name"])
+            histogram.add_metric(labels, list(self._buckets(figure)), self._total(figure + "_sum"))
+            yield histogram
 
     def _total(self, name: str) -> float:
         return self._before.get(name, 0.0) + self._now.get(name, 0.0)
 
-    def _buckets(self) -> Iterator[tuple[str, float]]:
+    def _buckets(self, figure: str) -> Iterator[tuple[str, float]]:
         """Upper ends with all counts up to there."""
-        start = WAIT_PASSES + "_le_"
+        start = figure + "_le_"
         ends = sorted(
             {name.removeprefix(start) for name in (*self._before, *self._now) if name.startswith(start)}, key=float
         )
@@ -158,4 +162,4 @@ class RuntimeFigures(Collector):
 def _summed(figures: Figures) -> list[str]:
     """Those that begin at 0 with a new runtime, and are added up here."""
     known = {counter.figure for counter in COUNTERS}
-    return [name for name in figures if name in known or name.startswith(WAIT_PASSES)]
+    return [name for name in figures if name in known or name.startswith(tuple(figure for _, _, figure in SPREADS))]

@@ -29,7 +29,8 @@ _HELP: Mapping[str, str] = {
     "insecure_no_auth": "listen beyond this machine without any key",
     "allowed_hosts": "a name by which browsers may reach a server without keys; repeat it for several",
     "served_model_name": "what clients call the model",
-    "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody",
+    "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody; "
+    "default: key where there are several keys, else shared",
     "allow_cache_salt": "let requests choose a cache of their own",
     "strict_api": "refuse unknown fields of requests",
     "ui_show_text": "show texts of the cache on the page",
@@ -98,6 +99,16 @@ def options() -> tuple[Option, ...]:
             if name not in found and field.name not in ("model", "scheduler"):
                 found[name] = Option(name, field.name, of, _without_none(hints[field.name]), field.default)
     return tuple(found.values())
+
+
+def markdown() -> str:
+    """The table of docs/server.md."""
+    lines = ["| flag | variable | default | what |", "|---|---|---|---|"]
+    for option in options():
+        says, _, default = option.help.rpartition("default: ")
+        says, default = (says.rstrip("; "), default) if says else (default, "")
+        lines.append(f"| `{option.flag}` | `{option.variable}` | {default} | {says} |")
+    return "\n".join(lines) + "\n"
 
 
 def _without_none(hint: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from lmprog.errors import InvalidParameter, LmprogError, UnknownName
 from lmprog.server.configuration import Configuration, configured
-from lmprog.server.options import options
+from lmprog.server.options import markdown, options
 
 
 def chosen(
@@ -85,3 +86,10 @@ def test_two_files_are_one_too_many_and_a_missing_one_is_said(tmp_path: Path) ->
 def test_every_option_is_explained() -> None:
     assert [option.name for option in options() if not option.help or option.help.startswith("default")] == []
     assert len({option.flag for option in options()}) == len(options())
+
+
+def test_the_page_has_the_table_of_options() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    found = re.search(r"<!-- options -->\n(.*?)<!-- /options -->", page, re.DOTALL)
+    assert found is not None
+    assert found[1] == markdown(), "write what lmprog.server.options.markdown() gives"

@@ -23,7 +23,8 @@ MIRRORED = (
     "prompt_tokens prompt_tokens_cached generation_tokens time_to_first_token_seconds inter_token_latency_seconds "
     "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds "
     "num_preemptions request_success admission_rejections corrupted_requests cache_hit_rate evicted_tokens "
-    "num_retracted_reqs kv_evictable_tokens num_aborted_requests scheduler_idle_seconds"
+    "num_retracted_reqs kv_evictable_tokens num_aborted_requests scheduler_idle_seconds "
+    "grammar_compilation_time_seconds"
 )
 """Of vLLM and SGLang, with our prefix."""
 OURS = "fork_shared_tokens programs engine_restarts wait_passes invariant_failures computed_tokens forced_tokens"
@@ -88,6 +89,17 @@ def test_every_metric_of_the_board_is_told(fake: Fake) -> None:
     assert len(named) > 30
     quiet = {"lmprog_request_failures_total"}  # by code: there when something has failed
     assert named - quiet <= told
+
+
+def test_every_metric_of_the_page_is_told(fake: Fake) -> None:
+    _, text = session(fake, [])
+    page = (BOARD.parents[1] / "server.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    table = "".join(line.partition("|")[2].partition("|")[2] for line in page.splitlines() if line.startswith("| "))
+    named = set(re.findall(r"`([a-z0-9_]+)", table))
+    families = set(re.findall(r"^# TYPE lmprog_(\S+?)(?:_total)? ", text, re.MULTILINE))
+    told = {name for name in families if not name.endswith("_created")}
+    assert named - told == set(), "the page names what is not there"
+    assert told - named == set(), "the page does not name them"
 
 
 def test_failures_and_what_is_left_are_counted(fake: Fake) -> None:
