@@ -140,6 +140,7 @@ class Interpreter:
             "open_clients": float(len(self.clients)),
             "page_size": float(scheduler.config.page_size),
             "pid": float(os.getpid()),
+            **({} if self._calls.constraints is None else self._calls.constraints.seconds.figures("compile_seconds")),
         }
 
     def _new_branch(self, client: Client, number: int, salt: str) -> bool:
