@@ -30,6 +30,7 @@ from lmprog.lang.backends.runtime import RuntimeBackend
 PROMPT = "The sea is wide and the ships on it are small. " * 8
 CLIENTS = (1, 16, 64)
 SILENT = 1000
+ROUNDS = 3
 
 
 def main() -> None:
@@ -48,9 +49,8 @@ def main() -> None:
         for clients in CLIENTS:
             seen, seconds = asyncio.run(closed_loop(url, clients, each, body))
             figures[f"closed loop, {clients} clients"] = summary(seen, seconds, tokens)
-        bare = bare_wire(address, CLIENTS[-1], each, body)
+        figures["the gateway's own cost, 64 clients"] = cost(url, address, each, body, 1 if asked.small else ROUNDS)
         through = figures[f"closed loop, {CLIENTS[-1]} clients"]["tokens_per_second"]
-        figures["bare wire, 64 calls at once"] = {"tokens_per_second": bare, "gateway_costs": 1 - through / bare}
         rate = 2 * through / tokens
         seen, seconds = asyncio.run(open_loop(url, rate, 2 if asked.small else 20, body))
         figures["open loop, twice the capacity"] = {"rate": rate, **summary(seen, seconds, tokens)}
@@ -81,6 +81,22 @@ def summary(seen: Sequence[Seen], seconds: float, tokens: int) -> dict[str, Any]
         for percent in (50, 90, 99):
             made[f"{name}_p{percent}_ms"] = 1e3 * percentile(values, percent)
     return made
+
+
+def cost(url: str, address: str, each: int, body: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """The same work through the gateway and over the bare wire, in turns; the best of each, so that other work on the
+    machine counts least. Both read what they ask for in streams."""
+    clients, tokens = CLIENTS[-1], int(body["max_tokens"])
+    through, bare = [], []
+    for _ in range(rounds):
+        _, seconds = asyncio.run(closed_loop(url, clients, each, body))
+        through.append(clients * each * tokens / seconds)
+        bare.append(bare_wire(address, clients, each, body))
+    return {
+        "gateway_tokens_per_second": max(through),
+        "bare_wire_tokens_per_second": max(bare),
+        "share_lost": 1 - max(through) / max(bare),
+    }
 
 
 def bare_wire(address: str, calls: int, each: int, body: dict[str, Any]) -> float:

@@ -133,6 +133,20 @@ def test_a_stream_says_all_that_there_is_so_far(live: Live) -> None:
     assert len({one["meta_info"]["id"] for one in parsed}) == 1
 
 
+def test_a_streams_log_probabilities_grow_with_its_text(live: Live) -> None:
+    asked: dict[str, Any] = {"text": TEXT, "sampling_params": GREEDY, "return_logprob": True, "top_logprobs_num": 1}
+    whole = live.ok("/generate", **asked)["meta_info"]
+    *chunks, _ = live.events("/generate", **asked, stream=True)
+    metas = [json.loads(chunk)["meta_info"] for chunk in chunks]
+    lengths = [len(meta["output_token_logprobs"]) for meta in metas]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1]
+    for meta in metas:
+        count = len(meta["output_token_logprobs"])
+        assert meta["output_token_logprobs"] == whole["output_token_logprobs"][:count]
+        assert meta["output_top_logprobs"] == whole["output_top_logprobs"][:count]
+
+
 def test_a_stream_of_a_batch_says_which(live: Live) -> None:
     params = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True, "n": 2}
     *chunks, _ = live.events("/generate", text=["One", "Two"], sampling_params=params, stream=True)
