@@ -49,7 +49,10 @@ class Partial:
     def value(self) -> Any:
         """None as long as nothing can be told (a union whose member is not certain yet)."""
         if self._made is None:
-            found = _fitted(self._tp, self._seen.root, self._seen)
+            try:
+                found = _fitted(self._tp, self._seen.root, self._seen)
+            except RecursionError:  # nested deeper than Python goes: the final value will say so
+                found = _MISSING
             self._made = (None if found is _MISSING else found,)
         return self._made[0]
 
@@ -101,7 +104,7 @@ def _closed(tp: Any, node: Node) -> Any:
         return node.fitted[1]
     try:
         value = convert(tp, plain(node))
-    except (ValueError, TypeError, ArithmeticError):
+    except (ValueError, TypeError, ArithmeticError):  # as for the final value, which then raises
         value = _MISSING
     if isinstance(node, Array | Record):
         node.fitted = (tp, value)

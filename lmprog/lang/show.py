@@ -64,7 +64,9 @@ def parts_of(cursor: Cursor) -> list[Part]:
             found += _literal(pending, item, usage, end)
             found.append(_result(item))
             pending = []
-            end = end if usage is None else usage.prompt + usage.generated
+            # of reasoning that was told apart, nothing stands in the text that the next call goes on from
+            kept = usage.generated if usage is not None and item.meta.reasoning_tokens is None else 0
+            end = end if usage is None else usage.prompt + kept
         elif isinstance(item, RoleBegin | RoleEnd):
             pending += [Part("role", f"[{item.role}] ")] if isinstance(item, RoleBegin) else [Part("role", "\n")]
         else:
@@ -105,6 +107,8 @@ def _result(gen: Gen[Any]) -> Part:
         return Part("selected", plain_text([gen]), f"{name}probability {chosen:.3f} among {len(text.options)} options")
     kind: Kind = "forced" if usage.forced >= usage.generated > 0 else "partly forced" if usage.forced else "generated"
     note = f"{name}{usage.generated} tokens generated, {usage.forced} of them forced, in {usage.decode_ms:.0f} ms"
+    if gen.meta.reasoning_tokens is not None:
+        note += f"; {gen.meta.reasoning_tokens} of them were reasoning, which is not shown"
     return Part(kind, plain_text([gen]), note)
 
 

@@ -182,6 +182,22 @@ def test_any_json_cut_anywhere_grows_to_what_it_is(value: Any, is_ascii: bool, d
     assert growing.num_read == len(text), "every character is looked at once"
 
 
+@given(st.lists(st.text(alphabet='[]{},:"\\u0dtrueNaN1.e- \n', max_size=6), max_size=30))
+def test_nonsense_never_raises_and_never_takes_anything_back(pieces: list[str]) -> None:
+    values = _all(Any, pieces)
+    assert all(map(_grew, values, values[1:]))
+
+
+def test_what_is_nested_too_deeply_for_python_has_no_value_and_does_no_harm() -> None:
+    text = PartialText("v", list[Any])
+    event = text.feed("[" * 100_000)
+    assert event is not None
+    assert event.value is None
+    last = text.feed("]" * 100_000)
+    assert last is not None
+    assert last.value is None
+
+
 def _of(kind: Any, *args: Any) -> Any:
     return kind[args if len(args) > 1 else args[0]]
 

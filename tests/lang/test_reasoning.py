@@ -242,3 +242,17 @@ def test_a_real_runtime_leaves_the_thoughts_on_their_own_branch(backend: Runtime
     assert "b" not in reasoning
     assert len(reasoning) + len(answer) <= 59
     assert run.usage.cached > 0, "the branch shares what stands before the thoughts"
+
+
+def test_a_shown_run_says_how_much_was_reasoning_and_shows_the_answer() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.append("Q: ")
+        s.gen(name="a", reasoning=True)
+        s.append(" so ")
+        s.gen()
+
+    with Scripted(["<think> one two </think> the answer", "end"]) as scripted:
+        run = program.using(backend=scripted).run()
+    assert "".join(part.text for part in run.transcript) == "Q: the answer so end" == run.text()
+    assert "4 of them were reasoning, which is not shown" in run.transcript[1].note
