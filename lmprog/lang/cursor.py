@@ -52,6 +52,7 @@ class Cursor:
         self._opened = parent is not None
         self._pieces: list[wire.Piece | Gen[Any]] = []  # a result here is waited for before it is sent
         self._final_text: Call | None = None
+        self._asides: list[Cursor] = []  # where reasoning happens; they end with this branch at the latest
         scope.enter(self)
 
     # --- appending ----------------------------------------------------------------------------------------------
@@ -155,6 +156,7 @@ class Cursor:
         gen = aside._ask(op, sampling, home=self)
         if op.name is not None:
             self.name(f"{op.name}_reasoning_content", Reasoned(gen))
+        self._asides.append(aside)
         aside.close_when_done()
         return gen
 
@@ -199,7 +201,7 @@ class Cursor:
             merged = Sampling(stop=natural_stops(op.tp)).over(merged)
         sampled = self._within_tokens(merged.resolve())
         stream = self.scope.feed is not None or op.reasoning is not None  # whose tokens are counted as they come
-        return wire.Gen(self.id, number, sampled, op.constraint, stream, op.priority, timeout, op.heal)
+        return wire.Gen(self.id, number, sampled, op.constraint, stream, op.priority, timeout, op.heal, op.keep)
 
     @staticmethod
     def _is_cut(wanted: wire.Gen | wire.Select, op: GenOp[Any] | SelectOp, sampling: Sampling) -> bool:
@@ -265,6 +267,8 @@ class Cursor:
         if self._opened:
             with self.scope.posting:
                 self.scope.client.post(wire.Close(self.id))
+        for aside in self._asides:
+            aside.close(cancelled=cancelled)
 
     def close_when_done(self) -> None:
         """Closes once no call of this branch is running any more, so that none is cancelled."""

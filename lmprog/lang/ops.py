@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, overload
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported
@@ -66,6 +66,7 @@ class GenOp(Expr, Generic[T]):
     priority: int = 0
     reasoning: Marks | None = None
     heal: bool = True
+    keep: wire.Keep = "first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class GenOptions(SamplingKeywords, total=False):
     """The keywords of `gen` besides its type, its name and `max_tokens`.
 
     `heal` (on by default): the last token of literal text before the generation is decided once more, by the model.
+    `keep`: which of the `n` results the branch goes on from, "first", "best", "fastest" or "majority".
     """
 
     regex: str | None
@@ -96,6 +98,7 @@ class GenOptions(SamplingKeywords, total=False):
     ebnf: str | None
     dtype: Any
     heal: bool
+    keep: wire.Keep
     timeout: float | None
     priority: int
     reasoning: Wanted
@@ -174,10 +177,13 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     marks, heal = marks_of(rest.pop("reasoning", None)), rest.pop("heal", True)
     if not isinstance(heal, bool):
         raise _outside("heal", heal, "True or False")
+    keep = rest.pop("keep", "first")
+    if keep not in get_args(wire.Keep):
+        raise _outside("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest)
-    op: GenOp[Any] = GenOp(name, sampling, constraint, tp, timeout, priority, heal=heal)
+    op: GenOp[Any] = GenOp(name, sampling, constraint, tp, timeout, priority, heal=heal, keep=keep)
     return op if marks is None else _reasoned(op, marks)
 
 
@@ -222,7 +228,7 @@ def gen(*what: Any, **options: Any) -> Any:
 
 def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
     """`gen(name, choices=...)` in SGLang's sense: sampling keywords are checked, and mean nothing to the scoring."""
-    rest = {key: value for key, value in options.items() if key not in ("choices", "heal")}
+    rest = {key: value for key, value in options.items() if key not in ("choices", "heal", "keep")}
     scoring: dict[str, Any] = {
         key: rest.pop(key) for key in ("name", "choices_method", "timeout", "priority") if key in rest
     }
@@ -238,6 +244,12 @@ def leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | 
         raise TypeError(f"gen takes a name or type and max_tokens without a keyword, not {len(what)} arguments")
     first = what[0] if what else None
     return first, what[1] if len(what) == 2 else options.pop("max_tokens", None)
+
+
+def best_of(k: int, *what: Any, **options: Any) -> GenOp[Any]:
+    """The likeliest of `k` generations; the rest is as in `gen`."""
+    name, max_tokens = leading(what, options)
+    return gen_op(name, max_tokens, {"keep": "best", **options, "n": k})
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]) -> GenOp[int]:

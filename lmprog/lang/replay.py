@@ -184,7 +184,8 @@ class _Numbers:
             case wire.Fork():
                 return wire.Fork(self._of(op.branch), tuple(self._opened(child) for child in op.children))
             case wire.Gen():
-                return wire.Gen(self._of(op.branch), self._of(op.call), op.sampling, op.constraint, heal=op.heal)
+                numbers = (self._of(op.branch), self._of(op.call))
+                return wire.Gen(*numbers, op.sampling, op.constraint, heal=op.heal, keep=op.keep)
             case wire.Select():
                 numbers = (self._of(op.branch), self._of(op.call))
                 return wire.Select(*numbers, op.choices, op.method, op.temperature, op.seed)

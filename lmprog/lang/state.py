@@ -108,6 +108,19 @@ class Branch:
         with self._limited():
             return self.cursor.request(op, self._sampling)
 
+    @overload
+    def best_of(
+        self, k: int, name: str | None = None, max_tokens: int | None = None, **more: Unpack[GenOptions]
+    ) -> Gen[str]: ...
+    @overload
+    def best_of(
+        self, k: int, tp: TypeForm[T], /, max_tokens: int | None = None, **more: Unpack[GenOptions]
+    ) -> Gen[T]: ...
+    def best_of(self, k: int, *what: Any, **options: Any) -> Gen[Any]:
+        """Generates `k` times at once and goes on from the likeliest, by the mean log-probability of its tokens. Those
+        that cannot be it any more are ended early. `.values` has the others that ended behind it."""
+        return self.gen(*what, **{"keep": "best", **options, "n": k})
+
     def select(
         self, *choices: str | Sequence[str], name: str | None = None, **options: Unpack[SelectOptions]
     ) -> Gen[Selected]:

@@ -104,6 +104,16 @@ class Gen(Generic[T]):
         """Whether the runtime of `scope` can fill it in: it is pending there, and is what the model will write."""
         return self._scope.client is scope.client and not self.call.done() and marks_of_op(self._op) is None
 
+    @property
+    def keeps_one(self) -> bool:
+        """Of several results one was wanted, which is the first."""
+        return isinstance(self._op, GenOp) and self._op.keep != "first"
+
+    @property
+    def scope(self) -> Scope:
+        """The run that it belongs to."""
+        return self._scope
+
     def mark(self, index: int = 0) -> Mark:
         """A pointer to this result for text that is appended later."""
         self._scope.marked[self.call.id] = self

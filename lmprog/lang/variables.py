@@ -56,7 +56,7 @@ def value_now(var: Var) -> Any:
     """The value; blocks until there is one. A result with n > 1 is the list of all n."""
     if isinstance(var, Gen):
         values = var.values
-        return values[0] if len(values) == 1 else values
+        return values[0] if len(values) == 1 or var.keeps_one else values
     if isinstance(var, Reasoned):
         return var.gen.reasoning
     if isinstance(var, Gathered):

@@ -21,6 +21,7 @@ from lmprog.runtime.cuts import Cutter
 from lmprog.runtime.fsm.constraint import Constraint
 from lmprog.runtime.generation import Forcing, Generation, Scoring, Settings
 from lmprog.runtime.healing import Healer
+from lmprog.runtime.keeping import Keeper
 from lmprog.runtime.ongoing import Ongoing
 from lmprog.runtime.request import Call, Lane, Timing
 from lmprog.runtime.selecting import make_ballot
@@ -112,7 +113,7 @@ class CallBuilder:
         return branch.tokens_with(self.tokenizer, option)
 
     def _gen(self, ongoing: Ongoing, op: wire.Gen, now: float) -> Call:
-        sampling, branch = op.sampling, ongoing.branch
+        sampling, branch = op.sampling.scored() if op.keep == "best" else op.sampling, ongoing.branch
         self._check_ids(sampling)
         self.settle(branch)
         prompt = branch.tokens_with(self.tokenizer)
@@ -155,6 +156,7 @@ class CallBuilder:
             for _ in range(sampling.n)
         ]
         ongoing.outputs = [None] * sampling.n
+        ongoing.keeper = None if op.keep == "first" else Keeper(op.keep, sampling.n, max_tokens + 1)
         return call
 
     def _select(self, ongoing: Ongoing, op: wire.Select, now: float) -> Call:

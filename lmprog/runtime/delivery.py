@@ -5,11 +5,14 @@ Knows text streams, results and branches; knows neither ops nor who runs when.
 
 from __future__ import annotations
 
+from array import array
+
 from lmprog import wire
 from lmprog.runtime.branch import Branch
 from lmprog.runtime.calls import CallBuilder
 from lmprog.runtime.endings import Endings
 from lmprog.runtime.generation import Generation
+from lmprog.runtime.keeping import Finished, Keeper
 from lmprog.runtime.ongoing import Ongoing, logprob_of, output_of, usage_of
 from lmprog.runtime.request import Call, Lane, LaneState
 from lmprog.runtime.scheduler import Progress
@@ -28,6 +31,8 @@ class Delivery:
         """A call was submitted; what its constraint forced before anything was picked is text already."""
         assert ongoing.call is not None
         for index, lane in enumerate(ongoing.call.lanes):
+            if ongoing.replied or lane.state is LaneState.ENDED:
+                return
             if isinstance(lane.task, Generation) and (lane.task.generated or lane.task.finish is not None):
                 self._push(ongoing, index, lane, lane.task.generated)
                 if lane.task.finish is not None:
@@ -54,6 +59,8 @@ class Delivery:
             stopped = self._push(ongoing, index, one.lane, one.added)
             if one.ended or stopped:
                 self._finish(ongoing, index, one.lane, now)
+            elif ongoing.keeper is not None and ongoing.keeper.finished:
+                self._decide(ongoing, ongoing.keeper, call, now)
 
     def _push(self, ongoing: Ongoing, index: int, lane: Lane, added: int) -> bool:
         """Streams the lane's `added` newest tokens; True when they complete a stop string."""
@@ -65,7 +72,8 @@ class Delivery:
             text.append(stream.push(token))
             if stream.stopped_by is not None:
                 break
-        self._delta(ongoing, index, "".join(text), stream.num_tokens - before, self._untold(ongoing, index, lane))
+        if ongoing.keeper is None:
+            self._delta(ongoing, index, "".join(text), stream.num_tokens - before, self._untold(ongoing, index, lane))
         return stream.stopped_by is not None
 
     def _delta(
@@ -86,23 +94,52 @@ class Delivery:
 
     def _finish(self, ongoing: Ongoing, index: int, lane: Lane, now: float) -> None:
         """One of the `n` results is complete; the first one carries the branch on."""
-        task, stream, branch = lane.task, ongoing.streams[index], ongoing.branch
+        task, stream, branch, op = lane.task, ongoing.streams[index], ongoing.branch, ongoing.op
         assert isinstance(task, Generation)
+        assert isinstance(op, wire.Gen)
         ended = stream.finish()
-        self._delta(ongoing, index, ended.delta, 0, self._untold(ongoing, index, lane))
-        ongoing.outputs[index] = output_of(lane, ended, stream, self._tokenizer)
+        logprobs = op.sampling.logprobs is not None
+        ongoing.outputs[index] = output_of(lane, ended, stream, self._tokenizer, logprobs=logprobs)
         kept = task.settings.prompt_len + ended.kept
+        if ongoing.keeper is not None:
+            self._endings.leave(lane, kept)
+            ongoing.keeper.finished[index] = Finished(lane.tokens[:kept], ended, task.mean_logprob)
+            self._decide(ongoing, ongoing.keeper, lane.call, now)
+            return
+        self._delta(ongoing, index, ended.delta, 0, self._untold(ongoing, index, lane))
         self._endings.leave(lane, kept, branch if index == 0 else None)
         if index == 0:
             branch.adopt(lane.tokens[:kept], ended.text, ended.rest)
         if all(output is not None for output in ongoing.outputs):
             self._done(ongoing, lane.call, now)
 
-    def _done(self, ongoing: Ongoing, call: Call, now: float) -> None:
+    def _decide(self, ongoing: Ongoing, keeper: Keeper, call: Call, now: float) -> None:
+        """Ends the lanes that cannot win any more; once one has won, the branch goes on from it."""
+        for index, lane in enumerate(call.lanes):
+            is_running = lane.state is not LaneState.ENDED and isinstance(lane.task, Generation)
+            if is_running and keeper.is_hopeless(sum(one.logprob for one in lane.task.logprobs)):
+                self._endings.leave(lane)
+                keeper.out.add(index)
+        winner = keeper.winner()
+        if winner is None:
+            return
+        for lane in call.lanes:
+            if lane.state is not LaneState.ENDED:
+                self._endings.leave(lane)
+        found, won = keeper.finished[winner], ongoing.outputs[winner]
+        assert won is not None
+        self._delta(ongoing, 0, won.text, len(won.tokens), won.logprobs)
+        self._stand_on(ongoing.branch, found.tokens)
+        ongoing.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
+        ongoing.outputs.insert(0, ongoing.outputs.pop(winner))
+        self._done(ongoing, call, now, winner)
+
+    def _done(self, ongoing: Ongoing, call: Call, now: float, first: int = 0) -> None:
+        """The last reply; `first` is the lane whose result is the first output."""
         call.timing.ended = now
         outputs = tuple(output for output in ongoing.outputs if output is not None)
         tasks = [lane.task for lane in call.lanes if isinstance(lane.task, Generation)]
-        scored = tuple(logprob_of(one, self._tokenizer) for one in tasks[0].prompt_logprobs)
+        scored = tuple(logprob_of(one, self._tokenizer) for one in tasks[first].prompt_logprobs)
         self._endings.scheduler.stats.forced_tokens += sum(task.forced for task in tasks)
         done = wire.Done(ongoing.id, outputs, usage_of(call), scored)
         self._endings.reply(ongoing, done, [output.text for output in outputs])
@@ -125,5 +162,9 @@ class Delivery:
         """The branch goes on from its choice, and stands where that was scored."""
         tokens = self._calls.option_tokens(branch, choice)
         branch.adopt(tokens, choice)
+        self._stand_on(branch, tokens)
+
+    def _stand_on(self, branch: Branch, tokens: array[int]) -> None:
+        """The branch stands where these tokens were computed."""
         match = self._endings.scheduler.tree.match(tokens, branch.salt)
         self._endings.stand(branch, match.node if match.length else None)

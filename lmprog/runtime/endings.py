@@ -7,9 +7,10 @@ through it; it knows the scheduler's verbs for ending a lane and for pins, and n
 from __future__ import annotations
 
 from lmprog import wire
-from lmprog.errors import LmprogError, RequestRejected
+from lmprog.errors import Cancelled, LmprogError, RequestRejected
 from lmprog.radix import Node
 from lmprog.runtime.branch import Branch, BranchState, Promise
+from lmprog.runtime.keeping import Contest
 from lmprog.runtime.ongoing import Ongoing, failed
 from lmprog.runtime.request import Lane, LaneState
 from lmprog.runtime.scheduler import Scheduler
@@ -56,7 +57,25 @@ class Endings:
         # The call may be referred to as long as its branch is open; only its promises are needed for that.
         ongoing.call, ongoing.ballot = None, None
         ongoing.streams, ongoing.outputs = [], []
+        ongoing.keeper = None
         self.ready.append((ongoing.client, ongoing.branch))
+        if ongoing.contest is not None:
+            self._enter(ongoing.contest, ongoing)
+
+    def contest(self, entrants: list[Ongoing], rule: wire.ContestRule) -> None:
+        """Of these calls one is wanted; who has ended already is entered first."""
+        made = Contest(rule, entrants)
+        for ongoing in entrants:
+            ongoing.contest = made
+        for ongoing in entrants:
+            if ongoing.replied:
+                self._enter(made, ongoing)
+
+    def _enter(self, contest: Contest[Ongoing], ongoing: Ongoing) -> None:
+        """Ends those that lost because this call ended; their branches stand on nothing any more."""
+        for loser in contest.enter(ongoing, ongoing.promises[0].text):
+            self.fail(loser, Cancelled("another call of its contest has won."))
+            self.stand(loser.branch, None)
 
     def fail(self, ongoing: Ongoing, error: LmprogError) -> None:
         """Ends a call with `error`, wherever it is.

@@ -121,6 +121,11 @@ class Generation:
         return next_scored - 1
 
     @property
+    def mean_logprob(self) -> float:
+        """Of all picks, the one that ended it too; 0 where nothing was picked or that was not asked for."""
+        return sum(one.logprob for one in self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+
+    @property
     def left(self) -> int:
         """Tokens that may still be generated."""
         return self.settings.max_tokens - self.generated

@@ -100,6 +100,8 @@ class Interpreter:
                 ongoing = client.calls.get(call)
                 if ongoing is not None:
                     self._endings.fail(ongoing, Cancelled("the call was cancelled."))
+            case wire.Contest():
+                self._endings.contest([client.calls[call] for call in op.calls if call in client.calls], op.rule)
             case wire.Encode() | wire.Decode():
                 self._spell(client_id, op)
             case wire.Describe(call=call):
@@ -181,7 +183,7 @@ class Interpreter:
                 error = ProtocolError(f"call {op.call} was made twice.")
             self._endings.say(client_id, failed(op.call, error))
             return
-        count = op.sampling.n if isinstance(op, wire.Gen) else 1
+        count = op.sampling.n if isinstance(op, wire.Gen) and op.keep == "first" else 1
         ongoing = Ongoing(client_id, op, branch, [Promise() for _ in range(count)])
         client.calls[op.call] = ongoing
         self.scheduler.stats.calls += 1

@@ -11,6 +11,7 @@ from lmprog.errors import LmprogError
 from lmprog.runtime.branch import Branch, Promise
 from lmprog.runtime.compiling import Compiling
 from lmprog.runtime.generation import Generation, ScoredToken
+from lmprog.runtime.keeping import Contest, Keeper
 from lmprog.runtime.request import Call, Lane
 from lmprog.runtime.selecting import Ballot
 from lmprog.runtime.text import Ended, TextStream
@@ -34,6 +35,9 @@ class Ongoing:
     told: dict[int, int] = field(default_factory=dict)
     """How many log-probabilities of each result have been streamed."""
     ballot: Ballot | None = None
+    keeper: Keeper | None = None
+    """Decides which of its results counts, where that is not simply the first."""
+    contest: Contest[Ongoing] | None = None
     compiling: Compiling | None = None
     """Its constraint, on its way or there."""
     reached: bool = False
@@ -66,7 +70,7 @@ def usage_of(call: Call) -> Usage:
     )
 
 
-def output_of(lane: Lane, ended: Ended, stream: TextStream, tokenizer: Tokenizer) -> Output:
+def output_of(lane: Lane, ended: Ended, stream: TextStream, tokenizer: Tokenizer, *, logprobs: bool = True) -> Output:
     """The result of one finished lane, whose `stream` gave `ended`; only tokens wholly inside the text are named."""
     stopped_by = stream.stopped_by
     task = lane.task
@@ -77,7 +81,7 @@ def output_of(lane: Lane, ended: Ended, stream: TextStream, tokenizer: Tokenizer
         tokens=tuple(lane.tokens[task.prompt_len : task.prompt_len + num_tokens]),
         finish="stop" if stopped_by is not None else task.finish or "length",
         stopped_by=stopped_by if stopped_by is not None else task.stopped_by,
-        logprobs=tuple(logprob_of(scored, tokenizer) for scored in task.logprobs[:num_tokens]),
+        logprobs=tuple(logprob_of(scored, tokenizer) for scored in task.logprobs[: num_tokens * logprobs]),
         forced=_forced_text(task, stream, len(ended.text)),
     )
 

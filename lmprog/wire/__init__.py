@@ -21,12 +21,24 @@ This package knows no sockets and no tokens beyond their being integers.
 from __future__ import annotations
 
 from lmprog.wire.asking import Choices, Constraint, Grammar, JsonSchema, Regex, Sampling
-from lmprog.wire.base import FinishReason, Id, Message, Penalty, SelectMethod, ShortText, TokenId, Whitespace
+from lmprog.wire.base import (
+    ContestRule,
+    FinishReason,
+    Id,
+    Keep,
+    Message,
+    Penalty,
+    SelectMethod,
+    ShortText,
+    TokenId,
+    Whitespace,
+)
 from lmprog.wire.frames import MAX_FRAME_BYTES, PROTOCOL_VERSION, MalformedFrame, decode_ops, decode_replies, encode
 from lmprog.wire.ops import (
     Append,
     Cancel,
     Close,
+    Contest,
     Conversation,
     Decode,
     Describe,
@@ -77,6 +89,8 @@ __all__ = [
     "Chosen",
     "Close",
     "Constraint",
+    "Contest",
+    "ContestRule",
     "Conversation",
     "Decode",
     "Delta",
@@ -95,6 +109,7 @@ __all__ = [
     "Id",
     "Inspect",
     "JsonSchema",
+    "Keep",
     "LaneSeen",
     "MalformedFrame",
     "Message",

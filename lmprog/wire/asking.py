@@ -60,3 +60,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     prompt_logprobs_start: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Position of the first token whose log-probability is wanted; the first token of all never has one."""
     n: Annotated[int, Meta(ge=1, le=128)] = 1
+
+    def scored(self) -> Sampling:
+        """The same with the log-probability of each picked token, where it was not asked for."""
+        return self if self.logprobs is not None else msgspec.structs.replace(self, logprobs=0)

@@ -15,6 +15,8 @@ SelectMethod: TypeAlias = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
 Whitespace: TypeAlias = Literal["fixed", "compact", "indented", "flexible"]
+Keep: TypeAlias = Literal["first", "best", "fastest", "majority"]
+ContestRule: TypeAlias = Literal["first", "majority"]
 FinishReason: TypeAlias = Literal["stop", "length", "constraint"]
 
 

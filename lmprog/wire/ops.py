@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from lmprog.wire.asking import Constraint, Sampling
-from lmprog.wire.base import Id, Message, SelectMethod, ShortText, TokenId
+from lmprog.wire.base import ContestRule, Id, Keep, Message, SelectMethod, ShortText, TokenId
 
 
 class Text(Message, frozen=True):
@@ -80,6 +80,11 @@ class Gen(Message, frozen=True):
     """Generate on `branch`, which goes on from the first of the `n` results.
 
     `heal`: the last token of literal text is decided once more, by the model.
+
+    With `keep` the branch goes on from another one: the "best" (by mean log-probability), the "fastest" (whose end
+    comes first), the earliest of the "majority" (of equal texts). Those that cannot be it any more are ended at once.
+    That one is the first output then, the others that ended follow in their order; a reference has index 0, and text
+    is streamed when it is known which it is.
     """
 
     branch: Id
@@ -90,6 +95,7 @@ class Gen(Message, frozen=True):
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     timeout: Annotated[float, Meta(gt=0.0, le=86_400.0)] | None = None
     heal: bool = False
+    keep: Keep = "first"
 
 
 class Select(Message, frozen=True):
@@ -120,6 +126,14 @@ class Close(Message, frozen=True):
 
 class Cancel(Message, frozen=True):
     call: Id
+
+
+class Contest(Message, frozen=True):
+    """Of these calls (not yet referred to by another contest) one is wanted: the "first" that ends well, or the
+    "majority" of equal texts. The others are cancelled as soon as it is known, and their branches let go of memory."""
+
+    calls: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=4096)]
+    rule: ContestRule = "first"
 
 
 class Read(Message, frozen=True):
@@ -169,5 +183,19 @@ class Flush(Message, frozen=True):
 
 
 Op: TypeAlias = (
-    Hello | Open | Append | Gen | Select | Fork | Close | Cancel | Read | Encode | Decode | Describe | Inspect | Flush
+    Hello
+    | Open
+    | Append
+    | Gen
+    | Select
+    | Fork
+    | Close
+    | Cancel
+    | Contest
+    | Read
+    | Encode
+    | Decode
+    | Describe
+    | Inspect
+    | Flush
 )

@@ -32,6 +32,7 @@ OPS: tuple[wire.Op, ...] = (
     wire.Fork(1, (5, 6, 7)),
     wire.Read(5, 8),
     wire.Cancel(3),
+    wire.Contest((2, 3), "majority"),
     wire.Append(1, (wire.Tokens((1, 2, 3)),)),
     wire.Encode(12, "Once upon"),
     wire.Decode(13, (1, 2), special=True),

@@ -50,7 +50,11 @@ OPS: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Hello: st.builds(wire.Hello, st.integers(0, 9), texts),
     wire.Open: st.builds(wire.Open, ids, texts),
     wire.Append: st.builds(wire.Append, ids, st.lists(pieces, max_size=6).map(tuple)),
-    wire.Gen: st.builds(wire.Gen, ids, ids, samplings, constraints, st.booleans(), priorities, timeouts),
+    wire.Gen: st.builds(
+        wire.Gen,
+        *(ids, ids, samplings, constraints, st.booleans(), priorities, timeouts, st.booleans()),
+        st.sampled_from(get_args(wire.Keep)),
+    ),
     wire.Select: st.builds(
         wire.Select,
         ids,
@@ -61,6 +65,9 @@ OPS: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Fork: st.builds(wire.Fork, ids, st.lists(ids, min_size=1, max_size=6).map(tuple)),
     wire.Close: st.builds(wire.Close, ids),
     wire.Cancel: st.builds(wire.Cancel, ids),
+    wire.Contest: st.builds(
+        wire.Contest, st.lists(ids, min_size=1, max_size=6).map(tuple), st.sampled_from(get_args(wire.ContestRule))
+    ),
     wire.Read: st.builds(wire.Read, ids, ids),
     wire.Encode: st.builds(wire.Encode, ids, texts, st.booleans()),
     wire.Decode: st.builds(wire.Decode, ids, st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple), st.booleans()),

@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, NotSupported, ProgramError, RequestRejected, RuntimeGone
+from lmprog.lang.keeping import kept_first
 from lmprog.transport.channel import ops_frame
 
 BranchOp: TypeAlias = wire.Append | wire.Gen | wire.Select | wire.Fork | wire.Read
@@ -119,6 +120,8 @@ class TextRuntime:
             self._close(op.branch)
         elif isinstance(op, wire.Cancel):
             self._cancel(op.call)
+        elif isinstance(op, wire.Contest):
+            pass  # the client comes to the same decision by itself
         elif isinstance(op, wire.Describe | wire.Flush):
             self._replies.put(wire.Described(op.call, {"branches": float(len(self._branches))}))
         elif isinstance(op, wire.Inspect):
@@ -221,7 +224,7 @@ class TextRuntime:
             texts: tuple[str, ...] = (op.choices[best],)
             self._replies.put(wire.Chosen(op.call, best, options, wire.Usage(prompt=prompt, computed=prompt)))
         else:
-            texts = answer.texts
+            texts = tuple(answer.texts[place] for place in kept_first(op.keep, answer.texts))
             if op.stream:
                 self._stream(op.call, texts)
             generated = sum(len(text.split()) for text in texts)

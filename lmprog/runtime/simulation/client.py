@@ -111,7 +111,7 @@ class SimClient:
     def hear(self, reply: wire.Reply) -> None:
         """Checks one reply against what it must be."""
         self.num_replies += 1
-        if isinstance(reply, wire.Welcome | wire.Described | wire.Snapshot):
+        if isinstance(reply, wire.Welcome | wire.Described | wire.Snapshot | wire.TokensAre):
             return
         assert reply.call is not None, f"the connection failed: {reply}"
         asked = self.asked[reply.call]
@@ -145,11 +145,13 @@ class SimClient:
         if not self.open or (len(self.open) < 4 and rng.random() < 0.2):
             return self._new()
         mirror = rng.choice(list(self.open.values()))
-        kind = rng.choices(["append", "gen", "select", "fork", "close", "cancel", "read", "refer"], _WEIGHTS)[0]
+        kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
         if kind == "append":
             words = self._words(12)
             mirror.script.append(words)
-            return [wire.Append(mirror.number, (wire.Text(words),))]
+            as_tokens = rng.random() < 0.2  # one letter is one token
+            piece = wire.Tokens(tuple(oracle.LETTERS.encode(words))) if as_tokens else wire.Text(words)
+            return [wire.Append(mirror.number, (piece,))]
         if kind == "refer" and self.asked:
             return self._refer(mirror)
         if kind == "fork" and len(self.open) < 24:
@@ -162,6 +164,11 @@ class SimClient:
             asked = rng.choice(self.waiting)
             asked.cancelled = True
             return [wire.Cancel(asked.op.call)]
+        if kind == "contest" and len(self.waiting) > 1:
+            entrants = rng.sample(self.waiting, 2)
+            for asked in entrants:
+                asked.cancelled = True  # if it loses
+            return [wire.Contest(tuple(asked.op.call for asked in entrants), rng.choice(["first", "majority"]))]
         if kind == "read":
             return [self._ask(wire.Read(mirror.number, self._number()), mirror)]
         if kind == "select":
@@ -187,7 +194,7 @@ class SimClient:
         asked = self.rng.choice(list(self.asked.values()))
         if asked.mirror.closed or asked.mirror is mirror or isinstance(asked.op, wire.Read):
             return []
-        count = asked.op.sampling.n if isinstance(asked.op, wire.Gen) else 1
+        count = asked.op.sampling.n if isinstance(asked.op, wire.Gen) and asked.op.keep == "first" else 1
         index = self.rng.randrange(count)
         mirror.script.append((asked, index))
         return [wire.Append(mirror.number, (wire.Ref(asked.op.call, index),))]
@@ -204,7 +211,9 @@ class SimClient:
             n=rng.choice([1, 1, 1, 2, 5]),
         )
         timeout = rng.uniform(0.5, 20.0) if rng.random() < 0.05 else None
-        return wire.Gen(branch, self._number(), sampling, stream=rng.random() < 0.5, timeout=timeout)
+        keep: wire.Keep = rng.choice(["first", "first", "best", "fastest", "majority"])
+        stream, heal = rng.random() < 0.5, rng.random() < 0.5
+        return wire.Gen(branch, self._number(), sampling, stream=stream, timeout=timeout, heal=heal, keep=keep)
 
     def _select(self, branch: int) -> wire.Select:
         choices = tuple(dict.fromkeys(self._words(6) for _ in range(self.rng.randrange(1, 5))))
@@ -254,6 +263,9 @@ class SimClient:
         asked.texts = [output.text for output in reply.outputs]
         prompt = asked.mirror.text(asked.place)
         assert self._needs(op, prompt) <= self.longest, "what can never fit is refused"
+        if op.keep != "first":
+            self._check_kept(asked, prompt, reply)
+            return
         assert len(reply.outputs) == op.sampling.n
         for index, output in enumerate(reply.outputs):
             expected = oracle.generated(prompt, op, (op.sampling.seed or 0) + index)
@@ -265,6 +277,20 @@ class SimClient:
         usage = reply.usage
         assert usage.prompt == len(prompt)
         assert 0 <= usage.cached <= usage.prompt * op.sampling.n
+
+    def _check_kept(self, asked: Asked, prompt: str, reply: wire.Done) -> None:
+        """Which one ends first is the scheduler's business; that every one is right, and the majority, is checked."""
+        op = asked.op
+        assert isinstance(op, wire.Gen)
+        seeds = range(op.sampling.seed or 0, (op.sampling.seed or 0) + op.sampling.n)
+        everyone = [oracle.generated(prompt, op, seed).text for seed in seeds]
+        assert set(asked.texts) <= set(everyone)
+        if op.keep == "majority":
+            stripped = [text.strip() for text in everyone]
+            most = max(stripped.count(text) for text in stripped)
+            assert stripped.count(asked.texts[0].strip()) == most, "most agree with what is kept"
+        if op.stream:
+            assert asked.deltas.get(0, "") == asked.texts[0], "the deltas joined are the text"
 
     def _check_chosen(self, asked: Asked, reply: wire.Chosen) -> None:
         op = asked.op
@@ -284,7 +310,9 @@ def _prompt(asked: Asked) -> tuple[str | None, str]:
         return spoiled.code, ""
 
 
-_WEIGHTS = [10, 12, 4, 4, 5, 2, 1, 3]
+_WEIGHTS = {"append": 10, "gen": 12, "select": 4, "fork": 4, "close": 5, "cancel": 2, "read": 1, "refer": 3} | {
+    "contest": 1
+}
 
 
 def _over_closed(mirror: Mirror | None) -> bool:

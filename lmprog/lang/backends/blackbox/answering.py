@@ -21,6 +21,7 @@ from lmprog.lang.backends.blackbox.speculation import Foretold, Speculated, beyo
 from lmprog.lang.backends.blackbox.stops import Certain
 from lmprog.lang.backends.blackbox.transcript import Begin, ChatPrompt, End, Item, Prompt, Transcript
 from lmprog.lang.backends.blackbox.validating import can_be_checked, fits
+from lmprog.lang.keeping import kept_first
 
 Constraints: TypeAlias = Literal["enforced", "best_effort"]
 """What becomes of a constraint that the service does not know: refused, or looked at afterwards."""
@@ -85,6 +86,8 @@ class Answering:
 
     async def gen(self, state: State, op: wire.Gen, hear: Hear | None) -> tuple[State, wire.Done]:
         """Raises `LmprogError`; then nothing has happened to the branch."""
+        if op.keep == "best" and op.sampling.n > 1:
+            raise NotSupported("an API does not say which of several results is the likeliest; use keep='majority'")
         foretold = None if state.speculated is None else state.speculated.answer(op.sampling, op.constraint)
         if foretold is not None:
             self.counters.answered_from_speculation += 1
@@ -106,7 +109,8 @@ class Answering:
         else:
             answer = await self._ask(Ask(prompt, op.sampling, op.constraint), hear)
         usage = _sum(spent, answer.usage)
-        return state.said(answer.outputs[0].text), wire.Done(op.call, answer.outputs, usage)
+        outputs = tuple(answer.outputs[at] for at in kept_first(op.keep, [output.text for output in answer.outputs]))
+        return state.said(outputs[0].text), wire.Done(op.call, outputs, usage)
 
     def drop(self, speculated: Speculated) -> None:
         """What was said ahead turned out to be of no use."""
