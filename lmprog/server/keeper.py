@@ -76,6 +76,7 @@ class Keeper:
     async def stop(self, grace: float) -> bool:
         """Ends the runtime, by force after `grace` seconds. True where it ended well, or none had come up yet."""
         self._stopping = True
+        self._link.close()  # on purpose: nobody is to wonder why it is lost
         for task in list(self._tasks):
             task.cancel()
         runtime = self._runtime

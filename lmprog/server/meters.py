@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from lmprog import wire
-from lmprog.server.figures import PREFIX, RuntimeFigures
+from lmprog.server.figures import PREFIX, RuntimeFigures, Tally
 
 _SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -41,16 +41,14 @@ class Meters:
         self.registry = CollectorRegistry(auto_describe=False)
         self.runtime = RuntimeFigures(model)
         self.registry.register(self.runtime)
-        self._ttft = self._seconds("time_to_first_token_seconds", "From asking to the first text.", _SECONDS)
-        self._gap = self._seconds("inter_token_latency_seconds", "Between two texts of a stream, by token.", _SHORT)
-        self._whole = self._seconds("e2e_request_latency_seconds", "From asking to the last reply.", _SECONDS)
-        self._queue = self._seconds("request_queue_time_seconds", "Waited in the runtime's line.", _SECONDS)
-        self._prefill = self._seconds(
-            "request_prefill_time_seconds", "From the first row to the first token.", _SECONDS
-        )
-        self._decode = self._seconds("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
-        self._prompts = self._seconds("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._generated = self._seconds("request_generation_tokens", "Tokens of all results of a call.", _TOKENS)
+        self._ttft = self._tally("time_to_first_token_seconds", "From asking to the first text.", _SECONDS)
+        self._gap = self._tally("inter_token_latency_seconds", "Between two texts of a stream, by token.", _SHORT)
+        self._whole = self._tally("e2e_request_latency_seconds", "From asking to the last reply.", _SECONDS)
+        self._queue = self._tally("request_queue_time_seconds", "Waited in the runtime's line.", _SECONDS)
+        self._prefill = self._tally("request_prefill_time_seconds", "From the first row to the first token.", _SECONDS)
+        self._decode = self._tally("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
+        self._prompts = self._tally("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._generated = self._tally("request_generation_tokens", "Tokens of all results of a call.", _TOKENS)
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Of them: found in the cache.")
         self._success = self._counter("request_success", "Results given.", "finished_reason")
@@ -59,7 +57,13 @@ class Meters:
         self._corrupted = self._counter("corrupted_requests", "Calls whose model gave numbers that are not finite.")
         self._refused = self._counter("admission_rejections", "Requests refused for lack of room.", "reason")
         self._http = self._counter("http_requests", "HTTP requests.", "method", "route", "status")
-        self._http_seconds = self._seconds("http_request_seconds", "Whole HTTP requests.", _SECONDS, "route")
+        self._http_seconds = Histogram(
+            PREFIX + "http_request_seconds",
+            "Whole HTTP requests.",
+            ["model_name", "route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self._restarts = self._counter("engine_restarts", "Restarts of the runtime.")
         self.open_requests = self._gauge("http_requests_open", "HTTP requests that have begun and not ended.")
         self.open_results = self._gauge("results_open", "Results asked for that have not come.")
@@ -74,8 +78,6 @@ class Meters:
             self._refused.labels(model, reason)
         for one in (self._aborted, self._corrupted, self._restarts, self._prompt_tokens, self._cached_tokens):
             one.labels(model)
-        for each in (self._ttft, self._gap, self._whole, self._queue, self._prefill, self._decode):
-            each.labels(model)
 
     # --- the link ------------------------------------------------------------------------------------------------
 
@@ -130,29 +132,31 @@ class Meters:
             return
         if under.first is None:
             under.first = now
-            self._ttft.labels(self._model()).observe(now - under.began)
+            self._ttft.observe(now - under.began)
         last = under.last.get(delta.index)
         under.last[delta.index] = now
         if last is not None and delta.num_tokens:
-            self._gap.labels(self._model()).observe((now - last) / delta.num_tokens)
+            self._gap.observe((now - last) / delta.num_tokens)
 
     def _ended(self, call: int, usage: wire.Usage) -> None:
         """The runtime's own times, and what a client saw; without a stream the first text is known by the runtime."""
         model, under = self._model(), self._calls.pop(call, None)
         if under is not None:
-            self._whole.labels(model).observe(self._clock() - under.began)
+            self._whole.observe(self._clock() - under.began)
             if under.first is None:
-                self._ttft.labels(model).observe((usage.queued_ms + usage.prefill_ms) / 1e3)
-        self._queue.labels(model).observe(usage.queued_ms / 1e3)
-        self._prefill.labels(model).observe(usage.prefill_ms / 1e3)
-        self._decode.labels(model).observe(usage.decode_ms / 1e3)
-        self._prompts.labels(model).observe(usage.prompt)
-        self._generated.labels(model).observe(usage.generated)
+                self._ttft.observe((usage.queued_ms + usage.prefill_ms) / 1e3)
+        self._queue.observe(usage.queued_ms / 1e3)
+        self._prefill.observe(usage.prefill_ms / 1e3)
+        self._decode.observe(usage.decode_ms / 1e3)
+        self._prompts.observe(usage.prompt)
+        self._generated.observe(usage.generated)
         self._prompt_tokens.labels(model).inc(usage.prompt)
         self._cached_tokens.labels(model).inc(min(usage.cached, usage.prompt))
 
-    def _seconds(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(PREFIX + name, says, ["model_name", *labels], buckets=buckets, registry=self.registry)
+    def _tally(self, name: str, says: str, bounds: tuple[float, ...]) -> Tally:
+        made = Tally(PREFIX + name, says, bounds, self._model)
+        self.registry.register(made)
+        return made
 
     def _counter(self, name: str, says: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, says, ["model_name", *labels], registry=self.registry)
