@@ -218,7 +218,7 @@ class Scheduler:
             self._seats += 1
             lane.seat = self._seats
             lane.call.cached += lane.computed
-            self.stats.see_seat(self.step - lane.arrival, len(lane.tokens), lane.computed)
+            self.stats.see_seat(self.step - lane.arrival - 1, len(lane.tokens), lane.computed)
         lane.state = LaneState.RUNNING
         self.seated.append(lane)
         self.seated.sort(key=_seat_of)
