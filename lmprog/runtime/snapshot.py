@@ -34,6 +34,8 @@ class Onlooker:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._key = key
+        self._texts: dict[tuple[int, int], str] = {}
+        """First words of the nodes of the last picture with text, by number and length, which determine them."""
 
     def look(self, op: wire.Inspect, now: float, figures: dict[str, float]) -> wire.Snapshot:
         """The answer to `op` at this moment of the runtime's clock."""
@@ -60,6 +62,10 @@ class Onlooker:
         for parent in seen.parents:
             if parent >= 0:
                 shown[parent] += 1
+        texts = [self._text(node) for node in seen.nodes] if with_text else []
+        self._texts = {
+            (node.number, node.end - node.begin): text for node, text in zip(seen.nodes, texts, strict=bool(texts))
+        }
         salts = {salt: self._name(salt) for salt in {node.salt for node in seen.nodes}}
         return tuple(
             wire.NodeSeen(
@@ -73,7 +79,7 @@ class Onlooker:
                 pins=node.pins,
                 children_left_out=len(node.children) - shown[index],
                 salt=salts[node.salt],
-                text=self._text(node) if with_text else "",
+                text=texts[index] if with_text else "",
             )
             for index, node in enumerate(seen.nodes)
         )
@@ -109,6 +115,9 @@ class Onlooker:
         )
 
     def _text(self, node: Node) -> str:
+        known = self._texts.get((node.number, node.end - node.begin))
+        if known is not None:
+            return known
         text = self._tokenizer.decode(node.tokens[:TEXT_TOKENS].tolist(), skip_special=False)
         is_whole = node.end - node.begin <= TEXT_TOKENS and len(text) <= TEXT_CHARS
         return text if is_whole else text[:TEXT_CHARS] + "…"

@@ -21,6 +21,7 @@ from tests.server.conftest import Served, start, stop
 if TYPE_CHECKING:
     from tests.browser.window import Window
 
+WATCHED = 6.0
 SHOWN = (
     "Review: I think the movie is excellent. I loved it.\nSentiment: positive\n\n"
     "Review: The room was dirty. I will not come back.\nSentiment: negative\n\n"
@@ -73,6 +74,7 @@ def programs(address: str) -> Iterator[None]:
                     classify.using(backend=backend).run(rng.choice(REVIEWS))
                     ask.using(backend=backend).run(rng.sample(QUESTIONS, 3), rng.choice((40, 60, 90)))
                     tips.using(backend=backend).run(rng.choice(TOPICS))
+                    over.wait(2 * rng.random())
                 except Exception as error:  # noqa: BLE001 - the thread's border: told below
                     failures.append(error)
                     return
@@ -114,7 +116,7 @@ def test_the_page_while_programs_run(window: Window, nano: Served, theme: str) -
     window.live()
     with programs(nano.runtime):
         play(window)
-        time.sleep(8)  # for the lines of the charts to have something to show
+        time.sleep(WATCHED)  # for the lines of the charts to have something to show
         window.until(lambda: window.count("#batch li") >= 3, "some rows")
         window.script("scrollTo(0, 0)")
         window.picture(f"page-{theme}")

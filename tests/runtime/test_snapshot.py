@@ -108,6 +108,16 @@ def test_text_is_told_only_where_it_is_asked_for() -> None:
     assert "".join(node.text for node in look(talk, with_text=True).nodes).startswith("hello there")
 
 
+def test_the_text_of_a_node_that_was_split_is_not_the_old_one() -> None:
+    talk = Talk()
+    talk.ask(wire.Open(1), text(1, "hello there"), wire.Gen(1, 2, GREEDY))
+    assert "hello there" in "".join(node.text for node in look(talk, with_text=True).nodes)
+    talk.ask(wire.Open(3), text(3, "help"), wire.Gen(3, 4, GREEDY))
+    seen = look(talk, with_text=True)
+    assert {node.text for node in seen.nodes if node.begin == 0} == {"hel"}
+    assert look(talk, with_text=True).nodes == seen.nodes
+
+
 def test_more_nodes_than_asked_for_are_counted_and_not_told() -> None:
     talk = Talk()
     for number, letter in enumerate("abcdef", 1):

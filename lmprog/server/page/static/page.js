@@ -154,9 +154,10 @@ function drawHits(figures) {
 }
 
 function drawBusy(figures, running, waiting) {
+  const failed = figures.calls_failed ? `, ${brief(figures.calls_failed)} failed` : "";
   say(byId("busy"), count(running));
   say(byId("queue"), waiting ? `and ${count(waiting)} waiting` : "none waiting");
-  say(byId("busy-note"), `${many(figures.open_branches, "open branch", "open branches")}; ${brief(figures.calls_done)} calls done, ${brief(figures.calls_failed)} failed`);
+  say(byId("busy-note"), `${many(figures.open_branches, "open branch", "open branches")}; ${brief(figures.calls_done)} calls done${failed}`);
   sparkline(byId("busy-chart"), history.values((one) => one.running), {
     words: `Sequences running over two minutes: now ${count(running)}`,
   });

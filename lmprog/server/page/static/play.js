@@ -194,10 +194,10 @@ class Result {
 
   /** The prompt as the runtime saw it, its cached part shaded. */
   below(usage, cachedText) {
-    if (!this.prompt || cachedText === null) return;
-    const { text } = this.prompt;
-    const parts = [el("span", { class: "t-cached" }, text.slice(0, cachedText))];
-    parts.push(el("span", { class: "t-computed" }, text.slice(cachedText)));
+    const letters = [...this.prompt.text]; // the server counts characters, JavaScript counts UTF-16
+    const cut = cachedText ?? 0;
+    const parts = [el("span", { class: "t-cached" }, letters.slice(0, cut).join(""))];
+    parts.push(el("span", { class: "t-computed" }, letters.slice(cut).join("")));
     const title = `Prompt: ${count(Math.min(usage.cached, usage.prompt))} of ${many(usage.prompt, "token")} cached`;
     this.card.append(el("details", {}, el("summary", {}, title), el("div", { class: "text" }, ...parts)));
   }
@@ -227,9 +227,7 @@ function spans(text, forced) {
 }
 
 function work(usage, finish) {
-  const parts = [`${many(usage.prompt, "prompt token")}, ${count(Math.min(usage.cached, usage.prompt))} cached`];
-  parts.push(`${count(usage.generated)} generated${usage.forced ? `, ${count(usage.forced)} of them forced` : ""}`);
-  parts.push(time(usage));
+  const parts = [`${count(usage.generated)} generated${usage.forced ? `, ${count(usage.forced)} of them forced` : ""}`, time(usage)];
   if (finish === "length") parts.push("cut at its most tokens");
   return parts.join("; ");
 }

@@ -97,7 +97,8 @@ export class TreePlot {
     });
     set(parts.rect, { x: round(x), y: round(y), width: round(wide), height: round(tall), rx: row > 8 ? 2 : 0 });
     const holds = item.pins > 0 && !item.lane;
-    set(parts.held, { x: round(x), y: round(y + tall - 3), width: holds ? round(wide) : 0, height: holds ? 3 : 0 });
+    const thick = holds ? Math.min(3, tall / 3) : 0;
+    set(parts.held, { x: round(x), y: round(y + tall - thick), width: holds ? round(wide) : 0, height: round(thick) });
     const text = tall >= 14 && wide > 26 ? label(item, wide) : "";
     set(parts.label, { x: round(x + 5), y: round(y + tall / 2 + 4) });
     say(parts.label, text);
