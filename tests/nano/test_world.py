@@ -13,6 +13,7 @@ from training.document import Document, Family
 from training.draw import Draw, Split, Wording, is_held
 from training.items import Item, draw_items, items_of
 from training.kinds import KINDS
+from training.kinds.further import FURTHER
 from training.kinds.model import shown
 from training.passage import draw_passage
 from training.tasks import memories, reading
@@ -67,6 +68,17 @@ def test_held_wordings_are_never_used_in_training() -> None:
     for memory in memories.MEMORIES:
         check(memory.say)
         check(memory.ask)
+
+
+def test_every_field_has_further_wordings_and_none_of_them_is_held() -> None:
+    fields = {(kind.name, field.key): field for kind in KINDS for field in kind.fields}
+    assert set(FURTHER) == set(fields)
+    for place, added in FURTHER.items():
+        field = fields[place]
+        for use, wording in (("say", field.say), ("no", field.say_no), ("ask", field.ask), ("who", field.who)):
+            assert (use in added) <= (wording is not None)
+            assert not set(added.get(use, ())) & set(wording.held if wording else ())
+            assert set(added.get(use, ())) <= set(wording.train if wording else ())
 
 
 def test_about_one_name_in_eight_is_held_out() -> None:

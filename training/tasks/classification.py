@@ -22,6 +22,10 @@ _OPINIONS = ways(
     "My {t} is {a} and {b}.",
     "The {t} is {a}, the rest is {b}.",
     "Such a {a} {t}!",
+    "For me this {t} was {a}.",
+    "All in all the {t} was {a}.",
+    "The {t} seemed {a} and {b} to us.",
+    "I found our {t} {a}.",
     held=(
         "I must say the {t} was {a}.",
         "Our {t} was {a} and {b}.",
@@ -51,6 +55,11 @@ _ASK_TOPIC = ways(
     "Pick the right label from {l}.",
     "Which topic fits: {l}?",
     "Categories: {l}",
+    "Which of these fits: {l}?",
+    "Find the right label: {l}.",
+    "Sort the message into one of: {l}.",
+    "Which label is right, {o}?",
+    "The labels are {l}. Which one fits the message?",
     "Is the message about {o}?",
     "Classify the text into one of these categories: {l}.",
     held=(

@@ -26,6 +26,9 @@ _ONE_WORD = ways(
     "Use one word for each answer.",
     "Reply with a single word.",
     "You answer in one word.",
+    "Every answer is one word.",
+    "Always use a single word.",
+    "Please use one word.",
     "You are a helpful assistant. Answer in one word.",
     held=("Always answer in one word.", "Please answer with a single word.", "Give one word answers."),
 )
@@ -33,6 +36,9 @@ _JSON = ways(
     "Answer in JSON.",
     "Reply in JSON.",
     "Always answer in JSON.",
+    "Every answer is JSON.",
+    "Please use JSON.",
+    "Write each answer as JSON.",
     "Answer with a JSON object.",
     "You are a helpful assistant. Answer in JSON.",
     held=("Please answer in JSON.", "Give each answer in JSON."),
@@ -41,6 +47,9 @@ _UPPER = ways(
     "Answer in capital letters.",
     "Write in capital letters.",
     "Use only capital letters.",
+    "Only capital letters.",
+    "Use capital letters in every answer.",
+    "Write all answers in capital letters.",
     held=("Always answer in capital letters.",),
 )
 
@@ -48,6 +57,8 @@ _ASK_SENTIMENT = ways(
     "Is this review positive, negative or neutral?",
     "Classify as positive, negative or neutral:",
     "Is this positive, negative or neutral?",
+    "Tell me if this review is positive, negative or neutral.",
+    "Label this as positive, negative or neutral.",
     "What is the sentiment of this review: positive, negative or neutral?",
     "Classify the review as positive, negative or neutral.",
     held=("Classify this review as positive, negative or neutral.",),
@@ -56,6 +67,8 @@ _ASK_TOPIC = ways(
     "Classify the message as {l}:",
     "Is this message about {l}?",
     "Which label fits this message, {l}?",
+    "Label this message as {l}.",
+    "What is this message about, {l}?",
     "Choose the right label, {l}, for this message.",
     held=("Classify this message as {l}.",),
 )

@@ -30,6 +30,16 @@ _ASK = ways(
     "Extract the fields {f} as JSON.",
     "Describe this as JSON with {f}.",
     "JSON keys: {f}",
+    "Write {f} as JSON.",
+    "Extract {f} and return JSON.",
+    "Read the text and write JSON: {f}",
+    "As JSON: {f}",
+    "Give the keys {f} as JSON.",
+    "Make a JSON object with the fields {f}.",
+    "Please extract {f}. Write JSON.",
+    "Put {f} into a JSON object.",
+    "Find {f} and give JSON.",
+    "I need {f} as JSON.",
     held=(
         "Extract {f} and write JSON.",
         "Write the fields {f} as a JSON object.",
@@ -42,6 +52,10 @@ _COMPACT = ways(
     " Write it without spaces.",
     " Compact, please.",
     " No spaces.",
+    " Compact JSON.",
+    " Use compact JSON, no spaces.",
+    " Without spaces, please.",
+    " Make the JSON compact.",
     held=(" Use compact JSON without spaces.", " Write compact JSON."),
 )
 _HEADS = ways("", "Text: ", "Text: ", "Passage: ", "Input: ", "Description: ", held=("Text: ", "", "Passage:\n"))

@@ -20,6 +20,10 @@ _INSTRUCTIONS = ways(
     "Read the passage. Answer each question with a few words.",
     "Use only the text to answer. If the text does not say, answer unknown.",
     "Answer the questions below. Say unknown if the passage does not tell.",
+    "Here is a text. Answer the questions.",
+    "Answer with words of the text. If the text does not tell, say unknown.",
+    "Read this and answer. If it does not say, answer unknown.",
+    "Please answer the questions about the passage.",
     held=(
         "",
         "Read the passage and answer the questions.",
@@ -98,7 +102,14 @@ def _ask_yes_no(draw: Draw, passage: Passage) -> Asked | None:
         form = (
             ways("Is {n} in {v}?", held=("Is {n} in {v}?",))
             if passage.kind.name == "shop"
-            else ways("Does {n} live in {v}?", "Is {n} from {v}?", held=("Is the home of {n} in {v}?",))
+            else ways(
+                "Does {n} live in {v}?",
+                "Is {n} from {v}?",
+                "Is {n} at home in {v}?",
+                "Is {v} the home of {n}?",
+                "Is the town of {n} {v}?",
+                held=("Is the home of {n} in {v}?",),
+            )
         )
         return Asked(
             draw.say(form, n=record.name, v=place),
@@ -108,7 +119,16 @@ def _ask_yes_no(draw: Draw, passage: Passage) -> Asked | None:
         )
     age = value if right else draw.number(3, 99)
     question = draw.say(
-        ways("Is {n} {v} years old?", "Is {n} {v}?", held=("Is {n} {v} years of age?",)), n=record.name, v=age
+        ways(
+            "Is {n} {v} years old?",
+            "Is {n} {v}?",
+            "Is {v} the age of {n}?",
+            "Is the age of {n} {v}?",
+            "Is {n} at the age of {v}?",
+            held=("Is {n} {v} years of age?",),
+        ),
+        n=record.name,
+        v=age,
     )
     return Asked(question, "yes" if age == value else "no", "yes or no", ("yes", "no"))
 

@@ -29,17 +29,26 @@ _CALC = ways(
     "Calculate {e}.",
     "Compute {e}.",
     "How much is {e}?",
+    "Please compute {e}.",
+    "What do you get for {e}?",
+    "Find {e}.",
+    "I want to know {e}.",
+    "Calculate this: {e}",
     held=("Work out {e}.", "Please calculate {e}."),
 )
 _TOTAL = ways(
     "How old are {a} and {b} together?",
     "What is the sum of the ages of {a} and {b}?",
     "What is the total age of {a} and {b}?",
+    "Together, how old are {a} and {b}?",
+    "Add the ages of {a} and {b}.",
     held=("What is the age of {a} and {b} together?",),
 )
 _OLDER = ways(
     "How many years older is {a} than {b}?",
     "How much older is {a} than {b}?",
+    "How many years is {a} older than {b}?",
+    "By how much is {a} older than {b}?",
     "What is the age difference between {a} and {b}?",
     held=("By how many years is {a} older than {b}?",),
 )
