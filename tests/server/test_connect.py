@@ -53,6 +53,34 @@ def test_a_program_gives_the_same_on_the_server_and_on_its_runtime(server: Serve
                 assert results[0][2] == results[1][2]
 
 
+@lmprog.function
+def seams(s: lmprog.Branch) -> list[str]:
+    """Literal text that ends inside of a word, and generated text that is never taken back."""
+    s.append("Mia lives in Os")
+    first = s.gen(max_tokens=3)
+    second = s.gen(max_tokens=3)
+    s.append(" The ba")
+    return [first.value, second.value, s.gen(max_tokens=4).value]
+
+
+def test_seams_are_healed_on_the_server_as_on_its_runtime(server: Served, remote: RuntimeEndpoint) -> None:
+    with lmprog.connect(server.runtime) as runtime:
+        expected = seams.using(backend=runtime, temperature=0).run()
+    found = seams.using(backend=remote, temperature=0).run()
+    assert found.value[0] == expected.value[0]
+    assert found.text().startswith("Mia lives in Os")
+
+
+def test_a_majority_is_found_by_the_runtime(remote: RuntimeEndpoint) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> list[int]:
+        s.append("A digit: ")
+        return s.gen(int, n=5, keep="majority", max_tokens=4).values
+
+    values = program.using(backend=remote, temperature=0.3, seed=1).run().value
+    assert values.count(values[0]) == max(values.count(value) for value in values)
+
+
 def test_a_stream_an_error_and_a_flush(remote: RuntimeEndpoint) -> None:
     @lmprog.function
     def program(s: lmprog.Branch, pattern: str | None) -> str:

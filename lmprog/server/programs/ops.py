@@ -51,6 +51,10 @@ class Gen(Asked, kw_only=True, tag_field="op", tag="gen", forbid_unknown_fields=
     branch: Name
     call: Name
     logprobs: Annotated[int, within("top_logprobs")] | None = None
+    heal: bool = False
+    """The last token of literal text is decided once more, by the model."""
+    keep: wire.Keep = "first"
+    """From which of the `n` results the branch goes on."""
 
 
 class Select(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="select", forbid_unknown_fields=True):

@@ -117,7 +117,8 @@ class Translator:
             problem = error.problem
             raise refused(f"{self._at}: {problem.message}", f"{self._at}.{problem.param}", problem.code) from None
         stream = self._stream and op.stream is not False
-        return wire.Gen(branch, call, sampling, constraint, stream, op.priority or 0, self._timeout)
+        priority = op.priority or 0
+        return wire.Gen(branch, call, sampling, constraint, stream, priority, self._timeout, op.heal, op.keep)
 
     def _pieces(self, at: int, piece: str | ops.Piece, branch: str) -> tuple[wire.Piece, ...]:
         if isinstance(piece, str):

@@ -16,12 +16,12 @@ import msgspec
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, ValidationFailed
 from lmprog.lang.backends.blackbox.asking import Answer, Api, Ask, Hear
+from lmprog.lang.backends.blackbox.keeping import asked_of, is_first_kept, kept
 from lmprog.lang.backends.blackbox.retrying import Counters
 from lmprog.lang.backends.blackbox.speculation import Foretold, Speculated, beyond, may_speculate
 from lmprog.lang.backends.blackbox.stops import Certain
 from lmprog.lang.backends.blackbox.transcript import Begin, ChatPrompt, End, Item, Prompt, Transcript
 from lmprog.lang.backends.blackbox.validating import can_be_checked, fits
-from lmprog.lang.keeping import kept_first
 
 Constraints: TypeAlias = Literal["enforced", "best_effort"]
 """What becomes of a constraint that the service does not know: refused, or looked at afterwards."""
@@ -86,8 +86,6 @@ class Answering:
 
     async def gen(self, state: State, op: wire.Gen, hear: Hear | None) -> tuple[State, wire.Done]:
         """Raises `LmprogError`; then nothing has happened to the branch."""
-        if op.keep == "best" and op.sampling.n > 1:
-            raise NotSupported("an API does not say which of several results is the likeliest; use keep='majority'")
         foretold = None if state.speculated is None else state.speculated.answer(op.sampling, op.constraint)
         if foretold is not None:
             self.counters.answered_from_speculation += 1
@@ -102,15 +100,16 @@ class Answering:
                 return done
         self._refuse_partial(prompt, state)
         if op.constraint is not None and not self.api.enforces(op.constraint, prompt):
-            answer = await self._looked_at(op, prompt)
-            if hear is not None:
-                for index, output in enumerate(answer.outputs):
-                    hear(index, output.text, 1)
+            answer, is_told = await self._looked_at(op, prompt), False
         else:
-            answer = await self._ask(Ask(prompt, op.sampling, op.constraint), hear)
-        usage = _sum(spent, answer.usage)
-        outputs = tuple(answer.outputs[at] for at in kept_first(op.keep, [output.text for output in answer.outputs]))
-        return state.said(outputs[0].text), wire.Done(op.call, outputs, usage)
+            is_told = is_first_kept(op)
+            ask = Ask(prompt, asked_of(op), op.constraint, op.heal)
+            answer = await self._ask(ask, hear if is_told else None)
+        outputs = kept(op, answer.outputs)
+        if hear is not None and not is_told:
+            for index, output in enumerate(outputs):
+                hear(index, output.text, 1)
+        return state.said(outputs[0].text), wire.Done(op.call, outputs, _sum(spent, answer.usage))
 
     def drop(self, speculated: Speculated) -> None:
         """What was said ahead turned out to be of no use."""
@@ -190,7 +189,7 @@ class Answering:
         total = wire.Usage()
         seed = op.sampling.seed
         for count in range(self._tries):
-            sampling = msgspec.structs.replace(op.sampling, seed=None if seed is None else (seed + count) % 2**63)
+            sampling = msgspec.structs.replace(asked_of(op), seed=None if seed is None else (seed + count) % 2**63)
             answer = await self._ask(Ask(prompt, sampling), None)
             total = _sum(total, answer.usage)
             fitting = [_stripped(constraint, output) for output in answer.outputs]

@@ -20,6 +20,8 @@ class Ask:
     prompt: Prompt
     sampling: wire.Sampling
     constraint: wire.Constraint | None = None
+    heal: bool = False
+    """The last token of literal text may be decided once more; for servers that know how."""
 
 
 @dataclass(frozen=True, slots=True)

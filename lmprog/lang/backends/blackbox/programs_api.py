@@ -38,6 +38,8 @@ class ProgramsApi:
         sampling = ask.sampling
         gen: Json = {"op": "gen", "branch": "b", "call": "c", "max_tokens": sampling.max_tokens}
         gen.update(sampling_fields(sampling, LMPROG))
+        if ask.heal and _ends_literal(ask.prompt):
+            gen["heal"] = True
         if sampling.logprobs is not None:
             gen["logprobs"] = sampling.logprobs
         if ask.constraint is not None:
@@ -90,6 +92,12 @@ def _program(prompt: Prompt, call: Json) -> Json:
     if pieces:
         ops.append({"op": "append", "branch": "b", "pieces": pieces})
     return {"ops": [*ops, {name: value for name, value in call.items() if value is not None}]}
+
+
+def _ends_literal(prompt: Prompt) -> bool:
+    """What was generated is text like any other to the server, which gets it anew; only the program's own is healed."""
+    assert isinstance(prompt, ItemsPrompt)
+    return isinstance(next((item for item in reversed(prompt.items) if item not in ("", Said(""))), None), str)
 
 
 def _piece(item: Item) -> str | Json:
