@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 
 
 class Live:
@@ -13,9 +13,9 @@ class Live:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=120.0, trust_env=False)
+        self.http = httpx2.Client(base_url=url, timeout=120.0, trust_env=False)
 
-    def post(self, path: str, **body: Any) -> httpx.Response:
+    def post(self, path: str, **body: Any) -> httpx2.Response:
         return self.http.post(path, json=body)
 
     def ok(self, path: str, **body: Any) -> Any:

@@ -168,6 +168,15 @@ def test_an_abort_ends_a_request_by_its_name_and_says_so(live: Live) -> None:
     assert json.loads(last)["text"]
 
 
+def test_an_abort_of_a_batch_ends_all_of_it(live: Live) -> None:
+    params = {"max_new_tokens": 1500, "ignore_eos": True}
+    events = live.events("/generate", text=["One", "Two"], sampling_params=params, stream=True, rid="both")
+    next(events)
+    live.ok("/abort_request", rid="both")
+    last = {json.loads(one)["index"]: json.loads(one)["meta_info"] for one in events if one != "[DONE]"}
+    assert [last[at]["finish_reason"]["type"] for at in (0, 1)] == ["abort", "abort"]
+
+
 def test_abort_needs_to_know_what(live: Live) -> None:
     assert live.refused("/abort_request")["param"] == "rid"
 

@@ -68,9 +68,10 @@ class Batch:
         exchange.send(*ops)
 
     def abort(self, rid: str | None) -> None:
-        """Ends the prompts of that name; None: all of them."""
+        """Ends the prompts of that name, or of the batch of that name; None: all of them."""
         for call, place in self._calls.items():
-            if place not in self._done and (rid is None or self.prompts[place].rid == rid):
+            own = self.prompts[place].rid
+            if place not in self._done and (rid is None or own == rid or own.startswith(f"{rid}_")):
                 self._aborted.add(place)
                 self._exchange.send(wire.Cancel(call))
 
