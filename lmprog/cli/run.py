@@ -20,6 +20,7 @@ import msgspec
 from lmprog import wire
 from lmprog.errors import InvalidParameter, UnknownName
 from lmprog.lang.backends.embedded import Runtime, connect
+from lmprog.lang.backends.endpoint import RuntimeEndpoint
 from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.lang.program import Program
 from lmprog.lang.sampling import Sampling
@@ -40,7 +41,7 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _backend(given: argparse.Namespace) -> RuntimeBackend:
+def _backend(given: argparse.Namespace) -> RuntimeBackend | RuntimeEndpoint:
     if given.address and given.model:
         raise InvalidParameter("A running runtime has its model: give --address or --model, not both.", name="model")
     return connect(given.address) if given.address else Runtime(given.model or "nano")

@@ -133,15 +133,15 @@ def test_a_late_answer_is_asked_again_and_then_told() -> None:
         api.hold.clear()
         with pytest.raises(DeadlineExceeded, match=r"timeout=0\.1 s"):
             capital.using(backend=backend).run("Italy")
-        assert len(api.requests) == 2
+        assert (backend.counters.requests, backend.counters.retries) == (2, 1)
 
 
 def test_the_deadline_of_a_run_ends_its_requests() -> None:
     with ScriptedApi(FACTS) as api, on(api) as backend:
         api.hold.clear()
         with pytest.raises(DeadlineExceeded):
-            capital.using(backend=backend, timeout=0.2).run("Italy")
-        until(lambda: api.left == 1)
+            capital.using(backend=backend, timeout=1.0).run("Italy")
+        until(lambda: api.left == len(api.requests))  # none at all where this machine is very slow
 
 
 def test_cancelling_a_task_ends_its_requests_and_the_backend_goes_on() -> None:
