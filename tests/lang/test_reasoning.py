@@ -14,7 +14,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, ModelError, ProgramError
 from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.lang.reasoning import Marks, Splitter
-from lmprog.testing import Scripted
+from lmprog.testing import Hold, Scripted, Scripting
 
 THOUGHT = "<think>\none two three\n</think>\n\nthe answer"
 
@@ -206,6 +206,25 @@ def test_a_failure_while_reasoning_is_raised_where_it_is_read_and_by_what_follow
 
     with Scripted([ModelError("not finite")]) as scripted:
         program.using(backend=scripted).run()
+
+
+def test_a_cancelled_branch_stops_its_reasoning() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> list[int]:
+        try:
+            with s.fork(2) as branches:
+                branches[1].gen(reasoning=True)
+                branches[0].gen().value
+        except ModelError:
+            s.gen().value
+        return scripted.runtime.held()
+
+    def script(prompt: str) -> Scripting:
+        return [Hold(), ModelError("not finite"), "and on"][len(scripted.asked) - 1]  # type: ignore[return-value]
+
+    with Scripted(script) as scripted:
+        assert program.using(backend=scripted).run().value == [], "while the run goes on, nobody thinks for nobody"
+    assert len(scripted.asked) == 3
 
 
 def test_what_is_confined_cannot_reason() -> None:
