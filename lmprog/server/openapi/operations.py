@@ -41,6 +41,7 @@ _DETOKENIZE = Operation("The text of tokens.", DetokenizeRequest)
 OPERATIONS: dict[str, Operation] = {
     "/health": Operation("Whether the server lives; needs no key."),
     "/ready": Operation("Whether it can take requests; needs no key."),
+    "/metrics": Operation("Counters and times, as Prometheus reads them.", media="text/plain"),
     "/version": Operation("The version of lmprog."),
     "/v1/models": Operation("The models: there is one."),
     "/v1/models/{model}": Operation("One model."),
