@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import openai
 import pytest
 
 from tests.server.fake_runtime import Fake
@@ -71,3 +72,9 @@ def fake() -> Iterator[Fake]:
     """A fake runtime of this test's own."""
     with Fake() as runtime:
         yield runtime
+
+
+@pytest.fixture
+def client(server: Served) -> openai.OpenAI:
+    """The `openai` package on the real server."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120.0)

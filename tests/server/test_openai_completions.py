@@ -1,0 +1,62 @@
+"""The `openai` package's older completions against a real server before nano."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+
+
+def test_a_logit_bias_forbids_and_forces_tokens(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "nano", "prompt": "One two", "max_tokens": 3, "temperature": 0}
+    forced = client.completions.create(**asked, logit_bias={"100": 100}).choices[0].text
+    plain = client.completions.create(**asked).choices[0].text
+    assert forced != plain
+
+
+def test_completions_take_texts_and_token_ids_and_number_their_choices(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="nano", prompt=["One two", "Three"], max_tokens=3, n=2, temperature=0)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].text == answer.choices[1].text
+    ids = client.completions.create(model="nano", prompt=[[300, 301], [302]], max_tokens=2, echo=True)
+    assert len(ids.choices) == 2
+    best = client.completions.create(model="nano", prompt="One two", max_tokens=4, best_of=4, seed=1)
+    assert len(best.choices) == 1
+
+
+def test_echo_scores_the_prompt_without_generating(client: openai.OpenAI) -> None:
+    text = "One two three four."
+    answer = client.completions.create(model="nano", prompt=text, max_tokens=0, echo=True, logprobs=2)
+    (choice,) = answer.choices
+    assert choice.text == text
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.text_offset is not None
+    assert "".join(choice.logprobs.tokens) == text
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(one < 0 for one in choice.logprobs.token_logprobs[1:])
+    for token, offset in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
+        assert text[offset:].startswith(token)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+
+
+def test_a_completions_stream_is_the_completion(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "nano", "prompt": ["One two", "Three"], "max_tokens": 5, "temperature": 0}
+    whole = client.completions.create(**asked, echo=True)
+    texts = ["", ""]
+    for chunk in client.completions.create(**asked, echo=True, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices]
+    plain = client.completions.create(**asked, logprobs=2).choices[1].logprobs
+    assert plain is not None
+    streamed = [
+        choice.logprobs
+        for chunk in client.completions.create(**asked, logprobs=2, stream=True)
+        for choice in chunk.choices
+        if choice.index == 1 and choice.logprobs is not None
+    ]
+    assert [token for one in streamed for token in one.tokens or []] == plain.tokens
+    assert [offset for one in streamed for offset in one.text_offset or []] == plain.text_offset
