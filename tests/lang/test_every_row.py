@@ -88,7 +88,10 @@ BEYOND = {
     "select in one pass": "runtime/test_interpreter.py::test_a_select_scores_all_options",
     "budget-aware constraints": "constrained/test_always_closes.py::test_every_finished_text",
     "structured concurrency": "lang/test_fork.py::test_one_failure lang/test_budget.py::test_a_fork_has",
-    "best-of": "runtime/test_keeping.py::test_the_best",
+    "best-of, vote, race in the runtime": "runtime/test_keeping.py::test_the_best "
+    "runtime/test_keeping.py::test_the_majority runtime/test_keeping.py::test_the_fastest "
+    "lang/test_contests.py::test_a_race lang/test_contests.py::test_a_vote",
+    "a thousand programs at once": "lang/test_thousand.py::test_every_program",
     "speculation on APIs": "lang/backends/test_speculation.py::test_three_fields",
     "preview, explain, replay": "lang/test_rehearsal.py::test_what_is_previewed lang/test_replay.py::test_a_saved_run",
 }
