@@ -92,7 +92,8 @@ def _choose(
     path: Path | None,
 ) -> Chosen:
     if option.name in flags:
-        return Chosen(_typed(option, flags[option.name], option.flag, strict=True), option.flag)
+        given = "MODEL" if option is _MODEL else option.flag
+        return Chosen(_typed(option, flags[option.name], given, strict=True), given)
     if environment.get(option.variable):
         text = environment[option.variable]
         value = text.split(",") if option.kind == tuple[str, ...] else text

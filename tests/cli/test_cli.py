@@ -106,6 +106,10 @@ def test_importing_the_package_or_the_command_imports_neither_torch_nor_sockets(
         (["serve", "--page-size", "four"], "invalid int value: 'four'"),
         (["serve", "--policy", "random"], "invalid choice: 'random'"),
         (["serve", "ok", "--address", "tcp://0.0.0.0:5000"], "could be reached by others"),
+        (["serve", "--no-http", "--port", "9000"], "--port is for HTTP"),
+        (["serve", "--host", "0.0.0.0"], "--insecure-no-auth"),
+        (["serve", "--port", "70000"], "0 to 65535"),
+        (["serve", "--config", "nowhere.toml"], "cannot be read"),
         (["run", "nowhere.py::f"], "no file 'nowhere.py'"),
         (["run", "nowhere.py"], "FILE.py::FUNCTION"),
         (["sim", "--steps", "0"], "not positive"),
@@ -176,6 +180,24 @@ def test_failures_of_several_branches_are_told_in_sentences(
     monkeypatch.setattr("lmprog.cli.run.Runtime", lambda model: Scripted(failures))
     assert main(["run", f"{tmp_path}/forking.py::drafts"]) == 1
     assert capsys.readouterr().err.splitlines() == ["lmprog: the step failed"]
+
+
+def test_print_config_tells_values_and_who_chose_them_and_no_keys() -> None:
+    environment = {**os.environ, "LMPROG_DRAIN_SECONDS": "5", "LMPROG_API_KEY": "secret"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lmprog.cli", "serve", "m", "--port", "9000", "--print-config"],
+        capture_output=True,
+        text=True,
+        cwd=SOURCE,
+        check=True,
+        env=environment,
+    )
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert lines["model"] == '"m" # MODEL'
+    assert lines["port"] == "9000 # --port"
+    assert lines["drain_seconds"] == "5.0 # LMPROG_DRAIN_SECONDS"
+    assert lines["max_rows"] == "256 # default"
+    assert "secret" not in done.stdout
 
 
 def test_every_field_of_the_configurations_has_an_option() -> None:
