@@ -18,6 +18,7 @@ namespace lmprog {
 enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat };
 constexpr int64_t kUnreachable = int64_t{1} << 40;
 constexpr int kNoLimit = -1;
+constexpr int64_t kMaxWork = 20'000'000;  // steps of one call, about a tenth of a second: an ambiguous grammar has no end
 
 struct Grown : std::length_error {
     Grown() : std::length_error("the automaton grew beyond its limits") {}
@@ -94,8 +95,9 @@ class Automaton {
 
     const lmprog_net& net() const { return net_; }
 
-    // Between calls only: pointers to rows die here.
+    // Between calls only: pointers to rows die here, and the work of one call begins.
     void bound_rows() {
+        work_ = 0;
         if (static_cast<int64_t>(blocks_.size()) * kBlock * 1024 <= net_.max_row_bytes) return;
         blocks_.clear();
         used_ = kBlock;
@@ -180,6 +182,7 @@ class Automaton {
     void close(Closure& out) {
         met_.clear();
         while (!entered_.empty() || !resumed_.empty()) {
+            step();
             if (entered_.empty()) {
                 const uint32_t frame = resumed_.back();
                 resumed_.pop_back();
@@ -329,9 +332,18 @@ class Automaton {
         ids.resize(out);
     }
 
-    bool covers(uint32_t large, uint32_t small) const {
+    void step() {
+        if (++work_ > kMaxWork) {
+            entered_.clear();
+            resumed_.clear();
+            throw Grown();
+        }
+    }
+
+    bool covers(uint32_t large, uint32_t small) {
         uint32_t left = positions_[large].frame, right = positions_[small].frame;
         while (left != right) {
+            step();
             if (left == 0 || right == 0) return false;
             const Frame &a = frames_[left], &b = frames_[right];
             if (a.node != b.node) return false;
@@ -365,6 +377,7 @@ class Automaton {
     std::vector<Edge> edges_, active_, before_;  // of one sweep, which never meets another
     Closure target_;
     Met met_;
+    int64_t work_ = 0;
 };
 
 }  // namespace lmprog

@@ -50,10 +50,11 @@ def test_every_kind_accepts_what_it_says() -> None:
         assert made.engine == "lmprog"
 
 
-def test_a_grammar_is_served_by_the_other_engine() -> None:
+def test_a_grammar_says_which_engine_serves_it() -> None:
     pytest.importorskip("llguidance")
+    assert lmprog.constraint(grammar='start: "if" NAME | NAME "=" NAME\nNAME: /[a-z]+/').engine == "llguidance"
     made = lmprog.constraint(grammar='start: "(" start ")" | "x"')
-    assert made.engine == "llguidance"
+    assert made.engine == "lmprog"
     assert made.accepts("((x))")
     assert not made.accepts("((x)")
 

@@ -53,4 +53,4 @@ def test_a_drawing_shows_states_ends_and_edges() -> None:
 def test_only_our_own_automata_can_be_drawn() -> None:
     pytest.importorskip("llguidance")
     with pytest.raises(NotSupported):
-        drawing(compile_constraint(Grammar('start: "a"'), byte_vocabulary()))
+        drawing(compile_constraint(Grammar("start: /a+/ /a/"), byte_vocabulary()))

@@ -6,12 +6,16 @@ then owned by one thread (see `Constraint`). Which engine serves a specification
 
 from __future__ import annotations
 
+import random
 import re
 
 from lmprog.errors import GrammarError
+from lmprog.runtime.fsm.automaton import DEAD
 from lmprog.runtime.fsm.constraint import Choices, Constraint, Grammar, JsonSchema, Limits, Regex, Spec, Substring
 from lmprog.runtime.fsm.costs import Net, finish
 from lmprog.runtime.fsm.expression import whole
+from lmprog.runtime.fsm.grammar.read import grammar_node
+from lmprog.runtime.fsm.grammar.rules import NotOurs
 from lmprog.runtime.fsm.llguidance_engine import LlguidanceConstraint
 from lmprog.runtime.fsm.lower import Lowering
 from lmprog.runtime.fsm.native import native_engine
@@ -23,19 +27,45 @@ from lmprog.runtime.fsm.vocabulary import Vocabulary
 from lmprog.runtime.fsm.walk import MaskEngine, PlainEngine
 
 DEFAULT_LIMITS = Limits()
+_PROBE_LIMITS = Limits(max_positions=300_000)
+_PROBE_TEXTS, _PROBE_BYTES = 8, 48
 
 
 def compile_constraint(spec: Spec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Constraint:
     """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint, saying where and why."""
     vocabulary.prepare()
-    if isinstance(spec, Grammar):
-        return LlguidanceConstraint(spec.text, vocabulary, limits)
-    net = regular_net(spec, vocabulary, limits)
-    engine: MaskEngine | None = native_engine(net, vocabulary, limits)
-    return RegularConstraint(engine or PlainEngine(net, vocabulary, limits), vocabulary, limits)
+    try:
+        net = regular_net(spec, vocabulary, limits)
+        if isinstance(spec, Grammar):
+            _refuse_where_ambiguous(net, vocabulary)
+    except NotOurs as why:
+        assert isinstance(spec, Grammar), "only grammars may be left to the other engine"
+        return LlguidanceConstraint(spec.text, vocabulary, limits, str(why))
+    return RegularConstraint(_engine(net, vocabulary, limits), vocabulary, limits)
+
+
+def _engine(net: Net, vocabulary: Vocabulary, limits: Limits) -> MaskEngine:
+    return native_engine(net, vocabulary, limits) or PlainEngine(net, vocabulary, limits)
+
+
+def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary) -> None:
+    """Raises NotOurs where some random texts can be read in so many ways that an automaton of stacks has no use."""
+    rng = random.Random(0)
+    try:
+        probe = _engine(net, vocabulary, _PROBE_LIMITS)
+        for number in range(_PROBE_TEXTS):  # the first byte again and again, the last one, any
+            state = probe.start
+            for _ in range(_PROBE_BYTES):
+                following = list(dict.fromkeys(after for after in probe.row(state) if after != DEAD))
+                if not following:
+                    break
+                state = following[0] if number == 0 else following[-1] if number == 1 else rng.choice(following)
+    except GrammarError as error:
+        raise NotOurs("the grammar is too ambiguous") from error
 
 
 def regular_net(spec: Spec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Net:
+    """Raises NotOurs, for a grammar, besides what `compile_constraint` raises."""
     builder = NetBuilder(limits)
     return finish(builder, _root(spec, builder, limits), vocabulary.alphabet)
 
@@ -49,7 +79,7 @@ def _root(spec: Spec, builder: NetBuilder, limits: Limits) -> Node:
         return schema_node(spec, builder, limits)
     if isinstance(spec, Substring):
         return _substring(spec.document, builder)
-    raise GrammarError("a context-free grammar is not regular", position=None)
+    return grammar_node(spec.text, builder, limits)
 
 
 def _substring(document: str, builder: NetBuilder) -> Node:

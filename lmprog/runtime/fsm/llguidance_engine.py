@@ -1,4 +1,4 @@
-"""The door to llguidance: context-free grammars (Lark, GBNF) behind the same interface.
+"""The door to llguidance: the grammars that our own reader refuses, behind the same interface.
 
 A state is a number for the tokens that led to it. Its matcher is kept while it is in use, and made again from the
 nearest kept one when it was forgotten, so a guide stays an integer and a fork stays its copy. What llguidance cannot
@@ -29,14 +29,15 @@ _BITS_PER_WORD = 32
 class LlguidanceConstraint:
     engine = "llguidance"
 
-    def __init__(self, text: str, vocabulary: Vocabulary, limits: Limits) -> None:
-        """Raises GrammarError where llguidance refuses the grammar, NotSupported where it is not installed."""
+    def __init__(self, text: str, vocabulary: Vocabulary, limits: Limits, why: str = "") -> None:
+        """`why` it is not ours, for people. Raises GrammarError where llguidance refuses the grammar too, NotSupported
+        where it is not installed."""
         self._vocabulary = vocabulary
         self._ours = bit_row([i for i, token in enumerate(vocabulary.tokens) if token], vocabulary.num_words)
         self._eos = bit_row(vocabulary.eos_ids, vocabulary.num_words)
         self._parents: list[tuple[int, int]] = [(-1, -1)]
         self._following: dict[tuple[int, int], int] = {}
-        self._root = _matcher(text, vocabulary)
+        self._root = _matcher(text, vocabulary, why)
         self._matchers: OrderedDict[int, LLMatcher] = OrderedDict()
         self._masks: OrderedDict[int, MaskRow] = OrderedDict()
         self._max_masks = max(16, limits.max_mask_bytes // (4 * vocabulary.num_words + 256))
@@ -135,11 +136,11 @@ class _Tokenizer:
 _tokenizers: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = weakref.WeakKeyDictionary()
 
 
-def _matcher(text: str, vocabulary: Vocabulary) -> LLMatcher:
+def _matcher(text: str, vocabulary: Vocabulary, why: str) -> LLMatcher:
     try:
         import llguidance
     except ImportError as error:
-        raise NotSupported("grammars need llguidance: install lmprog[grammar]") from error
+        raise NotSupported(f"this grammar needs llguidance ({why}): install lmprog[grammar]") from error
     tokenizer = _tokenizers.get(vocabulary)
     if tokenizer is None:
         wrapper = llguidance.TokenizerWrapper(_Tokenizer(vocabulary))

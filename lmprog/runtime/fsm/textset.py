@@ -75,7 +75,7 @@ def contains(texts: TextSet, value: str) -> bool:
 def matches(expression: Expression, value: str) -> bool:
     terms: _Terms = frozenset([expression])
     for char in value:
-        terms = frozenset(after for term in terms for after in _derivatives(term, ord(char)))
+        terms = frozenset(after for term in terms for after in derivatives(term, ord(char)))
     return any(_nullable(term) for term in terms)
 
 
@@ -98,29 +98,29 @@ def _nullable(node: Expression) -> bool:
     return isinstance(node, Repeat) and (node.low == 0 or _nullable(node.item))
 
 
-def _derivatives(node: Expression, code: int) -> list[Expression]:
+def derivatives(node: Expression, code: int) -> list[Expression]:
     """What may follow one character (Antimirov's partial derivatives)."""
     assert not isinstance(node, Anchor)
     if isinstance(node, Chars):
         return [EMPTY] if charset.contains(node.ranges, code) else []
     if isinstance(node, Alt):
-        return [after for item in node.items for after in _derivatives(item, code)]
+        return [after for item in node.items for after in derivatives(item, code)]
     if isinstance(node, Repeat):
         if node.high == 0:
             return []
         low = 0 if _nullable(node.item) else max(node.low - 1, 0)
         high = None if node.high is None else node.high - 1
         rest: Expression = EMPTY if high == 0 else Repeat(node.item, low, high)
-        return [seq([after, rest]) for after in _derivatives(node.item, code)]
+        return [seq([after, rest]) for after in derivatives(node.item, code)]
     out: list[Expression] = []
     for i, item in enumerate(node.items):
-        out += [seq([after, *node.items[i + 1 :]]) for after in _derivatives(item, code)]
+        out += [seq([after, *node.items[i + 1 :]]) for after in derivatives(item, code)]
         if not _nullable(item):
             break
     return out
 
 
-def _char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
+def char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
     """All characters, divided so that no expression tells two of one class apart."""
     leaves: dict[CharSet, None] = {}
     pending = list(expressions)
@@ -145,7 +145,7 @@ def _char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
 def _explore(texts: TextSet) -> _Automaton:
     """Breadth first from the start, then without what cannot reach acceptance."""
     every = texts.within + texts.outside
-    classes = _char_classes(every)
+    classes = char_classes(every)
     longest = texts.high if texts.high is not None else texts.low
     # What must match is followed one by one; of what must not, any match counts, so it is one set.
     start: _State = (0, (*(frozenset([one]) for one in texts.within), frozenset(texts.outside)))
@@ -185,7 +185,7 @@ def _step(terms: _Terms, code: int, stepped: dict[tuple[_Terms, int], _Terms]) -
     key = (terms, code)
     found = stepped.get(key)
     if found is None:
-        found = stepped[key] = frozenset(after for term in terms for after in _derivatives(term, code))
+        found = stepped[key] = frozenset(after for term in terms for after in derivatives(term, code))
     return found
 
 
