@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from lmprog.lang.feed import Value as Value
     from lmprog.lang.fork import Branches as Branches
     from lmprog.lang.global_config import global_config as global_config
+    from lmprog.lang.keeping import Judge as Judge
     from lmprog.lang.meta import Selected as Selected
     from lmprog.lang.ops import assistant as assistant
     from lmprog.lang.ops import assistant_begin as assistant_begin
     from lmprog.lang.ops import assistant_end as assistant_end
-    from lmprog.lang.ops import best_of as best_of
     from lmprog.lang.ops import gen as gen
     from lmprog.lang.ops import gen_int as gen_int
     from lmprog.lang.ops import gen_string as gen_string
@@ -60,13 +60,14 @@ if TYPE_CHECKING:
     from lmprog.lang.service import get_server_info as get_server_info
     from lmprog.lang.state import Branch as Branch
     from lmprog.lang.values import Gen as Gen
+    from lmprog.lang.vote import best_of as best_of
     from lmprog.lang.vote import race as race
     from lmprog.lang.vote import vote as vote
 
 __version__ = "0.1.0"
 
 _OPS = (
-    "assistant", "assistant_begin", "assistant_end", "best_of", "gen", "gen_int", "gen_string", "image", "role",
+    "assistant", "assistant_begin", "assistant_end", "gen", "gen_int", "gen_string", "image", "role",
     "select", "separate_reasoning", "system", "system_begin", "system_end", "user", "user_begin", "user_end", "video",
 )  # fmt: skip
 _CHOICES = ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized")
@@ -84,6 +85,7 @@ _HOMES = {
     "Branches": "lmprog.lang.fork",
     "Gen": "lmprog.lang.values",
     "Engine": "lmprog.lang.backends.engine",
+    "Judge": "lmprog.lang.keeping",
     "LiteLLM": "lmprog.lang.backends.litellm",
     "LmprogError": "lmprog.errors",
     "OpenAI": "lmprog.lang.backends.openai",
@@ -95,7 +97,7 @@ _HOMES = {
     "Selected": "lmprog.lang.meta",
     "replay": "lmprog.lang.replay",
     "set_default_backend": "lmprog.lang.backends.default",
-    **dict.fromkeys(("race", "vote"), "lmprog.lang.vote"),
+    **dict.fromkeys(("best_of", "race", "vote"), "lmprog.lang.vote"),
 }
 
 __all__ = sorted(_HOMES)

@@ -201,7 +201,8 @@ class Cursor:
             merged = Sampling(stop=natural_stops(op.tp)).over(merged)
         sampled = self._within_tokens(merged.resolve())
         stream = self.scope.feed is not None or op.reasoning is not None  # whose tokens are counted as they come
-        return wire.Gen(self.id, number, sampled, op.constraint, stream, op.priority, timeout, op.heal, op.keep)
+        ways = (op.heal, op.keep, op.judge)
+        return wire.Gen(self.id, number, sampled, op.constraint, stream, op.priority, timeout, *ways)
 
     @staticmethod
     def _is_cut(wanted: wire.Gen | wire.Select, op: GenOp[Any] | SelectOp, sampling: Sampling) -> bool:

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from lmprog import wire
+from lmprog.errors import InvalidParameter
+
+Judge = wire.Judge
+By: TypeAlias = "Literal['logprob'] | Judge"
+"""What is best: what is likeliest, or what a judge finds best."""
+
+
+def best_options(k: int, by: By, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a gen that keeps the best of `k`. Raises `InvalidParameter`."""
+    if by != "logprob" and not isinstance(by, Judge):
+        allowed = "'logprob', or lmprog.Judge(question)"
+        raise InvalidParameter(f"by={by!r} is not allowed; give {allowed}", name="by", value=repr(by), allowed=allowed)
+    return {"keep": "best", **options, "n": k, "judge": by if isinstance(by, Judge) else None}
 
 
 def majority(keys: Mapping[int, Hashable], left: int) -> int | None:

@@ -67,6 +67,7 @@ class GenOp(Expr, Generic[T]):
     reasoning: Marks | None = None
     heal: bool = True
     keep: wire.Keep = "first"
+    judge: wire.Judge | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +181,11 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     keep = rest.pop("keep", "first")
     if keep not in get_args(wire.Keep):
         raise _outside("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")
+    judge = rest.pop("judge", None)
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest)
-    op: GenOp[Any] = GenOp(name, sampling, constraint, tp, timeout, priority, heal=heal, keep=keep)
+    op: GenOp[Any] = GenOp(name, sampling, constraint, tp, timeout, priority, heal=heal, keep=keep, judge=judge)
     return op if marks is None else _reasoned(op, marks)
 
 
@@ -244,12 +246,6 @@ def leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | 
         raise TypeError(f"gen takes a name or type and max_tokens without a keyword, not {len(what)} arguments")
     first = what[0] if what else None
     return first, what[1] if len(what) == 2 else options.pop("max_tokens", None)
-
-
-def best_of(k: int, *what: Any, **options: Any) -> GenOp[Any]:
-    """The likeliest of `k` generations; the rest is as in `gen`."""
-    name, max_tokens = leading(what, options)
-    return gen_op(name, max_tokens, {"keep": "best", **options, "n": k})
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]) -> GenOp[int]:

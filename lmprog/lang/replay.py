@@ -185,7 +185,7 @@ class _Numbers:
                 return wire.Fork(self._of(op.branch), tuple(self._opened(child) for child in op.children))
             case wire.Gen():
                 numbers = (self._of(op.branch), self._of(op.call))
-                return wire.Gen(*numbers, op.sampling, op.constraint, heal=op.heal, keep=op.keep)
+                return wire.Gen(*numbers, op.sampling, op.constraint, heal=op.heal, keep=op.keep, judge=op.judge)
             case wire.Select():
                 numbers = (self._of(op.branch), self._of(op.call))
                 return wire.Select(*numbers, op.choices, op.method, op.temperature, op.seed)

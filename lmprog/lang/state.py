@@ -16,6 +16,7 @@ from lmprog.lang import follow
 from lmprog.lang.budget import Budget
 from lmprog.lang.cursor import Cursor
 from lmprog.lang.fork import Branches, OnError
+from lmprog.lang.keeping import By, best_options
 from lmprog.lang.log import gens_of, messages, plain_text
 from lmprog.lang.meta import Selected
 from lmprog.lang.ops import GenOptions, RoleBegin, RoleEnd, SelectOptions, gen_op, leading, select_op
@@ -110,16 +111,32 @@ class Branch:
 
     @overload
     def best_of(
-        self, k: int, name: str | None = None, max_tokens: int | None = None, **more: Unpack[GenOptions]
+        self,
+        k: int,
+        name: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        by: By = "logprob",
+        **more: Unpack[GenOptions],
     ) -> Gen[str]: ...
     @overload
     def best_of(
-        self, k: int, tp: TypeForm[T], /, max_tokens: int | None = None, **more: Unpack[GenOptions]
+        self,
+        k: int,
+        tp: TypeForm[T],
+        /,
+        max_tokens: int | None = None,
+        *,
+        by: By = "logprob",
+        **more: Unpack[GenOptions],
     ) -> Gen[T]: ...
-    def best_of(self, k: int, *what: Any, **options: Any) -> Gen[Any]:
+    def best_of(self, k: int, *what: Any, by: By = "logprob", **options: Any) -> Gen[Any]:
         """Generates `k` times at once and goes on from the likeliest, by the mean log-probability of its tokens. Those
-        that cannot be it any more are ended early. `.values` has the others that ended behind it."""
-        return self.gen(*what, **{"keep": "best", **options, "n": k})
+        that cannot be it any more are ended early. `.values` has the others that ended behind it.
+
+        `by=lmprog.Judge(question)`: goes on from the one after which, with the question behind it, " yes" is likeliest.
+        """
+        return self.gen(*what, **best_options(k, by, options))
 
     def select(
         self, *choices: str | Sequence[str], name: str | None = None, **options: Unpack[SelectOptions]

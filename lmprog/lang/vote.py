@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from typing import Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.client import running_loop, wake
-from lmprog.lang.keeping import majority
+from lmprog.lang.keeping import By, best_options, majority
+from lmprog.lang.ops import GenOp, gen_op, leading
 from lmprog.lang.values import Gen
 
 T = TypeVar("T")
@@ -115,6 +116,12 @@ class Contested(Generic[T]):
         if self._won is None:
             raise self._gens[self._order[0]].error_at_site()
         return self._gens[self._won]
+
+
+def best_of(k: int, *what: Any, by: By = "logprob", **options: Any) -> GenOp[Any]:
+    """The best of `k` generations; the rest is as in `gen`. See `Branch.best_of`."""
+    name, max_tokens = leading(what, options)
+    return gen_op(name, max_tokens, best_options(k, by, options))
 
 
 def race(*gens: Gen[T]) -> Contested[T]:

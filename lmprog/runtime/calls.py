@@ -113,7 +113,8 @@ class CallBuilder:
         return branch.tokens_with(self.tokenizer, option)
 
     def _gen(self, ongoing: Ongoing, op: wire.Gen, now: float) -> Call:
-        sampling, branch = op.sampling.scored() if op.keep == "best" else op.sampling, ongoing.branch
+        branch, is_ranked = ongoing.branch, op.keep == "best" and op.judge is None
+        sampling = op.sampling.scored() if is_ranked else op.sampling
         self._check_ids(sampling)
         self.settle(branch)
         prompt = branch.tokens_with(self.tokenizer)
@@ -128,6 +129,8 @@ class CallBuilder:
         if max_tokens is None:
             max_tokens = max(1, self._limits.longest - len(prompt))
         self._limits.check_fits(len(prompt), max_tokens)
+        if op.judge is not None:
+            self._limits.check_fits(len(prompt) + self._num_asked(op.judge), max_tokens)
         constraint = ongoing.compiling.result() if ongoing.compiling is not None else None
         if constraint is not None and constraint.distance(constraint.start) > max_tokens:
             raise UnsatisfiableConstraint(
@@ -156,7 +159,7 @@ class CallBuilder:
             for _ in range(sampling.n)
         ]
         ongoing.outputs = [None] * sampling.n
-        ongoing.keeper = None if op.keep == "first" else Keeper(op.keep, sampling.n, max_tokens + 1)
+        ongoing.keeper = None if op.keep == "first" else Keeper(op.keep, sampling.n, max_tokens + 1, judge=op.judge)
         return call
 
     def _select(self, ongoing: Ongoing, op: wire.Select, now: float) -> Call:
@@ -182,6 +185,25 @@ class CallBuilder:
         call = Call(ongoing, op.priority, timing=Timing(now), prompt_len=len(before))
         call.lanes = [_lane(call, course.tokens, course.scoring, branch) for course in ongoing.ballot.courses]
         return call
+
+    def _num_asked(self, judge: wire.Judge) -> int:
+        """About how many tokens the judge's text and its longest choice are. Raises `ContextOverflow`."""
+        self.speller.check_length(judge.text, "the judge's text")
+        longest = max(len(self.tokenizer.encode(choice, start=False)) for choice in judge.choices)
+        return len(self.tokenizer.encode(judge.text, start=False)) + longest
+
+    def verdicts(self, branch: Branch, call: Call, keeper: Keeper) -> list[Lane]:
+        """The lanes on which the judge is asked about each result. Raises `ContextOverflow`."""
+        assert keeper.judge is not None
+        lanes: list[Lane] = []
+        for index, found in keeper.finished.items():
+            read = Branch(branch.id, branch.salt)
+            read.tokens, read.pending = found.tokens, found.ended.rest + keeper.judge.text
+            options = [self.option_tokens(read, choice) for choice in keeper.judge.choices]
+            self._limits.check_fits(max(len(tokens) for tokens in options), 0)
+            ballot = keeper.ballots[index] = make_ballot(read.tokens_with(self.tokenizer), options, None)
+            lanes += [_lane(call, course.tokens, course.scoring, branch) for course in ballot.courses]
+        return lanes
 
     def _check_ids(self, sampling: wire.Sampling) -> None:
         self.speller.check_ids(sampling.stop_token_ids, "stop_token_ids")

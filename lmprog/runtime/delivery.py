@@ -8,10 +8,11 @@ from __future__ import annotations
 from array import array
 
 from lmprog import wire
+from lmprog.errors import LmprogError
 from lmprog.runtime.branch import Branch
 from lmprog.runtime.calls import CallBuilder
 from lmprog.runtime.endings import Endings
-from lmprog.runtime.generation import Generation
+from lmprog.runtime.generation import Generation, Scoring
 from lmprog.runtime.keeping import Finished, Keeper
 from lmprog.runtime.ongoing import Ongoing, logprob_of, output_of, usage_of
 from lmprog.runtime.request import Call, Lane, LaneState
@@ -52,6 +53,9 @@ class Delivery:
         elif isinstance(ongoing.op, wire.Select):
             if one.ended:
                 self._scored(ongoing, ongoing.op, one.lane, now)
+        elif isinstance(one.lane.task, Scoring):
+            if one.ended:
+                self._judged(ongoing, one.lane, now)
         elif one.added or one.ended:
             if call.timing.first_token is None:
                 call.timing.first_token = now
@@ -120,6 +124,9 @@ class Delivery:
             if is_running and keeper.is_hopeless(sum(one.logprob for one in lane.task.logprobs)):
                 self._endings.leave(lane)
                 keeper.out.add(index)
+        if keeper.wants_verdict:
+            self._ask_judge(ongoing, keeper, call)
+            return
         winner = keeper.winner()
         if winner is None:
             return
@@ -133,6 +140,28 @@ class Delivery:
         ongoing.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
         ongoing.outputs.insert(0, ongoing.outputs.pop(winner))
         self._done(ongoing, call, now, winner)
+
+    def _ask_judge(self, ongoing: Ongoing, keeper: Keeper, call: Call) -> None:
+        """All results are there: the call goes on with the scoring of each."""
+        more = Call(ongoing, call.priority, timing=call.timing, prompt_len=call.prompt_len)
+        more.cached, more.computed, more.preemptions = call.cached, call.computed, call.preemptions
+        try:
+            more.lanes = self._calls.verdicts(ongoing.branch, more, keeper)
+            self._endings.scheduler.submit(more)
+        except LmprogError as error:
+            self._endings.fail(ongoing, error)
+            return
+        more.lanes[:0] = call.lanes
+        ongoing.call = more
+
+    def _judged(self, ongoing: Ongoing, lane: Lane, now: float) -> None:
+        """One scoring of the judge is there; with the last one the best is known."""
+        keeper, call = ongoing.keeper, lane.call
+        assert keeper is not None
+        self._endings.leave(lane)
+        if all(other.state is LaneState.ENDED for other in call.lanes):
+            keeper.hear()
+            self._decide(ongoing, keeper, call, now)
 
     def _done(self, ongoing: Ongoing, call: Call, now: float, first: int = 0) -> None:
         """The last reply; `first` is the lane whose result is the first output."""

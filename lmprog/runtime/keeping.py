@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from lmprog.runtime.selecting import Ballot, read_out
 from lmprog.runtime.text import Ended
-from lmprog.wire import ContestRule, Keep
+from lmprog.wire import ContestRule, Judge, Keep
 
 C = TypeVar("C")
 
@@ -40,10 +41,27 @@ class Keeper:
     """In the order in which they ended."""
     out: set[int] = field(default_factory=set)
     """Those that were ended, because they could not win any more."""
+    judge: Judge | None = None
+    ballots: dict[int, Ballot] = field(default_factory=dict)
+    """What the judge is asked about each."""
+
+    @property
+    def wants_verdict(self) -> bool:
+        """All are there, and the judge has not been asked yet."""
+        return self.rule == "best" and self.judge is not None and not self.ballots and len(self.finished) == self.n
+
+    def hear(self) -> None:
+        """The judge has been asked: what it says is each result's score."""
+        for index, ballot in self.ballots.items():
+            found = self.finished[index]
+            verdict = read_out(ballot, "token_length_normalized")[0].probability
+            self.finished[index] = Finished(found.tokens, found.ended, verdict)
 
     def is_hopeless(self, total: float) -> bool:
         """Whether a result whose log-probabilities so far add up to `total` cannot become the best: every pick that
         may follow would have to be certain, and even then its mean would be lower."""
+        if self.judge is not None:
+            return False
         best = max((one.score for one in self.finished.values()), default=-math.inf)
         return self.rule == "best" and total / self.most < best
 

@@ -76,6 +76,13 @@ class Append(Message, frozen=True):
     pieces: tuple[Piece, ...]
 
 
+class Judge(Message, frozen=True):
+    """Asked about each result of a gen: how likely, after it and `text`, is the first of `choices` among them?"""
+
+    text: Annotated[str, Meta(max_length=65_536)]
+    choices: Annotated[tuple[str, ...], Meta(min_length=2, max_length=16)] = (" yes", " no")
+
+
 class Gen(Message, frozen=True):
     """Generate on `branch`, which goes on from the first of the `n` results.
 
@@ -84,7 +91,8 @@ class Gen(Message, frozen=True):
     With `keep` the branch goes on from another one: the "best" (by mean log-probability), the "fastest" (whose end
     comes first), the earliest of the "majority" (of equal texts). Those that cannot be it any more are ended at once.
     That one is the first output then, the others that ended follow in their order; a reference has index 0, and text
-    is streamed when it is known which it is.
+    is streamed when it is known which it is. With a `judge` the best is the one that it finds best; nothing that it
+    reads or says stays in the branch.
     """
 
     branch: Id
@@ -96,6 +104,7 @@ class Gen(Message, frozen=True):
     timeout: Annotated[float, Meta(gt=0.0, le=86_400.0)] | None = None
     heal: bool = False
     keep: Keep = "first"
+    judge: Judge | None = None
 
 
 class Select(Message, frozen=True):

@@ -124,6 +124,20 @@ def test_the_operator_spelling_has_it_too(backend: RuntimeBackend) -> None:
     assert len(said_by_operators.using(backend=backend).run().value) == 4
 
 
+@lmprog.function
+def judged(s: lmprog.Branch) -> tuple[str, str]:
+    s.append("once upon a time ")
+    line = s.best_of(4, max_tokens=5, by=lmprog.Judge(" is that good?", ("yes", "no")))
+    return line.value, s.text()
+
+
+def test_a_judge_can_be_asked_which_is_best(backend: RuntimeBackend) -> None:
+    line, whole = judged.using(backend=backend, seed=4).run().value
+    assert whole == "once upon a time " + line
+    with pytest.raises(InvalidParameter, match="by="):
+        lmprog.best_of(3, by="taste")  # type: ignore[arg-type]
+
+
 def test_what_is_kept_is_one_of_four() -> None:
     with pytest.raises(InvalidParameter, match="keep"):
         lmprog.gen(n=2, keep="worst")  # type: ignore[call-overload]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lmprog import wire
 from lmprog.runtime.keeping import Keeper, majority
+from lmprog.runtime.selecting import softmax
 from lmprog.runtime.simulation import oracle
 from tests.runtime.talk import Talk, done, failed, text
 
@@ -130,6 +131,53 @@ def test_who_cannot_become_the_best_is_ended_and_it_changes_nothing(monkeypatch:
     saved = [one.usage.generated - other.usage.generated for one, other in zip(patient, early, strict=True)]
     assert min(saved) == 0
     assert max(saved) > 0
+
+
+JUDGE = wire.Judge(" is that so?", ("yes", "no", "or not"))
+
+
+def verdict(result: str) -> float:
+    """How sure the judge is of one result, as a select in the same place would say."""
+    asking = wire.Select(1, 2, JUDGE.choices)
+    return softmax(oracle.scores(PROMPT + result + JUDGE.text, asking))[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_judge_says_which_is_the_best_and_leaves_no_trace(seed: int) -> None:
+    settings = sampled(6, seed=seed)
+    expected = max((one.text for one in all_of(settings)), key=verdict)
+    talk = Talk()
+    gen = wire.Gen(1, 2, settings, keep="best", judge=JUDGE)
+    replies = talk.ask(wire.Open(1), text(1, PROMPT), gen, wire.Read(1, 3))
+    answer = done(replies)[2]
+    assert answer.outputs[0].text == expected
+    assert len(answer.outputs) == 6
+    assert text_of(replies) == PROMPT + expected
+    later = wire.Sampling(temperature=0.0, max_tokens=3, ignore_eos=True)
+    more = done(talk.ask(text(1, "xyz"), wire.Gen(1, 10, later)))[10].outputs[0].text
+    assert more == oracle.generated(PROMPT + expected + "xyz", wire.Gen(1, 10, later), 0).text
+    assert answer.usage.computed > sum(len(one.text) for one in all_of(settings)), "what the judge read is counted"
+    talk.ask(wire.Close(1))
+    assert free(talk)
+
+
+def test_a_judge_that_would_not_fit_is_refused_before_anything_is_computed() -> None:
+    talk = Talk()
+    gen = wire.Gen(1, 2, sampled(2), keep="best", judge=wire.Judge("x" * 180))
+    assert failed(talk.ask(wire.Open(1), text(1, PROMPT), gen))[2].code == "context_overflow"
+    assert talk.scheduler.stats.generated_tokens == 0
+
+
+def test_a_judge_is_cancelled_with_its_call() -> None:
+    talk = Talk(token_budget=8)
+    talk.say(wire.Open(1), text(1, PROMPT), wire.Gen(1, 2, sampled(4, max_tokens=2), keep="best", judge=JUDGE))
+    talk.step()
+    ongoing = talk.interpreter.clients[b"me"].calls[2]
+    while ongoing.keeper is not None and not ongoing.keeper.ballots:
+        talk.step()
+    assert ongoing.keeper is not None, "the judge is at work"
+    talk.ask(wire.Cancel(2), wire.Close(1))
+    assert free(talk)
 
 
 @pytest.mark.parametrize("keep", ["best", "fastest", "majority"])

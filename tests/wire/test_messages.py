@@ -54,6 +54,7 @@ OPS: dict[type[Any], st.SearchStrategy[Any]] = {
         wire.Gen,
         *(ids, ids, samplings, constraints, st.booleans(), priorities, timeouts, st.booleans()),
         st.sampled_from(get_args(wire.Keep)),
+        st.none() | st.builds(wire.Judge, texts, st.lists(texts, min_size=2, max_size=4).map(tuple)),
     ),
     wire.Select: st.builds(
         wire.Select,
