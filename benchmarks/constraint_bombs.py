@@ -1,0 +1,112 @@
+"""Do hard patterns of strangers slow others down? `python -m benchmarks.constraint_bombs`.
+
+Four unconstrained streams decode on nano; 50 calls with hard constraints arrive at once (those of docs/constraints.md,
+and objects of 200 optional properties). Measured is the time between two steps that bring the streams text, with and
+without the others, in one process: the runtime's own loop and compiler, no sockets. Seconds of the clock: only a quiet
+machine gives figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+
+from lmprog import wire
+from lmprog.config import RuntimeConfig
+from lmprog.runtime.assembly import assemble
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.simulation.world import SimChannel
+
+ME = b"bench"
+NUM_STREAMS, NUM_BOMBS = 4, 50
+PATTERNS = (r"[ab]*a[ab]{24}", r"(\w+\s?){1,200}", r".{1,100000}", r"\w{1,16}")
+TOO_LARGE = "a{1000000000}"
+
+
+class Bench:
+    """One runtime without a process; calls are numbered as they are made."""
+
+    def __init__(self) -> None:
+        self.channel = SimChannel()
+        self.loop: Loop
+        self.loop, _ = assemble(RuntimeConfig(model="nano"), self.channel)
+        self.num_calls = 0
+
+    def ask(self, constraint: wire.Constraint | None, max_tokens: int, stream: bool) -> int:
+        self.num_calls += 1
+        number = self.num_calls
+        sampling = wire.Sampling(seed=number, max_tokens=max_tokens, ignore_eos=True)
+        self.channel.inbox += [
+            (ME, wire.Open(number)),
+            (ME, wire.Append(number, (wire.Text(f"Once upon a time {number}"),))),
+            (ME, wire.Gen(number, number, sampling, constraint, stream)),
+        ]
+        return number
+
+    def gaps(self, bombs: list[wire.Constraint], steps: int) -> tuple[list[float], int]:
+        """Milliseconds between the streams' texts, sorted; how many bombs were answered in the meantime."""
+        streams = {self.ask(None, steps, stream=True) for _ in range(NUM_STREAMS)}
+        self._turn(8)
+        for constraint in bombs:
+            self.ask(constraint, 16, stream=False)
+        found: list[float] = []
+        ended: set[int | None] = set()
+        last = time.perf_counter()
+        while not streams <= ended:
+            replies = self._turn(1)
+            ended |= {reply.call for reply in replies if isinstance(reply, wire.Done | wire.Failed)}
+            if any(isinstance(reply, wire.Delta) and reply.call in streams for reply in replies):
+                now = time.perf_counter()
+                found.append(1e3 * (now - last))
+                last = now
+        self.rest()
+        return sorted(found), len(ended - streams)
+
+    def rest(self) -> None:
+        self._turn(5)
+        while self.loop.interpreter.is_compiling or not self.loop.scheduler.idle:
+            self._turn(1)
+
+    def _turn(self, count: int) -> list[wire.Reply]:
+        for _ in range(count):
+            self.loop.step()
+        sent, self.channel.sent = self.channel.sent, []
+        return [reply for _, reply in sent]
+
+
+def bombs() -> list[wire.Constraint]:
+    """Each is new, so that none is compiled already; every tenth is refused for its size."""
+    found: list[wire.Constraint] = []
+    for number in range(NUM_BOMBS):
+        if number % 10 == 0:
+            found.append(wire.Regex(f"{TOO_LARGE}z{number}"))
+        elif number % 5 == 0:
+            fields = {f"p{number}_{index}": {"type": "string"} for index in range(200)}
+            found.append(wire.JsonSchema(json.dumps({"type": "object", "properties": fields})))
+        else:
+            found.append(wire.Regex(f"{PATTERNS[number % len(PATTERNS)]}z{number}"))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=250, help="tokens of each stream")
+    steps: int = parser.parse_args().steps
+    bench = Bench()
+    bench.ask(wire.Regex("warm+"), 8, stream=False)
+    bench.rest()
+    gc.collect()
+    gc.freeze()  # as the runtime's process does
+    for name, those in (("alone", []), ("with 50 hard constraints", bombs()), ("alone", [])):
+        gaps, answered = bench.gaps(those, steps)
+        p50, p99 = gaps[len(gaps) // 2], gaps[int(0.99 * len(gaps))]
+        print(
+            f"{name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {gaps[-1]:.1f} ms; {answered} answered meanwhile",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
