@@ -7,6 +7,7 @@ import { startPlayground } from "./play.js";
 import { Refused, events, key, setKey } from "./stream.js";
 import { TreePlot, treeNote } from "./tree.js";
 
+const HINT = byId("details").textContent;
 const RETRY = [1, 2, 4, 8, 15]; // seconds
 const SHARE_SECONDS = 15;
 
@@ -109,6 +110,7 @@ function introduce(value) {
   byId("key-forget").hidden = !key();
   const parts = [about.model, about.context && `${count(about.context)} tokens of context`, about.version];
   say(byId("model"), parts.filter(Boolean).join(" · "));
+  if (!about.showsText) plot.hint = `${HINT} Texts are hidden here.`;
   document.title = about.model ? `lmprog · ${about.model}` : "lmprog";
 }
 
@@ -132,7 +134,8 @@ function drawSpeed(figures) {
   const now = rates.at(-1)?.[1] ?? 0;
   const highest = Math.max(0, ...rates.map(([, value]) => value));
   say(byId("speed"), brief(now));
-  say(byId("speed-note"), `${brief(figures.generated_tokens)} in all, ${brief(figures.forced_tokens)} forced; up to ${brief(highest)}/s`);
+  const peak = highest >= 1 ? `; up to ${brief(highest)}/s` : "";
+  say(byId("speed-note"), `${brief(figures.generated_tokens)} in all, ${brief(figures.forced_tokens)} forced${peak}`);
   sparkline(byId("speed-chart"), rates, {
     words: `Generated tokens per second over two minutes: now ${count(now)}, at most ${count(highest)}`,
   });

@@ -65,7 +65,9 @@ export class TreePlot {
       }
     }
     this.drawAxis(longest, scale, width, height - AXIS);
-    if (this.focused !== null && !seen.has(this.focused)) this.focus(null);
+    // What had the focus may be gone, or may have become a node of the tree: the keyboard stays in the plot.
+    if (this.focused !== null && !seen.has(this.focused)) this.focus(this.hasFocus() ? items[0].key : null);
+    else if (this.focused === null && this.hasFocus()) this.focus(items[0].key);
     else if (this.shown !== null) this.show(this.shown);
   }
 
@@ -122,9 +124,14 @@ export class TreePlot {
     this.show(key ?? this.focused);
   }
 
+  hasFocus() {
+    return document.activeElement === this.plot;
+  }
+
   focus(key) {
     this.focused = key;
     for (const [own, parts] of this.drawn) parts.group.classList.toggle("focused", own === key);
+    if (this.drawn.has(key)) this.blocks.append(this.drawn.get(key).group); // in front of its neighbours
     set(this.plot, { "aria-activedescendant": key === null ? null : `node-${key}` });
     this.show(key);
   }
