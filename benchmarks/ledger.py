@@ -12,13 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from lmprog import wire
 from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer
 from lmprog.transport import ClientChannel
 
 
 class Tap:
-    """A client channel that remembers what went through it."""
+    """A client channel that remembers what went through it.
+
+    It asks for no healing at seams: the account and the peers tokenise each prompt once, as it stands.
+    """
 
     def __init__(self, channel: ClientChannel) -> None:
         self._channel = channel
@@ -26,8 +31,9 @@ class Tap:
         self.replies: list[wire.Reply] = []
 
     def send(self, ops: Sequence[wire.Op]) -> None:
-        self.ops += ops
-        self._channel.send(ops)
+        unhealed = [msgspec.structs.replace(op, heal=False) if isinstance(op, wire.Gen) else op for op in ops]
+        self.ops += unhealed
+        self._channel.send(unhealed)
 
     def receive(self, timeout: float) -> list[wire.Reply]:
         replies = self._channel.receive(timeout)

@@ -25,7 +25,8 @@ def test_every_block_of_a_page_runs_as_it_says(name: str, least: int, tmp_path: 
     for block in blocks:
         path = tmp_path / "block.py"
         line = page.count("\n", 0, block.start("code"))
-        path.write_text(f"from lmprog.errors import *\nfrom lmprog.testing import Hold\n__answers = {block['answers'] or '[]'}\n")
+        imports = "from lmprog.errors import *\nfrom lmprog.testing import Hold\n"
+        path.write_text(f"{imports}__answers = {block['answers'] or '[]'}\n")
         with Scripted(runpy.run_path(str(path))["__answers"]) as scripted:
             set_default_backend(scripted)
             try:

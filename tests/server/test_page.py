@@ -313,9 +313,8 @@ def test_a_page_of_another_site_may_not_play(fake: Fake) -> None:
     async def run() -> None:
         async with asking(fake) as (client, _):
             for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
-                reply = await client.post(
-                    "/ui/play", json={"prompt": "x", "max_tokens": 1}, headers={"sec-fetch-site": site, "host": "localhost"}
-                )
+                headers = {"sec-fetch-site": site, "host": "localhost"}
+                reply = await client.post("/ui/play", json={"prompt": "x", "max_tokens": 1}, headers=headers)
                 assert reply.status_code == status
 
     asyncio.run(run())

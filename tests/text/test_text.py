@@ -45,11 +45,11 @@ def run(
     return given_out, stream, stream.finish()
 
 
-def first_stop(text: str, stops: tuple[str, ...], regexes: tuple[str, ...]) -> tuple[int, int] | None:
-    """Begin and end of the stop that is complete first, by trying everything."""
+def first_stop(text: str, stops: tuple[str, ...], regexes: tuple[str, ...], floor: int = 0) -> tuple[int, int] | None:
+    """Begin and end of the stop that is complete first, by trying everything; none begins before `floor`."""
     patterns = [re.compile(re.escape(stop)) for stop in stops] + [re.compile(regex) for regex in regexes]
     for end in range(1, len(text) + 1):
-        for begin in range(end):
+        for begin in range(floor, end):
             if any(pattern.fullmatch(text, begin, end) for pattern in patterns):
                 return begin, end
     return None
