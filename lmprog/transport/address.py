@@ -16,10 +16,14 @@ import zmq
 from lmprog import wire
 from lmprog.errors import InvalidParameter
 
-HEARTBEAT_INTERVAL = 0.3
-HEARTBEAT_TIMEOUT = 1.2
-"""Seconds. A hung peer is noticed within interval + timeout = 1.5 s, so that with a runtime's probe every 0.4 s both
-sides know within 2 s. ZeroMQ's own thread answers, so a long step of the runtime or a busy client is not a hang."""
+HEARTBEAT_INTERVAL = 3.0
+HEARTBEAT_TIMEOUT = 15.0
+"""Seconds. A peer that *died* is noticed at once: the kernel closes its socket. Heartbeats are for one that hangs,
+or whose machine is gone; they are patient, because a loaded machine, or a virtual one that is paused for some seconds,
+must not lose its connections. ZeroMQ's own thread answers, so a long step or a busy client is not a hang."""
+
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds that a connection may take to be made."""
 
 HIGH_WATER_MARK = 10_000
 """Frames per connection and direction before a sender must keep them itself."""
@@ -94,7 +98,7 @@ def limit(zmq_socket: zmq.Socket[bytes], address: str) -> None:
     zmq_socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
     zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_INTERVAL * 1000))
     zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_TIMEOUT * 1000))
-    zmq_socket.setsockopt(zmq.HANDSHAKE_IVL, int((HEARTBEAT_INTERVAL + HEARTBEAT_TIMEOUT) * 1000))
+    zmq_socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_TIMEOUT * 1000))
     zmq_socket.setsockopt(zmq.IPV6, int("[" in address))
 
 

@@ -122,7 +122,7 @@ class ZmqClientChannel:
     def _set_options(self, keys: CurveClient | None) -> None:
         addresses.limit(self._socket, self.address)
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, int(addresses.HEARTBEAT_TIMEOUT * 1000))
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, int(addresses.HANDSHAKE_TIMEOUT * 1000))
         if keys:
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)

@@ -88,15 +88,22 @@ def test_a_killed_client_is_gone_within_two_seconds(runtime: ZmqRuntimeChannel) 
         assert time.monotonic() - start < 2.0
 
 
-def test_a_hung_client_is_gone_within_two_seconds(runtime: ZmqRuntimeChannel) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats as short as a test's patience."""
+    monkeypatch.setattr(addresses, "HEARTBEAT_INTERVAL", 0.3)
+    monkeypatch.setattr(addresses, "HEARTBEAT_TIMEOUT", 1.2)
+
+
+def test_a_hung_client_is_gone_after_the_heartbeats_time(impatient: None, tmp_path: Path) -> None:
+    runtime = ZmqRuntimeChannel(f"ipc://{tmp_path}/socket")
     with peer("client", runtime.address) as process:
         name = greet_peer(runtime)
         wait_ready(process)
         process.send_signal(signal.SIGSTOP)
-        start = time.monotonic()
-        assert runtime.receive(5.0) == [(name, Gone())]
-        assert time.monotonic() - start < 2.0
+        assert runtime.receive(10.0) == [(name, Gone())]
         process.send_signal(signal.SIGCONT)
+    runtime.close()
 
 
 def test_a_killed_runtime_raises_runtime_gone_within_two_seconds(tmp_path: Path) -> None:
@@ -114,7 +121,18 @@ def test_a_killed_runtime_raises_runtime_gone_within_two_seconds(tmp_path: Path)
         client.close()
 
 
-def test_a_hung_runtime_raises_runtime_gone_within_two_seconds(tmp_path: Path) -> None:
+def test_who_stands_still_for_some_seconds_is_not_given_up(runtime: ZmqRuntimeChannel) -> None:
+    """A machine that is loaded or paused is no death: frames sent meanwhile arrive."""
+    with peer("client", runtime.address) as process:
+        greet_peer(runtime)
+        wait_ready(process)
+        process.send_signal(signal.SIGSTOP)
+        assert runtime.receive(4.0) == []
+        process.send_signal(signal.SIGCONT)
+        assert runtime.receive(0.5) == []
+
+
+def test_a_hung_runtime_raises_runtime_gone_after_the_heartbeats_time(impatient: None, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/socket"
     with peer("runtime", address) as process:
         wait_ready(process)
@@ -122,10 +140,8 @@ def test_a_hung_runtime_raises_runtime_gone_within_two_seconds(tmp_path: Path) -
         client.send([HELLO])
         client.receive(5.0)
         process.send_signal(signal.SIGSTOP)
-        start = time.monotonic()
         with pytest.raises(RuntimeGone, match="stopped answering"):
-            client.receive(5.0)
-        assert time.monotonic() - start < 2.0
+            client.receive(10.0)
         client.close()
 
 
