@@ -21,7 +21,7 @@ import lmprog
 from training.document import ASSISTANT, END, PAD
 
 LONGEST = 160  # tokens an answer may have
-AT_ONCE = 2  # with eight programs at once under many different schemas the runtime was seen to stand still
+AT_ONCE = 16  # programs in flight
 _TURN = re.compile(r"<\|(system|user|assistant)\|>(.*?)<\|end\|>", re.DOTALL)
 
 
