@@ -22,12 +22,8 @@ _ONSETS = words.words_of(
     "sw th tr tw wh"
 )
 _VOWELS = words.words_of("a e i o u a e i o u a e i o u ai ou ea oa ee oo ie y ow")
-_CODAS = words.words_of(
-    "n r l m s t k nd x th d b g p ck ll ss ty ry cy ly ne le ge ce te ple ble tle cher ner ver ter der ower our ife "
-    "ake ile ing ush ash ist ust ret gen an or ir it ok ob uth igh ror rd rk rt"
-)
+_CODAS = words.words_of("n r l m s t k nd x th")
 _LISTED = tuple(word.lower() for word in (*words.PEOPLE, *words.TOWNS, *words.SINGULARS, *words.TRADES, *words.FOODS))
-_CODAS = ["n", "r", "l", "m", "s", "t", "k", "nd", "x", "th"]
 
 
 class Split(enum.Enum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from training.draw import Draw
-from training.kinds import KINDS, Field, Kind, Record, Value
+from training.kinds import Field, Kind, Record, Value, draw_kind
 
 _FILLERS = (
     "The weather was fine.",
@@ -56,7 +56,7 @@ def sentences(draw: Draw, record: Record) -> list[str]:
 
 def draw_passage(draw: Draw, *, kind: Kind | None = None, most: int = 8, things: int | None = None) -> Passage:
     """A passage of 2 to `most` facts about one to four things of a kind."""
-    kind = kind or draw.one(KINDS)
+    kind = kind or draw_kind(draw)
     wanted = draw.number(2, most)
     count = min(things or draw.one((1, 1, 2, 2, 2, 3, 3, 4)), wanted)
     names = draw.distinct(lambda: kind.draw_name(draw), count)

@@ -40,7 +40,7 @@ SHARES: Mapping[Maker, float] = {
     writing.outline: 1,
     writing.one_tip: 1.2,
     writing.story: 1.2,
-    writing.judge: 1,
+    writing.judge: 4,
 }
 # What a young model is given instead: copying first, because everything else stands on it.
 YOUNG_SHARES: Mapping[Maker, float] = {

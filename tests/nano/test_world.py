@@ -12,7 +12,8 @@ import pytest
 from training.document import Document, Family
 from training.draw import Draw, Split, Wording, is_held
 from training.items import Item, draw_items, items_of
-from training.kinds import KINDS
+from training.kinds import KINDS, draw_kind
+from training.kinds.framed import framed
 from training.kinds.further import FURTHER
 from training.kinds.model import shown
 from training.passage import draw_passage
@@ -79,6 +80,33 @@ def test_every_field_has_further_wordings_and_none_of_them_is_held() -> None:
             assert (use in added) <= (wording is not None)
             assert not set(added.get(use, ())) & set(wording.held if wording else ())
             assert set(added.get(use, ())) <= set(wording.train if wording else ())
+
+
+def test_a_frame_keeps_what_a_sentence_says_and_never_makes_a_held_one() -> None:
+    draw = Draw("frames")
+    for kind in KINDS:
+        for field in kind.fields:
+            for template in field.say.train:
+                for made in (framed(draw, template, field.say) for _ in range(20)):
+                    assert made not in field.say.held
+                    assert ("{n}" in made, "{v}" in made, "{a}" in made) == tuple(
+                        place in template for place in ("{n}", "{v}", "{a}")
+                    )
+    assert framed(draw, "{n} is old.", Wording(("{n} is old.",), tuple(_frames_of("{n} is old.")))) == "{n} is old."
+
+
+def _frames_of(template: str) -> set[str]:
+    draw = Draw("all frames")
+    return {framed(draw, template, Wording((template,))) for _ in range(2000)}
+
+
+def test_made_up_relations_are_only_for_training_and_differ_between_documents() -> None:
+    kinds = [draw_kind(Draw(f"kind:{number}")) for number in range(300)]
+    made_up = [kind for kind in kinds if kind not in KINDS]
+    assert 0.1 < len(made_up) / len(kinds) < 0.3
+    assert len({kind.fields[0].key for kind in made_up}) > len(made_up) // 2
+    assert all(len(kind.fields) >= 2 for kind in made_up)
+    assert all(draw_kind(Draw(f"kind:{number}", Split.HELD)) in KINDS for number in range(300))
 
 
 def test_about_one_name_in_eight_is_held_out() -> None:

@@ -7,11 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from training.draw import Draw, Split, Wording, ways
+from training.kinds.framed import framed
 from training.words import article
 
 _GENERAL = ways(
     "What is the {k} of {n}?", "Tell me the {k} of {n}.", "{k} of {n}?", "Say the {k} of {n}.", "What is {n}'s {k}?"
 )
+_GENERAL_WHO = ways(
+    "Whose {k} is {v}?",
+    "Who has {v} as {k}?",
+    "Which {kind} has {v} as {k}?",
+    "For which {kind} is {v} the {k}?",
+    "Tell me whose {k} is {v}.",
+    "What is the name of the {kind} whose {k} is {v}?",
+)
+FRAMED = 0.12  # share of the statements of training that are framed
 _LEADS = ("Tell me, ", "Please tell me ", "Can you say ", "I want to know: ", "Do you know ", "Tell me: ", "Now, ")
 Value = str | int | bool | tuple[str, ...]
 
@@ -50,7 +60,18 @@ class Field:
     def state(self, draw: Draw, name: str, value: Value) -> str:
         """A sentence that tells the value."""
         wording = self.say_no if value is False and self.say_no is not None else self.say
-        return draw.say(wording, n=name, v=shown(value), a=with_article(value))
+        template = draw.template(wording)
+        if draw.split is Split.TRAIN and draw.chance(FRAMED):
+            template = framed(draw, template, wording)
+        return template.format(n=name, v=shown(value), a=with_article(value))
+
+    def question_for_thing(self, draw: Draw, value: Value, kind: str) -> str | None:
+        """A question for the thing by the value, now and then a general one; none where the field has no such."""
+        if self.who is None:
+            return None
+        if draw.split is Split.TRAIN and draw.chance(0.2):
+            return draw.say(_GENERAL_WHO, k=draw.one(self.keys).replace("_", " "), v=shown(value), kind=kind)
+        return draw.say(self.who, v=shown(value), a=with_article(value))
 
     def question(self, draw: Draw, name: str) -> str:
         """A question for the value, now and then a general one by the field's name."""

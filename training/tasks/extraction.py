@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from training.document import Document, Family, Page
 from training.draw import Draw, ways
-from training.kinds import KINDS
+from training.kinds import draw_kind
 from training.kinds.model import Field, FieldType, Value
 from training.passage import sentences
 
@@ -124,7 +124,7 @@ def _typed(draw: Draw, field: Field | None) -> str:
 
 def wanted(draw: Draw, most: int = 6) -> Wanted:
     """A thing told, and some of its fields asked for in any order."""
-    kind = draw.one(KINDS)
+    kind = draw_kind(draw)
     record = kind.record(draw, draw.number(2, most))
     told = sentences(draw, record)
     if not told[0].startswith(record.name) and record.name not in told[0]:

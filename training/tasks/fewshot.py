@@ -231,11 +231,11 @@ def copying(draw: Draw) -> Document:
 
 
 def casing(draw: Draw) -> Document:
-    """Many words in capitals, in small letters, or with a capital: how every token is spelled."""
+    """Drills: many words in capitals, in small letters or with a capital, and what fails else with few examples."""
     page = Page(Family.FEW_SHOT)
-    make = draw.one((_upper, _lower, _upper, _lower, _capital))(draw)
+    make = draw.one((_upper, _lower, _upper, _capital, _words_of, _next_number))(draw)
     before, cue, after = draw.one(_FORMS)
-    for index in range(draw.number(4, 14)):
+    for index in range(draw.number(5, 22)):
         given, answer = make()
         page.text(f"{before}{given}{cue}")
         if index == 0:

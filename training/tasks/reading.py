@@ -84,10 +84,9 @@ def _ask_who(draw: Draw, passage: Passage) -> Asked | None:
     if not reverse:
         return None
     record, field, value = draw.one(reverse)
-    assert field.who is not None
-    text = shown(value)
-    from_article = "an" if text[:1].lower() in "aeiou" else "a"
-    return Asked(draw.say(field.who, v=text, a=f"{from_article} {text}"), record.name, "who")
+    question = field.question_for_thing(draw, value, passage.kind.name)
+    assert question is not None
+    return Asked(question, record.name, "who")
 
 
 def _ask_yes_no(draw: Draw, passage: Passage) -> Asked | None:
@@ -141,13 +140,9 @@ def _ask_unknown(draw: Draw, passage: Passage) -> Asked:
     if reverse and draw.chance(0.25):
         field = draw.one(reverse)
         value = field.draw(draw)
-        if not passage.holders(field.key, value) and field.who is not None:
-            text = shown(value)
-            return Asked(
-                draw.say(field.who, v=text, a=("an " if text[0] in "aeiou" else "a ") + text),
-                UNKNOWN,
-                "unknown",
-            )
+        question = field.question_for_thing(draw, value, passage.kind.name)
+        if not passage.holders(field.key, value) and question is not None:
+            return Asked(question, UNKNOWN, "unknown")
     if missing and draw.chance(0.65):
         return Asked(draw.one(missing).question(draw, record.name), UNKNOWN, "unknown")
     stranger = passage.kind.draw_name(draw)
