@@ -24,7 +24,7 @@ from lmprog.runtime.fsm.constraint import Constraint
 Submit = Callable[[Callable[[], None]], None]
 """Has a job run, now or later, here or on another thread. The job never raises."""
 
-TURN = 0.004
+TURN = 0.003
 """Seconds that a step of others may take longer while something is compiled."""
 STANDSTILL = 0.05
 """Seconds that the worker stands still at most, whatever the loop does: nothing may hang for ever."""
