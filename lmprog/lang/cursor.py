@@ -8,6 +8,7 @@ are written, which only the checkpoint's template knows. `lmprog.lang.state.Bran
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
@@ -17,7 +18,8 @@ from lmprog.lang.budget import Budget
 from lmprog.lang.client import Call
 from lmprog.lang.listening import marks_of_op
 from lmprog.lang.log import GainedBy, Item, gens_of, text_of
-from lmprog.lang.ops import Concat, GenOp, RoleBegin, RoleEnd, SelectOp
+from lmprog.lang.ops import Concat, GenOp, RoleBegin, RoleEnd, SelectOp, thought_op
+from lmprog.lang.reasoning import THOUGHT
 from lmprog.lang.references import Mark, split
 from lmprog.lang.sampling import Sampling, with_max_tokens
 from lmprog.lang.scope import Scope
@@ -124,7 +126,7 @@ class Cursor:
             self.scope.post(wire.Open(self.id, self.scope.salt))
         if self._pieces:
             for piece in self._pieces:  # not while posting: who answers may have to post, too
-                if isinstance(piece, Gen):
+                if isinstance(piece, Gen) and not piece.can_be_marked(self.scope):
                     piece.wait()
             with self.scope.posting:
                 pieces, self._pieces = tuple(self._known(piece) for piece in self._pieces), []
@@ -133,7 +135,7 @@ class Cursor:
     def _known(self, piece: wire.Piece | Gen[Any]) -> wire.Piece:
         """A reference to a result that is there is its text: the branch that made it may be closed by now."""
         if isinstance(piece, Gen):
-            return wire.Text(text_of(piece))
+            return wire.Text(text_of(piece)) if piece.done() else wire.Ref(piece.call.id)
         if not isinstance(piece, wire.Ref):
             return piece
         gen = self.scope.marked[piece.call]
@@ -153,11 +155,26 @@ class Cursor:
         if marks_of_op(op) is None:
             return self._ask(op, sampling, home=self)
         [aside] = self.fork(1)  # reasoning stays on a branch of its own; only the answer stands here
-        gen = aside._ask(op, sampling, home=self)
+        if isinstance(op, GenOp) and op.constraint is not None:
+            gen = aside._think_and_ask(op, sampling, home=self)
+        else:
+            gen = aside._ask(op, sampling, home=self)
         if op.name is not None:
-            self.name(f"{op.name}_reasoning_content", Reasoned(gen))
+            self.name(op.name + THOUGHT, Reasoned(gen))
         self._asides.append(aside)
         aside.close_when_done()
+        return gen
+
+    def _think_and_ask(self, op: GenOp[Any], sampling: Sampling, home: Cursor) -> Gen[Any]:
+        """Free reasoning between its marks, then what is confined: two calls, of which `home` gets the second."""
+        marks = op.reasoning
+        assert marks is not None
+        if not marks.opened:
+            self._put_text(marks.begin)
+        thought = self._ask(thought_op(op, marks), sampling, home=self)
+        self._put_text(marks.end)
+        gen = self._ask(replace(op, reasoning=None), sampling, home=home)
+        gen.follow(thought)
         return gen
 
     def _ask(self, op: GenOp[Any] | SelectOp, sampling: Sampling, home: Cursor) -> Gen[Any]:

@@ -12,11 +12,17 @@ from lmprog import wire
 from lmprog.lang.feed import Feed
 from lmprog.lang.ops import GenOp, SelectOp
 from lmprog.lang.partial import PartialText
-from lmprog.lang.reasoning import Marks, Splitter, Told
+from lmprog.lang.reasoning import THOUGHT, Marks, Splitter, Told
 
 
 def marks_of_op(op: GenOp[Any] | SelectOp) -> Marks | None:
     return op.reasoning if isinstance(op, GenOp) else None
+
+
+def _told_as(op: GenOp[Any] | SelectOp) -> str | None:
+    """Under which name a stream tells it: reasoning goes by the name of what it is for."""
+    is_thought = isinstance(op, GenOp) and op.is_thought
+    return op.name.removesuffix(THOUGHT) if is_thought and op.name is not None else op.name
 
 
 class Listening:
@@ -26,7 +32,7 @@ class Listening:
         marks = marks_of_op(op)
         self.deltas: list[str] = []  # of the text as the branch has it, in order
         self.reasoning_tokens: int | None = None
-        self._var = op.name
+        self._var = _told_as(op)
         self._feed = feed
         grows = isinstance(op, GenOp) and isinstance(op.constraint, wire.JsonSchema) and op.tp is not str
         self._partial = PartialText(op.name, op.tp) if grows and isinstance(op, GenOp) else None

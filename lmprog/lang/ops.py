@@ -16,7 +16,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang import typed
 from lmprog.lang.choices import Method, method_name, token_length_normalized
-from lmprog.lang.reasoning import Marks, Wanted, marks_of, marks_of_model
+from lmprog.lang.reasoning import THOUGHT, Marks, Wanted, marks_of, marks_of_model
 from lmprog.lang.sampling import Sampling, SamplingKeywords, sampling_of
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class GenOp(Expr, Generic[T]):
     heal: bool = True
     keep: wire.Keep = "first"
     judge: wire.Judge | None = None
+    is_thought: bool = False
+    """What stands before a confined answer; named after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +188,17 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest)
     op: GenOp[Any] = GenOp(name, sampling, constraint, tp, timeout, priority, heal=heal, keep=keep, judge=judge)
-    return op if marks is None else _reasoned(op, marks)
+    return op if marks is None else replace(op, reasoning=marks)
 
 
-def _reasoned(op: GenOp[Any], marks: Marks) -> GenOp[Any]:
-    """The op with its reasoning told apart. Raises `InvalidParameter` where a constraint leaves no room for it."""
-    if op.constraint is not None:
-        allowed = "a generation of plain text; let it reason first (stop=...), then generate what is confined"
-        raise InvalidParameter(f"reasoning cannot be confined; give {allowed}", name="reasoning", allowed=allowed)
-    return replace(op, reasoning=marks)
+def thought_op(op: GenOp[Any], marks: Marks) -> GenOp[str]:
+    """The reasoning before a confined answer: plain text, of which there is one, up to the mark that ends it."""
+    answers_own: dict[str, Any] = {"n": 1, "min_tokens": 0, "stop_token_ids": (), "stop_regex": ()}
+    answers_own.update({"logprobs": None, "prompt_logprobs": None})
+    given = {**op.sampling.given(), **answers_own, "stop": (marks.end,)}
+    name = None if op.name is None else op.name + THOUGHT
+    inside = replace(marks, opened=True)
+    return GenOp(name, Sampling(**given), None, str, op.timeout, op.priority, inside, op.heal, is_thought=True)
 
 
 def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
@@ -328,7 +332,7 @@ def separate_reasoning(
 def _apart(part: object, marks: Marks) -> object:
     if isinstance(part, Concat | list | tuple):
         return separate_reasoning(part, marks=marks)
-    return _reasoned(part, marks) if isinstance(part, GenOp) else part
+    return replace(part, reasoning=marks) if isinstance(part, GenOp) else part
 
 
 def image(path: str) -> Expr:

@@ -31,6 +31,8 @@ class Marks:
 Wanted: TypeAlias = bool | tuple[str, str] | Marks
 """`gen(reasoning=...)`: True for `<think>` and `</think>`, a pair of other marks, or `Marks`."""
 
+THOUGHT = "_reasoning_content"
+"""SGLang's end of the name of what was thought before the answer that is called like the rest of it."""
 _THINK = Marks()
 MODEL_TYPES = {
     **dict.fromkeys(

@@ -60,7 +60,7 @@ def parts_of(cursor: Cursor) -> list[Part]:
     for item in cursor.log:
         if isinstance(item, Gen) and item in own:
             own.discard(item)  # where it stands again, it is text that refers to it
-            usage = item.usage
+            usage = (item if item.thought is None else item.thought).usage
             found += _literal(pending, item, usage, end)
             found.append(_result(item))
             pending = []
@@ -108,7 +108,8 @@ def _result(gen: Gen[Any]) -> Part:
     kind: Kind = "forced" if usage.forced >= usage.generated > 0 else "partly forced" if usage.forced else "generated"
     note = f"{name}{usage.generated} tokens generated, {usage.forced} of them forced, in {usage.decode_ms:.0f} ms"
     if gen.meta.reasoning_tokens is not None:
-        note += f"; {gen.meta.reasoning_tokens} of them were reasoning, which is not shown"
+        of_them = "of them were" if gen.thought is None else "more were"
+        note += f"; {gen.meta.reasoning_tokens} {of_them} reasoning, which is not shown"
     return Part(kind, plain_text([gen]), note)
 
 

@@ -36,7 +36,8 @@ class Gen(Generic[T]):
         """`before` is the branch's call before this one: when that failed, it is why this one did."""
         self.name = op.name
         self.site = site
-        self.was_read = False
+        self.thought: Gen[str] | None = None
+        self._was_read = False
         self._listening = Listening(op, scope.feed)
         self._scope = scope
         self._op = op
@@ -73,6 +74,10 @@ class Gen(Generic[T]):
         is_done = self._is_cut and isinstance(outcome, wire.Done)
         return is_done and any(output.finish == "length" for output in cast(wire.Done, outcome).outputs)
 
+    def follow(self, thought: Gen[str]) -> None:
+        """It was thought about first, by a call of its own; where that failed, this did."""
+        self.thought = thought
+
     def hear(self, delta: wire.Delta) -> None:
         """More text of the running generation; on the receiving thread."""
         self._listening.hear(delta)
@@ -85,7 +90,7 @@ class Gen(Generic[T]):
     def show(self) -> None:
         """Tells a streaming run that this is done; on the receiving thread."""
         feed = self._scope.feed
-        if feed is None:
+        if feed is None or (isinstance(self._op, GenOp) and self._op.is_thought):
             return
         if self.failure() is None:
             try:
@@ -108,6 +113,17 @@ class Gen(Generic[T]):
     def keeps_one(self) -> bool:
         """Of several results one was wanted, which is the first."""
         return isinstance(self._op, GenOp) and self._op.keep != "first"
+
+    @property
+    def was_read(self) -> bool:
+        """Whether somebody has been told how it ended, or does not want to know."""
+        return self._was_read
+
+    @was_read.setter
+    def was_read(self, told: bool) -> None:
+        self._was_read = told
+        if self.thought is not None:
+            self.thought.was_read = told
 
     @property
     def scope(self) -> Scope:
@@ -152,6 +168,8 @@ class Gen(Generic[T]):
         outcome = self.call.wait(0) if self.call.done() else None
         if self._was_cut(outcome):
             return self._budget.out_of_tokens()
+        if self.thought is not None and isinstance(outcome, wire.Done) and self.thought.refused():
+            return self.thought._own_failure()  # the runtime went on without it
         return outcome if isinstance(outcome, LmprogError) else None
 
     @property
@@ -162,6 +180,8 @@ class Gen(Generic[T]):
 
     def cancel(self) -> None:
         """Ends the call; reading it raises `Cancelled`, unless it was done already."""
+        if self.thought is not None and not self.thought.done():
+            self.thought.cancel()
         self._scope.client.post(wire.Cancel(self.call.id))
         self._scope.client.hurry()
 
@@ -198,6 +218,8 @@ class Gen(Generic[T]):
         """What the model thought before its (first) answer; blocks. None unless that was to be told apart."""
         self.wait()
         reply, marks = self._reply(), marks_of_op(self._op)
+        if self.thought is not None:
+            return self.thought.reasoning
         return None if marks is None or isinstance(reply, wire.Chosen) else marks.split(reply.outputs[0].text)[0]
 
     @property
@@ -212,7 +234,7 @@ class Gen(Generic[T]):
         reply = self._reply()
         if isinstance(reply, wire.Chosen):
             return [Meta((), "select", None, reply.usage)]
-        thought = self._listening.reasoning_tokens
+        thought = (self if self.thought is None else self.thought)._listening.reasoning_tokens
         return [
             Meta(
                 *(output.tokens, output.finish, output.stopped_by, reply.usage, output.logprobs, reply.prompt_logprobs),

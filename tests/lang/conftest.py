@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lmprog.lang.backends.runtime import RuntimeBackend, describe
-from tests.lang.small_runtime import Small
+from tests.lang.small_runtime import Real, Small
 
 
 @pytest.fixture
@@ -22,3 +22,12 @@ def backend(small: Small) -> Iterator[RuntimeBackend]:
     with RuntimeBackend(small.channel.connect()) as made:
         yield made
         assert describe(made)["open_branches"] == 0, "every branch is closed by whoever opened it"
+
+
+@pytest.fixture
+def real() -> Iterator[Real]:
+    """With a small random model, constraints and a chat template."""
+    made, thread = Real.begin()
+    yield made
+    made.ended.set()
+    thread.join()

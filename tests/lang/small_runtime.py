@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.config import SchedulerConfig
+from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import NotSupported
+from lmprog.runtime.assembly import assemble
 from lmprog.runtime.calls import CallBuilder, Limits
 from lmprog.runtime.chat import ChatTemplate
 from lmprog.runtime.interpreter import Interpreter
@@ -54,3 +56,36 @@ class Small:
     def end(self) -> None:
         self._ended.set()
         self._thread.join()
+
+
+@dataclass
+class Real:
+    """A runtime with a small random model, in a thread of this process."""
+
+    loop: Loop
+    channel: LocalRuntimeChannel
+    ended: threading.Event
+
+    def serve(self) -> None:
+        try:
+            while not self.ended.is_set():
+                self.loop.step()
+        finally:
+            self.channel.close()
+
+    @classmethod
+    def begin(cls) -> tuple[Real, threading.Thread]:
+        """One that serves already, and its thread; setting `ended` ends it."""
+        config = RuntimeConfig(
+            model="dummy:tiny",
+            dtype="float32",
+            threads=1,
+            kv_memory_mb=32,
+            scheduler=SchedulerConfig(page_size=16, max_waiting=10_000, max_rows=256),
+        )
+        channel = LocalRuntimeChannel()
+        loop, _ = assemble(config, channel)
+        made = cls(loop, channel, threading.Event())
+        thread = threading.Thread(target=made.serve)
+        thread.start()
+        return made, thread

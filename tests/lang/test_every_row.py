@@ -24,6 +24,7 @@ PLAIN = {
     "fsm/test_types.py::test_a_type_takes_its_values",
     "gen by regex, schema, choices, grammar": "lang/test_program.py::test_constraints_by_keyword "
     "lang/test_rows_plain.py::test_a_schema_and_a_grammar",
+    "a typed value may be reasoned about": "lang/test_typed_reasoning.py::test_thoughts_are_free",
     "mypy infers the type": "lang/test_typing.py::test_mypy_infers lang/test_typing.py::test_mypy_reveals",
     "fork has the semantics of a TaskGroup": "lang/test_fork.py::test_one_failure_cancels "
     "lang/test_fork.py::test_leaving_a_fork_waits lang/test_fork.py::test_several_failures",
@@ -73,7 +74,7 @@ OPERATOR = {
     "lang/test_rows_operator_states.py::test_text_iter",
     "groups and joins": "lang/test_rows_operator_states.py::test_a_group "
     "lang/test_rows_operator_states.py::test_a_join",
-    "separate_reasoning": "lang/test_reasoning.py::test_a_chat_keeps",
+    "separate_reasoning": "lang/test_reasoning.py::test_a_chat_keeps lang/test_typed_reasoning.py::test_where_the",
     "choice methods in one call over one prefix": "runtime/test_interpreter.py::test_a_select_scores_all_options "
     "runtime/test_select_is_exact.py::test_every_method lang/test_rows_operator.py::test_a_select_may_draw",
     "Engine, global_config": "lang/test_engine.py::test_",

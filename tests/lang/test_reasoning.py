@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -225,11 +224,6 @@ def test_a_cancelled_branch_stops_its_reasoning() -> None:
     with Scripted(script) as scripted:
         assert program.using(backend=scripted).run().value == [], "while the run goes on, nobody thinks for nobody"
     assert len(scripted.asked) == 3
-
-
-def test_what_is_confined_cannot_reason() -> None:
-    with pytest.raises(InvalidParameter, match="reasoning cannot be confined"):
-        lmprog.gen(Literal["yes", "no"], reasoning=True)
 
 
 def test_a_budget_counts_reasoning_and_the_events_still_come_complete() -> None:

@@ -6,56 +6,14 @@ import asyncio
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-import pytest
 
 import lmprog
-from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import ContextOverflow
 from lmprog.lang.backends.runtime import RuntimeBackend
-from lmprog.runtime.assembly import assemble
-from lmprog.runtime.loop import Loop
-from lmprog.transport import LocalRuntimeChannel
+from tests.lang.small_runtime import Real
 
 NUM_PROGRAMS = 1000
 NUM_STAGES = 4
-
-
-@dataclass
-class Real:
-    """A runtime with a small random model, in a thread of this process."""
-
-    loop: Loop
-    channel: LocalRuntimeChannel
-    ended: threading.Event
-
-    def serve(self) -> None:
-        try:
-            while not self.ended.is_set():
-                self.loop.step()
-        finally:
-            self.channel.close()
-
-
-@pytest.fixture
-def real() -> Iterator[Real]:
-    config = RuntimeConfig(
-        model="dummy:tiny",
-        dtype="float32",
-        threads=1,
-        kv_memory_mb=32,
-        scheduler=SchedulerConfig(page_size=16, max_waiting=10_000, max_rows=256),
-    )
-    channel = LocalRuntimeChannel()
-    loop, _ = assemble(config, channel)
-    made = Real(loop, channel, threading.Event())
-    thread = threading.Thread(target=made.serve)
-    thread.start()
-    yield made
-    made.ended.set()
-    thread.join()
 
 
 def kind_of(index: int) -> str:
