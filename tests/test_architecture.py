@@ -45,7 +45,7 @@ UNITS = {
     "fsm": Unit("lmprog.runtime.fsm", "errors native"),
     "text": Unit(
         "lmprog.runtime.tokenizer lmprog.runtime.text lmprog.runtime.stops lmprog.runtime.chat lmprog.runtime.sandbox "
-        "lmprog.runtime.cuts",
+        "lmprog.runtime.cuts lmprog.runtime.quoting lmprog.runtime.forgery",
         "errors",
     ),
     "scheduling": Unit(
@@ -95,7 +95,7 @@ DOORS = {
     "numpy": "lmprog.runtime.batch lmprog.runtime.fsm lmprog.runtime.masks lmprog.runtime.attention "
     "lmprog.runtime.model lmprog.runtime.engine lmprog.runtime.sampler lmprog.runtime.penalties "
     "lmprog.runtime.simulation",
-    "tokenizers": "lmprog.runtime.tokenizer",
+    "tokenizers": "lmprog.runtime.tokenizer lmprog.runtime.quoting",
     "jinja2": "lmprog.runtime.sandbox",
     **dict.fromkeys(("safetensors", "huggingface_hub", "transformers"), "lmprog.runtime.model"),
     "llguidance": "lmprog.runtime.fsm",

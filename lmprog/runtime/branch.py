@@ -14,11 +14,13 @@ from __future__ import annotations
 import enum
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.chat import ChatTemplate
 from lmprog.runtime.pins import Pin
+from lmprog.runtime.quoting import Span, joined, split_spans
 from lmprog.runtime.tokenizer import Tokenizer
 from lmprog.wire import Conversation, Fork, Gen, Read, RoleBegin, RoleEnd, Select, Text, Tokens
 
@@ -35,6 +37,8 @@ class Promise:
 
     text: str | None = None
     error: LmprogError | None = None
+    quoted: bool = False
+    """A call's own result, in which no special token is read; what a branch gained may hold a template's."""
     waiting: list[Branch] = field(default_factory=list)
 
     @property
@@ -73,6 +77,7 @@ class Branch:
         "pending",
         "pin",
         "program",
+        "quoted",
         "role",
         "role_start",
         "salt",
@@ -88,6 +93,8 @@ class Branch:
         self.ops: deque[Queued] = deque()
         self.tokens: array[int] = array("i")
         self.pending = ""
+        self.quoted: tuple[Span, ...] = ()
+        """Stretches of `pending` in which a special token is text: what stands inside of chat turns."""
         self.ends_literal = False
         """The last text was the program's own: neither generated, nor a template's, nor given as tokens."""
         self.text: list[str] = []
@@ -114,16 +121,21 @@ class Branch:
             return
         self.salt, self.program = parent.salt, parent.program
         self.tokens = parent.tokens[:]
-        self.pending, self.ends_literal = parent.pending, parent.ends_literal
+        self.pending, self.quoted, self.ends_literal = parent.pending, parent.quoted, parent.ends_literal
         self.text = parent.text[:]
         self.num_forked = len(parent.text)
         self.chat = parent.chat[:]
         self.role, self.role_start = parent.role, parent.role_start
         self.cause = parent.cause
 
-    def append(self, text: str) -> None:
-        """Adds literal text, to be tokenised when it is needed."""
+    def append(self, text: str, quoted: Sequence[Span] = ()) -> None:
+        """Adds literal text, to be tokenised when it is needed. Inside of a chat turn all of it is quoted."""
         if text:
+            length = len(self.pending)
+            spans = [(0, len(text))] if self.role is not None else quoted
+            if spans:
+                first, *others = [(length + begin, length + end) for begin, end in spans]
+                self.quoted = (*joined(self.quoted, first), *others)
             self.pending += text
             self.text.append(text)
             self.ends_literal = True
@@ -131,7 +143,7 @@ class Branch:
     def append_tokens(self, tokens: array[int], text: str, tokenizer: Tokenizer) -> None:
         """Adds tokens as they are, which spell `text`; text that waits before them is tokenised now."""
         if self.pending:
-            self.tokens, self.pending = self.tokens_with(tokenizer), ""
+            self.tokens, self.pending, self.quoted = self.tokens_with(tokenizer), "", ()
         self.tokens.extend(tokens)
         self.text.append(text)
         self.ends_literal = False
@@ -158,12 +170,13 @@ class Branch:
     def settle(self, tokenizer: Tokenizer, cut: int) -> None:
         """Tokenises the first `cut` characters of the pending text, which no later text can change."""
         self.pending, rest = self.pending[:cut], self.pending[cut:]
-        self.tokens, self.pending = self.tokens_with(tokenizer), rest
+        self.quoted, later = split_spans(self.quoted, cut)
+        self.tokens, self.pending, self.quoted = self.tokens_with(tokenizer), rest, later
 
     def tokens_with(self, tokenizer: Tokenizer, more: str = "") -> array[int]:
         """The branch's tokens with its pending text and `more` tokenised as one piece; changes nothing."""
         tokens = self.tokens[:]
-        encoded = tokenizer.encode(self.pending + more, start=not tokens) if self.pending or more else []
+        encoded = self._encoded(tokenizer, more) if self.pending or more else []
         if not tokens:
             prefix = tokenizer.prefix
             if tuple(encoded[: len(prefix)]) != prefix:
@@ -171,10 +184,19 @@ class Branch:
         tokens.extend(encoded)
         return tokens
 
+    def _encoded(self, tokenizer: Tokenizer, more: str) -> list[int]:
+        quoted, length = self.quoted, len(self.pending)
+        if self.role is not None:
+            quoted = joined(quoted, (length, length + len(more)))
+        if quoted:
+            return tokenizer.encode_quoting(self.pending + more, quoted, start=not self.tokens)
+        return tokenizer.encode(self.pending + more, start=not self.tokens)
+
     def adopt(self, tokens: array[int], text: str, rest: str = "") -> None:
         """A call has settled the branch: `tokens` are its tokens now, `text` was added, of which `rest` (the part
         after the last whole token) is to be tokenised anew with what follows."""
         self.tokens = tokens
         self.pending, self.ends_literal = rest, False
+        self.quoted = joined((), (0, len(rest)))
         if text:
             self.text.append(text)

@@ -198,7 +198,8 @@ class CallBuilder:
         lanes: list[Lane] = []
         for index, found in keeper.finished.items():
             read = Branch(branch.id, branch.salt)
-            read.tokens, read.pending = found.tokens, found.ended.rest + keeper.judge.text
+            read.adopt(found.tokens, "", found.ended.rest)
+            read.append(keeper.judge.text)
             options = [self.option_tokens(read, choice) for choice in keeper.judge.choices]
             self._limits.check_fits(max(len(tokens) for tokens in options), 0)
             ballot = keeper.ballots[index] = make_ballot(read.tokens_with(self.tokenizer), options, None)

@@ -18,12 +18,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from lmprog.errors import ModelError, NotSupported, RequestRejected, UnknownName
+from lmprog.runtime.forgery import UNGUARDED, Guard, Passage
 from lmprog.runtime.sandbox import Sandbox
 
 MAX_MESSAGES = 4096
@@ -96,15 +97,22 @@ class ChatTemplate:
             }
         )
 
-    def converse(self, messages: str, tools: str = "", plain: str = "", mark: str = "") -> str:
+    def converse(
+        self, messages: str, tools: str = "", plain: str = "", mark: str = "", guard: Guard = UNGUARDED
+    ) -> Passage:
         """A whole conversation, up to where the assistant begins. `messages`, `tools` and `plain` are JSON.
 
-        `plain` is written, without tools, where the template's source does not have `mark`. Raises NotSupported like
-        `render`.
+        `plain` is written, without tools, where the template's source does not have `mark`. `guard` knows the special
+        tokens that stay text where messages or tools spell them. Raises NotSupported like `render`.
         """
         if mark and mark not in self._source:
             messages, tools = plain, ""
-        return self.render(_parsed(messages), True, {"tools": _parsed(tools) if tools else None})
+        turns, told = _parsed(messages), _parsed(tools) if tools else None
+
+        def write(change: Callable[[Any], Any]) -> str:
+            return self.render(change(turns), True, {"tools": change(told)})
+
+        return guard.written(write, [turns, told], self._source)
 
     def _day(self) -> int:
         """Changes when the answer of `strftime_now` may, so that no date is remembered for longer than its day."""
@@ -233,7 +241,7 @@ def load_template(folder: Path | None, explicit: str | None = None) -> ChatTempl
     return ChatTemplate(source, special)
 
 
-def _parsed(text: str) -> list[Mapping[str, object]]:
+def _parsed(text: str) -> list[Any]:
     """A list of objects. Raises NotSupported for other JSON, or none."""
     try:
         value = json.loads(text)

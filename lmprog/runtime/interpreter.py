@@ -184,7 +184,7 @@ class Interpreter:
             self._endings.say(client_id, failed(op.call, error))
             return
         count = op.sampling.n if isinstance(op, wire.Gen) and op.keep == "first" else 1
-        ongoing = Ongoing(client_id, op, branch, [Promise() for _ in range(count)])
+        ongoing = Ongoing(client_id, op, branch, [Promise(quoted=True) for _ in range(count)])
         client.calls[op.call] = ongoing
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:

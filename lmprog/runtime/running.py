@@ -103,21 +103,24 @@ class Runner:
     def _append(self, branch: Branch, pieces: tuple[object, ...]) -> None:
         for piece in pieces:
             match piece:
-                case wire.Text(text=text):
-                    branch.append(text)
+                case wire.Text(text=text, quoted=quoted):
+                    branch.append(text, [(0, len(text))] if quoted else ())
                 case wire.Tokens():
                     self._calls.check_length(branch)
                     branch.append_tokens(*self._calls.speller.given(piece), self._tokenizer)
                 case Promise(text=kept, error=error):
                     if error is not None:
                         raise error
-                    branch.append(kept or "")
+                    branch.append(kept or "", [(0, len(kept or ""))] if piece.quoted else ())
                 case wire.RoleBegin(role=role):
                     branch.begin_role(role, self._template())
                 case wire.RoleEnd(role=role):
                     branch.end_role(role, self._template())
                 case wire.Conversation():
-                    branch.append(self._template().converse(piece.messages, piece.tools, piece.plain, piece.mark))
+                    written = self._template().converse(
+                        piece.messages, piece.tools, piece.plain, piece.mark, self._calls.speller.guard
+                    )
+                    branch.append(written.text, written.quoted)
 
     def _reach(self, ongoing: Ongoing) -> None:
         """The branch has come to a call: it is answered, or becomes lanes and is submitted."""

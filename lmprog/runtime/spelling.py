@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import cached_property
 
 from lmprog import wire
 from lmprog.errors import ContextOverflow, InvalidParameter
+from lmprog.runtime.forgery import Guard
 from lmprog.runtime.tokenizer import Tokenizer
 
 _CHARS_PER_TOKEN = 4
@@ -27,6 +29,13 @@ class Speller:
         self._vocab_size = vocab_size
         self._longest = longest
         self._probe = max(_LEAST_PROBE, _CHARS_PER_TOKEN * longest)
+
+    @cached_property
+    def guard(self) -> Guard:
+        """Knows the special tokens by name. Made when it is asked for first."""
+        tokenizer = self._tokenizer
+        special = (token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) is None)
+        return Guard(map(tokenizer.token_text, [*special, *tokenizer.eos_ids]))
 
     def check_length(self, text: str, what: str = "the text") -> None:
         """Raises `ContextOverflow` for a text of more tokens than fit, having tokenised little more than what fits."""

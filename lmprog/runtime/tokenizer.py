@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from lmprog.errors import ModelError
+from lmprog.runtime.quoting import Quoting, Span, standing
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _META_SPACE = "\u2581"
@@ -46,6 +47,11 @@ class Tokenizer(Protocol):
     def encode(self, text: str, start: bool = True) -> list[int]:
         """Without prefix and suffix. `start` False: the text goes on after other tokens, and a space that this kind of
         tokenizer puts before a text does not belong there. Special tokens written in the text become themselves."""
+        ...
+
+    def encode_quoting(self, text: str, quoted: Sequence[Span], start: bool = True) -> list[int]:
+        """Like `encode`, but a special token that touches a stretch of `quoted` is text. Raises NotSupported where
+        the tokenizer cannot write it so."""
         ...
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
@@ -143,6 +149,14 @@ class ByteTokenizer(_Pieces):
             tokens.extend([self._ids[part]] if part in self._ids else part.encode("utf-8", "replace"))
         return tokens
 
+    def encode_quoting(self, text: str, quoted: Sequence[Span], start: bool = True) -> list[int]:
+        tokens: list[int] = []
+        last = 0
+        for found in standing(self._borders, text, quoted):
+            tokens += [*text[last : found.start()].encode("utf-8", "replace"), self._ids[found[0]]]
+            last = found.end()
+        return [*tokens, *text[last:].encode("utf-8", "replace")]
+
 
 class HfTokenizer(_Pieces):
     """The `tokenizer.json` of a checkpoint's folder. Raises ModelError where it is missing or of an unknown kind."""
@@ -165,12 +179,17 @@ class HfTokenizer(_Pieces):
         super().__init__(*_spell(self._tokenizer, description))
         self._going_on = _without_first_space(self._tokenizer, description)
         self.eos_ids: tuple[int, ...] = self._find_eos(folder, config)
+        barred = {token: self._tokenizer.id_to_token(token) or "" for token in (*self._special, *self.eos_ids)}
+        self._quoting = Quoting(self._tokenizer, self._going_on, barred, str(description["model"].get("unk_token")))
         self.prefix: tuple[int, ...] = self._find_prefix(config)
 
     def encode(self, text: str, start: bool = True) -> list[int]:
         """`start` False: the text goes on after other tokens, so no space is put before it."""
         tokenizer = self._tokenizer if start else self._going_on
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_quoting(self, text: str, quoted: Sequence[Span], start: bool = True) -> list[int]:
+        return self._quoting.encode(text, quoted, start)
 
     def _find_eos(self, folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
         """Those of generation_config.json, else of config.json, and the tokenizer's own."""

@@ -11,7 +11,10 @@ from lmprog.wire.base import ContestRule, Id, Keep, Message, SelectMethod, Short
 
 
 class Text(Message, frozen=True):
+    """`quoted`: names of special tokens in it are text, as they always are inside of a chat turn."""
+
     text: str
+    quoted: bool = False
 
 
 class Tokens(Message, frozen=True):
@@ -47,7 +50,8 @@ class Conversation(Message, frozen=True):
     """A whole conversation as the checkpoint's own template writes it, up to where the assistant begins.
 
     `messages` and `tools` are JSON, in the shapes that templates know. A template whose source does not have `mark`
-    writes `plain` instead, without tools. Turns that are opened after it know nothing of its turns.
+    writes `plain` instead, without tools. Turns that are opened after it know nothing of its turns. Special tokens are
+    the template's alone: names of them in messages and tools are text.
     """
 
     messages: Annotated[str, Meta(max_length=33_554_432)]

@@ -43,6 +43,9 @@ class PairTokenizer:
                 at += 1
         return [self.pieces.index(part) for part in parts]
 
+    def encode_quoting(self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True) -> list[int]:
+        return self.encode(text, start)
+
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return "".join(self.token_text(token) for token in tokens)
 

@@ -31,6 +31,9 @@ class Words:
             data = data[len(longest) :]
         return tokens
 
+    def encode_quoting(self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True) -> list[int]:
+        return self.encode(text, start)
+
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return b"".join(self.pieces[token] or b"" for token in tokens).decode("utf-8", "replace")
 

@@ -41,7 +41,7 @@ def written(source: str, messages: list[dict[str, Any]], box: Toolbox, goes_on: 
     text = ""
     for piece in pieces:
         if isinstance(piece, wire.Conversation):
-            text += template.converse(piece.messages, piece.tools, piece.plain, piece.mark)
+            text += template.converse(piece.messages, piece.tools, piece.plain, piece.mark).text
         else:
             assert isinstance(piece, wire.Text)
             text += piece.text

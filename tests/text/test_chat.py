@@ -240,16 +240,16 @@ def test_the_shipped_template_is_the_one_its_folder_has() -> None:
 def test_a_whole_conversation_is_what_the_template_writes_of_it() -> None:
     messages = messages_of(["system", "user", "assistant", "user"])
     template = ChatTemplate(CHATML, SPECIAL)
-    assert template.converse(json.dumps(messages)) == template.render(messages, add_generation_prompt=True)
+    assert template.converse(json.dumps(messages)).text == template.render(messages, add_generation_prompt=True)
 
 
 def test_tools_go_to_templates_that_have_the_mark_and_plain_turns_to_the_others() -> None:
     source = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
     messages, plain, tools = '[{"content": "whole"}]', '[{"content": "plain"}]', '[{"name": "add"}]'
-    assert ChatTemplate(source, {}).converse(messages, tools, plain, "<call>") == "plain;"
+    assert ChatTemplate(source, {}).converse(messages, tools, plain, "<call>").text == "plain;"
     knowing = source + "{% for t in tools or [] %}<call>{{ t['name'] }}{% endfor %}"
-    assert ChatTemplate(knowing, {}).converse(messages, tools, plain, "<call>") == "whole;<call>add"
-    assert ChatTemplate(knowing, {}).converse(messages) == "whole;"
+    assert ChatTemplate(knowing, {}).converse(messages, tools, plain, "<call>").text == "whole;<call>add"
+    assert ChatTemplate(knowing, {}).converse(messages).text == "whole;"
 
 
 @pytest.mark.parametrize("wrong", ["", "{", "{}", "[1]", "[" * 100_000, '["x"]'])
@@ -263,6 +263,6 @@ def test_a_whole_conversation_of_many_turns_is_written_in_one_go() -> None:
     messages = messages_of(["user", "assistant"] * (MAX_MESSAGES // 2))
     template = ChatTemplate(CHATML, SPECIAL)
     began = time.process_time()
-    text = template.converse(json.dumps(messages))
+    text = template.converse(json.dumps(messages)).text
     assert text.count("<|im_start|>") == MAX_MESSAGES + 1
     assert time.process_time() - began < 20

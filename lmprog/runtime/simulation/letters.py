@@ -20,6 +20,9 @@ class LetterTokenizer:
     def encode(self, text: str, start: bool = True) -> list[int]:
         return [ALPHABET.index(letter if letter in ALPHABET else "?") for letter in text]
 
+    def encode_quoting(self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True) -> list[int]:
+        return self.encode(text, start)
+
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return "".join(self.token_text(token) for token in tokens if token not in self.eos_ids or not skip_special)
 

@@ -72,8 +72,8 @@ def pieces_of(messages: list[Message], box: Toolbox, goes_on: bool = False) -> t
             [_native(message, role_and_text) for message, role_and_text in zip(messages, turns, strict=True)]
         )
         conversation = wire.Conversation(native, json.dumps(box.told), plain, MARK)
-    more = last + box.opening
-    return (conversation, wire.Text(more)) if more else (conversation,)
+    more = (wire.Text(last, quoted=True), wire.Text(box.opening))
+    return (conversation, *(text for text in more if text.text))
 
 
 def _plain(turns: list[tuple[str, str]], tools_text: str) -> list[dict[str, str]]:
