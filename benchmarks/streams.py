@@ -26,37 +26,67 @@ class Seen:
     chunks: int = 0
 
 
+class _Reading(asyncio.Protocol):
+    """Reads one answer whose connection ends with it, and keeps the times at which texts came."""
+
+    def __init__(self, opened: asyncio.Event | None) -> None:
+        self.seen = Seen()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opened = opened
+        self._began = self._last = time.perf_counter()
+        self._head = b""
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        if not self.seen.status:
+            self._head += data
+            head, found, data = self._head.partition(b"\r\n\r\n")
+            if not found:
+                return
+            self.seen.status = int(head.split(b" ", 2)[1])
+            if self._opened is not None:
+                self._opened.set()
+        events = (self._rest + data).split(b"\n\n")
+        self._rest = events.pop()
+        texts = sum(b"data: {" in event and b'"text":""' not in event for event in events)
+        if texts and self.seen.status == 200:
+            self._count(texts)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.seen.whole = time.perf_counter() - self._began
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _count(self, texts: int) -> None:
+        """Texts that came in one piece of data have no time between them."""
+        now = time.perf_counter()
+        gaps = [now - self._last, *[0.0] * (texts - 1)]
+        if not self.seen.chunks:
+            self.seen.first = now - self._began
+            gaps = gaps[1:]
+        self.seen.between += gaps
+        self.seen.chunks += texts
+        self._last = now
+
+
 async def stream(url: str, body: dict[str, Any], opened: asyncio.Event | None = None) -> Seen:
     """Asks for a stream and reads it to its end. `opened` is set when its headers have come."""
     parts = urllib.parse.urlsplit(url)
-    seen, began = Seen(), time.perf_counter()
     data = json.dumps({**body, "stream": True}).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
     )
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    reading = _Reading(opened)
+    transport, _ = await asyncio.get_running_loop().create_connection(
+        lambda: reading, str(parts.hostname), int(parts.port or 80)
+    )
     try:
-        writer.write(head.encode() + data)
-        seen.status = int((await reader.readline()).split()[1])
-        while (await reader.readline()).strip():
-            pass
-        if opened is not None:
-            opened.set()
-        last = began
-        while line := await reader.readline():
-            if line.startswith(b"data: {") and b'"text":""' not in line and seen.status == 200:
-                now = time.perf_counter()
-                if seen.chunks:
-                    seen.between.append(now - last)
-                else:
-                    seen.first = now - began
-                seen.chunks += 1
-                last = now
-        seen.whole = time.perf_counter() - began
+        transport.write(head.encode() + data)
+        await reading.ended
     finally:
-        writer.close()
-    return seen
+        transport.close()
+    return reading.seen
 
 
 async def closed_loop(url: str, clients: int, each: int, body: dict[str, Any]) -> tuple[list[Seen], float]:

@@ -1,7 +1,7 @@
 """A connection to the server: uvicorn's h11 protocol, whose refusals speak OpenAI's form and who waits for nobody.
 
-Adds to uvicorn: the transport for `sse.cut_off`, a time within which the headers must be there, and a body for the
-answer to what is no HTTP. Knows uvicorn's protocol class; knows no application.
+Adds to uvicorn: the transport for `sse.cut_off`, a short way for the parts of streams, a time within which the headers
+must be there, and a body for the answer to what is no HTTP. Knows uvicorn's protocol class; knows no application.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state["transport"] = transport
+        self.app_state["write_part"] = self.write_part
         self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -48,6 +49,17 @@ class Connection(H11Protocol):
             self._be_patient()
         elif self._patience is None:  # uvicorn's own timer between requests ends with the first byte of the next
             self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
+
+    async def write_part(self, part: bytes) -> None:
+        """Writes a part of a chunked body past ASGI's layers and h11: a fifth of what a stream cost.
+
+        Only between the response's start and its end, and only in HTTP/1.1. h11 keeps no account of chunks, so its
+        state stays right.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if part and not self.transport.is_closing():  # an empty chunk would be the end
+            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
     def send_400_response(self, msg: str) -> None:
         """What could not be read as HTTP/1.1: too large headers, a broken request line."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import anyio
@@ -100,8 +100,12 @@ class EventStream(Response):
                 tasks.start_soon(self._watch_client, receive, tasks)
                 tasks.start_soon(self._watch_silence, scope, send, tasks)
                 await self._say(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                write = _writer(scope, send)
                 async for part in self._guarded():
-                    await self._say(send, _body(part))
+                    self._writing = True
+                    await write(part)
+                    self._writing = False
+                    self._wrote = loop.time()
                 await self._say(send, _body(b"", more=False))
                 tasks.cancel_scope.cancel()
         finally:
@@ -165,6 +169,14 @@ def cut_off(scope: Scope) -> None:
     transport = scope.get("state", {}).get("transport")
     if transport is not None:
         transport.abort()
+
+
+def _writer(scope: Scope, send: Send) -> Callable[[bytes], Awaitable[None]]:
+    """How parts are written: by our listener's short way where the response is chunked, else as ASGI says."""
+    short: Callable[[bytes], Awaitable[None]] | None = scope.get("state", {}).get("write_part")
+    if short is not None and scope.get("http_version") == "1.1":
+        return short
+    return lambda part: send(_body(part))
 
 
 def _body(part: bytes, more: bool = True) -> Message:

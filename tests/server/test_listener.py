@@ -1,0 +1,76 @@
+"""The short way of a stream's parts: the bytes are those that h11 would have written, and slow readers are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+
+from lmprog.server.listener import Connection
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.written = b""
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class Flow:
+    def __init__(self) -> None:
+        self.write_paused = False
+        self.writable = asyncio.Event()
+
+    async def drain(self) -> None:
+        await self.writable.wait()
+
+
+def connection() -> Any:
+    made: Any = Connection.__new__(Connection)
+    made.transport, made.flow = Transport(), Flow()
+    return made
+
+
+def test_parts_are_the_chunks_that_h11_would_write() -> None:
+    judge = h11.Connection(h11.SERVER)
+    judge.receive_data(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    judge.next_event()
+    judge.send(h11.Response(status_code=200, headers=[(b"transfer-encoding", b"chunked")]))
+    ours = connection()
+    parts = [b"data: {}\n\n", b"x" * 5000, b"\x00\r\n"]
+    for part in parts:
+        asyncio.run(ours.write_part(part))
+    assert ours.transport.written == b"".join(judge.send(h11.Data(data=part)) or b"" for part in parts)
+
+
+def test_an_empty_part_is_not_the_end_of_the_body() -> None:
+    ours = connection()
+    asyncio.run(ours.write_part(b""))
+    assert ours.transport.written == b""
+
+
+def test_nothing_is_written_to_who_has_left() -> None:
+    ours = connection()
+    ours.transport.closing = True
+    asyncio.run(ours.write_part(b"late"))
+    assert ours.transport.written == b""
+
+
+def test_a_part_waits_until_the_reader_has_read() -> None:
+    async def scenario() -> tuple[bytes, bytes]:
+        ours = connection()
+        ours.flow.write_paused = True
+        writing = asyncio.create_task(ours.write_part(b"more"))
+        await asyncio.sleep(0)
+        before = bytes(ours.transport.written)
+        ours.flow.writable.set()
+        await writing
+        return before, ours.transport.written
+
+    assert asyncio.run(scenario()) == (b"", b"4\r\nmore\r\n")
