@@ -33,6 +33,11 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _USUAL_TOKENS = 65_536
 """Key/value memory is sized for so many tokens, or for eight whole contexts, where the configuration is silent."""
+_ALONE_PRODUCTS = 400_000_000
+"""Multiplications of weights up to which one thread does a step: more of them gain nothing there, and lose much where
+other processes want the cores, since each product then waits for the slowest (docs/performance.md has the figures)."""
+_ALONE_BYTES = 256 << 20
+"""Weights beyond this are read faster by several threads, however few tokens meet them."""
 _DUMMY_SEED = 0
 _GIB = 1 << 30
 
@@ -57,12 +62,15 @@ class Loaded:
     """The checkpoint's folder; None for a dummy, which has no files and speaks bytes."""
     context_len: int
     dtype: torch.dtype
+    num_weights: int
 
 
 class Engine:
     """A loaded model with its key/value memory. One thread calls `forward`."""
 
-    def __init__(self, loaded: Loaded, attention: AttentionBackend, shape: AttentionShape, num_pages: int) -> None:
+    def __init__(
+        self, loaded: Loaded, attention: AttentionBackend, shape: AttentionShape, num_pages: int, threads: Threads
+    ) -> None:
         self.location = loaded.location
         self.context_len = loaded.context_len
         self.vocab_size = loaded.model.vocab_size
@@ -71,25 +79,42 @@ class Engine:
         self.num_pages = num_pages
         self.attention = attention
         self._model = loaded.model
+        self._threads = threads
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Computes the batch's tokens and keeps their keys and values in its slots. # [L, vocab] float32"""
+        self._threads.take(batch.num_tokens)
         with torch.inference_mode():
             return self._model.forward(batch, self.attention)
+
+
+class Threads:
+    """How many threads torch takes for a step: one for little work, all for more, or always those asked for."""
+
+    def __init__(self, asked: int | None, num_weights: int, num_bytes: int) -> None:
+        self.most = asked or default_threads()
+        large = asked is not None or num_bytes > _ALONE_BYTES
+        self._alone = 0 if large else _ALONE_PRODUCTS // max(1, num_weights)
+        """Tokens of a step up to which one thread does it."""
+        torch.set_num_threads(self.most)
+
+    def take(self, num_tokens: int) -> None:
+        """Sets them, for the thread that calls. 2 us."""
+        torch.set_num_threads(1 if num_tokens <= self._alone else self.most)
 
 
 def load_engine(config: RuntimeConfig) -> Engine:
     """The engine that `config` asks for. Raises ModelError where the model cannot be loaded, InvalidParameter where it
     cannot be as asked."""
-    threads = config.threads or default_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.threads or default_threads())
     with torch.inference_mode():
         loaded = _load(config)
+        threads = Threads(config.threads, loaded.num_weights, loaded.num_weights * loaded.dtype.itemsize)
         shape = loaded.model.attention_shape(_DTYPES[config.kv_dtype] if config.kv_dtype else loaded.dtype)
         page_size = config.scheduler.page_size
         num_pages = _num_pages(config, loaded.context_len, page_bytes(config.attention, shape, page_size))
-        attention = make_attention(config.attention, shape, num_pages, page_size, threads)
-    return Engine(loaded, attention, shape, num_pages)
+        attention = make_attention(config.attention, shape, num_pages, page_size, threads.most)
+    return Engine(loaded, attention, shape, num_pages, threads)
 
 
 def default_threads() -> int:
@@ -130,7 +155,7 @@ def _load(config: RuntimeConfig) -> Loaded:
     dtype = _dtype(config, described, folder)
     model = Fallback(folder, foreign, dtype)
     check(model, folder, dtype)
-    return Loaded(model, folder, _context_len(config, model.context_len), dtype)
+    return Loaded(model, folder, _context_len(config, model.context_len), dtype, model.num_weights)
 
 
 def _native(shape: ModelShape, folder: Path | None, context_len: int, dtype: torch.dtype) -> Loaded:
@@ -138,7 +163,7 @@ def _native(shape: ModelShape, folder: Path | None, context_len: int, dtype: tor
         weights = random_weights(shape, dtype, _DUMMY_SEED)
     else:
         weights = load_weights(folder, shape, dtype)
-    return Loaded(Decoder(shape, weights, context_len), folder, context_len, dtype)
+    return Loaded(Decoder(shape, weights, context_len), folder, context_len, dtype, weights.num_weights)
 
 
 def _context_len(config: RuntimeConfig, limit: int) -> int:

@@ -53,6 +53,23 @@ def ends_within(pid: int, seconds: float) -> bool:
     return not runs(pid)
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def test_threads_of_the_runtime_do_not_keep_cores_from_each_other_unless_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with scripted() as runtime:
+        assert environment_of(runtime.pid)["GOMP_SPINCOUNT"] == "20000"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    with scripted() as runtime:
+        assert "GOMP_SPINCOUNT" not in environment_of(runtime.pid)
+
+
 def test_a_runtime_serves_and_ends_with_its_block() -> None:
     with scripted(page_size=4) as runtime:
         assert runtime.alive

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, ModelError
-from lmprog.runtime.engine import default_threads, load_engine
+from lmprog.runtime.engine import Threads, default_threads, load_engine
 from lmprog.runtime.model.locate import NANO, locate
+from lmprog.runtime.model.shape import read_config, read_shape
+from lmprog.runtime.model.weights import load_weights
 from tests.model.checkpoints import CONTEXT, NATIVE
 from tests.model.conftest import Judge
 from tests.model.driver import Driver
@@ -101,6 +104,34 @@ def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert default_threads() == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert default_threads() >= 1
+
+
+@pytest.fixture
+def threads_of_torch() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("threads_of_torch")
+def test_a_small_step_takes_one_thread_and_a_large_one_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+
+    def taken(threads: Threads, num_tokens: int) -> int:
+        threads.take(num_tokens)
+        return torch.get_num_threads()
+
+    small = Threads(None, 4_000_000, 16 << 20)
+    assert [taken(small, tokens) for tokens in (1, 100, 101, 2000, 1)] == [1, 1, 2, 2, 1]
+    assert taken(Threads(None, 100_000_000, 400 << 20), 1) == 2, "many weights are read by all"
+    assert taken(Threads(2, 4_000_000, 16 << 20), 1) == 2, "who asks for a number gets it"
+
+
+def test_the_engine_counts_the_weights_that_a_token_meets(judged: Judge) -> None:
+    made = judged("llama", NATIVE["llama"])
+    weights = load_weights(made.folder, read_shape(read_config(made.folder)), torch.float32)
+    products = sum(weight.numel() for name, weight in made.model.named_parameters() if "proj.weight" in name)
+    assert weights.num_weights == products + made.model.lm_head.weight.numel()
 
 
 def test_loading_a_native_model_imports_nothing_that_takes_seconds() -> None:

@@ -49,6 +49,12 @@ class Weights:
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
 
+    @property
+    def num_weights(self) -> int:
+        """Those that a token is multiplied with on its way to logits."""
+        products = [w for layer in self.layers for w in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return self.head.numel() + sum(weight.numel() for weight in products)
+
 
 class Decoder:
     """A model with its weights. `forward` keeps nothing: all state is in the backend's pages."""

@@ -54,6 +54,7 @@ class Fallback:
         self.context_len = _context_len(folder, text)
         self._picks_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._layers = self._probed(folder, text)
+        self.num_weights = sum(weight.numel() for weight in self.model.parameters())
 
     def _probed(self, folder: Path, text: Any) -> tuple[ProbedLayer, ...]:
         """The attention of every layer, learnt by computing one token."""
