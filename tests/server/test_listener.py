@@ -1,4 +1,4 @@
-"""The short way of a stream's parts: the bytes are those that h11 would have written, and slow readers are waited for."""
+"""The short way of a stream's parts: the bytes that h11 would have written, and slow readers are waited for."""
 
 from __future__ import annotations
 
