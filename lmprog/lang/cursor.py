@@ -269,7 +269,7 @@ class Cursor:
         self.scope.check()
         self.budget.check()
         if self.cancelled:
-            raise Cancelled("this branch was cancelled, because another one of its fork failed")
+            raise Cancelled("this branch was cancelled, because another one of its fork failed or has won")
         if self.closed:
             raise ProgramError("this branch was closed: its run, or the fork that it belongs to, is over")
 

@@ -23,7 +23,7 @@ from lmprog.lang.budget import Budget
 from lmprog.lang.client import running_loop
 from lmprog.lang.cursor import Cursor
 from lmprog.lang.feed import Feed
-from lmprog.lang.fork import raise_together
+from lmprog.lang.mapped import raise_together
 from lmprog.lang.results import Run
 from lmprog.lang.sampling import Sampling
 from lmprog.lang.scope import Scope

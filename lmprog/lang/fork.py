@@ -8,14 +8,13 @@ an `ExceptionGroup`. This module does not know how a branch talks to the runtime
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from lmprog.errors import Cancelled, DeadlineExceeded, InvalidParameter, ProgramError
+from lmprog.errors import InvalidParameter, ProgramError
 from lmprog.lang.client import running_loop
+from lmprog.lang.mapped import Mapped, Raced, raise_together
 from lmprog.lang.values import Gen
 from lmprog.lang.variables import Gathered, settle
 
@@ -24,19 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OnError = Literal["raise", "keep"]
-MAX_THREADS = 32  # of one `map` in a plain program
-
-
-def raise_together(errors: Sequence[Exception]) -> None:
-    """Raises what is there: nothing, one error as it is, or several as a group. Cancelled siblings are no causes."""
-    causes = [error for error in errors if not isinstance(error, Cancelled)] or list(errors[:1])
-    # a budget that is over ends many calls, and is one cause
-    once = {error.message if isinstance(error, DeadlineExceeded) else id(error): error for error in reversed(causes)}
-    causes = list(reversed(once.values()))
-    if len(causes) == 1:
-        raise causes[0]
-    if causes:
-        raise ExceptionGroup(f"{len(causes)} branches failed", causes)
 
 
 class Branches(Sequence["Branch"]):
@@ -50,7 +36,7 @@ class Branches(Sequence["Branch"]):
         self._parent = parent
         self._children = children
         self._on_error: OnError = on_error
-        self._mapped: list[Mapped[Any]] = []
+        self._mapped: list[Mapped[Any] | Raced[Any]] = []
 
     @overload
     def __getitem__(self, index: int) -> Branch: ...
@@ -81,11 +67,28 @@ class Branches(Sequence["Branch"]):
         """The same for a plain function, which may read values: in a plain program each branch has a thread."""
         return self._start(function)
 
+    @overload
+    def race(self, function: Callable[[Branch], Gen[T]]) -> Raced[T]: ...
+    @overload
+    def race(self, function: Callable[[Branch], Coroutine[Any, Any, T]]) -> Raced[T]: ...
+    @overload
+    def race(self, function: Callable[[Branch], T]) -> Raced[T]: ...
+    def race(self, function: Callable[[Branch], Any]) -> Raced[Any]:
+        """Runs `function` on every branch at once, until it has ended well on one: the others are cancelled, and what
+        they held is freed. `await` the result, or read its `.value`; its `.branch` is the one that has won.
+        """
+        raced: Raced[Any] = Raced(self, function)
+        self._ends_with_us(raced)
+        return raced
+
     def _start(self, function: Callable[[Branch], Any]) -> Mapped[Any]:
         mapped: Mapped[Any] = Mapped(self, function, keep=self._on_error == "keep")
+        self._ends_with_us(mapped)
+        return mapped
+
+    def _ends_with_us(self, mapped: Mapped[Any] | Raced[Any]) -> None:
         self._mapped.append(mapped)
         self._parent.cursor.scope.mapped.append(mapped)
-        return mapped
 
     def __iadd__(self, content: object) -> Branches:
         """Appends to every branch: the same content, or what a list or a function of the index says for each."""
@@ -127,10 +130,16 @@ class Branches(Sequence["Branch"]):
 
     def cancel(self) -> None:
         """Closes the branches: their calls and whatever else is asked of them end with `Cancelled`."""
-        self._close(cancelled=True)
+        self._close(self._children, cancelled=True)
 
-    def _close(self, *, cancelled: bool) -> None:
-        for child in self._children:
+    def drop(self, losers: Sequence[Branch]) -> None:
+        """Cancels those of the branches that nobody needs any more, whatever has become of them."""
+        self._close(losers, cancelled=True)
+        for gen in (gen for child in losers for gen in child.cursor.gens):
+            gen.was_read = True
+
+    def _close(self, children: Iterable[Branch], *, cancelled: bool) -> None:
+        for child in children:
             for gen in child.cursor.gens:
                 gen.was_read = gen.was_read or not gen.done()
             child.cursor.close(cancelled=cancelled)
@@ -171,7 +180,7 @@ class Branches(Sequence["Branch"]):
                 raise_together(self._failed())
                 self._check_budget()
         finally:
-            self._close(cancelled=error is not None)
+            self._close(self._children, cancelled=error is not None)
 
     async def __aenter__(self) -> Branches:
         return self
@@ -186,100 +195,5 @@ class Branches(Sequence["Branch"]):
                 raise_together(self._failed())
                 self._check_budget()
         finally:
-            self._close(cancelled=error is not None)
+            self._close(self._children, cancelled=error is not None)
             await asyncio.gather(*(mapped.abandon() for mapped in self._mapped))
-
-
-class Mapped(Generic[T]):
-    """The values that a function gives on each branch: `await` for the list, or `.value`, which blocks."""
-
-    def __init__(self, branches: Branches, each: Callable[[Branch], Any], *, keep: bool) -> None:
-        self._branches = branches
-        self._keep = keep
-        self._was_read = False
-        self._tasks: list[asyncio.Task[Any]] = []
-        self._threads: list[Future[Any]] = []
-        if running_loop() is not None:
-            self._tasks = [asyncio.ensure_future(_run_one(each, child)) for child in branches]
-        else:
-            pool = ThreadPoolExecutor(min(len(branches), MAX_THREADS), thread_name_prefix="lmprog-branch")
-            for child in branches:
-                self._threads.append(pool.submit(contextvars.copy_context().run, _run_blocking, each, child))
-            pool.shutdown(wait=False)
-
-    @property
-    def value(self) -> list[T]:
-        """The values in the branches' order; blocks. Raises what failed."""
-        if self._tasks:
-            raise ProgramError("write `await` before the map: waiting for it here would stop the event loop")
-        raise_together(self.finish())
-        return [cast(T, _outcome(thread)) for thread in self._threads]
-
-    def __await__(self) -> Generator[Any, None, list[T]]:
-        raise_together((yield from self.finish_async().__await__()))
-        return [cast(T, _outcome(task)) for task in self._tasks]
-
-    def finish(self) -> list[Exception]:
-        """Waits for the threads; the first failure cancels the other branches. What failed, unless that was told."""
-        wait(self._threads, return_when="ALL_COMPLETED" if self._keep else FIRST_EXCEPTION)
-        if not self._keep and any(thread.done() and thread.exception() for thread in self._threads):
-            self._branches.cancel()
-        wait(self._threads)
-        return self._failures(self._threads)
-
-    async def finish_async(self) -> list[Exception]:
-        """The same for tasks."""
-        if self._tasks:
-            try:
-                await asyncio.wait(self._tasks, return_when="ALL_COMPLETED" if self._keep else FIRST_EXCEPTION)
-            except asyncio.CancelledError:
-                await self.abandon()
-                raise
-            if not self._keep and any(_error(task) is not None for task in self._tasks if task.done()):
-                await self.abandon()
-                self._branches.cancel()
-        return self._failures(self._tasks)
-
-    async def abandon(self) -> None:
-        """Cancels the tasks that still run, and waits until they have ended."""
-        pending = [task for task in self._tasks if not task.done()]
-        for task in pending:
-            task.cancel()
-        if pending:
-            await asyncio.wait(pending)
-        for task in self._tasks:
-            _error(task)  # retrieved: asyncio has nothing to complain about
-
-    def _failures(self, runs: Sequence[Future[Any] | asyncio.Task[Any]]) -> list[Exception]:
-        was_read, self._was_read = self._was_read, True
-        if self._keep or was_read:
-            return []
-        return [error for run in runs if (error := _error(run)) is not None]
-
-
-def _error(run: Future[Any] | asyncio.Task[Any]) -> Exception | None:
-    if run.cancelled():
-        return Cancelled("a sibling branch failed")
-    error = run.exception()
-    if error is not None and not isinstance(error, Exception):
-        raise error
-    return error
-
-
-def _outcome(run: Future[Any] | asyncio.Task[Any]) -> object:
-    """The value, or the error where errors are kept."""
-    error = _error(run)
-    return run.result() if error is None else error
-
-
-async def _run_one(each: Callable[[Branch], Any], child: Branch) -> Any:
-    found = each(child)
-    return await found if isinstance(found, Awaitable) else found
-
-
-def _run_blocking(each: Callable[[Branch], Any], child: Branch) -> Any:
-    found = each(child)
-    if isinstance(found, Coroutine):
-        found.close()
-        raise ProgramError("a plain program cannot map a coroutine function; make the program `async def`")
-    return found.value if isinstance(found, Gen) else found

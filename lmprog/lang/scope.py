@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lmprog.lang.backends import Backend
     from lmprog.lang.cursor import Cursor
     from lmprog.lang.feed import Feed
-    from lmprog.lang.fork import Mapped
+    from lmprog.lang.mapped import Mapped, Raced
     from lmprog.lang.values import Gen
 
 current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
@@ -53,7 +53,7 @@ class Scope:
         self.posted: list[wire.Op] = []  # what makes branches and calls, in an order in which it can be sent again
         self.gens: list[Gen[Any]] = []
         self.nested: set[Scope] = set()  # that still run
-        self.mapped: list[Mapped[Any]] = []  # what runs on branches; nobody of it outlives the run
+        self.mapped: list[Mapped[Any] | Raced[Any]] = []  # what runs on branches; nobody of it outlives the run
         self.marked: dict[int, Gen[Any]] = {}  # by call: what a mark in a string may point at
         self._open: dict[int, Cursor] = {}
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar, cast, overload
 
 from lmprog import wire
-from lmprog.errors import ProgramError
+from lmprog.errors import LmprogError, ProgramError
 from lmprog.lang.client import running_loop, wake
 from lmprog.lang.keeping import By, best_options, majority
 from lmprog.lang.ops import GenOp, gen_op, leading
@@ -94,10 +94,21 @@ class Contested(Generic[T]):
         return self.winner.value
 
     def __await__(self) -> Generator[object, None, T]:
-        yield from self._arrive().__await__()
+        yield from self.arrive().__await__()
         return self._winner().value
 
-    async def _arrive(self) -> None:
+    @property
+    def place(self) -> int | None:
+        """Which of the results has won; None where none has, or as long as that is open."""
+        return self._won
+
+    @property
+    def failure(self) -> LmprogError | None:
+        """Why there is no winner; None where there is one, or as long as that is open."""
+        return self._gens[self._order[0]].error_at_site() if self.done() and self._won is None else None
+
+    async def arrive(self) -> None:
+        """Waits until it is decided; who stops waiting cancels the results."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -113,8 +124,10 @@ class Contested(Generic[T]):
             raise
 
     def _winner(self) -> Gen[T]:
-        if self._won is None:
-            raise self._gens[self._order[0]].error_at_site()
+        failure = self.failure
+        if failure is not None:
+            raise failure
+        assert self._won is not None
         return self._gens[self._won]
 
 

@@ -92,6 +92,7 @@ BEYOND = {
     "best-of, vote, race in the runtime": "runtime/test_keeping.py::test_the_best "
     "runtime/test_keeping.py::test_the_majority runtime/test_keeping.py::test_the_fastest "
     "lang/test_contests.py::test_a_race lang/test_contests.py::test_a_vote",
+    "a race of branches": "lang/test_racing.py::test_pending_results lang/test_racing.py::test_coroutines_race",
     "a thousand programs at once": "lang/test_thousand.py::test_every_program",
     "speculation on APIs": "lang/backends/test_speculation.py::test_three_fields",
     "preview, explain, replay": "lang/test_rehearsal.py::test_what_is_previewed lang/test_replay.py::test_a_saved_run",

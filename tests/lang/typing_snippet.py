@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, assert_type
 
 import lmprog
-from lmprog.lang.fork import Branches, Mapped
+from lmprog.lang.fork import Branches
+from lmprog.lang.mapped import Mapped, Raced
 from lmprog.lang.ops import GenOp
 
 
@@ -59,6 +60,8 @@ def plain(s: lmprog.Branch, question: str, k: int = 3) -> list[str]:
         mapped = branches.map(lambda b: b.gen(int))
         assert_type(mapped, Mapped[int])
         assert_type(mapped.value, list[int])
+        assert_type(branches.race(lambda b: b.gen(int)), Raced[int])
+        assert_type(branches.race(lambda b: b.gen(int).value).value, int)
     return []
 
 
