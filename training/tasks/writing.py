@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from training.document import ASSISTANT, END, SYSTEM, USER, Document, Family, Page
 from training.draw import Draw, ways
+from training.kinds.model import shown
+from training.passage import draw_passage
 from training.tasks import arithmetic
 from training.tasks.advice import ADVICE, Advice
 from training.tasks.stories import STORIES
@@ -145,27 +147,47 @@ def story(draw: Draw) -> Document:
 
 
 def judge(draw: Draw) -> Document:
-    """Which of two answers is better, or is one good: judged by whether it is about the topic or the sum is right."""
+    """Which of two answers is better, or is one good: about the subject, the sum or what a text says."""
     page = Page(Family.WRITING)
-    if draw.chance(0.5):
-        advice, other = draw.some(ADVICE, 2)
-        good, bad = draw.one(advice.points)[1], draw.one(other.points)[1]
-        question = f"How can I get better at {advice.topic}?"
-    else:
-        operator = "+" if draw.chance(0.5) else "-"
-        x, y = draw.pair(operator)
-        right = arithmetic.solve(x, operator, y)
-        good, bad = str(right), str(right + draw.one((-10, -2, -1, 1, 2, 10)))
-        question = f"What is {x} {operator} {y}?"
-    if draw.chance(0.6):
-        first = draw.chance(0.5)
-        a, b = (good, bad) if first else (bad, good)
-        page.text(f"Question: {question}\nAnswer A: {a}\nAnswer B: {b}\n{draw.one(_ASK_BETTER)}\n")
-        page.text(draw.one(("Judgment:", "Better:", "Answer:")))
-        page.answer(" A\n" if first else " B\n", kind="judge", choices=(" A", " B"))
-    else:
-        is_good = draw.chance(0.5)
-        page.text(f"Question: {question}\nAnswer: {good if is_good else bad}\n{draw.one(_ASK_GOOD)}\n")
-        page.text(draw.one(("Judgment:", "Verdict:")))
-        page.answer(" good\n" if is_good else " bad\n", kind="judge", choices=(" good", " bad"))
+    for index in range(draw.number(1, 5)):
+        context, question, good, bad = draw.one((_of_subject, _of_sum, _of_text))(draw)
+        page.text(("\n" if index else "") + f"{context}Question: {question}\n")
+        if draw.chance(0.6):
+            first = draw.chance(0.5)
+            a, b = (good, bad) if first else (bad, good)
+            page.text(f"Answer A: {a}\nAnswer B: {b}\n{draw.one(_ASK_BETTER)}\n")
+            page.text(draw.one(("Judgment:", "Better:", "Answer:")))
+            page.answer(" A\n" if first else " B\n", kind="judge", choices=(" A", " B"))
+        else:
+            is_good = draw.chance(0.5)
+            page.text(f"Answer: {good if is_good else bad}\n{draw.one(_ASK_GOOD)}\n")
+            page.text(draw.one(("Judgment:", "Verdict:")))
+            page.answer(" good\n" if is_good else " bad\n", kind="judge", choices=(" good", " bad"))
     return page.done()
+
+
+Judged = tuple[str, str, str, str]
+"""What stands before the question, the question, a good answer, a bad one."""
+
+
+def _of_subject(draw: Draw) -> Judged:
+    advice, other = draw.some(ADVICE, 2)
+    question = f"How can I get better at {advice.topic}?"
+    return "", question, draw.one(advice.points)[1], draw.one(other.points)[1]
+
+
+def _of_sum(draw: Draw) -> Judged:
+    operator = "+" if draw.chance(0.5) else "-"
+    x, y = draw.pair(operator)
+    right = arithmetic.solve(x, operator, y)
+    wrong = right + draw.one((-10, -2, -1, 1, 2, 10))
+    return "", f"What is {x} {operator} {y}?", str(right), str(wrong)
+
+
+def _of_text(draw: Draw) -> Judged:
+    passage = draw_passage(draw, most=4)
+    record, field, value = draw.one(passage.facts())
+    wrong = field.draw(draw)
+    while wrong == value:
+        wrong = field.draw(draw)
+    return f"Text: {passage.text}\n", field.question(draw, record.name), shown(value), shown(wrong)
