@@ -18,6 +18,8 @@ def run(given: argparse.Namespace) -> int:
     with connect(given.address) if given.address else Runtime(given.model or recording.model) as backend:
         replayed = recording.replay(backend)
     print(f"{replayed.num_calls} calls, {replayed.num_tokens} tokens, seed {recording.seed}")
+    if replayed.num_contests:
+        print(f"{replayed.num_contests} votes and races")
     if replayed.num_skipped:
         print(f"{replayed.num_skipped} calls that had failed or were cancelled are left out", file=sys.stderr)
     for difference in replayed.differences:

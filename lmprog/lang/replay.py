@@ -2,7 +2,8 @@
 
 The file is JSON: who ran what on which model, the calls and their texts for people to read, and ops and replies as
 the wire encodes them. The program's own code is not run again, so a replay needs no part of it. What the run cancelled,
-or what failed, is left out: how far that went was a matter of time.
+or what failed, is left out: how far that went was a matter of time. So who lost a contest does not run again, and who
+won a race is taken from the file; the majority of a vote is found again from what its calls give now.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejecte
 from lmprog.lang.backends import Backend
 from lmprog.lang.backends.default import default_backend
 from lmprog.lang.client import Call, Client
+from lmprog.lang.keeping import majority
 
 if TYPE_CHECKING:
     from lmprog.lang.scope import Scope
@@ -48,11 +50,33 @@ class Replayed:
     num_tokens: int
     num_skipped: int
     differences: tuple[Difference, ...]
+    num_contests: int = 0
+    """Votes and races whose decision was looked at, too."""
 
     @property
     def is_same(self) -> bool:
         """Whether every call gave the same tokens, and every select the same option."""
         return not self.differences
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A contest that had a winner: the calls that took part, and whose result was taken."""
+
+    rule: str
+    calls: tuple[int, ...]
+    won: int
+
+    def again(self, outcomes: Mapping[int, object]) -> int:
+        """Who wins with these outcomes."""
+        if self.rule == "first":
+            return self.won  # the first in time: a fact of that run
+        ended = {at: outcomes[call] for at, call in enumerate(self.calls) if call in outcomes}
+        texts = {at: done.outputs[0].text.strip() for at, done in ended.items() if isinstance(done, wire.Done)}
+        place = majority(texts, 0)
+        if place is None or texts[place] == texts.get(self.calls.index(self.won)):
+            return self.won  # of equal results, the one that was there when it was decided
+        return self.calls[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +89,7 @@ class Recording:
     labels: Mapping[int, str]
     ops: tuple[wire.Op, ...]
     results: Mapping[int, Result]
+    contests: tuple[Decided, ...] = ()
 
     @classmethod
     def of(cls, scope: Scope) -> Recording:
@@ -76,7 +101,12 @@ class Recording:
             outcome = gen.call.wait(0) if gen.call.done() else None
             if isinstance(outcome, wire.Done | wire.Chosen):
                 results[gen.call.id] = outcome
-        return cls(welcome.model, welcome.vocab_size, scope.seed, labels, tuple(scope.posted), results)
+        contests = tuple(
+            Decided(contest.rule, contest.calls, contest.calls[contest.place])
+            for contest in scope.contests
+            if contest.place is not None and labels.keys() >= set(contest.calls)  # also of runs within this one
+        )
+        return cls(welcome.model, welcome.vocab_size, scope.seed, labels, tuple(scope.posted), results, contests)
 
     # --- files --------------------------------------------------------------------------------------------------
 
@@ -91,6 +121,9 @@ class Recording:
             "calls": [
                 {"call": call, "label": label, "result": _shown(self.results.get(call))}
                 for call, label in self.labels.items()
+            ],
+            "contests": [
+                {"rule": contest.rule, "calls": contest.calls, "won": contest.won} for contest in self.contests
             ],
             "ops": base64.b64encode(wire.encode(self.ops)).decode(),
             "replies": base64.b64encode(wire.encode(replies)).decode(),
@@ -115,7 +148,16 @@ class Recording:
             results = {reply.call: reply for reply in replies if isinstance(reply, wire.Done | wire.Chosen)}
             labels = {int(call["call"]): str(call["label"]) for call in about["calls"]}
             ops = wire.decode_ops(base64.b64decode(about["ops"], validate=True))
-            return cls(str(about["model"]), int(about["vocab_size"]), int(about["seed"]), labels, ops, results)
+            contests = tuple(
+                Decided(str(contest["rule"]), tuple(map(int, contest["calls"])), int(contest["won"]))
+                for contest in about.get("contests", [])
+            )
+            model, vocab_size, seed = str(about["model"]), int(about["vocab_size"]), int(about["seed"])
+            if not all(contest.won in contest.calls for contest in contests) or any(
+                call not in labels for contest in contests for call in contest.calls
+            ):
+                raise ValueError("a contest of calls that are not there")
+            return cls(model, vocab_size, seed, labels, ops, results, contests)
         except (wire.MalformedFrame, binascii.Error, ValueError, KeyError, TypeError) as error:
             raise RequestRejected(f"the saved run {str(path)!r} is damaged ({error})") from None
 
@@ -140,13 +182,20 @@ class Recording:
         finally:
             client.post(*(wire.Close(branch) for branch in numbers.branches))
             client.flush()
+        keeps = {op.call: op.keep for op in self.ops if isinstance(op, wire.Gen)}
         differences = [
             Difference(self.labels[call], before, now)
             for call, outcome in outcomes.items()
-            if (before := _told(self.results[call])) != (now := _told(outcome))
+            if (before := _told(self.results[call], keeps.get(call))) != (now := _told(outcome, keeps.get(call)))
+        ]
+        differences += [
+            Difference(f"the {contest.rule} of {len(contest.calls)}", self.labels[contest.won], self.labels[now_won])
+            for contest in self.contests
+            if (now_won := contest.again(outcomes)) != contest.won
         ]
         tokens = sum(len(output.tokens) for done in self.results.values() for output in _outputs(done))
-        return Replayed(len(calls), tokens, len(self.labels) - len(calls), tuple(differences))
+        num_skipped = len(self.labels) - len(calls)
+        return Replayed(len(calls), tokens, num_skipped, tuple(differences), len(self.contests))
 
     def _check(self, welcome: wire.Welcome) -> None:
         same_name = Path(welcome.model).name == Path(self.model).name  # a folder may stand elsewhere
@@ -201,12 +250,13 @@ def _outputs(result: Result) -> tuple[wire.Output, ...]:
     return result.outputs if isinstance(result, wire.Done) else ()
 
 
-def _told(outcome: object) -> str:
-    """All that is compared of an outcome, as text."""
+def _told(outcome: object, keep: wire.Keep | None = None) -> str:
+    """All that is compared of an outcome, as text. Where one of several was kept, how far others came is not."""
     if isinstance(outcome, wire.Chosen):
         return f"option {outcome.index}"
     if isinstance(outcome, wire.Done):
-        return " and ".join(f"{output.text!r} {list(output.tokens)}" for output in outcome.outputs)
+        outputs = outcome.outputs if keep in (None, "first") else outcome.outputs[:1]
+        return " and ".join(f"{output.text!r} {list(output.tokens)}" for output in outputs)
     return f"{type(outcome).__name__}: {outcome}" if isinstance(outcome, LmprogError) else repr(outcome)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lmprog.lang.feed import Feed
     from lmprog.lang.mapped import Mapped, Raced
     from lmprog.lang.values import Gen
+    from lmprog.lang.vote import Contested
 
 current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
 
@@ -54,6 +55,7 @@ class Scope:
         self.gens: list[Gen[Any]] = []
         self.nested: set[Scope] = set()  # that still run
         self.mapped: list[Mapped[Any] | Raced[Any]] = []  # what runs on branches; nobody of it outlives the run
+        self.contests: list[Contested[Any]] = []
         self.marked: dict[int, Gen[Any]] = {}  # by call: what a mark in a string may point at
         self._open: dict[int, Cursor] = {}
         self._lock = threading.Lock()

@@ -42,6 +42,7 @@ class Contested(Generic[T]):
         scope = self._gens[0].scope
         if any(gen.scope.client is not scope.client for gen in self._gens):
             raise ProgramError("results of different backends cannot contest; await them first")
+        scope.contests.append(self)
         for index, gen in enumerate(self._gens):
             gen.call.when_done(lambda index=index: self._ended(index))  # type: ignore[misc]
         if not self._decided.is_set():
@@ -73,6 +74,15 @@ class Contested(Generic[T]):
         if self._rule == "first":
             return next(iter(there), None)
         return majority({index: gen.text.strip() for index, gen in there.items()}, len(self._gens) - len(self._order))
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """Of the results, in their order."""
+        return tuple(gen.call.id for gen in self._gens)
+
+    @property
+    def rule(self) -> wire.ContestRule:
+        return self._rule
 
     def done(self) -> bool:
         """Whether reading would not wait."""

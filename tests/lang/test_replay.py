@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -15,6 +16,7 @@ from lmprog.errors import ContextOverflow, ModelError, ProtocolError, RequestRej
 from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.lang.replay import Recording, replay
 from lmprog.testing import Hold, Scripted
+from tests.lang.small_runtime import Real
 
 
 @lmprog.function
@@ -54,6 +56,71 @@ def test_joined_text_is_replayed(backend: RuntimeBackend, tmp_path: Path) -> Non
     replayed = replay(tmp_path / "run.json", backend)
     assert replayed.is_same
     assert replayed.num_calls == 4
+
+
+@lmprog.function
+async def contested(s: lmprog.Branch, number: int) -> str:
+    s.append(f"number {number} is ")
+    await s.best_of(4, max_tokens=8)
+    await s.gen(n=4, keep="fastest", max_tokens=12, stop="a")
+    await s.gen(n=5, keep="majority", max_tokens=1)
+    async with s.fork(3) as branches:
+        voted = await lmprog.vote([b.gen(max_tokens=1) for b in branches])
+    async with s.fork(3) as branches:
+        raced = await branches.race(lambda b: b.gen(max_tokens=12, stop="b"))
+    s.append(voted + raced)
+    return await s.gen(max_tokens=3)
+
+
+def test_contests_under_load_are_replayed_with_what_won_them(real: Real, tmp_path: Path) -> None:
+    """The runs share their steps with others, and the replays have the runtime to themselves."""
+
+    async def main() -> list[lmprog.Run[str]]:
+        return await asyncio.gather(*(contested.using(backend=backend).arun(number) for number in range(12)))
+
+    with RuntimeBackend(real.channel.connect()) as backend:
+        for number, run in enumerate(asyncio.run(main())):
+            run.save(tmp_path / f"{number}.json")
+            replayed = replay(tmp_path / f"{number}.json", backend)
+            assert replayed.differences == ()
+            assert replayed.num_contests == 2
+            assert replayed.num_calls + replayed.num_skipped == 10
+
+
+def test_another_majority_is_a_difference(tmp_path: Path) -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        async with s.fork(3) as branches:
+            return await lmprog.vote([b.gen(name=name) for b, name in zip(branches, "uvw", strict=True)])
+
+    with Scripted(["a", "b", "b"]) as scripted:
+        run = program.using(backend=scripted).run()
+        assert run.value == "b"
+        run.save(tmp_path / "run.json")
+    with Scripted(["a", "b", "b"]) as scripted:
+        assert replay(tmp_path / "run.json", scripted).is_same
+    with Scripted(["a", "c", "a"]) as scripted:
+        replayed = replay(tmp_path / "run.json", scripted)
+    assert [str(one) for one in replayed.differences] == [
+        "v: it was 'b' [], now 'c' []",
+        "w: it was 'b' [], now 'a' []",
+        "the majority of 3: it was v, now u",
+    ]
+
+
+def test_a_race_keeps_the_winner_that_it_had(tmp_path: Path) -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        async with s.fork(2) as branches:
+            branches[0].append("slow")
+            return await branches.race(lambda b: b.gen())
+
+    with Scripted(lambda prompt: Hold() if prompt else "quick") as scripted:
+        program.using(backend=scripted).run().save(tmp_path / "run.json")
+    with Scripted(["quick"]) as scripted:
+        replayed = replay(tmp_path / "run.json", scripted)
+    assert (replayed.num_calls, replayed.num_skipped, replayed.num_contests) == (1, 1, 1)
+    assert replayed.is_same
 
 
 def test_the_seed_of_a_run_repeats_it(backend: RuntimeBackend) -> None:
@@ -131,7 +198,14 @@ def test_files_that_are_no_saved_runs_are_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(RequestRejected, match="no saved run"):
             Recording.read(path)
-    for name, value in (("ops", "%%%"), ("ops", "AAAA"), ("replies", "gA=="), ("seed", None), ("calls", [1])):
+    for name, value in (
+        ("ops", "%%%"),
+        ("ops", "AAAA"),
+        ("replies", "gA=="),
+        ("seed", None),
+        ("calls", [1]),
+        ("contests", [{"rule": "first", "calls": [1], "won": 2}]),
+    ):
         path.write_text(json.dumps({**about, name: value}))
         with pytest.raises(RequestRejected, match="damaged"):
             Recording.read(path)
