@@ -46,4 +46,6 @@ class RuntimeConfig:
     threads: int | None = None
     context_len: int | None = None
     kv_memory_mb: int | None = None
+    public_prefix: tuple[str, ...] = ()
+    """Files of texts and first messages that caches of different keys share; what follows them is each key's own."""
     scheduler: SchedulerConfig = SchedulerConfig()

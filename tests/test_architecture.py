@@ -52,7 +52,7 @@ UNITS = {
         "lmprog.runtime.scheduler lmprog.runtime.request lmprog.runtime.generation lmprog.runtime.policy "
         "lmprog.runtime.line lmprog.runtime.pagetable lmprog.runtime.pins lmprog.runtime.patience "
         "lmprog.runtime.plan lmprog.runtime.batch lmprog.runtime.masks "
-        "lmprog.runtime.picks lmprog.runtime.randomness lmprog.runtime.stats",
+        "lmprog.runtime.picks lmprog.runtime.randomness lmprog.runtime.stats lmprog.runtime.realms",
         "errors config wire radix fsm",
     ),
     "interpreter": Unit(
@@ -60,7 +60,7 @@ UNITS = {
         "lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
         "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
         "lmprog.runtime.constraints lmprog.runtime.compiling lmprog.runtime.spelling lmprog.runtime.snapshot "
-        "lmprog.runtime.healing lmprog.runtime.keeping",
+        "lmprog.runtime.healing lmprog.runtime.keeping lmprog.runtime.publishing",
         "errors wire transport radix fsm text scheduling",
     ),
     "constraint": Unit("lmprog.constrained", "errors wire lang fsm interpreter"),

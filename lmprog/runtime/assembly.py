@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
@@ -19,6 +20,8 @@ from lmprog.runtime.compiling import Workers
 from lmprog.runtime.constraints import Constraints
 from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
+from lmprog.runtime.publishing import public_prefix
+from lmprog.runtime.realms import Realms
 from lmprog.runtime.scheduler import Scheduler
 from lmprog.runtime.tokenizer import load_tokenizer
 from lmprog.transport import RuntimeChannel
@@ -45,7 +48,17 @@ def assemble(
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     scheduler = Scheduler(scheduling, engine.context_len)
-    limits = Limits(engine.vocab_size, scheduler.longest_lane, scheduler.check_fits)
+    template: list[ChatTemplate] = []
+
+    def chat_template() -> ChatTemplate:
+        """Loaded when the first role comes: a model without a template serves plain text all the same."""
+        if not template:
+            template.append(load_template(engine.location))
+        return template[0]
+
+    prefixes = [public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix]
+    realms = Realms(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
+    limits = Limits(engine.vocab_size, scheduler.longest_lane, scheduler.check_fits, realms)
     constraints = Constraints(tokenizer, engine.vocab_size, Workers())
     calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(os.urandom(16)))
     welcome = wire.Welcome(
@@ -57,13 +70,5 @@ def assemble(
         num_pages=scheduling.num_pages,
         pid=os.getpid(),
     )
-    template: list[ChatTemplate] = []
-
-    def chat_template() -> ChatTemplate:
-        """Loaded when the first role comes: a model without a template serves plain text all the same."""
-        if not template:
-            template.append(load_template(engine.location))
-        return template[0]
-
     interpreter = Interpreter(scheduler, calls, chat_template, welcome, time.monotonic, channel.counters)
     return Loop(channel, interpreter, scheduler, engine, Sampler(), time.monotonic), welcome

@@ -10,7 +10,7 @@ import functools
 import random
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported, UnsatisfiableConstraint
@@ -23,6 +23,7 @@ from lmprog.runtime.generation import Forcing, Generation, Scoring, Settings
 from lmprog.runtime.healing import Healer
 from lmprog.runtime.keeping import Keeper
 from lmprog.runtime.ongoing import Ongoing
+from lmprog.runtime.realms import Realms
 from lmprog.runtime.request import Call, Lane, Timing
 from lmprog.runtime.selecting import make_ballot
 from lmprog.runtime.spelling import Speller
@@ -39,6 +40,8 @@ class Limits:
     longest: int
     check_fits: Callable[[int, int], None]
     """Raises `ContextOverflow` for (prompt, max_tokens) that can never run."""
+    realms: Realms = field(default_factory=Realms)
+    """Who shares what of the tree."""
 
 
 class CallBuilder:
@@ -57,6 +60,7 @@ class CallBuilder:
         self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
         self.speller = Speller(tokenizer, limits.vocab_size, limits.longest)
         self._limits = limits
+        self.realms = limits.realms
         self.constraints = constraints
         """None: constraints are refused."""
         self._forcing = forcing
@@ -151,7 +155,7 @@ class CallBuilder:
             task = Generation(settings, seed + index)
             tokens = prompt[:]
             task.open(tokens)
-            call.lanes.append(_lane(call, tokens, task, branch))
+            call.lanes.append(self._lane(call, tokens, task, branch))
         whole = None if constraint is None else functools.partial(_is_whole, constraint)
         again = "" if seam is None else seam.text.decode()
         ongoing.streams = [
@@ -183,7 +187,7 @@ class CallBuilder:
             alone = self.tokenizer.prefix or self.tokenizer.eos_ids[:1] or tuple(before[:1])
         ongoing.ballot = make_ballot(before, options, alone)
         call = Call(ongoing, op.priority, timing=Timing(now), prompt_len=len(before))
-        call.lanes = [_lane(call, course.tokens, course.scoring, branch) for course in ongoing.ballot.courses]
+        call.lanes = [self._lane(call, course.tokens, course.scoring, branch) for course in ongoing.ballot.courses]
         return call
 
     def _num_asked(self, judge: wire.Judge) -> int:
@@ -203,8 +207,13 @@ class CallBuilder:
             options = [self.option_tokens(read, choice) for choice in keeper.judge.choices]
             self._limits.check_fits(max(len(tokens) for tokens in options), 0)
             ballot = keeper.ballots[index] = make_ballot(read.tokens_with(self.tokenizer), options, None)
-            lanes += [_lane(call, course.tokens, course.scoring, branch) for course in ballot.courses]
+            lanes += [self._lane(call, course.tokens, course.scoring, branch) for course in ballot.courses]
         return lanes
+
+    def _lane(self, call: Call, tokens: array[int], task: Generation | Scoring, branch: Branch) -> Lane:
+        lane = Lane(call, tokens, task, self.realms.of(tokens, branch.salt))
+        lane.returns = branch.pin is not None
+        return lane
 
     def _check_ids(self, sampling: wire.Sampling) -> None:
         self.speller.check_ids(sampling.stop_token_ids, "stop_token_ids")
@@ -215,9 +224,3 @@ def _is_whole(constraint: Constraint, text: str) -> bool:
     """Whether the constraint accepts `text` as it stands."""
     state = constraint.advance_bytes(constraint.start, text.encode())
     return state is not None and constraint.is_final(state)
-
-
-def _lane(call: Call, tokens: array[int], task: Generation | Scoring, branch: Branch) -> Lane:
-    lane = Lane(call, tokens, task, branch.salt)
-    lane.returns = branch.pin is not None
-    return lane

@@ -195,5 +195,6 @@ class Delivery:
 
     def _stand_on(self, branch: Branch, tokens: array[int]) -> None:
         """The branch stands where these tokens were computed."""
-        match = self._endings.scheduler.tree.match(tokens, branch.salt)
+        realm = self._calls.realms.of(tokens, branch.salt)
+        match = self._endings.scheduler.tree.match(realm.keys(tokens), realm.root)
         self._endings.stand(branch, match.node if match.length else None)

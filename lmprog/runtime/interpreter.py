@@ -52,7 +52,7 @@ class Interpreter:
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
-        self._onlooker = Onlooker(scheduler, calls.tokenizer, key=secrets.token_bytes(16))
+        self._onlooker = Onlooker(scheduler, calls.tokenizer, calls.realms, key=secrets.token_bytes(16))
         self._num_programs = 0
 
     # --- from clients --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 
 from lmprog.config import SchedulerConfig
-from lmprog.radix import Node, PageAllocator, RadixTree
+from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.runtime.plan import Copy, Mirror, Row
 from lmprog.runtime.request import Lane
 
@@ -57,7 +57,7 @@ class PageTables:
         """How much of the lane is in the tree now."""
         if not self._share:
             return 0
-        return self._tree.match(lane.tokens, lane.salt, lane.logits_from).length
+        return self._match(lane).length
 
     def attach(self, lane: Lane) -> None:
         """Lets the lane stand on the longest prefix of its tokens that the tree has, if that is more than it has.
@@ -66,7 +66,7 @@ class PageTables:
         """
         if not self._share:
             return
-        match = self._tree.match(lane.tokens, lane.salt, lane.logits_from)
+        match = self._match(lane)
         if match.length <= lane.computed:
             return
         node = self._tree.lock(match.node, match.length)
@@ -109,7 +109,8 @@ class PageTables:
             lane.computed = 0
         if lane.computed and self._share:
             size = -(-lane.computed // self._page_size)
-            inserted = self._tree.insert(lane.tokens[: lane.computed], lane.pages[:size], lane.salt)
+            keys = lane.realm.keys(lane.tokens[: lane.computed])
+            inserted = self._tree.insert(keys, lane.pages[:size], lane.realm.root)
             kept = inserted.first_taken
             node = inserted.node
             self._tree.lock(node)
@@ -205,11 +206,11 @@ class PageTables:
     def _enter(self, lane: Lane, start: int, end: int, row_index: int) -> None:
         """Puts what a row computes of text that stood from the first into the tree, so that later rows of the step
         find it. Where the tree has some of it already (the row computes it again for its logits) nothing enters."""
-        tokens = lane.tokens[:end]
-        match = self._tree.match(tokens, lane.salt)
+        keys = lane.realm.keys(lane.tokens[:end])
+        match = self._tree.match(keys, lane.realm.root)
         if match.length > start:
             return
-        inserted = self._tree.insert(tokens, lane.pages, lane.salt)
+        inserted = self._tree.insert(keys, lane.pages, lane.realm.root)
         first = inserted.first_taken
         assert first >= lane.shared, "what the lane shares stays in the tree while it is locked"
         # Pages of its own that another lane has entered meanwhile: one of the two is enough.
@@ -223,6 +224,9 @@ class PageTables:
             self._writers[lane.pages[index]] = (row_index, index * self._page_size, start)
         lane.shared = len(lane.pages)
         self._entered.add(lane)
+
+    def _match(self, lane: Lane) -> Match:
+        return self._tree.match(lane.realm.keys(lane.tokens), lane.realm.root, lane.logits_from)
 
     def _release(self, lane: Lane) -> None:
         """Gives back the lane's own pages and its lock."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
 from lmprog.runtime.generation import Generation, Scoring
+from lmprog.runtime.realms import EVERYBODYS, Realm
 
 
 class LaneState(enum.Enum):
@@ -66,8 +67,8 @@ class Lane:
         "matched",
         "node",
         "pages",
+        "realm",
         "returns",
-        "salt",
         "seat",
         "shared",
         "standing",
@@ -78,11 +79,11 @@ class Lane:
         "unseated",
     )
 
-    def __init__(self, call: Call, tokens: array[int], task: Generation | Scoring, salt: str = "") -> None:
+    def __init__(self, call: Call, tokens: array[int], task: Generation | Scoring, realm: Realm = EVERYBODYS) -> None:
         self.call = call
         self.tokens = tokens
         self.task = task
-        self.salt = salt
+        self.realm = realm
         self.returns = False
         """Its branch was computed before, up to somewhere, and goes on now."""
         self.state = LaneState.WAITING

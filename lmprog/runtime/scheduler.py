@@ -185,7 +185,7 @@ class Scheduler:
             assert lane not in self.line, "a seated lane does not wait"
             whole = min(lane.shared, lane.computed // self.config.page_size)
             assert all(page in held for page in lane.pages[:whole]), "shared pages are in the tree"
-            assert lane.node is None or lane.node.salt == lane.salt, "salts never share a page"
+            assert lane.node is None or lane.node.salt == lane.realm.root, "salts never share a page"
             assert len(lane.pages) * self.config.page_size >= lane.computed, "computed tokens have pages"
         for lane in self.line:
             assert lane.state is LaneState.WAITING, "who waits is not seated"

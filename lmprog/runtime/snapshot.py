@@ -17,6 +17,7 @@ from lmprog import wire
 from lmprog.radix import Node, Picture, pages_of, path, picture_of
 from lmprog.runtime.generation import Generation
 from lmprog.runtime.ongoing import Ongoing
+from lmprog.runtime.realms import Realms
 from lmprog.runtime.request import Lane, LaneState
 from lmprog.runtime.scheduler import Scheduler
 from lmprog.runtime.tokenizer import Tokenizer
@@ -30,9 +31,10 @@ TEXT_CHARS = 96
 class Onlooker:
     """Takes pictures of one runtime. `key` is for the hashes of salts: whoever does not have it cannot guess names."""
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, key: bytes) -> None:
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, realms: Realms, key: bytes) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
+        self._realms = realms
         self._key = key
         self._texts: dict[tuple[int, int], str] = {}
         """First words of the nodes of the last picture with text, by number and length, which determine them."""
@@ -118,7 +120,8 @@ class Onlooker:
         known = self._texts.get((node.number, node.end - node.begin))
         if known is not None:
             return known
-        text = self._tokenizer.decode(node.tokens[:TEXT_TOKENS].tolist(), skip_special=False)
+        tokens = [self._realms.token(key) for key in node.tokens[:TEXT_TOKENS]]
+        text = self._tokenizer.decode(tokens, skip_special=False)
         is_whole = node.end - node.begin <= TEXT_TOKENS and len(text) <= TEXT_CHARS
         return text if is_whole else text[:TEXT_CHARS] + "…"
 

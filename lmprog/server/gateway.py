@@ -135,4 +135,6 @@ class Gateway:
         if not parts and asked is None:
             return ""
         text = f"{parts}:{asked or ''}".encode()
-        return hashlib.blake2b(text, key=self._secret, digest_size=16).hexdigest()
+        name = hashlib.blake2b(text, key=self._secret, digest_size=16).hexdigest()
+        is_keys_own = self.settings.isolation == "key" and asked is None
+        return wire.SHARES_PUBLIC + name if is_keys_own else name

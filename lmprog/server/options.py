@@ -53,6 +53,7 @@ _HELP: Mapping[str, str] = {
     "threads": "processor threads; default: all cores",
     "context_len": "most tokens of one branch; default: the model's",
     "kv_memory_mb": "memory for keys and values; default: by model and machine",
+    "public_prefix": "a file whose text, or messages (.json), keys may share in the cache; repeat it for several",
     "page_size": "tokens of one page",
     "num_pages": "pages of memory; 0: as kv_memory_mb says",
     "token_budget": "tokens computed in one step",

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from lmprog.wire.asking import Choices, Constraint, Grammar, JsonSchema, Regex, Sampling
 from lmprog.wire.base import (
+    SHARES_PUBLIC,
     ContestRule,
     FinishReason,
     Id,
@@ -83,6 +84,7 @@ from lmprog.wire.replies import (
 __all__ = [
     "MAX_FRAME_BYTES",
     "PROTOCOL_VERSION",
+    "SHARES_PUBLIC",
     "Append",
     "Cancel",
     "Choice",

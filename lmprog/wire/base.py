@@ -20,5 +20,9 @@ ContestRule: TypeAlias = Literal["first", "majority"]
 FinishReason: TypeAlias = Literal["stop", "length", "constraint"]
 
 
+SHARES_PUBLIC = "~"
+"""A salt that begins with this shares the runtime's public prefixes, if it has any, with all others that do."""
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Base of all structs here; the tag is the class name."""

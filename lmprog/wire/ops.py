@@ -69,7 +69,7 @@ class Hello(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """A new, empty branch. Branches of different `salt` never share a page."""
+    """A new, empty branch. Branches of different `salt` share no page, but for public prefixes (`SHARES_PUBLIC`)."""
 
     branch: Id
     salt: ShortText = ""

@@ -12,6 +12,7 @@ from lmprog.runtime.batch import build_batch
 from lmprog.runtime.generation import Generation, Scoring, Settings
 from lmprog.runtime.masks import fill_masks
 from lmprog.runtime.plan import Plan
+from lmprog.runtime.realms import Realm
 from lmprog.runtime.request import Call, Lane
 from lmprog.runtime.scheduler import Progress, Scheduler
 from lmprog.runtime.simulation.model import FakeEngine, reference_logits
@@ -38,7 +39,7 @@ class Rig:
         self.sampler = self.sampler or PlainSampler()
         self.plans: list[Plan] = []
 
-    def gen(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY, **lane: str) -> Lane:
+    def gen(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY, **lane: Realm) -> Lane:
         self.scheduler.check_fits(len(prompt), max_tokens)
         call = Call(key=None, prompt_len=len(prompt))
         settings = Settings(sampling, max_tokens, (), len(prompt))

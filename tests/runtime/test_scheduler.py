@@ -8,6 +8,7 @@ import pytest
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, Overloaded
+from lmprog.runtime.realms import Realm
 from lmprog.runtime.simulation.model import reference_logits
 from lmprog.runtime.simulation.sampler import log_softmax
 from tests.runtime.rig import VOCAB, Rig, expected
@@ -161,7 +162,7 @@ def test_all_policies_answer_everything(policy: str) -> None:
 def test_branches_of_different_salts_share_nothing() -> None:
     rig = Rig(config(page_size=4))
     prompt = tokens(1, 20)
-    rig.gen(prompt, 1, salt="a")
-    rig.gen(prompt, 1, salt="b")
+    rig.gen(prompt, 1, realm=Realm("a"))
+    rig.gen(prompt, 1, realm=Realm("b"))
     rig.step()
     assert rig.plans[0].num_tokens == 40

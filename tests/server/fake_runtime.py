@@ -10,8 +10,9 @@ import json
 import random
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -24,6 +25,8 @@ from lmprog.runtime.chat import load_template
 from lmprog.runtime.constraints import Constraints
 from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
+from lmprog.runtime.publishing import public_prefix
+from lmprog.runtime.realms import Realms
 from lmprog.runtime.scheduler import Scheduler
 from lmprog.runtime.simulation.model import FakeEngine
 from lmprog.runtime.simulation.sampler import PlainSampler
@@ -40,16 +43,17 @@ CONTEXT = 2000
 class Fake:
     """Everything real but the model. `pace` is what each step takes, in seconds: 0 for as fast as it goes."""
 
-    def __init__(self, pace: float = 0.0, **changes: Any) -> None:
+    def __init__(self, pace: float = 0.0, public: Sequence[Path] = (), **changes: Any) -> None:
         tokenizer = ByteTokenizer()
         config = SchedulerConfig(**{"page_size": 4, "num_pages": 4000, **changes})
         self.scheduler = Scheduler(config, CONTEXT)
         engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
-        limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
+        template = load_template(None)
+        realms = Realms(tokenizer.vocab_size, [public_prefix(path, tokenizer, lambda: template) for path in public])
+        limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits, realms)
         constraints = Constraints(tokenizer, tokenizer.vocab_size)
         calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(1))
         welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 4, config.num_pages, 0)
-        template = load_template(None)
         self.channel = LocalRuntimeChannel()
         self.interpreter = Interpreter(
             self.scheduler, calls, lambda: template, welcome, time.monotonic, self.channel.counters

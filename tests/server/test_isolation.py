@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmprog.errors import InvalidParameter
 from tests.server.fake_runtime import Fake, asking
 
 PROMPT = "A prompt that is long enough to fill some pages of the cache."
@@ -86,4 +90,136 @@ def test_salts_are_not_the_same_in_two_servers(fake: Fake) -> None:
     assert counts == [0, 0, 0]
     salts = {root.salt for root in fake.scheduler.tree.roots()}
     assert len(salts) == 3
-    assert all(len(salt) == 32 for salt in salts)
+    assert all(len(salt) == 33 for salt in salts)
+
+
+LISTED = "You answer questions about the sea, shortly and without any ornament. "
+SYSTEM = {"role": "system", "content": "You are the harbour master, and you know every ship."}
+
+
+def public(folder: Path) -> list[Path]:
+    (folder / "sea.txt").write_text(LISTED)
+    (folder / "sea and lakes.txt").write_text(LISTED + "And about lakes. ")
+    (folder / "master.json").write_text(json.dumps([SYSTEM]))
+    return list(folder.iterdir())
+
+
+@pytest.fixture(params=[1, 4, 16, 64])
+def with_public(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fake]:
+    with Fake(public=public(tmp_path), page_size=request.param) as fake:
+        yield fake
+        fake.scheduler.check()
+
+
+BEGUN = 1 + len(LISTED)  # tokens: bytes, after the one that begins every text
+
+
+def test_keys_share_exactly_the_listed_text_and_each_has_the_rest_for_itself(with_public: Fake) -> None:
+    prompt = LISTED + "How deep is it in the middle?"
+
+    async def run() -> list[int]:
+        found = []
+        async with asking(with_public, api_keys=("a", "b")) as (client, _):
+            for key, text in [
+                ("a", prompt),
+                ("b", prompt),
+                ("b", prompt),
+                ("a", LISTED + "How warm?"),
+                ("b", LISTED + "How warm?"),
+                ("a", LISTED),
+                ("b", LISTED),
+                ("b", LISTED[:-1] + "?"),
+            ]:
+                body = {"prompt": text, "max_tokens": 4}
+                response = await client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+                found.append(cached(response.json()))
+                with_public.scheduler.check()
+        return found
+
+    how = len("How ")
+    last = len(prompt)  # the last token is always computed, for its logits
+    assert asyncio.run(run()) == [0, BEGUN, last, BEGUN + how, BEGUN + how, BEGUN - 1, BEGUN - 1, 0]
+
+
+def test_a_longer_listed_text_is_shared_as_far_as_it_is_contained_whole(with_public: Fake) -> None:
+    lakes = LISTED + "And about lakes. "
+
+    async def run() -> list[int]:
+        found = []
+        async with asking(with_public, api_keys=("a", "b")) as (client, _):
+            for key, text in [
+                ("a", lakes + "x"),
+                ("b", lakes + "y"),
+                ("b", LISTED + "And about lak"),
+                ("b", "You answer"),
+            ]:
+                response = await client.post(
+                    "/v1/completions",
+                    json={"prompt": text, "max_tokens": 4},
+                    headers={"authorization": f"Bearer {key}"},
+                )
+                found.append(cached(response.json()))
+        return found
+
+    assert asyncio.run(run()) == [0, 1 + len(lakes), BEGUN, 0]
+
+
+def test_a_listed_system_message_is_shared_up_to_where_users_begin(with_public: Fake) -> None:
+    async def run() -> list[int]:
+        found = []
+        async with asking(with_public, api_keys=("a", "b")) as (client, _):
+            for key, text in [("a", "Who comes?"), ("b", "Who comes?"), ("b", "Who comes?"), ("a", "Who goes?")]:
+                messages = [SYSTEM, {"role": "user", "content": text}]
+                response = await client.post(
+                    "/v1/chat/completions",
+                    json={"messages": messages, "max_tokens": 4},
+                    headers={"authorization": f"Bearer {key}"},
+                )
+                found.append(cached(response.json()))
+        return found
+
+    head = 1 + 1 + len(SYSTEM["content"]) + 1 + 1  # bos, the turn's two ends, and the user's beginning
+    assert asyncio.run(run()) == [0, head, head + len("Who comes?") + 1, head + len("Who ")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"cache_isolation": "strict"}, 0), ({"allow_cache_salt": True}, 0)],
+    ids=["strict", "a cache of its own"],
+)
+def test_who_shares_with_nobody_shares_no_listed_text_either(
+    with_public: Fake, settings: dict[str, Any], expected: int
+) -> None:
+    more = {"prompt": LISTED + "x"} | ({"cache_salt": "own"} if "allow_cache_salt" in settings else {})
+    found = asked(with_public, "/v1/completions", ["a", "b"], more, api_keys=("a", "b"), **settings)
+    assert found == [0, expected]
+
+
+def test_answers_are_the_same_with_listed_texts_and_without(tmp_path: Path) -> None:
+    def answers(paths: list[Path]) -> list[str]:
+        async def run(fake: Fake) -> list[str]:
+            found = []
+            async with asking(fake, api_keys=("a", "b")) as (client, _):
+                for key in "abba":
+                    for more in ("", "x", "xy", "And about lakes. z"):
+                        response = await client.post(
+                            "/v1/completions",
+                            json={"prompt": LISTED + more, "max_tokens": 12, "temperature": 0, "ignore_eos": True},
+                            headers={"authorization": f"Bearer {key}"},
+                        )
+                        found.append(response.json()["choices"][0]["text"])
+            return found
+
+        with Fake(public=paths) as fake:
+            return asyncio.run(run(fake))
+
+    assert answers([]) == answers(public(tmp_path))
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", "[]", "[1]", '[{"role": "wizard", "content": "x"}]'])
+def test_a_list_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "mine.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InvalidParameter, match=r"mine\.json"):
+        Fake(public=[path])
