@@ -91,8 +91,8 @@ class Stream:
             self.failed = error
         self.ended_at = time.monotonic()
 
-    def join(self) -> None:
-        self._thread.join(PATIENCE)
+    def join(self, seconds: float = PATIENCE) -> None:
+        self._thread.join(seconds)
         assert not self._thread.is_alive(), "the stream hangs"
         assert self.failed is None, self.failed
 

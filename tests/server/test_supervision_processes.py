@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -14,6 +15,8 @@ from tests.server.process import PATIENCE, Served, served, streams
 pytestmark = pytest.mark.slow
 LONG = 3900
 """Tokens that take longer than any test waits before it interferes."""
+MANY = 64
+ASKED = [{"role": "user", "content": "x"}]
 
 
 class Knocker:
@@ -98,6 +101,40 @@ def test_sigterm_lets_everything_finish_and_takes_nothing_new() -> None:
             assert response.json()["error"]["code"] == "draining"
             assert int(response.headers["retry-after"]) >= 1
         assert server.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.timeout(1800)
+def test_sixty_four_streams_finish_within_the_drain_and_nothing_new_is_taken() -> None:
+    with served("--drain-seconds", "900") as server:
+        running = streams(server, MANY, 300)
+        server.signal(signal.SIGTERM)
+        server.until(lambda: any("finishing" in line for line in server.logged))
+        paths = ["/v1/completions", "/v1/chat/completions", "/generate", "/v1/messages"]
+        bodies = [{"prompt": "x"}, {"messages": ASKED}, {"text": "x"}, {"messages": ASKED, "max_tokens": 2}]
+        refused = [server.http.post(path, json=body) for path, body in zip(paths, bodies, strict=True)]
+        assert [response.status_code for response in refused] == [503] * len(paths)
+        assert server.status("/ready") == 503
+        for stream in running:
+            stream.join(900.0)
+            assert stream.events[-1] == "[DONE]"
+            assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.timeout(1800)
+def test_a_second_sigterm_ends_sixty_four_streams_at_once_each_with_a_last_word() -> None:
+    with served("--drain-seconds", "900") as server:
+        running = streams(server, MANY, LONG)
+        server.signal(signal.SIGTERM)
+        server.until(lambda: any("finishing" in line for line in server.logged))
+        assert server.process.poll() is None
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert server.process.wait(PATIENCE) == 1
+        assert time.monotonic() - began < 2.0 + PATIENCE * 0.1, "the promise is two seconds"
+        for stream in running:
+            stream.join()
+            assert stream.error is not None
 
 
 def test_a_second_sigterm_ends_at_once_with_a_last_word_and_exit_code_1() -> None:
