@@ -60,7 +60,7 @@ UNITS = {
         "lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
         "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
         "lmprog.runtime.constraints lmprog.runtime.compiling lmprog.runtime.spelling lmprog.runtime.snapshot "
-        "lmprog.runtime.healing lmprog.runtime.keeping lmprog.runtime.publishing",
+        "lmprog.runtime.healing lmprog.runtime.keeping lmprog.runtime.publishing lmprog.runtime.suggesting",
         "errors wire transport radix fsm text scheduling",
     ),
     "constraint": Unit("lmprog.constrained", "errors wire lang fsm interpreter"),

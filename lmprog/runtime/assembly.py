@@ -23,6 +23,7 @@ from lmprog.runtime.loop import Loop
 from lmprog.runtime.publishing import public_prefix
 from lmprog.runtime.realms import Realms
 from lmprog.runtime.scheduler import Scheduler
+from lmprog.runtime.suggesting import suggested_sampling
 from lmprog.runtime.tokenizer import load_tokenizer
 from lmprog.transport import RuntimeChannel
 
@@ -69,6 +70,7 @@ def assemble(
         page_size=scheduling.page_size,
         num_pages=scheduling.num_pages,
         pid=os.getpid(),
+        suggested=suggested_sampling(engine.location),
     )
     interpreter = Interpreter(scheduler, calls, chat_template, welcome, time.monotonic, channel.counters)
     return Loop(channel, interpreter, scheduler, engine, Sampler(), time.monotonic), welcome

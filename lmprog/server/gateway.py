@@ -65,6 +65,11 @@ class Gateway:
         return info
 
     @property
+    def suggested(self) -> wire.Suggested:
+        """How to sample where a request does not say, and what remains open then too. Raises like `info`."""
+        return self.info.suggested if self.settings.generation_config == "auto" else wire.Suggested()
+
+    @property
     def model_name(self) -> str:
         return self.settings.served_model_name or self.info.model
 

@@ -32,6 +32,7 @@ _HELP: Mapping[str, str] = {
     "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody; "
     "default: key where there are several keys, else shared",
     "allow_cache_salt": "let requests choose a cache of their own",
+    "generation_config": "whether the checkpoint's generation_config.json says how to sample where requests do not",
     "strict_api": "refuse unknown fields of requests",
     "ui_show_text": "show texts of the cache on the page",
     "max_running": "results computed at once",

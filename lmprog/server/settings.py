@@ -34,6 +34,8 @@ class Settings:
     """Who shares the prefix cache: everybody, requests of one key, nobody. None: `key` where there are several keys."""
     allow_cache_salt: bool = False
     """Whether a request may choose a cache of its own with `cache_salt`."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Whether the checkpoint's own way to sample counts for OpenAI's and Anthropic's requests that do not say."""
     strict_api: bool = False
     """Refuse unknown fields instead of ignoring them with a warning."""
     ui_show_text: bool = False

@@ -20,7 +20,7 @@ This package knows no sockets and no tokens beyond their being integers.
 
 from __future__ import annotations
 
-from lmprog.wire.asking import Choices, Constraint, Grammar, JsonSchema, Regex, Sampling
+from lmprog.wire.asking import Choices, Constraint, Grammar, JsonSchema, Regex, Sampling, Suggested, suggested
 from lmprog.wire.base import (
     SHARES_PUBLIC,
     ContestRule,
@@ -134,6 +134,7 @@ __all__ = [
     "SelectMethod",
     "ShortText",
     "Snapshot",
+    "Suggested",
     "Text",
     "TextIs",
     "TokenId",
@@ -146,4 +147,5 @@ __all__ = [
     "decode_ops",
     "decode_replies",
     "encode",
+    "suggested",
 ]

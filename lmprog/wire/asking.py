@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -64,3 +65,21 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def scored(self) -> Sampling:
         """The same with the log-probability of each picked token, where it was not asked for."""
         return self if self.logprobs is not None else msgspec.structs.replace(self, logprobs=0)
+
+
+class Suggested(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a checkpoint's makers would sample, where a request does not say. `None`: they say nothing."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+
+
+def suggested(found: Mapping[str, object]) -> Suggested:
+    """What of `found` is meant, other names left out. Raises ValueError for a value of the wrong type or range."""
+    try:
+        return msgspec.convert(dict(found), Suggested)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None

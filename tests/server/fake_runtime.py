@@ -43,6 +43,8 @@ CONTEXT = 2000
 class Fake:
     """Everything real but the model. `pace` is what each step takes, in seconds: 0 for as fast as it goes."""
 
+    suggested = wire.Suggested()
+
     def __init__(self, pace: float = 0.0, public: Sequence[Path] = (), **changes: Any) -> None:
         tokenizer = ByteTokenizer()
         config = SchedulerConfig(**{"page_size": 4, "num_pages": 4000, **changes})
@@ -53,7 +55,8 @@ class Fake:
         limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits, realms)
         constraints = Constraints(tokenizer, tokenizer.vocab_size)
         calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(1))
-        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 4, config.num_pages, 0)
+        facts = (CONTEXT, tokenizer.vocab_size, 4, config.num_pages, 0, self.suggested)
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", *facts)
         self.channel = LocalRuntimeChannel()
         self.interpreter = Interpreter(
             self.scheduler, calls, lambda: template, welcome, time.monotonic, self.channel.counters

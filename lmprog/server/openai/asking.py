@@ -7,7 +7,7 @@ that the field was not given. Knows the wire's settings; knows no messages and n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ SILENT = (
 )
 """Fields of OpenAI's that change nothing here and that nobody needs a warning about."""
 
+NOTHING = wire.Suggested()
+Number = TypeVar("Number", int, float)
 _LEAST_TOP_P = 1e-6  # the wire takes no 0, which means the same: only the likeliest token
 
 
@@ -106,25 +108,26 @@ def sampling_of(
     n: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    suggested: wire.Suggested = NOTHING,
 ) -> wire.Sampling:
-    """How to sample. Raises HttpError for what ranges alone do not forbid."""
+    """How to sample; `suggested` where the request does not say. Raises HttpError for what ranges do not forbid."""
     check_stream(asked)
     min_tokens = asked.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise refused(f"min_tokens is {min_tokens:,}, more than max_tokens, {max_tokens:,}.", "min_tokens")
     return wire.Sampling(
-        temperature=_or(asked.temperature, 1.0),
-        top_p=max(_LEAST_TOP_P, _or(asked.top_p, 1.0)),
-        top_k=-1 if not asked.top_k else asked.top_k,
-        min_p=_or(asked.min_p, 0.0),
+        temperature=_first(asked.temperature, suggested.temperature, 1.0),
+        top_p=max(_LEAST_TOP_P, _first(asked.top_p, suggested.top_p, 1.0)),
+        top_k=_first(asked.top_k, suggested.top_k, -1) or -1,
+        min_p=_first(asked.min_p, suggested.min_p, 0.0),
         seed=None if asked.seed is None else asked.seed & INT63,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=_stops(asked.stop),
         stop_token_ids=tuple(asked.stop_token_ids or ()),
-        frequency_penalty=_or(asked.frequency_penalty, 0.0),
-        presence_penalty=_or(asked.presence_penalty, 0.0),
-        repetition_penalty=_or(asked.repetition_penalty, 1.0),
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        presence_penalty=asked.presence_penalty or 0.0,
+        repetition_penalty=_first(asked.repetition_penalty, suggested.repetition_penalty, 1.0),
         logit_bias=_bias(asked.logit_bias or {}),
         ignore_eos=bool(asked.ignore_eos),
         logprobs=logprobs,
@@ -139,8 +142,9 @@ def check_stream(asked: Asked) -> None:
         raise refused("stream_options needs stream=true; leave it out, or stream.", "stream_options")
 
 
-def _or(given: float | None, default: float) -> float:
-    return default if given is None else given
+def _first(given: Number | None, suggested: Number | None, default: Number) -> Number:
+    """The first that there is."""
+    return given if given is not None else default if suggested is None else suggested
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         box = Toolbox()  # a confined text cannot be a call: the tools are not even told
     prompt = Prompt(
         pieces=pieces_of(body.messages, box, bool(body.continue_final_message)),
-        sampling=_sampling(body, box),
+        sampling=_sampling(body, box, gateway.suggested),
         constraint=made.constraint or box.constraint,
         priority=body.priority or 0,
     )
@@ -95,14 +95,14 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     return Chat(prompt, box, head, body.wants_usage, (*warnings, *made.warnings), names)
 
 
-def _sampling(body: ChatBody, box: Toolbox) -> wire.Sampling:
+def _sampling(body: ChatBody, box: Toolbox, suggested: wire.Suggested) -> wire.Sampling:
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if most == 0:
         raise refused("max_tokens is 0; it must be at least 1.", "max_tokens", "invalid_value")
     if body.top_logprobs is not None and not body.logprobs:
         raise refused("top_logprobs needs logprobs=true.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    made = sampling_of(body, max_tokens=most, n=body.n or 1, logprobs=logprobs)
+    made = sampling_of(body, max_tokens=most, n=body.n or 1, logprobs=logprobs, suggested=suggested)
     return msgspec.structs.replace(made, stop=(*made.stop, *box.stop)[:16])
 
 

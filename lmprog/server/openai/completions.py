@@ -90,6 +90,7 @@ def understood(gateway: Gateway, body: CompletionBody, warnings: tuple[str, ...]
         n=best_of,
         logprobs=0 if best_of > n else body.logprobs,
         prompt_logprobs=body.logprobs if echo else None,
+        suggested=gateway.suggested,
     )
     given = _prompts(body.prompt)
     prompts = tuple(
