@@ -83,6 +83,8 @@ def output_of(lane: Lane, ended: Ended, stream: TextStream, tokenizer: Tokenizer
         stopped_by=stopped_by if stopped_by is not None else task.stopped_by,
         logprobs=tuple(logprob_of(scored, tokenizer) for scored in task.logprobs[: num_tokens * logprobs]),
         forced=_forced_text(task, stream, len(ended.text)),
+        seam=stream.seam_after(task.respelled) if num_tokens else "",
+        rest=ended.rest if num_tokens else "",
     )
 
 

@@ -167,6 +167,10 @@ class TextStream:
         first, last = self._border(begin) - len(self._seam), self._border(end) - len(self._seam)
         return max(0, first), max(0, first, last)
 
+    def seam_after(self, count: int) -> str:
+        """What of the seam the first `count` tokens have not spelled."""
+        return self._seam[self._border(count) :]
+
     @property
     def num_whole(self) -> int:
         """Tokens, the seam's too, that are wholly inside the text given out; all where it ended without a stop."""

@@ -6,7 +6,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lmprog.wire.asking import Suggested
 from lmprog.wire.base import FinishReason, Id, Message
 
 
@@ -18,7 +17,6 @@ class Welcome(Message, frozen=True):
     page_size: int
     num_pages: int
     pid: int
-    suggested: Suggested = Suggested()
 
 
 class TokenLogprob(Message, frozen=True):
@@ -53,6 +51,10 @@ class Output(Message, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     forced: tuple[tuple[int, int], ...] = ()
     """Stretches (begin, end) of the text's characters that a constraint left no choice about."""
+    seam: str = ""
+    """The end of the literal text before, where the first token spells that once more."""
+    rest: str = ""
+    """The end of the text that a stop cut out of a token, and that no token of `tokens` spells."""
 
 
 class Delta(Message, frozen=True):

@@ -67,8 +67,30 @@ def test_seams_are_healed_on_the_server_as_on_its_runtime(server: Served, remote
     with lmprog.connect(server.runtime) as runtime:
         expected = seams.using(backend=runtime, temperature=0).run()
     found = seams.using(backend=remote, temperature=0).run()
-    assert found.value[0] == expected.value[0]
-    assert found.text().startswith("Mia lives in Os")
+    assert found.value == expected.value
+    assert found.text() == expected.text()
+
+
+@lmprog.function
+async def wandering(s: lmprog.Branch) -> list[str]:
+    """Unlikely tokens, which nobody would spell a text by; stops inside of tokens, seams, forks."""
+    s.append("Mia lives in Os")
+    texts = [await s.gen(max_tokens=7, stop=stop, temperature=2.0) for stop in ("e", "r", (), "an", ())]
+    s.append(" The ba")
+    async with s.fork(2) as branches:
+        texts += await branches.map(lambda b: b.gen(max_tokens=6, temperature=2.0))
+        branches.join("concate_and_append")
+    return [*texts, await s.gen(max_tokens=6, temperature=2.0)]
+
+
+def test_what_was_generated_is_never_tokenised_again(server: Served, remote: RuntimeEndpoint) -> None:
+    with lmprog.connect(server.runtime) as runtime:
+        for seed in range(12):
+            expected = wandering.using(backend=runtime, seed=seed, ignore_eos=True).run()
+            found = wandering.using(backend=remote, seed=seed, ignore_eos=True).run()
+            assert found.value == expected.value, seed
+            tokens = [[gen.meta.tokens for gen in run.scope.gens] for run in (expected, found)]
+            assert tokens[0] == tokens[1]
 
 
 def test_a_majority_is_found_by_the_runtime(remote: RuntimeEndpoint) -> None:

@@ -60,6 +60,9 @@ def _output(output: wire.Output) -> dict[str, Any]:
         "finish_reason": output.finish,
         "stopped_by": output.stopped_by,
     }
+    for name in ("seam", "rest"):
+        if value := getattr(output, name):
+            made[name] = value
     if output.logprobs:
         made["logprobs"] = [
             {

@@ -204,6 +204,38 @@ def test_on_lmprogs_server_a_branch_travels_as_it_stands() -> None:
         assert (gen["max_tokens"], gen["stop"]) == (9, ["!"])
 
 
+def test_on_lmprogs_server_results_go_back_as_the_tokens_that_they_were() -> None:
+    """A first token that spells the text before once more takes its place; what no token spells stays text."""
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.append("see http:")
+        s.gen(heal=True)
+        s.append(" and ")
+        s.gen(stop="x")
+        s.gen()
+
+    answers = iter([("//a", [5, 6], ":", ""), ("b c", [7], "", " c"), ("d", [8], "", "")])
+
+    def answer(body: dict[str, Any]) -> object:
+        text, tokens, seam, rest = next(answers)
+        made = result(text)
+        made["outputs"][0].update({"tokens": tokens, "seam": seam, "rest": rest})
+        return {"results": {"c": made}}
+
+    with ScriptedApi(FACTS) as api:
+        api.owner = "lmprog"
+        api.extra["/v1/programs"] = answer
+        with lmprog.connect(api.url) as backend:
+            run = program.using(backend=backend).run()
+        assert run.text() == "see http://a and b cd"
+        appended = [request["ops"][1]["pieces"] for request in api.requests]
+        assert appended[0] == ["see http:"]
+        assert appended[1] == ["see http", {"tokens": [5, 6]}, " and "]
+        assert appended[2] == [*appended[1], {"tokens": [7]}, " c"]
+        assert [request["ops"][2].get("heal") for request in api.requests] == [True, True, None]
+
+
 def test_on_lmprogs_server_a_select_is_the_runtimes_own() -> None:
     options = [
         {"text": text, "score": score, "probability": 0.5} for text, score in ((" Rome", -1.0), (" Paris", -2.0))

@@ -20,7 +20,7 @@ from lmprog.lang.backends.blackbox.keeping import asked_of, is_first_kept, kept
 from lmprog.lang.backends.blackbox.retrying import Counters
 from lmprog.lang.backends.blackbox.speculation import Foretold, Speculated, beyond, may_speculate
 from lmprog.lang.backends.blackbox.stops import Certain
-from lmprog.lang.backends.blackbox.transcript import Begin, ChatPrompt, End, Item, Prompt, Transcript
+from lmprog.lang.backends.blackbox.transcript import Begin, ChatPrompt, End, Item, Prompt, Said, Transcript
 from lmprog.lang.backends.blackbox.validating import can_be_checked, fits
 
 Constraints: TypeAlias = Literal["enforced", "best_effort"]
@@ -49,8 +49,9 @@ class State:
     def speculating(self, num_tokens: int) -> State:
         return replace(self, num_spec_tokens=num_tokens)
 
-    def said(self, text: str, left: Speculated | None = None) -> State:
-        return replace(self, transcript=self.transcript.said(text), speculated=left)
+    def said(self, text: str, left: Speculated | None = None, output: wire.Output | None = None) -> State:
+        result = Said(text) if output is None else Said(text, output.tokens, output.seam, output.rest)
+        return replace(self, transcript=self.transcript.said(result), speculated=left)
 
 
 class Answering:
@@ -109,7 +110,7 @@ class Answering:
         if hear is not None and not is_told:
             for index, output in enumerate(outputs):
                 hear(index, output.text, 1)
-        return state.said(outputs[0].text), wire.Done(op.call, outputs, _sum(spent, answer.usage))
+        return state.said(outputs[0].text, output=outputs[0]), wire.Done(op.call, outputs, _sum(spent, answer.usage))
 
     def drop(self, speculated: Speculated) -> None:
         """What was said ahead turned out to be of no use."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, ProgramError
 from lmprog.lang.backends.blackbox.answering import State
-from lmprog.lang.backends.blackbox.transcript import Item
+from lmprog.lang.backends.blackbox.transcript import Item, Said
 
 Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
 """A call's texts, once it has ended. It never holds an exception: an error is a result like others here."""
@@ -116,7 +116,9 @@ class Branch:
         return await self._steps.get()
 
     def gained(self) -> tuple[Item, ...] | LmprogError:
-        return self.failed or self.state.transcript.items[self.base :]
+        """As text: the tokens are this branch's own."""
+        gained = self.state.transcript.items[self.base :]
+        return self.failed or tuple(Said(item.text, own=False) if isinstance(item, Said) else item for item in gained)
 
 
 async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:

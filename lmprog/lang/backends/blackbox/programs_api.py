@@ -6,7 +6,7 @@ So everything that the runtime does is there: any constraint, selects by likelih
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from lmprog import wire
@@ -20,6 +20,7 @@ from lmprog.lang.backends.blackbox.retrying import Patience
 from lmprog.lang.backends.blackbox.transcript import Begin, End, Item, ItemsPrompt, Kind, Prompt, Said
 
 _PATH = "/v1/programs"
+_NOTHING = ("", Said(""), Said("", own=False))
 
 
 class ProgramsApi:
@@ -87,7 +88,7 @@ class ProgramsApi:
 
 def _program(prompt: Prompt, call: Json) -> Json:
     assert isinstance(prompt, ItemsPrompt)
-    pieces = [_piece(item) for item in prompt.items if item != ""]
+    pieces = _pieces(prompt.items)
     ops: list[Json] = [{"op": "open", "branch": "b"}]
     if pieces:
         ops.append({"op": "append", "branch": "b", "pieces": pieces})
@@ -95,17 +96,44 @@ def _program(prompt: Prompt, call: Json) -> Json:
 
 
 def _ends_literal(prompt: Prompt) -> bool:
-    """What was generated is text like any other to the server, which gets it anew; only the program's own is healed."""
+    """Only the program's own text is healed, and what was generated may travel as text."""
     assert isinstance(prompt, ItemsPrompt)
-    return isinstance(next((item for item in reversed(prompt.items) if item not in ("", Said(""))), None), str)
+    last = next((item for item in reversed(prompt.items) if item not in _NOTHING), None)
+    return isinstance(last, str) or (isinstance(last, Said) and not last.own)
 
 
-def _piece(item: Item) -> str | Json:
-    if isinstance(item, Begin):
-        return {"begin": item.role}
-    if isinstance(item, End):
-        return {"end": item.role}
-    return item.text if isinstance(item, Said) else item
+def _pieces(items: Sequence[Item]) -> list[str | Json]:
+    """The branch in pieces. What was generated goes back as the tokens that it was, so that they are found again."""
+    pieces: list[str | Json] = []
+    for item in items:
+        if isinstance(item, Begin | End):
+            pieces.append({"begin" if isinstance(item, Begin) else "end": item.role})
+        elif isinstance(item, Said):
+            _add_said(pieces, item)
+        else:
+            _add_text(pieces, item)
+    return pieces
+
+
+def _add_text(pieces: list[str | Json], text: str) -> None:
+    if pieces and isinstance(pieces[-1], str):
+        pieces[-1] += text
+    elif text:
+        pieces.append(text)
+
+
+def _add_said(pieces: list[str | Json], said: Said) -> None:
+    """A result's first token may spell the end of the text before it once more, which then is not sent twice."""
+    before = pieces[-1] if pieces else None
+    kept = before.removesuffix(said.seam) if isinstance(before, str) else ""
+    is_cut = isinstance(before, str) and before.endswith(said.seam) and kept
+    if not said.tokens or before is None or (said.seam and not is_cut):
+        _add_text(pieces, said.text)  # nothing stands before it, or its tokens are not known
+        return
+    if said.seam:
+        pieces[-1] = kept
+    pieces.append({"tokens": list(said.tokens)})
+    _add_text(pieces, said.rest)
 
 
 def _checked(result: Mapping[str, Any], *, is_stream: bool = False) -> Mapping[str, Any]:
@@ -129,7 +157,10 @@ def _output(output: Mapping[str, Any]) -> wire.Output:
         )
         for one in output.get("logprobs") or ()
     )
-    return wire.Output(output["text"], tuple(output["tokens"]), finish, output["stopped_by"], logprobs)
+    seam, rest = output.get("seam", ""), output.get("rest", "")
+    return wire.Output(
+        output["text"], tuple(output["tokens"]), finish, output["stopped_by"], logprobs, seam=seam, rest=rest
+    )
 
 
 def _usage(usage: Mapping[str, Any]) -> wire.Usage:

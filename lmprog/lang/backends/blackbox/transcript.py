@@ -27,9 +27,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A result."""
+    """A result. Where a server tells them its tokens, with what of the text before they spell once more (`seam`), and
+    the end of the text that they do not spell (`rest`). One of another branch is text to this one (not `own`)."""
 
     text: str
+    tokens: tuple[int, ...] = ()
+    seam: str = ""
+    rest: str = ""
+    own: bool = True
 
 
 Item: TypeAlias = "str | Said | Begin | End"
@@ -86,9 +91,9 @@ class Transcript:
                 raise NotSupported(_OUTSIDE.format(text=item if len(item) <= 60 else item[:57] + "..."))
         return Transcript((*self.items, *items), role)
 
-    def said(self, text: str) -> Transcript:
+    def said(self, result: Said) -> Transcript:
         """With a result at its end."""
-        return Transcript((*self.items, Said(text)), self.role)
+        return Transcript((*self.items, result), self.role)
 
     @property
     def has_turns(self) -> bool:
