@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from lmprog.wire.asking import Suggested
 from lmprog.wire.base import FinishReason, Id, Message
 
 
@@ -17,6 +18,7 @@ class Welcome(Message, frozen=True):
     page_size: int
     num_pages: int
     pid: int
+    suggested: Suggested = Suggested()
 
 
 class TokenLogprob(Message, frozen=True):
