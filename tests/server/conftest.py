@@ -34,10 +34,16 @@ def start(*arguments: str) -> Served:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, f"the server ended with {process.wait(60)}"
-    said = json.loads(line)
-    return Served(said["url"], said["runtime"], process)
+    try:
+        line = process.stdout.readline()
+        assert line, f"the server ended with {process.wait(60)}"
+        said = json.loads(line)
+        return Served(said["url"], said["runtime"], process)
+    except BaseException:  # a time limit of the test may strike here, and nobody else knows of the process
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        raise
 
 
 def stop(served: Served) -> int:

@@ -33,8 +33,27 @@ class Served:
         self.logged: list[str] = []
         assert process.stdout is not None
         assert process.stderr is not None
-        for stream, lines in ((process.stdout, self.said), (process.stderr, self.logged)):
-            threading.Thread(target=lambda s=stream, to=lines: to.extend(s), daemon=True).start()
+        self._readers = [
+            threading.Thread(target=lambda s=stream, to=lines: to.extend(s), daemon=True)
+            for stream, lines in ((process.stdout, self.said), (process.stderr, self.logged))
+        ]
+        for reader in self._readers:
+            reader.start()
+        try:
+            self._connect()
+        except BaseException:
+            process.kill()
+            self.until_read()
+            raise
+
+    def until_read(self) -> None:
+        """All that the process and its children said is read; they must have ended. A reader that finds its stream
+        closed would fail in its thread, long after this test."""
+        for reader in self._readers:
+            reader.join(PATIENCE)
+            assert not reader.is_alive(), "something of the server lives on"
+
+    def _connect(self) -> None:
         line = self.until(lambda: next((line for line in self.logged if "http://" in line), ""))
         found = re.search(r"http://\S+", line)
         assert found is not None
@@ -133,6 +152,7 @@ def served(*arguments: str) -> Iterator[Served]:
         process.wait()
         if made is not None:
             made.http.close()
+            made.until_read()
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
