@@ -21,6 +21,16 @@ def test_importing_the_frontend_loads_nothing_heavy() -> None:
     assert loaded == "[]"
 
 
+def test_no_module_of_the_client_half_loads_anything_heavy() -> None:
+    code = (
+        "import importlib, pkgutil, sys, lmprog.lang\n"
+        "found = [module.name for module in pkgutil.walk_packages(lmprog.lang.__path__, 'lmprog.lang.')]\n"
+        "for name in found: importlib.import_module(name)\n"
+        f"print(len(found) > 40, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert _python(code) == "True []"
+
+
 def test_importing_lmprog_takes_less_than_three_tenths_of_a_second() -> None:
     """In time of the processor, so that a busy machine does not count; with everything that `function` needs."""
     code = "import time; import lmprog; lmprog.function; print(time.process_time())"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import io
+from typing import Literal
 
+import pydantic
 import pytest
 
 import lmprog
@@ -26,6 +28,38 @@ def test_a_program_keeps_its_signature_and_its_branch_may_have_any_name() -> Non
     with Scripted(["x"]) as scripted:
         assert program.using(backend=scripted).run("a", k=2).value == "x"
     assert scripted.prompts == ["aa"]
+
+
+class Invoice(pydantic.BaseModel):
+    vendor: str
+    total: float
+
+
+@lmprog.function
+async def triage(s: lmprog.Branch, mail: str, k: int = 3) -> Invoice | None:
+    """The program that the language is described by."""
+    s.system("You are a careful clerk.")
+    s.user(mail)
+    kind = await s.select("invoice", "complaint", "other")
+    sure = await s.gen(Literal["yes", "no"])
+    if kind != "invoice" or sure == "no":
+        return None
+    async with s.fork(k, temperature=0.8) as branches:
+        drafts = await branches.map(lambda b: b.gen(Invoice, max_tokens=128))
+    best = lmprog.vote(drafts, key=lambda d: d.total)
+    s.assistant(best.model_dump_json())
+    return best
+
+
+def test_the_program_of_the_description_runs_as_it_stands() -> None:
+    invoices = [f'{{"vendor": "{name}", "total": {total}}}' for name, total in (("A", 5), ("B", 7.5), ("C", 7.5))]
+    with Scripted(["invoice", "yes", *invoices]) as scripted:
+        run = triage.using(backend=scripted).run("Dear Sirs")
+    assert run.value == Invoice(vendor="B", total=7.5)
+    assert run.messages()[-1] == {"role": "assistant", "content": '{"vendor":"B","total":7.5}'}
+    with Scripted(lambda prompt: "complaint" if prompt.count("complaint") == 0 else "no") as scripted:
+        results = triage.map(["one", "two"], concurrency=64, on_error="collect", backend=scripted)
+    assert list(results) == [None, None]
 
 
 def test_nothing_hidden_is_added_to_a_prompt() -> None:

@@ -13,6 +13,7 @@ from lmprog.errors import ContextOverflow
 from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.lang.show import Part, parts_of
 from lmprog.testing import Hold, Scripted
+from tests.lang.small_runtime import Real
 
 
 @lmprog.function
@@ -50,6 +51,32 @@ def test_counts_stand_beside_the_parts(backend: RuntimeBackend) -> None:
     colored = io.StringIO()
     run.show(colored, color=True)
     assert "\x1b[34m" in colored.getvalue()
+
+
+def test_forced_text_is_shaded_otherwise_than_generated_text(real: Real) -> None:
+    """In a notebook and on a terminal, from the real runtime's own counts."""
+
+    @lmprog.function
+    def confined(s: lmprog.Branch) -> None:
+        s.append("abc ")
+        s.gen("all", regex="the same always", heal=False)
+        s.append(" and ")
+        s.gen("some", regex="[0-9] of all of them", heal=False)
+        s.append(" and ")
+        s.gen("none", max_tokens=4, ignore_eos=True)
+
+    with RuntimeBackend(real.channel.connect()) as backend:
+        run = confined.using(backend=backend).run()
+    kinds = {part.note.split(":")[0]: part.kind for part in run.transcript if "tokens generated" in part.note}
+    assert kinds == {"all": "forced", "some": "partly forced", "none": "generated"}
+    page = run._repr_html_()
+    colors = {
+        text: color for color, text in re.findall(r'<span style="background:(#\w+)" title="[^"]*">([^<]+)</span>', page)
+    }
+    forced = colors["the same always"]
+    partly = next(color for text, color in colors.items() if text.endswith("of all of them"))
+    assert len({forced, partly, colors["abc "]}) == 3
+    assert f'background:{forced}">forced<' in page, "the legend says what the color means"
 
 
 def test_notebooks_get_escaped_text_with_roles_and_selections() -> None:

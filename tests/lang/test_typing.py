@@ -87,15 +87,22 @@ OTHERS = {
 }
 
 
-def _mypy(path: Path) -> subprocess.CompletedProcess[str]:
+def _mypy(*paths: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("mypy")
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(path)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", *map(str, paths)]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
 
 
 def test_mypy_infers_the_types_of_programs_and_values() -> None:
     """The snippet asserts types, and expects an error (an ignore that is used) wherever a mistake is made."""
     done = _mypy(Path(__file__).with_name("typing_snippet.py"))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_examples_are_typed_strictly() -> None:
+    examples = sorted((ROOT / "examples").glob("*.py"))
+    assert len(examples) >= 12
+    done = _mypy(*examples)
     assert done.returncode == 0, done.stdout
 
 
