@@ -47,7 +47,7 @@ class Constrained:
 
     @property
     def engine(self) -> str:
-        """ "lmprog", or "llguidance" for a grammar that is not regular."""
+        """ "lmprog", or "llguidance" for grammars that are left to it (docs/constraints.md says which)."""
         return self._constraint.engine
 
     def accepts(self, text: str) -> bool:

@@ -5,13 +5,13 @@
 #define LMPROG_AUTOMATON_H
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <vector>
 
 #include "lmprog_interned.h"
 #include "lmprog_masks.h"
+#include "lmprog_rows.h"
 
 namespace lmprog {
 
@@ -42,7 +42,7 @@ class Automaton {
     uint32_t start() const { return start_; }
     int64_t num_states() const { return static_cast<int64_t>(states_.size()); }
     int64_t num_bytes() const {
-        return static_cast<int64_t>(blocks_.size()) * kBlock * 1024 + static_cast<int64_t>(states_.size()) * 64 +
+        return blocks_.num_bytes() + static_cast<int64_t>(states_.size()) * 64 +
                static_cast<int64_t>(frames_.size()) * 64 + static_cast<int64_t>(positions_.size()) * 32 +
                static_cast<int64_t>(pool_.size()) * 4;
     }
@@ -58,11 +58,6 @@ class Automaton {
     template <class Body> void each_position(uint32_t state, Body body) const {
         for (uint32_t i = 0; i < states_[state].length; i++) body(positions_[pool_[states_[state].begin + i]]);
     }
-
-    struct Edge {
-        int32_t low, high, to;
-        uint32_t frame;
-    };
 
     // The state after a byte that led to these leaf states (`to`), each with its frame.
     uint32_t target(const Edge* edges, size_t count) {
@@ -90,7 +85,7 @@ class Automaton {
                 if (first <= last) edges_.push_back({first, last, net_.edges[3 * e + 2], at.frame});
             }
         }
-        sweep(edges_, body);
+        sweep_(edges_, [this](const Edge* edges, size_t count) { return target(edges, count); }, body);
     }
 
     const lmprog_net& net() const { return net_; }
@@ -98,9 +93,8 @@ class Automaton {
     // Between calls only: pointers to rows die here, and the work of one call begins.
     void bound_rows() {
         work_ = 0;
-        if (static_cast<int64_t>(blocks_.size()) * kBlock * 1024 <= net_.max_row_bytes) return;
+        if (blocks_.num_bytes() <= net_.max_row_bytes) return;
         blocks_.clear();
-        used_ = kBlock;
         std::fill(rows_.begin() + 1, rows_.end(), nullptr);
     }
 
@@ -109,63 +103,13 @@ class Automaton {
         int32_t node;
         uint32_t frame;
     };
-    static constexpr int kBlock = 64;  // rows per allocation
 
     bool moves(int32_t leaf_state) const { return net_.edge_start[leaf_state] != net_.edge_start[leaf_state + 1]; }
 
-    uint32_t* new_row() {
-        if (used_ == kBlock) {
-            blocks_.emplace_back(new uint32_t[kBlock * 256]);
-            used_ = 0;
-        }
-        uint32_t* row = blocks_.back().get() + 256 * used_++;
-        std::memset(row, 0, 1024);
-        return row;
-    }
-
     uint32_t* fill(uint32_t state) {
-        uint32_t* row = new_row();
+        uint32_t* row = blocks_.row();
         each_move(state, 0, 255, [&](int begin, int end, uint32_t to) { std::fill(row + begin, row + end, to); });
         return rows_[state] = row;
-    }
-
-    // Cuts the byte range where the set of edges changes and finds the state of each piece.
-    template <class Body> void sweep(std::vector<Edge>& edges, Body body) {
-        if (edges.empty()) return;
-        if (edges.size() == 1) return body(edges[0].low, edges[0].high + 1, target(&edges[0], 1));
-        bool cut[257] = {false};
-        for (const Edge& e : edges) cut[e.low] = cut[e.high + 1] = true;
-        std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.low < b.low; });
-        std::vector<Edge>&active = active_, &before = before_;
-        active.clear();
-        before.clear();
-        size_t next = 0;
-        uint32_t known = 0;
-        for (int byte = edges[0].low; byte < 256;) {
-            if (!cut[byte]) {
-                byte++;
-                continue;
-            }
-            active.erase(std::remove_if(active.begin(), active.end(), [&](const Edge& e) { return e.high < byte; }),
-                         active.end());
-            while (next < edges.size() && edges[next].low == byte) active.push_back(edges[next++]);
-            int end = byte + 1;
-            while (end < 256 && !cut[end]) end++;
-            if (!active.empty()) {
-                if (!same_targets(active, before)) {
-                    known = target(active.data(), active.size());
-                    before = active;
-                }
-                body(byte, end, known);
-            }
-            byte = end;
-        }
-    }
-
-    static bool same_targets(const std::vector<Edge>& a, const std::vector<Edge>& b) {
-        return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const Edge& x, const Edge& y) {
-                   return x.to == y.to && x.frame == y.frame;
-               });
     }
 
     const Closure& frame_closure(uint32_t frame) {
@@ -370,11 +314,11 @@ class Automaton {
     std::vector<uint32_t> pool_, dead_;
     std::vector<uint32_t> singles_;  // by position: the state that is that position and nothing else
     Index frame_index_, position_index_, state_index_;
-    std::vector<std::unique_ptr<uint32_t[]>> blocks_;
-    int used_ = kBlock;
+    Blocks blocks_;
     std::vector<Entered> entered_;
     std::vector<uint32_t> resumed_;
-    std::vector<Edge> edges_, active_, before_;  // of one sweep, which never meets another
+    std::vector<Edge> edges_;  // of one sweep, which never meets another
+    Sweep sweep_;
     Closure target_;
     Met met_;
     int64_t work_ = 0;

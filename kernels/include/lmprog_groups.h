@@ -229,7 +229,7 @@ class Groups {
     std::vector<uint32_t> targets_, ends_;
     std::unordered_map<int32_t, Steps> of_leaf_;
     std::vector<std::pair<int32_t, int32_t>> leaf_pairs_;
-    std::vector<Automaton::Edge> edges_;
+    std::vector<Edge> edges_;
     Pairs met_;
 };
 
