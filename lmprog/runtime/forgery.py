@@ -43,7 +43,9 @@ class Passage:
 class Guard:
     """Knows the names of a model's special tokens."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], check: Callable[[str], None] = lambda _: None) -> None:
+        """`check` raises for a text that is too long to be worth looking through."""
+        self._check = check
         self._names = [*dict.fromkeys(filter(None, names))]
         self._pattern = names_pattern(self._names)
         self._signs = {sign for name in self._names for sign in (name[0], name[-1]) if _is_sign(sign)}
@@ -56,7 +58,7 @@ class Guard:
     def written(self, write: Write, values: Sequence[Json], source: str) -> Passage:
         """What `write` makes of a conversation whose parts are `values`, by a template of this `source`.
 
-        Raises what `write` raises, and NotSupported where the template refuses a forged token's disguise.
+        Raises what `write` and the check raise, and NotSupported where the template refuses a forged token's disguise.
         """
         try:
             return self._written(write, values, source)
@@ -65,6 +67,7 @@ class Guard:
 
     def _written(self, write: Write, values: Sequence[Json], source: str) -> Passage:
         text = write(_same)
+        self._check(text)
         strings = [string for value in values for string in _strings(value)]
         disguise = self._disguise(source)
         if self._pattern is None or disguise is None or not any(map(disguise.search, strings)):

@@ -35,7 +35,7 @@ class Speller:
         """Knows the special tokens by name. Made when it is asked for first."""
         tokenizer = self._tokenizer
         special = (token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) is None)
-        return Guard(map(tokenizer.token_text, [*special, *tokenizer.eos_ids]))
+        return Guard(map(tokenizer.token_text, [*special, *tokenizer.eos_ids]), self.check_length)
 
     def check_length(self, text: str, what: str = "the text") -> None:
         """Raises `ContextOverflow` for a text of more tokens than fit, having tokenised little more than what fits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lmprog.runtime.chat import ChatTemplate, load_template
 from lmprog.runtime.forgery import Guard
 from lmprog.runtime.quoting import touches
 from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
-from tests.runtime.talk import Talk
+from tests.runtime.talk import Talk, failed
 from tests.text.checkpoints import KINDS, save
 from tests.text.templates import CHATML, SHAPES, SPECIAL
 
@@ -288,3 +289,12 @@ def test_a_turn_and_what_it_refers_to_are_quoted_as_they_come() -> None:
     replies = talk.ask(wire.Open(1), *other, wire.Append(1, pieces), wire.Read(1, 1))
     (read,) = [reply for reply in replies if isinstance(reply, wire.TextIs)]
     assert read.num_tokens == 1 + len("u:<|end|><|end|>;") + 1
+
+
+def test_a_conversation_far_too_long_is_refused_before_it_is_looked_through() -> None:
+    talk = Talk(ByteTokenizer())
+    messages = json.dumps([{"role": "user", "content": "<|end|>" * 1_000_000}])
+    began = time.process_time()
+    replies = talk.ask(wire.Open(1), wire.Append(1, (wire.Conversation(messages),)), wire.Gen(1, 1))
+    assert failed(replies)[1].code == "context_overflow"
+    assert time.process_time() - began < 5, "looking through all of it takes longer, and everybody waits"
