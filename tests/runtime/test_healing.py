@@ -175,6 +175,40 @@ def test_the_seam_is(name: str) -> None:
     assert call.prompt_len == len(tokens)
 
 
+INSIDE = Words("caf", "\u20ac".encode()[2:] + b"s", "\u00e9s", "\u00e9", "\u20ac".encode()[:2], "\u20ac.", "a\u00e9")
+"""Tokens that begin or end inside of a character."""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "last", "expected"),
+    [
+        ("caf\u00e9", "\u00e9", "\u00e9"),  # a whole character that a longer token goes on from
+        ("a\u20ac", "", None),  # its last byte, which a longer token begins with: that is no text
+        ("caf\u00eas", "s", None),
+        ("\u00eaa", "a", "a"),
+    ],
+)
+def test_a_character_of_several_bytes_is_healed_whole_or_not_at_all(
+    prompt: str, last: str, expected: str | None
+) -> None:
+    standing = INSIDE.encode(prompt)
+    if last:
+        assert INSIDE.token_text(standing[-1]) == last
+    else:
+        assert INSIDE.token_text(standing[-1]) == "\ufffd", "the character is split among tokens"
+    call = built(INSIDE, prompt)
+    assert seam_of(call) == (None if expected is None else expected.encode())
+    if expected is not None:
+        task = call.lanes[0].task
+        assert isinstance(task, Generation)
+        row = task.mask()
+        assert row is not None
+        pieces = {INSIDE.pieces[token] for token in range(INSIDE.vocab_size) if row.allows(token)}
+        begun = {piece for piece in pieces if piece is not None and not piece.startswith(expected.encode())}
+        assert all(expected.encode().startswith(piece) for piece in begun)
+        assert any(piece is not None and len(piece) > len(expected.encode()) for piece in pieces)
+
+
 def test_nothing_is_healed_unasked_nor_where_the_prompt_itself_is_scored() -> None:
     assert seam_of(built(URL, "see http:", heal=False)) is None
     assert seam_of(built(URL, "see http:", prompt_logprobs=0)) is None
