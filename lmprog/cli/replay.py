@@ -19,7 +19,7 @@ def run(given: argparse.Namespace) -> int:
         replayed = recording.replay(backend)
     print(f"{replayed.num_calls} calls, {replayed.num_tokens} tokens, seed {recording.seed}")
     if replayed.num_contests:
-        print(f"{replayed.num_contests} votes and races")
+        print(f"contests (votes, races) with a winner: {replayed.num_contests}")
     if replayed.num_skipped:
         print(f"{replayed.num_skipped} calls that had failed or were cancelled are left out", file=sys.stderr)
     for difference in replayed.differences:
