@@ -51,7 +51,7 @@ _HELP: Mapping[str, str] = {
     "dtype": "of weights and activations; default: the checkpoint's own, where this machine computes it",
     "kv_dtype": "of cached keys and values; default: dtype",
     "attention": "which kernels; default: the best that this machine has",
-    "threads": "processor threads; default: all cores",
+    "threads": "processor threads; default: all cores, of which small steps of small models take one",
     "context_len": "most tokens of one branch; default: the model's",
     "kv_memory_mb": "memory for keys and values; default: by model and machine",
     "public_prefix": "a file whose text, or messages (.json), keys may share in the cache; repeat it for several",
