@@ -50,8 +50,8 @@ _FORMS = (
 )
 
 
-# Up to these draws a question is one without an answer, or one for the thing that has a value. In training they are more
-# often asked than in evaluation, because they are what nano fails on.
+# Up to these draws a question is one without an answer, or one for the thing that has a value. In training they are
+# asked more often than in evaluation, because they are what nano fails on.
 _KINDS = {Split.TRAIN: (0.20, 0.52), Split.HELD: (0.16, 0.40)}
 # Most questions to a passage. More of them in training: the passage costs most tokens, and only answers teach.
 _MOST = {Split.TRAIN: 11, Split.HELD: 7}
