@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -11,7 +12,7 @@ import pytest
 
 from training.document import Document, Family
 from training.draw import Draw, Split, Wording, is_held
-from training.items import Item, draw_items, items_of
+from training.items import BARS, Item, draw_items, items_of
 from training.kinds import KINDS, draw_kind
 from training.kinds.framed import framed
 from training.kinds.further import FURTHER
@@ -179,3 +180,12 @@ def test_an_item_is_right_only_if_the_answer_is_the_same() -> None:
     assert shaped.right(json.dumps(json.loads(shaped.answer), separators=(",", ":")))
     assert not shaped.right("{}")
     assert not shaped.right("no json")
+
+
+def test_the_questions_of_the_evaluation_stay_the_same() -> None:
+    """Whoever changes them on purpose measures anew, and says so in docs/nano.md."""
+    found = hashlib.sha256()
+    for family in BARS:
+        for item in draw_items(family, 200):
+            found.update(repr(item).encode())
+    assert found.hexdigest()[:12] == "9f277eeb2e8e"
