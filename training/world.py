@@ -56,7 +56,7 @@ TRAINED_SHARES: Mapping[Maker, float] = {
     fewshot.casing: 6,
     arithmetic.arithmetic: 13,
     arithmetic.steps: 2.5,
-    arithmetic.check: 1.5,
+    arithmetic.check: 3,
     dialogue.memory: 6,
     dialogue.asked: 5,
     dialogue.told_by_system: 5,
@@ -67,7 +67,7 @@ TRAINED_SHARES: Mapping[Maker, float] = {
     writing.outline: 1,
     writing.one_tip: 1.2,
     writing.story: 1.2,
-    writing.judge: 5,
+    writing.judge: 9,
 }
 # What a young model is given instead: copying first, because everything else stands on it.
 YOUNG_SHARES: Mapping[Maker, float] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.document import Document, Family, Page
-from training.draw import Draw, ways
+from training.draw import Draw, Split, ways
 from training.words import FOODS, GOODS, SINGULARS, plural
 
 _SUM = ways(
@@ -215,6 +215,10 @@ def check(draw: Draw) -> Document:
             y=y,
             r=shown,
         )
-        page.text(f"{form}\nAnswer:")
+        page.text(form + "\n")
+        if draw.split is Split.TRAIN and draw.chance(0.6):  # done again before it is judged, as a program may ask
+            page.text("Check:")
+            page.answer(f" {x} {operator} {y} = {right}\n", judged=False, kind="check")
+        page.text("Answer:")
         page.answer(" yes\n" if shown == right else " no\n", kind="check", choices=(" yes", " no"))
     return page.done()

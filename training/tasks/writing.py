@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from training.document import ASSISTANT, END, SYSTEM, USER, Document, Family, Page
 from training.draw import Draw, ways
 from training.kinds.model import shown
@@ -147,33 +150,60 @@ def story(draw: Draw) -> Document:
 
 
 def judge(draw: Draw) -> Document:
-    """Which of two answers is better, or is one good: about the subject, the sum or what a text says."""
+    """Which of two answers is better, or is one good: about the subject, the sum or what a text says. Mostly with
+    reasoning: what is right, then each answer held against it. At once, a model of this size only guesses."""
     page = Page(Family.WRITING)
     for index in range(draw.number(1, 5)):
-        context, question, good, bad = draw.one((_of_subject, _of_sum, _of_text))(draw)
-        page.text(("\n" if index else "") + f"{context}Question: {question}\n")
-        if draw.chance(0.6):
-            first = draw.chance(0.5)
-            a, b = (good, bad) if first else (bad, good)
-            page.text(f"Answer A: {a}\nAnswer B: {b}\n{draw.one(_ASK_BETTER)}\n")
+        judged = draw.one((_of_subject, _of_sum, _of_text))(draw)
+        reasons = draw.chance(0.8)
+        page.text(("\n" if index else "") + f"{judged.context}Question: {judged.question}\n")
+        if draw.chance(0.7):
+            order = [judged.good, judged.bad] if draw.chance(0.5) else [judged.bad, judged.good]
+            page.text(f"Answer A: {order[0].text}\nAnswer B: {order[1].text}\n{draw.one(_ASK_BETTER)}\n")
+            if reasons:
+                _reason(page, judged, {"A says": order[0], "B says": order[1]})
             page.text(draw.one(("Judgment:", "Better:", "Answer:")))
-            page.answer(" A\n" if first else " B\n", kind="judge", choices=(" A", " B"))
+            page.answer(" A\n" if order[0] is judged.good else " B\n", kind="judge", choices=(" A", " B"))
         else:
-            is_good = draw.chance(0.5)
-            page.text(f"Answer: {good if is_good else bad}\n{draw.one(_ASK_GOOD)}\n")
+            said = judged.good if draw.chance(0.5) else judged.bad
+            page.text(f"Answer: {said.text}\n{draw.one(_ASK_GOOD)}\n")
+            if reasons:
+                _reason(page, judged, {"It says": said})
             page.text(draw.one(("Judgment:", "Verdict:")))
-            page.answer(" good\n" if is_good else " bad\n", kind="judge", choices=(" good", " bad"))
+            page.answer(" good\n" if said is judged.good else " bad\n", kind="judge", choices=(" good", " bad"))
     return page.done()
 
 
-Judged = tuple[str, str, str, str]
-"""What stands before the question, the question, a good answer, a bad one."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer, and what it says in a word or two."""
+
+    text: str
+    gist: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A question with a good and a bad answer."""
+
+    context: str
+    question: str
+    good: Said
+    bad: Said
+
+
+def _reason(page: Page, judged: Judged, answers: Mapping[str, Said]) -> None:
+    page.text("Reasoning:")
+    verdicts = "".join(
+        f" {who} {said.gist}: {'yes' if said is judged.good else 'no'}." for who, said in answers.items()
+    )
+    page.answer(f" Right is {judged.good.gist}.{verdicts}\n", judged=False, kind="judge")
 
 
 def _of_subject(draw: Draw) -> Judged:
     advice, other = draw.some(ADVICE, 2)
-    question = f"How can I get better at {advice.topic}?"
-    return "", question, draw.one(advice.points)[1], draw.one(other.points)[1]
+    good, bad = (Said(draw.one(one.points)[1], one.topic) for one in (advice, other))
+    return Judged("", f"How can I get better at {advice.topic}?", good, bad)
 
 
 def _of_sum(draw: Draw) -> Judged:
@@ -181,7 +211,8 @@ def _of_sum(draw: Draw) -> Judged:
     x, y = draw.pair(operator)
     right = arithmetic.solve(x, operator, y)
     wrong = right + draw.one((-10, -2, -1, 1, 2, 10))
-    return "", f"What is {x} {operator} {y}?", str(right), str(wrong)
+    good, bad = (Said(str(number), str(number)) for number in (right, wrong))
+    return Judged("", f"What is {x} {operator} {y}?", good, bad)
 
 
 def _of_text(draw: Draw) -> Judged:
@@ -190,4 +221,5 @@ def _of_text(draw: Draw) -> Judged:
     wrong = field.draw(draw)
     while wrong == value:
         wrong = field.draw(draw)
-    return f"Text: {passage.text}\n", field.question(draw, record.name), shown(value), shown(wrong)
+    good, bad = (Said(shown(one), shown(one)) for one in (value, wrong))
+    return Judged(f"Text: {passage.text}\n", field.question(draw, record.name), good, bad)
