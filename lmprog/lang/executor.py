@@ -169,15 +169,14 @@ def _end_feed(run: Run[Any]) -> None:
 
 def blocking(job: Job, run: Run[Any]) -> None:
     """Runs any program and blocks until it has ended."""
-    if not job.is_async:
-        execute(job, run)
-    elif running_loop() is None:
+    if running_loop() is not None:
+        if scopes.current.get() is not None:
+            raise ProgramError("inside an async program, write `await program.arun(...)` instead of `program.run(...)`")
+        in_thread(job, run).join()  # a notebook: its loop is busy with this very cell
+    elif job.is_async:
         asyncio.run(execute_async(job, run))
-    elif scopes.current.get() is not None:
-        raise ProgramError("inside an async program, write `await program.arun(...)` instead of `program.run(...)`")
-    else:  # a notebook: its loop is busy with this very cell
-        thread = in_thread(job, run)
-        thread.join()
+    else:
+        execute(job, run)
 
 
 def in_thread(job: Job, run: Run[Any]) -> threading.Thread:

@@ -177,6 +177,7 @@ class Recording:
                         calls[op.call] = client.call(again)
                 else:
                     client.post(numbers.renumbered(op))
+        client.flush()  # not at the end of an event loop's turn: its thread waits here
         try:
             outcomes = {call: pending.wait() for call, pending in calls.items()}
         finally:

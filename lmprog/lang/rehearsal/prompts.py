@@ -85,6 +85,7 @@ class Reader:
                     client.post(wire.Append(ids[branch], (wire.Text(graph.calls[step.call].mark),)))
             for branch, copy in ids.items():
                 ends[branch] = self._read(copy)
+        client.flush()  # not at the end of an event loop's turn: its thread waits here
         try:
             inherited = {graph.numbers[branch]: _text(call).text for branch, call in forked.items()}
             texts = {graph.numbers[branch]: _text(call).text for branch, call in ends.items()}
@@ -104,6 +105,7 @@ class Reader:
                 self._client.post(wire.Append(branch, (wire.Text(text),)))
             base = self._read(empty)
             asked = {key: self._read(branch) for key, branch in branches.items()}
+        self._client.flush()
         try:
             prefix = _text(base).num_tokens
             return {
