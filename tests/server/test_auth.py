@@ -120,6 +120,16 @@ def test_pages_of_other_sites_cannot_use_a_server_without_keys(
     assert asyncio.run(run()) == status
 
 
+@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200)])
+def test_a_picture_on_another_sites_page_flushes_no_cache(fake: Fake, site: str, status: int) -> None:
+    async def run() -> int:
+        async with asking(fake) as (client, _):
+            headers = {"host": "127.0.0.1:8000", "sec-fetch-site": site}
+            return (await client.get("/flush_cache", headers=headers)).status_code
+
+    assert asyncio.run(run()) == status
+
+
 def test_digests_are_compared_in_constant_time_whichever_key_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
     original = secrets.compare_digest
