@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmprog.server.openai.tools import Call, FunctionTool, Reader, Toolbox, called
+from lmprog import wire
+from lmprog.server.errors import HttpError
+from lmprog.server.openai.tools import Call, FunctionTool, NamedTool, Reader, Tool, Toolbox, called, toolbox
 
 BOX = Toolbox("auto", (FunctionTool("add"), FunctionTool("get_weather")))
 PIECES = [
@@ -74,3 +76,13 @@ def test_content_before_a_call_goes_out_at_once_and_half_a_tag_waits() -> None:
 def test_without_tools_everything_is_content() -> None:
     text = called("add", "{}")
     assert Toolbox().read(text) == (text, [])
+
+
+def test_a_tool_that_names_no_parameters_takes_none() -> None:
+    schema = Toolbox("named", (FunctionTool("now"),)).constraint
+    assert schema == wire.JsonSchema('{"type": "object", "properties": {}, "additionalProperties": false}')
+
+
+def test_a_choice_of_another_type_is_refused_with_the_form_that_there_is() -> None:
+    with pytest.raises(HttpError, match="tool_choice has the type 'allowed_tools'; as an object it must be"):
+        toolbox([Tool("function", FunctionTool("now"))], NamedTool(type="allowed_tools"), None)

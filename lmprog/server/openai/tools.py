@@ -48,7 +48,7 @@ class NamedFunction(msgspec.Struct):
 
 
 class NamedTool(msgspec.Struct):
-    function: NamedFunction
+    function: NamedFunction | None = None
     type: str = "function"
 
 
@@ -119,6 +119,13 @@ def toolbox(tools: Sequence[Tool] | None, choice: str | NamedTool | None, parall
     if twice is not None:
         raise refused(f"Two tools have the name {twice!r}.", "tools")
     if isinstance(choice, NamedTool):
+        if choice.type != "function" or choice.function is None:
+            raise refused(
+                f"tool_choice has the type {choice.type[:60]!r}; as an object it must be "
+                '{"type": "function", "function": {"name": ...}}.',
+                "tool_choice",
+                "invalid_value",
+            )
         named = tuple(function for function in functions if function.name == choice.function.name)
         if not named:
             raise refused(
@@ -261,8 +268,10 @@ def _function(tool: Tool, at: int) -> FunctionTool:
 
 
 def _parameters(tool: FunctionTool) -> dict[str, Any]:
-    """The schema of the arguments: an object, whatever else is said."""
-    given = tool.parameters or {}
+    """The schema of the arguments: an object, and an empty one where no parameters are named, as OpenAI has it."""
+    if tool.parameters is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    given = tool.parameters
     return given if "type" in given or "$ref" in given or "anyOf" in given else {"type": "object", **given}
 
 
