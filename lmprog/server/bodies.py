@@ -31,6 +31,8 @@ SMALL = 64 * 1024
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _SHOWN = 60
+_TYPES = {str: "str", bool: "bool", type(None): "null", int: "int", float: "float", dict: "object", list: "array"}
+"""What msgspec calls them."""
 _logged: set[str] = set()
 """Unknown fields that the log has already. At most `_MOST_LOGGED`: clients choose these names."""
 _MOST_LOGGED = 1000
@@ -103,12 +105,23 @@ def parse(raw: bytes, kind: type[Body], strict: bool = False, silent: Iterable[s
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error), value) from None
     known = set(kind.__struct_encode_fields__).union(silent)
-    unknown = [name for name in value if name not in known]
+    unknown = [name for name in value if name not in known] + _inner_unknown(value, body)
     if unknown and strict:
         raise refused(
             f"Unknown field {unknown[0][:_SHOWN]!r}; this server was started with --strict-api.", unknown[0][:_SHOWN]
         )
     return Read(body, tuple(_unknown(name) for name in unknown[:8]))
+
+
+def _inner_unknown(value: Mapping[str, Any], body: msgspec.Struct) -> list[str]:
+    """Fields that nobody reads in the objects of a body, one level deep: `sampling_params.max_tokens`, say."""
+    return [
+        f"{name}.{inner}"
+        for name, given in value.items()
+        if isinstance(given, dict) and isinstance(made := getattr(body, name, None), msgspec.Struct)
+        for inner in given
+        if inner not in made.__struct_encode_fields__
+    ]
 
 
 def parse_json(raw: bytes) -> Any:
@@ -185,8 +198,8 @@ def _depth(value: Any) -> int:
 def _wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
     """msgspec's complaint as a sentence: which field, what was sent, what is allowed."""
     found = _AT.search(said)
-    path = found["path"] if found else ""
     what = said[: found.start()] if found else said
+    path = _spelled(found["path"] if found else "", what, value)
     sent = _find(value, path)
     limit = _limit_of(path)
     if limit is not None and (" >= " in what or " <= " in what or "length" in what):
@@ -198,6 +211,12 @@ def _wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
         name = what.rpartition("`")[0].rpartition("`")[2]
         path = f"{path}.{name}" if path else name
         message = f"{path} is missing."
+    elif what.startswith("Object contains unknown field"):
+        name = what.rpartition("`")[0].rpartition("`")[2]
+        path = f"{path}.{name}" if path else name
+        message = f"{path[:_SHOWN]} is no field that there is."
+    elif what.startswith("Invalid"):
+        message = f"{path} is {_show(sent)}, which is none of its values; docs/server.md lists them."
     else:
         expected = what.partition(", got")[0].removeprefix("Expected ").replace("`", "").replace(" | ", " or ")
         message = f"{path or 'The body'} is {_show(sent)}; expected {expected}."
@@ -208,6 +227,21 @@ def _limit_of(path: str) -> Limit | None:
     """`stop[3]` has the limits of `stop[]`; `a.b` those of `b`."""
     last = re.sub(r"\[[^\]]*\]", "[]", path).rpartition(".")[2]
     return LIMITS.get(last) or LIMITS.get(last.replace("[]", ""))
+
+
+def _spelled(path: str, what: str, value: Any) -> str:
+    """The path with the key of the object's value that is wrong, where msgspec says `[...]` for it."""
+    before, dots, after = path.partition("[...]")
+    inside = _find(value, before)
+    if not dots or not isinstance(inside, dict):
+        return path
+    limit = _limit_of(f"{before}[]")
+    for key, one in inside.items():
+        is_number = isinstance(one, int | float) and not isinstance(one, bool)
+        beyond = is_number and limit is not None and not limit.minimum <= one <= limit.maximum
+        if beyond or what.endswith(f"got `{_TYPES.get(type(one))}`"):
+            return f"{before}[{key[:_SHOWN]}]{after}"
+    return path
 
 
 def _find(value: Any, path: str) -> Any:

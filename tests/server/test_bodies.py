@@ -10,6 +10,7 @@ import pytest
 
 from lmprog.server.bodies import parse, parse_json
 from lmprog.server.errors import HttpError
+from lmprog.server.native.asking import GenerateRequest
 from lmprog.server.openai.chat import ChatBody
 from tests.server.fake_runtime import Fake, asking
 
@@ -59,6 +60,17 @@ def test_proper_json_is_read_as_it_is() -> None:
         ({"messages": "x"}, "messages", 'messages is "x"; expected array.'),
         ({"messages": [{"role": "user"}], "n": 500}, "n", "n is 500; it must be from 1 to 128."),
         ({"messages": [{"role": "user"}], "n": True}, "n", "n is true; expected int or null."),
+        (
+            {"messages": [{"role": "user"}], "logit_bias": {"3": 1, "5": 101}},
+            "logit_bias[5]",
+            "logit_bias[5] is 101; it must be from -100 to 100.",
+        ),
+        (
+            {"messages": [{"role": "user"}], "logit_bias": {"3": 1, "5": "x"}},
+            "logit_bias[5]",
+            'logit_bias[5] is "x"; expected float.',
+        ),
+        ({"messages": [{"role": "user"}], "logit_bias": {"5": True}}, "logit_bias[5]", "logit_bias[5] is true; "),
         ({"messages": [{"role": "user"}], "stop": ["a", ""]}, "stop[1]", "stop[1] has 0 characters"),
     ],
 )
@@ -76,6 +88,13 @@ def test_a_strict_server_refuses_unknown_fields_and_another_names_them() -> None
     assert parse(body, ChatBody, silent=("user",)).warnings == ("unknown field 'colour' is ignored",)
     with pytest.raises(HttpError, match="Unknown field 'colour'"):
         parse(body, ChatBody, strict=True, silent=("user",))
+
+
+def test_unknown_fields_of_inner_objects_are_named_too() -> None:
+    body = b'{"text": "x", "sampling_params": {"max_tokens": 5, "n": 1}}'
+    assert parse(body, GenerateRequest).warnings == ("unknown field 'sampling_params.max_tokens' is ignored",)
+    with pytest.raises(HttpError, match=r"Unknown field 'sampling_params\.max_tokens'"):
+        parse(body, GenerateRequest, strict=True)
 
 
 def test_what_is_too_large_or_no_json_by_its_headers_is_refused_unread(fake: Fake) -> None:

@@ -148,7 +148,7 @@ GEN = {"op": "gen", "branch": "s", "call": "g", **GREEDY}
         ([OPEN, TEXT, {**GEN, "max_tokens": 0}], "ops[2].max_tokens"),
         ([OPEN, TEXT, {**GEN, "regex": "a", "ebnf": "b"}], "ops[2].ebnf"),
         ([OPEN, TEXT, {**GEN, "temperature": 3}], "ops[2].temperature"),
-        ([OPEN, TEXT, {**GEN, "wrong": 3}], "ops[2]"),
+        ([OPEN, TEXT, {**GEN, "wrong": 3}], "ops[2].wrong"),
         ([OPEN, {"op": "jump"}], "ops[1].op"),
         ([OPEN, {"op": "fork", "branch": "s", "into": [f"b{i}" for i in range(257)]}, GEN], "ops[1].into"),
         ([OPEN] * 4097, "ops"),
@@ -162,3 +162,16 @@ def test_too_many_branches_are_refused(live: Live) -> None:
     forks = [{"op": "fork", "branch": "s", "into": [f"{row}-{i}" for i in range(256)]} for row in range(4)]
     error = live.refused("/v1/programs", ops=[OPEN, *forks, GEN])
     assert "1,024 branches" in error["message"]
+
+
+def test_what_no_op_has_is_refused_in_words(live: Live) -> None:
+    begun = [{"op": "open", "branch": "a"}, {"op": "append", "branch": "a", "pieces": "x"}]
+    for op, message in (
+        ({"op": "dance"}, 'ops[2].op is "dance", which is none of its values; docs/server.md lists them.'),
+        (
+            {"op": "gen", "branch": "a", "call": "g", "keep": "some"},
+            'ops[2].keep is "some", which is none of its values; docs/server.md lists them.',
+        ),
+        ({"op": "gen", "branch": "a", "call": "g", "colour": 1}, "ops[2].colour is no field that there is."),
+    ):
+        assert live.refused("/v1/programs", ops=[*begun, op])["message"] == message
