@@ -106,9 +106,12 @@ def problem_of(error: errors.LmprogError, names: Mapping[str, str] | None = None
         param, code = "prompt", "context_length_exceeded"
     elif isinstance(error, errors.GrammarError | errors.UnsupportedSchema | errors.UnsatisfiableConstraint):
         param = "constraint"
-    if param is not None and names is not None:
-        param = names.get(param, param)
     message = error.message[:1].upper() + error.message[1:]
+    if param is not None:
+        theirs = (names or {}).get(param, param)
+        if error.message.startswith(f"{param} "):  # a field begins the sentence: as the client spelled it
+            message = theirs + error.message[len(param) :]
+        param = theirs
     kind = "model_error" if isinstance(error, errors.ModelError) else None
     retry_after = error.retry_after if isinstance(error, errors.Overloaded) else None
     return Problem(status, message, param, code, kind, retry_after)

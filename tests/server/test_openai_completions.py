@@ -6,6 +6,8 @@ from typing import Any
 
 import openai
 
+from tests.server.live import Live
+
 
 def test_a_logit_bias_forbids_and_forces_tokens(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "nano", "prompt": "One two", "max_tokens": 3, "temperature": 0}
@@ -60,3 +62,17 @@ def test_a_completions_stream_is_the_completion(client: openai.OpenAI) -> None:
     ]
     assert [token for one in streamed for token in one.tokens or []] == plain.tokens
     assert [offset for one in streamed for offset in one.text_offset or []] == plain.text_offset
+
+
+def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
+    assert live.refused("/v1/completions", prompt=[10**6])["message"].startswith("prompt names token 1000000, ")
+    said = live.refused("/v1/completions", prompt="x", logit_bias={"99999": 1})["message"]
+    assert said.startswith("logit_bias names token 99999, ")
+    old = live.refused("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], function_call="auto")
+    assert old == {
+        "message": "function_call is out of date; use tool_choice.",
+        "type": "invalid_request_error",
+        "param": "function_call",
+        "code": "not_supported",
+    }
+    assert live.http.get("/v1/models/").status_code == 404

@@ -227,6 +227,11 @@ def test_what_is_wrong_is_refused_by_name(live: Live, body: dict[str, Any], para
     assert live.refused("/v1/responses", **body)["param"] == param
 
 
+def test_messages_call_the_fields_by_this_dialects_names(live: Live) -> None:
+    said = live.refused("/v1/responses", input="x", text={"format": {"type": "yaml"}})["message"]
+    assert said == "text.format.type is 'yaml'; it must be text, json_object or json_schema."
+
+
 def kept(name: str, size: int = 10, caller: str = "") -> Kept:
     return Kept(caller, {"id": name}, [Message("user", "x")], size)
 

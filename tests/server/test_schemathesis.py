@@ -26,7 +26,16 @@ SECONDS = 60.0 if CASES <= 500 else 1800.0
 LEFT_OUT = ("/v1/responses/{response}/cancel", "/flush_cache", "/ui", "/admin")
 CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
 CONFINING = (
-    *("functions", "audio", "modalities", "tools", "tool_choice", "stream_options", "continue_final_message"),
+    *(
+        "functions",
+        "function_call",
+        "audio",
+        "modalities",
+        "tools",
+        "tool_choice",
+        "stream_options",
+        "continue_final_message",
+    ),
     *("response_format", "regex", "ebnf", "json_schema", "structured_outputs", "system", "top_logprobs", "min_tokens"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "logit_bias", "stop_token_ids"),
 )

@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
     def constraint(self) -> wire.Constraint | None:
         """The one constraint that is given."""
-        given = [name for name in ("regex", "json_schema", "ebnf") if getattr(self, name) is not None]
+        given = self.confining()
         if len(given) > 1:
             raise refused(f"{' and '.join(given)} are given; give one of them.", given[1])
         if self.regex is not None:
@@ -63,6 +63,10 @@ class SamplingParams(msgspec.Struct, frozen=True):
         if self.json_schema is not None:
             return wire.JsonSchema(self.json_schema)
         return None if self.ebnf is None else wire.Grammar(self.ebnf)
+
+    def confining(self) -> list[str]:
+        """The fields that confine the text."""
+        return [name for name in ("regex", "json_schema", "ebnf") if getattr(self, name) is not None]
 
     def sampling(self, logprobs: int | None, prompt_logprobs: int | None, start: int) -> wire.Sampling:
         """As the wire says it; what is null has SGLang's default."""
@@ -171,6 +175,12 @@ def prompts_of(body: GenerateRequest, make_rid: Callable[[], str]) -> tuple[list
             )
         )
     return made, is_batch
+
+
+def names_of(body: GenerateRequest, prompts: list[Prompt]) -> dict[str, str]:
+    """The request's names for what the runtime may complain of."""
+    given = [name for prompt in prompts for name in prompt.params.confining()]
+    return {"prompt": "input_ids" if body.text is None else "text", **({"constraint": given[0]} if given else {})}
 
 
 def _pieces(body: GenerateRequest) -> tuple[list[wire.Text | wire.Tokens], bool]:

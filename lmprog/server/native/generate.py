@@ -23,7 +23,7 @@ from lmprog.server.errors import refused
 from lmprog.server.gateway import Gateway
 from lmprog.server.link import Exchange
 from lmprog.server.native.answers import Growing, Row, aborted, results
-from lmprog.server.native.asking import SILENT, GenerateRequest, Prompt, prompts_of
+from lmprog.server.native.asking import SILENT, GenerateRequest, Prompt, names_of, prompts_of
 from lmprog.server.openai.running import warned
 from lmprog.server.sse import END, EventStream, event, until_gone
 
@@ -201,6 +201,7 @@ def routes(gateway: Gateway) -> list[Route]:
         prompts, is_batch = prompts_of(body, lambda: secrets.token_hex(16))
         for prompt in prompts:
             prompt.params.constraint()
+        request.state.names = names_of(body, prompts)
         is_list = is_batch or prompts[0].results > 1
         headers = warned(read.warnings)
         if body.stream:

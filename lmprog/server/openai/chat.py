@@ -36,6 +36,7 @@ class ChatBody(Asked, kw_only=True):
     continue_final_message: bool | None = None
     modalities: list[str] | None = None
     functions: Any = None
+    function_call: Any = None
     audio: Any = None
 
 
@@ -72,8 +73,9 @@ def routes(gateway: Gateway) -> list[Route]:
 def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ()) -> Chat:
     """What a body asks for, as ops. Raises HttpError."""
     head = answering(gateway, body.model, "chatcmpl")
-    if body.functions is not None:
-        raise refused("functions is out of date; use tools.", "functions", "not_supported")
+    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, old) is not None:
+            raise refused(f"{old} is out of date; use {new}.", old, "not_supported")
     if body.audio is not None or body.modalities not in (None, ["text"]):
         name = "audio" if body.audio is not None else "modalities"
         raise refused(f"{name} asks for more than text, and this server writes text only.", name, "not_supported")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -25,6 +26,8 @@ def routes(gateway: Gateway) -> list[Route]:
         return JSONResponse({"object": "list", "data": [card()]})
 
     async def one(request: Request) -> Response:
+        if not request.path_params["model"]:  # elsewhere no name means the one model; here it means no path
+            raise HTTPException(404)
         gateway.check_model(request.path_params["model"])
         return JSONResponse(card())
 

@@ -145,11 +145,13 @@ def chat_of(body: ResponsesBody, messages: Sequence[Message]) -> ChatBody:
 def renamed(error: HttpError) -> HttpError:
     """The chat's complaint with this dialect's names of fields."""
     problem = error.problem
-    param = problem.param
+    param, message = problem.param, problem.message
     for ours, theirs in _NAMES.items():
         if param is not None and param.startswith(ours):
             param = theirs
-    return HttpError(Problem(problem.status, problem.message, param, problem.code, problem.type, problem.retry_after))
+            if message.startswith(ours):
+                message = theirs + message[len(ours) :]
+    return HttpError(Problem(problem.status, message, param, problem.code, problem.type, problem.retry_after))
 
 
 def messages_of(given: str | Sequence[Item]) -> list[Message]:
