@@ -106,6 +106,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _tell(seen: Seen, given: argparse.Namespace, model: str, seconds: float) -> None:
+    if seen.failures:
+        print(f"{len(seen.failures)} failed; the first: {seen.failures[0]}", file=sys.stderr)
+    if not seen.whole:
+        return
     print(f"{model}: {given.clients} clients, {len(seen.whole)} requests of {given.max_tokens} tokens")
     table = Table()
     table.add_column("milliseconds")
@@ -115,5 +119,3 @@ def _tell(seen: Seen, given: argparse.Namespace, model: str, seconds: float) -> 
         table.add_row(name, *(f"{1e3 * percentile(values, percent):,.1f}" for percent in PERCENTS))
     Console().print(table)
     print(f"{seen.num_tokens / seconds:,.1f} tokens/s, {len(seen.whole) / seconds:,.2f} requests/s, {seconds:.1f} s")
-    if seen.failures:
-        print(f"{len(seen.failures)} failed; the first: {seen.failures[0]}", file=sys.stderr)
