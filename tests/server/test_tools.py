@@ -86,3 +86,8 @@ def test_a_tool_that_names_no_parameters_takes_none() -> None:
 def test_a_choice_of_another_type_is_refused_with_the_form_that_there_is() -> None:
     with pytest.raises(HttpError, match="tool_choice has the type 'allowed_tools'; as an object it must be"):
         toolbox([Tool("function", FunctionTool("now"))], NamedTool(type="allowed_tools"), None)
+
+
+def test_a_tool_without_its_function_is_told_what_is_missing() -> None:
+    with pytest.raises(HttpError, match=r"tools\[0\]\.function is missing"):
+        toolbox([Tool("function")], None, None)

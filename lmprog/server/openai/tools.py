@@ -250,13 +250,14 @@ def _overlap(text: str, mark: str) -> int:
 
 
 def _function(tool: Tool, at: int) -> FunctionTool:
-    if tool.type != "function" or tool.function is None:
+    if tool.type != "function":
         raise refused(
-            f"tools[{at}].type is {tool.type[:60]!r}; only tools of the type 'function', with their 'function', are "
-            "supported.",
+            f"tools[{at}].type is {tool.type[:60]!r}; only tools of the type 'function' are supported.",
             f"tools[{at}].type",
             "not_supported",
         )
+    if tool.function is None:
+        raise refused(f"tools[{at}].function is missing.", f"tools[{at}].function", "invalid_value")
     size = len(_json(tool.function.parameters or {}))
     if size > LIMITS["schema"].maximum:
         raise refused(

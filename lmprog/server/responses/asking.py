@@ -136,7 +136,7 @@ def chat_of(body: ResponsesBody, messages: Sequence[Message]) -> ChatBody:
         logprobs=wants_logprobs or None,
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         response_format=_format(body.text.format) if body.text is not None and body.text.format is not None else None,
-        tools=[_tool(tool) for tool in body.tools] if body.tools is not None else None,
+        tools=[_tool(tool, at) for at, tool in enumerate(body.tools)] if body.tools is not None else None,
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
     )
@@ -218,9 +218,11 @@ def _format(given: Format) -> ResponseFormat:
     return ResponseFormat(given.type, NamedSchema(given.name or "response", given.schema, given.strict))
 
 
-def _tool(tool: FlatTool) -> Tool:
-    if tool.type != "function" or tool.name is None:
-        return Tool(tool.type)
+def _tool(tool: FlatTool, at: int) -> Tool:
+    if tool.type != "function":
+        return Tool(tool.type)  # which the chat refuses
+    if tool.name is None:
+        raise refused(f"tools[{at}].name is missing.", f"tools[{at}].name", "invalid_value")
     return Tool(tool.type, FunctionTool(tool.name, tool.description, tool.parameters, tool.strict))
 
 
