@@ -132,7 +132,8 @@ def _member(values: Sequence[Any], data: Any) -> Any:
 
 
 def _first_that_fits(args: Sequence[object], data: Any) -> Any:
-    for arg in args:
+    """Of the members of a union. A model that would drop what was written comes after those that take it all."""
+    for arg in [*(arg for arg in args if _takes_all(arg, data)), *(arg for arg in args if not _takes_all(arg, data))]:
         try:
             return convert(arg, data)
         except (ValueError, TypeError):
@@ -140,9 +141,24 @@ def _first_that_fits(args: Sequence[object], data: Any) -> Any:
     raise ValueError(f"{data!r} fits none of {', '.join(map(name_of, args))}")
 
 
+def _takes_all(tp: Any, data: Any) -> bool:
+    """Whether `tp` is no pydantic model that ignores some of what `data` has."""
+    if not is_pydantic(tp) or not isinstance(data, dict):
+        return True
+    try:
+        tp.model_validate(data, extra="forbid")  # in the models inside of it, too
+    except ValueError:
+        return False
+    except TypeError:  # before version 2.12 it could not be told so
+        return data.keys() <= {field.alias or name for name, field in tp.model_fields.items()}
+    return True
+
+
 def _record(tp: Any, data: Any) -> Any:
     hints = hints_of(tp)
-    fields = {name: convert(hints[name], value) for name, value in _expect(dict, data).items() if name in hints}
+    if unknown := sorted(_expect(dict, data).keys() - hints):
+        raise ValueError(f"there is no field {unknown[0]!r}")
+    fields = {name: convert(hints[name], value) for name, value in data.items()}
     if not dataclasses.is_dataclass(tp) and (missing := required_keys(tp) - fields.keys()):
         raise ValueError(f"missing {sorted(missing)}")
     return tp(**fields)
