@@ -6,12 +6,16 @@ else is JSON, by `lmprog.lang.types`, which is imported when the first typed gen
 
 from __future__ import annotations
 
+import decimal
 import enum
 import json
+import types
 import typing
 
 from lmprog import wire
 from lmprog.errors import ValidationFailed
+
+_ENDING = (str, bool, None, type(None))  # in a union these are JSON that says itself where it ends
 
 
 def _bare_options(tp: object) -> tuple[str, ...] | None:
@@ -41,10 +45,28 @@ def constraint_of(tp: object) -> wire.Constraint | None:
 def natural_stops(tp: object) -> tuple[str, ...]:
     """What ends a bare value where nobody says what does: the end of its line. () for text, and for types whose
     values end by themselves (an object does, a number does not)."""
-    if tp in (int, float):
-        return ("\n",)
-    options = _bare_options(tp) or ()
-    return ("\n",) if options and not any("\n" in text for text in options) else ()
+    if tp is str:
+        return ()
+    options = _bare_options(tp)
+    if options is not None:
+        return () if any("\n" in text for text in options) else ("\n",)
+    return ("\n",) if _is_bare_number(tp) else ()
+
+
+def _is_bare_number(tp: object) -> bool:
+    """Whether values of `tp`, which are JSON, may be numbers, and never an array or an object: in what stands in one
+    line (a string's line ends are escaped) only a number leaves open where it ends."""
+    from lmprog.lang.type_values import unwrapped
+
+    tp = unwrapped(tp)
+    origin, args = typing.get_origin(tp), typing.get_args(tp)
+    if origin is typing.Annotated:
+        return _is_bare_number(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return any(map(_is_bare_number, args)) and all(_is_bare_number(arg) or arg in _ENDING for arg in args)
+    if origin is typing.Literal:
+        return True
+    return isinstance(tp, type) and issubclass(tp, int | float | decimal.Decimal | enum.Enum) and tp is not bool
 
 
 def value_of(tp: object, text: str) -> object:
@@ -53,9 +75,9 @@ def value_of(tp: object, text: str) -> object:
         return text
     options = _bare_options(tp)
     if options is None:
-        from lmprog.lang import types
+        from lmprog.lang.types import value_of as value_of_json
 
-        return types.value_of(tp, text)
+        return value_of_json(tp, text)
     if text not in options:
         raise ValidationFailed(f"the model wrote {text!r}, which is none of {', '.join(options)}", text=text)
     return tp(text) if isinstance(tp, type) else text

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from decimal import Decimal
+from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.errors import UnsupportedSchema, ValidationFailed
+from lmprog.errors import LmprogError, UnsupportedSchema, ValidationFailed
 from lmprog.testing import Scripted
 
 
@@ -24,6 +25,16 @@ class Color(enum.Enum):
 class Point:
     x: int
     y: int
+
+
+@dataclass
+class Height:
+    x: int
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
+    LARGE = 10
 
 
 class Row(TypedDict):
@@ -97,3 +108,50 @@ def test_all_results_of_a_typed_generation_are_typed() -> None:
 
     with Scripted([["1", "2", "3"]]) as scripted:
         assert program.using(backend=scripted).run().value == [1, 2, 3]
+
+
+def test_of_a_union_it_is_the_member_that_has_all_that_was_written() -> None:
+    """The first member would fit as well, if what it does not know were dropped."""
+    with Scripted(['{"x": 1, "y": 2}', '{"x": 1}']) as scripted:
+        assert typed.using(backend=scripted).run(Height | Point).value == Point(1, 2)
+        assert typed.using(backend=scripted).run(Height | Point).value == Height(1)
+
+
+def test_of_a_union_of_models_it_is_the_one_that_has_all_that_was_written() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    small = pydantic.create_model("Small", x=(int, ...))
+    large = pydantic.create_model("Large", x=(int, ...), y=(int, ...))
+    open_one = pydantic.create_model("Open", __config__={"extra": "allow"}, x=(int, ...))
+    in_small = pydantic.create_model("InSmall", a=(small, ...))
+    in_large = pydantic.create_model("InLarge", a=(large, ...))
+    texts = ['{"x": 1, "y": 2}', '{"a": {"x": 1, "y": 2}}', '{"x": 1, "z": 2}', '[{"x": 1}, {"x": 1, "y": 2}]']
+    with Scripted(texts) as scripted:
+        program = typed.using(backend=scripted)
+        assert program.run(small | large).value == large(x=1, y=2)
+        assert program.run(in_small | in_large).value == in_large(a=large(x=1, y=2))
+        assert program.run(open_one | None).value == open_one(x=1, z=2)
+        assert program.run(list[small | large]).value == [small(x=1), large(x=1, y=2)]  # type: ignore[valid-type]
+
+
+@pytest.mark.parametrize(
+    ("tp", "stop"),
+    [
+        (int | None, ("\n",)),
+        (Annotated[int, "any note"], ("\n",)),
+        (Decimal, ("\n",)),
+        (Literal[1, 10], ("\n",)),
+        (Size, ("\n",)),
+        (float | Literal["none"], ("\n",)),
+        (bool, ()),
+        (str | None, ()),
+        (list[int], ()),
+        (int | list[int], ()),  # within an array, a line may end
+        (Literal["a", "b\nc"], ()),
+    ],
+)
+def test_what_may_be_a_number_ends_with_its_line(tp: object, stop: tuple[str, ...]) -> None:
+    with Scripted(lambda prompt: LmprogError("not asked further")) as scripted, pytest.raises(LmprogError):
+        typed.using(backend=scripted).run(tp)
+    asked = scripted.asked[0].op
+    assert isinstance(asked, wire.Gen)
+    assert asked.sampling.stop == stop
