@@ -11,6 +11,7 @@ from typing import Any
 from lmprog.errors import ProgramError, UnknownName
 from lmprog.lang.cursor import Cursor
 from lmprog.lang.feed import Feed
+from lmprog.lang.log import GainedBy, Item
 from lmprog.lang.meta import Selected
 from lmprog.lang.values import Gen
 
@@ -56,8 +57,8 @@ class _Reader:
     def __init__(self, cursor: Cursor, var_name: str | None) -> None:
         self._cursor = cursor
         self._var_name = var_name
-        self._item = 0
-        self._delta = 0
+        self._at: list[tuple[list[Item], int]] = [(cursor.log, 0)]  # an item; in joined branches inside one another
+        self._delta = 0  # how much of that item was given
         self.gen: Gen[Any] | None = None
 
     def more(self) -> Iterator[str]:
@@ -75,8 +76,14 @@ class _Reader:
             raise UnknownName(f"the program never set {self._var_name!r}", name=self._var_name)
 
     def _whole(self) -> Iterator[str]:
-        while self._item < len(self._cursor.log):
-            item = self._cursor.log[self._item]
+        while self._at:
+            log, index = self._at[-1]
+            if index == len(log):
+                if len(self._at) == 1:
+                    return  # the branch itself may go on
+                self._at.pop()
+                continue
+            item = log[index]
             if isinstance(item, str):
                 yield item
             elif isinstance(item, Gen):
@@ -85,7 +92,9 @@ class _Reader:
                 if not item.done():
                     return
                 self._delta = 0
-            self._item += 1
+            self._at[-1] = (log, index + 1)
+            if isinstance(item, GainedBy):
+                self._at.append((item.child.log, item.child.base))
 
     def _of(self, gen: Gen[Any]) -> Iterator[str]:
         done = gen.done()

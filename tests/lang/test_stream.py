@@ -94,6 +94,20 @@ def test_text_iter_gives_the_branch_in_its_own_order() -> None:
         assert state["b"] == "v"
 
 
+def test_text_iter_gives_what_joined_branches_gained() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s += "two:"
+        forks = s.fork(2)
+        forks += lambda i: f" [{i}" + lmprog.gen("tip") + "]"
+        forks.join("concate_and_append")
+        s += " and " + lmprog.gen("end")
+
+    with Scripted(lambda prompt: "!" if " and " in prompt else "?") as scripted:
+        state = program.run(backend=scripted, stream=True)  # type: ignore[call-arg]
+        assert "".join(state.text_iter()) == "two: [0?] [1?] and !" == state.text()
+
+
 def test_text_async_iter_can_give_meta_information() -> None:
     async def main() -> list[tuple[str, dict[str, object]]]:
         state = plain.run(backend=scripted, stream=True)  # type: ignore[call-arg]
