@@ -26,7 +26,7 @@ from lmprog.lang.scope import Scope
 from lmprog.lang.site import here
 from lmprog.lang.typed import natural_stops
 from lmprog.lang.values import Gen
-from lmprog.lang.variables import Reasoned
+from lmprog.lang.variables import Reasoned, Variable
 
 if TYPE_CHECKING:
     from lmprog.lang.variables import Var
@@ -75,6 +75,8 @@ class Cursor:
             self._put_role(content)
         elif isinstance(content, Gen):
             self._put_text(content.mark() if content.can_be_marked(self.scope) else content.text)
+        elif isinstance(content, Variable):
+            return self._put_all(tuple(content.contents()), sampling)
         else:
             kind = "None" if content is None else type(content).__name__
             raise ProgramError(

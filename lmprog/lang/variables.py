@@ -83,6 +83,12 @@ class Variable:
     def value(self) -> Any:
         return value_now(self._var)
 
+    def contents(self) -> list[str | Gen[Any]]:
+        """What it is in later text; of what was written, results that are pending stay so."""
+        if isinstance(self._var, Written):
+            return [item if isinstance(item, str | Gen) else plain_text([item]) for item in self._var.items]
+        return [str(self.value)]
+
     def __await__(self) -> Generator[Any, None, Any]:
         yield from settle(waited_for(self._var)).__await__()
         return value_now(self._var)

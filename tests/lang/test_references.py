@@ -109,3 +109,18 @@ def test_a_pending_result_is_not_compared_with_values() -> None:
 
     with Scripted(["a"]) as scripted:
         assert program.using(backend=scripted).run().value == (True, True)
+
+
+def test_a_variable_can_be_put_into_later_text_whatever_it_is() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        s["topic"] = 7
+        with s.var_scope("part"):
+            s.append("<")
+            s.gen(name="inside")
+            s.append(">")
+        s.append(" ", s.var("topic"), " ", s.var("inside"), " ", s.var("part"))  # nothing of it is waited for
+        return await s.atext()
+
+    with Scripted(["one"]) as scripted:
+        assert program.using(backend=scripted).run().value == "<one> 7 one <one>"
