@@ -27,12 +27,11 @@ class Budget:
         max_total_tokens: int | None = None,
         what: str = "run",
     ) -> None:
-        for name, value in (("timeout", timeout), ("max_total_tokens", max_total_tokens)):
-            if value is not None and not value > 0:
-                allowed = "0 < x"
-                raise InvalidParameter(
-                    f"{name}={value!r} is not allowed; give {allowed}", name=name, value=value, allowed=allowed
-                )
+        limits = (("timeout", timeout, float, "0 < x (seconds)"), ("max_total_tokens", max_total_tokens, int, "0 < x"))
+        for name, value, kind, allowed in limits:
+            if value is not None and not (isinstance(value, int | kind) and value > 0):
+                message = f"{name}={value!r} is not allowed; give {allowed}"
+                raise InvalidParameter(message, name=name, value=repr(value), allowed=allowed)
         self.over: LmprogError | None = None
         self._spent = 0  # tokens
         self._parent = parent

@@ -148,7 +148,7 @@ def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
 def _urgency(options: dict[str, Any]) -> tuple[float | None, int]:
     """`timeout` (seconds) and `priority`, taken out of `options`. Raises `InvalidParameter` out of their range."""
     timeout, priority = options.pop("timeout", None), options.pop("priority", 0)
-    if timeout is not None and not 0 < timeout <= 86_400:
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 86_400):
         raise _outside("timeout", timeout, "0 < x <= 86400 (seconds)")
     if not isinstance(priority, int) or not -100 <= priority <= 100:
         raise _outside("priority", priority, "-100 <= x <= 100")
@@ -212,7 +212,8 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
         allowed = "temperature, seed"
         raise InvalidParameter(f"select has no {foreign[0]}; it has {allowed}", name=foreign[0], allowed=allowed)
     temperature, seed = sampling.get("temperature", 0.0), sampling.get("seed")
-    return SelectOp(name, _choices(choices), method_name(method), temperature, seed, timeout, priority)
+    once = tuple(dict.fromkeys(_choices(choices)))  # an option given twice would share its likelihood with itself
+    return SelectOp(name, once, method_name(method), temperature, seed, timeout, priority)
 
 
 # --- the module-level spelling -----------------------------------------------------------------------------------

@@ -76,10 +76,15 @@ class Program(Generic[P, R]):
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         ):
             raise ProgramError(f"{function.__name__} needs a first parameter: the branch that it writes to")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ProgramError(
+                f"{function.__name__} yields; a program returns its value, and .stream(...) tells of it early"
+            )
         self.function = function
         self.settings = settings or Settings()
         self.bound = dict(bound or {})
-        self._names = {parameter.name for parameter in parameters[1:]}
+        self._names = {parameter.name for parameter in parameters[1:] if parameter.kind not in _VARIADIC}
+        self._takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
         functools.update_wrapper(self, function)
 
     @property
@@ -92,7 +97,7 @@ class Program(Generic[P, R]):
     def bind(self, **arguments: Any) -> Program[..., R]:
         """The same program with some of its own arguments given, by name."""
         unknown = set(arguments) - self._names
-        if unknown:
+        if unknown and not self._takes_any:
             raise TypeError(f"{self.function.__name__} has no parameter {sorted(unknown)[0]!r}")
         return self._variant(self.settings, {**self.bound, **arguments})
 

@@ -6,7 +6,7 @@ same by name. Nothing here waits except where a value is read. Knows no tokens a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -142,7 +142,10 @@ class Branch:
         self, *choices: str | Sequence[str], name: str | None = None, **options: Unpack[SelectOptions]
     ) -> Gen[Selected]:
         """Appends the likeliest of `choices`; the result is that text, with the figures of all."""
-        texts = [text for choice in choices for text in ([choice] if isinstance(choice, str) else choice)]
+        given = [
+            choice if isinstance(choice, Iterable) and not isinstance(choice, str) else [choice] for choice in choices
+        ]
+        texts = [text for choice in given for text in choice]
         op = select_op(texts, {**options, "name": name})
         with self._limited():
             return self.cursor.request(op, self._sampling)

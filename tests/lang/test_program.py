@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Literal
 
 import pytest
 
@@ -222,3 +222,53 @@ def test_vote_takes_the_first_of_the_most_agreed_on() -> None:
     assert lmprog.vote(["a", "B", "b"], key=str.lower) == "B"
     with pytest.raises(ProgramError):
         lmprog.vote([])
+
+
+def test_a_function_that_yields_is_refused() -> None:
+    """It would run nothing, and its value would be the generator."""
+
+    def plain(s: lmprog.Branch) -> Iterator[str]:
+        yield "a"
+
+    async def awaiting(s: lmprog.Branch) -> AsyncIterator[str]:
+        yield "a"
+
+    for wrong in (plain, awaiting):
+        with pytest.raises(ProgramError, match="yields"):
+            lmprog.function(wrong)
+
+
+def test_an_option_that_is_given_twice_is_one_option(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> float:
+        s.append("Q")
+        return sum(s.select("one", "two", "one").value.probabilities.values())
+
+    assert program.using(backend=one).run().value == pytest.approx(1.0)
+
+
+def test_wrong_kinds_of_values_are_refused_by_name(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, ask: Callable[[lmprog.Branch], object]) -> None:
+        ask(s)
+
+    wrong: list[tuple[str, Callable[[Any], object]]] = [
+        ("timeout", lambda s: s.gen(timeout="5")),
+        ("timeout", lambda s: s.fork(2, timeout="5")),
+        ("max_total_tokens", lambda s: s.fork(2, max_total_tokens=5.5)),
+        ("choices", lambda s: s.select(1, 2)),
+    ]
+    for name, ask in wrong:
+        with pytest.raises(InvalidParameter) as caught:
+            program.using(backend=one).run(ask)
+        assert caught.value.name == name
+    one._script.clear()
+
+
+def test_a_program_that_takes_any_name_can_be_bound_to_any(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, /, **given: object) -> dict[str, object]:
+        return given
+
+    assert program.bind(a=1).using(backend=one).run(b=2).value == {"a": 1, "b": 2}
+    one._script.clear()
