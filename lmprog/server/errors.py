@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -112,6 +113,8 @@ def problem_of(error: errors.LmprogError, names: Mapping[str, str] | None = None
         if error.message.startswith(f"{param} "):  # a field begins the sentence: as the client spelled it
             message = theirs + error.message[len(param) :]
         param = theirs
+    if names is not None and isinstance(error, errors.ContextOverflow | errors.UnsatisfiableConstraint):
+        message = re.sub(r"\bmax_tokens\b", names.get("max_tokens", "max_tokens"), message)
     kind = "model_error" if isinstance(error, errors.ModelError) else None
     retry_after = error.retry_after if isinstance(error, errors.Overloaded) else None
     return Problem(status, message, param, code, kind, retry_after)

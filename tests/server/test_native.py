@@ -206,6 +206,7 @@ def test_abort_needs_to_know_what(live: Live) -> None:
         ({"text": "a", "extra_key": "mine"}, "cache_salt"),
         ({"text": "a " * 200_000}, "text"),
         ({"text": ""}, "text"),
+        ({"text": "a", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}}, "min_new_tokens"),
     ],
     ids=str,
 )

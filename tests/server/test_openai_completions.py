@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import openai
@@ -68,6 +69,47 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
     assert live.refused("/v1/completions", prompt=[10**6])["message"].startswith("prompt names token 1000000, ")
     said = live.refused("/v1/completions", prompt="x", logit_bias={"99999": 1})["message"]
     assert said.startswith("logit_bias names token 99999, ")
+    chats = "/v1/chat/completions"
+    hello, schema = [{"role": "user", "content": "x"}], {"type": "object"}
+    tool = {"type": "function", "name": "f"}
+    for path, body, field, param in (
+        (
+            "/v1/chat/completions",
+            {"messages": hello, "max_completion_tokens": 10**6},
+            "max_completion_tokens",
+            "messages",
+        ),
+        (chats, {"messages": hello, "max_tokens": 10**6}, "max_tokens", "messages"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 10**6}, "max_output_tokens", "input"),
+        ("/v1/messages", {"messages": hello, "max_tokens": 10**6}, "max_tokens", "messages"),
+        ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 10**6}}, "max_new_tokens", "text"),
+        (
+            "/v1/chat/completions",
+            {"messages": hello, "max_tokens": 1, "json_schema": schema},
+            "max_tokens",
+            "json_schema",
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "max_output_tokens": 1, "text": {"format": {"type": "json_schema", "schema": schema}}},
+            "max_output_tokens",
+            "text.format",
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "x",
+                "max_output_tokens": 1,
+                "tools": [{"type": "function", "name": "f"}],
+                "tool_choice": "required",
+            },
+            "max_output_tokens",
+            "tools",
+        ),
+    ):
+        error = live.refused(path, **body)
+        assert re.findall(r"\bmax_\w+", error["message"]) in ([field], [field] * 2), error
+        assert error["param"] == param
     old = live.refused("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], function_call="auto")
     assert old == {
         "message": "function_call is out of date; use tool_choice.",

@@ -35,7 +35,7 @@ def routes(gateway: Gateway) -> list[Route]:
             chat = understood(gateway, chat_of(body))
         except HttpError as error:
             raise renamed(error) from None
-        request.state.names = chat.names
+        request.state.names = {**chat.names, "max_tokens": "max_tokens"}
         return chat
 
     async def create(request: Request) -> Response:

@@ -159,6 +159,11 @@ def prompts_of(body: GenerateRequest, make_rid: Callable[[], str]) -> tuple[list
             raise refused("skip_special_tokens must be true: texts hold no special tokens.", "skip_special_tokens")
         if params.no_stop_trim:
             raise refused("no_stop_trim must be false: texts end before their stop.", "no_stop_trim")
+        if params.max_new_tokens is not None and (params.min_new_tokens or 0) > params.max_new_tokens:
+            raise refused(
+                f"min_new_tokens is {params.min_new_tokens:,}, more than max_new_tokens, {params.max_new_tokens:,}.",
+                "min_new_tokens",
+            )
         wants = bool(_each(body.return_logprob, at, count, "return_logprob"))
         start = _each(body.logprob_start_len, at, count, "logprob_start_len")
         if start is None:  # who generates nothing can only mean the prompt
@@ -180,7 +185,8 @@ def prompts_of(body: GenerateRequest, make_rid: Callable[[], str]) -> tuple[list
 def names_of(body: GenerateRequest, prompts: list[Prompt]) -> dict[str, str]:
     """The request's names for what the runtime may complain of."""
     given = [name for prompt in prompts for name in prompt.params.confining()]
-    return {"prompt": "input_ids" if body.text is None else "text", **({"constraint": given[0]} if given else {})}
+    names = {"prompt": "input_ids" if body.text is None else "text", "max_tokens": "max_new_tokens"}
+    return {**names, "constraint": given[0]} if given else names
 
 
 def _pieces(body: GenerateRequest) -> tuple[list[wire.Text | wire.Tokens], bool]:

@@ -94,6 +94,8 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         priority=body.priority or 0,
     )
     names = {"prompt": "messages", "constraint": made.field or "tools", "choices": "messages"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
     return Chat(prompt, box, head, body.wants_usage, (*warnings, *made.warnings), names)
 
 

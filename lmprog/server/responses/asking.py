@@ -31,7 +31,12 @@ SILENT = (
 )
 """Fields of OpenAI's that change nothing here and that nobody needs a warning about."""
 LOGPROBS = "message.output_text.logprobs"
-_NAMES = {"messages": "input", "response_format": "text.format", "max_tokens": "max_output_tokens"}
+_NAMES = {
+    "messages": "input",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+}
 Meta16 = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 
 
@@ -151,6 +156,7 @@ def renamed(error: HttpError) -> HttpError:
             param = theirs
             if message.startswith(ours):
                 message = theirs + message[len(ours) :]
+            break
     return HttpError(Problem(problem.status, message, param, problem.code, problem.type, problem.retry_after))
 
 

@@ -47,7 +47,10 @@ class Responding:
             self._chat: Chat = understood(gateway, chat_of(body, self._messages))
         except HttpError as error:
             raise renamed(error) from None
-        request.state.names = {**self._chat.names, "prompt": "input", "constraint": "text.format"}
+        self._names = {**self._chat.names, "prompt": "input", "max_tokens": "max_output_tokens"}
+        if self._names["constraint"] == "response_format":
+            self._names["constraint"] = "text.format"
+        request.state.names = self._names
         self.writer = Writer(body, self._chat.head.model, self._chat.head.created)
         self.kept: Kept | None = None
         if body.keeps:
@@ -93,7 +96,7 @@ class Responding:
             self.writer.fail("cancelled")
             raise
         except LmprogError as error:
-            self.writer.fail("failed", error.code, problem_of(error).message)
+            self.writer.fail("failed", error.code, problem_of(error, self._names).message)
         except HttpError as error:
             self.writer.fail("failed", error.problem.code, error.problem.message)
         except Exception:  # the border: nobody else would hear of it
