@@ -74,7 +74,7 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
     tool = {"type": "function", "name": "f"}
     for path, body, field, param in (
         (
-            "/v1/chat/completions",
+            chats,
             {"messages": hello, "max_completion_tokens": 10**6},
             "max_completion_tokens",
             "messages",
@@ -84,7 +84,7 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
         ("/v1/messages", {"messages": hello, "max_tokens": 10**6}, "max_tokens", "messages"),
         ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 10**6}}, "max_new_tokens", "text"),
         (
-            "/v1/chat/completions",
+            chats,
             {"messages": hello, "max_tokens": 1, "json_schema": schema},
             "max_tokens",
             "json_schema",
@@ -100,7 +100,7 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
             {
                 "input": "x",
                 "max_output_tokens": 1,
-                "tools": [{"type": "function", "name": "f"}],
+                "tools": [tool],
                 "tool_choice": "required",
             },
             "max_output_tokens",
