@@ -111,7 +111,9 @@ def execute(job: Job, run: Run[Any]) -> None:
 async def execute_async(job: Job, run: Run[Any]) -> None:
     """The same for an `async def` program, on this event loop; being cancelled frees everything and goes on up."""
     token = scopes.current.set(run.scope)
+    run.scope.stop = stop = _Stop()
     try:
+        run.scope.check()
         run.scope.budget.begin()
         value = await _in_time(job, run)
         raise_together([failure for mapped in run.scope.mapped for failure in await mapped.finish_async()])
@@ -122,14 +124,40 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         await asyncio.gather(*(mapped.abandon() for mapped in run.scope.mapped))
         cancelled = isinstance(error, asyncio.CancelledError)
         run.outcome.set_exception(Cancelled("the run was cancelled") if cancelled else error)
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
             raise
     else:
         run.outcome.set_result(value)
     finally:
+        run.scope.stop, stop.is_over = None, True
         scopes.current.reset(token)
         run.scope.over()
         _end_feed(run)
+
+
+class _Stop:
+    """Ends a run on this event loop, from any thread, also while it waits for something that is no call."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._has_cancelled = False
+        self.is_over = False
+
+    def __call__(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        """Not twice: a run within the run may wait in the same task."""
+        if self._task is not None and not self.is_over and not self._task.cancelling():
+            self._has_cancelled = self._task.cancel()
+
+    def was_used(self) -> bool:
+        """Whether this is why the task was cancelled; if so, that is over."""
+        if self._has_cancelled and self._task is not None:
+            self._task.uncancel()
+        return self._has_cancelled
 
 
 async def _in_time(job: Job, run: Run[Any]) -> Any:

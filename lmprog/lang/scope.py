@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ class Scope:
         self._lock = threading.Lock()
         self.posting = threading.RLock()  # a branch is not closed between looking at it and posting a reference to it
         self.ended: LmprogError | None = None
+        self.stop: Callable[[], None] | None = None  # ends what the run's coroutine waits for
         self.budget: Budget = Budget(None if parent is None else parent.budget) if budget is None else budget
         self._spent = wire.Usage()  # by nested runs that are over
         self._parent = parent
@@ -108,6 +109,9 @@ class Scope:
         for nested in list(self.nested):
             nested.cancel(self.ended)
         self.close()
+        stop = self.stop
+        if stop is not None:
+            stop()
 
     def usage(self) -> wire.Usage:
         """The work of all calls that are done, those of nested runs included."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.errors import DeadlineExceeded, ProgramError
+from lmprog.errors import Cancelled, DeadlineExceeded, ProgramError
 from lmprog.testing import Hold, Scripted, Scripting
 
 
@@ -171,3 +172,48 @@ def test_no_branch_stays_open_after_a_run_however_it_ends() -> None:
         with pytest.raises(ValueError, match="mine"):
             program.using(backend=scripted).run(True)
         assert scripted.runtime.open_branches() == 0
+
+
+@lmprog.function
+async def sleeping(s: lmprog.Branch, seconds: float) -> str:
+    s.append("a")
+    if seconds < 0:
+        raise ValueError("negative")
+    said = await s.gen()
+    await asyncio.sleep(seconds)
+    return said
+
+
+def test_leaving_a_stream_ends_also_a_program_that_waits_for_something_else() -> None:
+    began = time.monotonic()
+    with Scripted(["one two"]) as scripted:
+        for _ in sleeping.using(backend=scripted).stream(600.0):
+            break
+    assert time.monotonic() - began < 300
+
+
+def test_a_failure_in_a_batch_ends_also_those_that_wait_for_something_else() -> None:
+    began = time.monotonic()
+    with Scripted(lambda prompt: "x") as scripted, pytest.raises(ValueError, match="negative"):
+        sleeping.using(backend=scripted).map([600.0, -1.0, 600.0])
+    assert time.monotonic() - began < 300
+
+
+def test_a_run_inside_of_one_that_is_ended_ends_too() -> None:
+    told: list[BaseException] = []
+
+    @lmprog.function
+    async def outer(s: lmprog.Branch) -> None:
+        s.append("b")
+        await s.gen()
+        try:
+            await sleeping.arun(600.0)
+        except BaseException as error:
+            told.append(error)
+            raise
+
+    with Scripted(lambda prompt: "x") as scripted:
+        for event in outer.using(backend=scripted).stream():
+            assert isinstance(event, lmprog.Text | lmprog.Value)
+            break
+    assert not told or isinstance(told[0], Cancelled)
