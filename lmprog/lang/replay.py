@@ -106,7 +106,8 @@ class Recording:
             for contest in scope.contests
             if contest.place is not None and labels.keys() >= set(contest.calls)  # also of runs within this one
         )
-        return cls(welcome.model, welcome.vocab_size, scope.seed, labels, tuple(scope.posted), results, contests)
+        ops = tuple(_alone(op, scope, labels) for op in list(scope.posted))
+        return cls(welcome.model, welcome.vocab_size, scope.seed, labels, ops, results, contests)
 
     # --- files --------------------------------------------------------------------------------------------------
 
@@ -245,6 +246,20 @@ class _Numbers:
         if isinstance(piece, wire.Ref):
             return wire.Ref(self._of(piece.call), piece.index)
         return wire.Gained(self._of(piece.branch)) if isinstance(piece, wire.Gained) else piece
+
+
+def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
+    """The op with the results of other runs, such as the one around this one, as their texts."""
+    if not isinstance(op, wire.Append):
+        return op
+
+    def known(piece: wire.Piece) -> wire.Piece:
+        if not isinstance(piece, wire.Ref) or piece.call in own:
+            return piece
+        gen = scope.marked[piece.call]
+        return wire.Text(gen.texts[piece.index]) if gen.done() and gen.failure() is None else piece
+
+    return wire.Append(op.branch, tuple(known(piece) for piece in op.pieces))
 
 
 def _outputs(result: Result) -> tuple[wire.Output, ...]:

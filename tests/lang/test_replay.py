@@ -160,6 +160,25 @@ def test_calls_that_failed_are_left_out(backend: RuntimeBackend, tmp_path: Path)
     assert (replayed.num_calls, replayed.num_skipped, replayed.is_same) == (1, 1, True)
 
 
+def test_a_run_within_another_is_replayed_without_that_other(backend: RuntimeBackend, tmp_path: Path) -> None:
+    """It was given a result that its own recording does not have."""
+    path = tmp_path / "inner.json"
+
+    @lmprog.function
+    async def inner(s: lmprog.Branch, about: str) -> str:
+        s.append(f"in {about}: ")
+        return await s.gen(max_tokens=3)
+
+    @lmprog.function
+    async def outer(s: lmprog.Branch) -> None:
+        s.append("out ")
+        (await inner.arun(f"{s.gen(max_tokens=12)}")).save(path)  # a mark, and not yet a text
+
+    outer.using(backend=backend).run()
+    again = lmprog.replay(path, backend)
+    assert (again.num_calls, again.differences) == (1, ())
+
+
 def test_calls_that_were_cancelled_are_left_out(tmp_path: Path) -> None:
     @lmprog.function
     def cancelling(s: lmprog.Branch) -> None:
