@@ -17,7 +17,7 @@ from lmprog.lang.backends import Speculates
 from lmprog.lang.budget import Budget
 from lmprog.lang.client import Call
 from lmprog.lang.listening import marks_of_op
-from lmprog.lang.log import GainedBy, Item, gens_of, text_of
+from lmprog.lang.log import GainedBy, Item, gens_of, last_role, text_of
 from lmprog.lang.ops import Concat, GenOp, RoleBegin, RoleEnd, SelectOp, thought_op
 from lmprog.lang.reasoning import THOUGHT
 from lmprog.lang.references import Mark, split
@@ -108,8 +108,15 @@ class Cursor:
         self.scope.show()
 
     def _put_role(self, content: RoleBegin | RoleEnd) -> None:
+        last, begins = last_role(self.log), isinstance(content, RoleBegin)
+        role = last.role if isinstance(last, RoleBegin) else None
+        if begins and role is not None:
+            raise ProgramError(f"the turn of {content.role!r} cannot begin before that of {role!r} has ended")
+        if not begins and role != content.role:
+            raise ProgramError(
+                f"no turn of {content.role!r} can end here; open is {'none' if role is None else f'that of {role!r}'}"
+            )
         self.log.append(content)
-        begins = isinstance(content, RoleBegin)
         self._pieces.append(wire.RoleBegin(content.role) if begins else wire.RoleEnd(content.role))
 
     def put_gained(self, child: Cursor) -> None:

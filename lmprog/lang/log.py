@@ -33,6 +33,15 @@ def gens_of(items: list[Item]) -> list[Gen[Any]]:
     return found
 
 
+def last_role(items: list[Item]) -> RoleBegin | RoleEnd | None:
+    """The last beginning or end of a turn; None where there is neither."""
+    for item in reversed(items):
+        found = last_role(item.child.log[item.child.base :]) if isinstance(item, GainedBy) else item
+        if isinstance(found, RoleBegin | RoleEnd):
+            return found
+    return None
+
+
 def plain_text(items: list[Item]) -> str:
     """The text of a log without its roles; waits for results, raises why there is none."""
     parts: list[str] = []

@@ -55,8 +55,11 @@ class Turn:
         return self._branch
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self._branch.append(RoleEnd(self._role))
+        try:
+            self._branch.append(RoleEnd(self._role))  # also after an error, which the program may go on from
+        except LmprogError:
+            if kind is None:  # else the branch is over, and the error on its way says why
+                raise
 
 
 class Branch:

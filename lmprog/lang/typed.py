@@ -27,7 +27,7 @@ def _bare_options(tp: object) -> tuple[str, ...] | None:
     else:
         return None
     texts = tuple(value for value in values if isinstance(value, str))
-    return texts if len(texts) == len(values) else None
+    return texts if texts and len(texts) == len(values) else None
 
 
 def constraint_of(tp: object) -> wire.Constraint | None:

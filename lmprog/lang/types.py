@@ -174,7 +174,11 @@ class _SchemaBuilder:
         return {"$ref": f"#/$defs/{name}"}
 
     def _fields(self, tp: Any, path: str) -> JsonObject:
-        hints = hints_of(tp)
+        try:
+            hints = hints_of(tp)
+        except NameError as error:  # an annotation written as text is looked up in the module
+            message = f"{name_of(tp)} at {path} names a type that its module does not have ({error}); define it there"
+            raise UnsupportedSchema(message, keyword="type", path=path) from error
         if dataclasses.is_dataclass(tp):
             fields = [field for field in dataclasses.fields(tp) if field.init]
             names = [field.name for field in fields]

@@ -9,7 +9,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.errors import InvalidParameter, ProgramError, UnknownName
+from lmprog.errors import GrammarError, InvalidParameter, ProgramError, UnknownName
 from lmprog.testing import Scripted
 
 
@@ -272,3 +272,57 @@ def test_a_program_that_takes_any_name_can_be_bound_to_any(one: Scripted) -> Non
 
     assert program.bind(a=1).using(backend=one).run(b=2).value == {"a": 1, "b": 2}
     one._script.clear()
+
+
+def test_turns_neither_nest_nor_end_before_they_begin(one: Scripted) -> None:
+    def nested(s: lmprog.Branch) -> None:
+        with s.user(), s.assistant():
+            s.append("x")
+
+    def unopened(s: lmprog.Branch) -> None:
+        s += lmprog.user_end()
+
+    def crossed(s: lmprog.Branch) -> None:
+        s += lmprog.user_begin() + "x" + lmprog.assistant_end()
+
+    def joined(s: lmprog.Branch) -> None:
+        forks = s.fork(1)
+        forks += lmprog.user_begin() + "x"
+        forks.join("concate_and_append")
+        s.user("y")
+
+    for program, why in [
+        (nested, "the turn of 'assistant' cannot begin before that of 'user' has ended"),
+        (unopened, "no turn of 'user' can end here; open is none"),
+        (crossed, "open is that of 'user'"),
+        (joined, "the turn of 'user' cannot begin before that of 'user' has ended"),
+    ]:
+        with pytest.raises(ProgramError, match=why):
+            lmprog.function(program).using(backend=one).run()
+    one._script.clear()
+
+
+def test_a_turn_that_a_fork_inherits_ends_there(one: Scripted) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> list[dict[str, str]]:
+        s += lmprog.user_begin() + "a"
+        with s.copy() as other:
+            other += " b" + lmprog.user_end() + lmprog.assistant(lmprog.gen())
+            return other.messages()
+
+    assert [turn["content"] for turn in program.using(backend=one).run().value] == ["a b", "one"]
+
+
+def test_an_error_inside_of_a_turn_ends_the_turn() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> list[dict[str, str]]:
+        try:
+            with s.user():
+                s.append("a" + s.gen(regex="(").value)
+        except GrammarError:
+            s.user("b")
+        return s.messages()
+
+    with Scripted([GrammarError("missing )", position=0)]) as scripted:
+        turns = program.using(backend=scripted).run().value
+    assert [turn["content"] for turn in turns] == ["", "b"]

@@ -155,3 +155,12 @@ def test_what_may_be_a_number_ends_with_its_line(tp: object, stop: tuple[str, ..
     asked = scripted.asked[0].op
     assert isinstance(asked, wire.Gen)
     assert asked.sampling.stop == stop
+
+
+def test_a_type_that_names_an_unknown_type_is_refused_with_that_name() -> None:
+    @dataclass
+    class Outer:
+        inner: Unknown  # type: ignore[name-defined]  # noqa: F821
+
+    with Scripted() as scripted, pytest.raises(UnsupportedSchema, match=r"Outer at # .*'Unknown'"):
+        typed.using(backend=scripted).run(Outer)
