@@ -37,6 +37,8 @@ def main(
     start = time.monotonic()
     total = tokens = calls = preemptions = most = 0
     for number in range(seed, seed + worlds):
+        if sys.stderr.isatty():  # who watches a minute of silence wants to know that something happens
+            sys.stderr.write(f"\r{number - seed} of {worlds} worlds\r")
         try:
             world = run_world(number, steps)
         except Violation as violation:
