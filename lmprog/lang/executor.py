@@ -63,6 +63,10 @@ class Job:
     kwargs: dict[str, Any]
 
     @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", self.function))
+
+    @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
@@ -91,6 +95,9 @@ def execute(job: Job, run: Run[Any]) -> None:
     try:
         run.scope.budget.begin()
         value = job.function(run.branch, *job.args, **job.kwargs)
+        if inspect.iscoroutine(value):
+            value.close()
+            raise ProgramError(f"{job.name} gives a coroutine that nobody awaits; make it `async def` and await inside")
         raise_together([failure for mapped in run.scope.mapped for failure in mapped.finish()])
         for gen in run.scope.gens:
             gen.wait()

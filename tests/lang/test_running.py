@@ -217,3 +217,14 @@ def test_a_run_inside_of_one_that_is_ended_ends_too() -> None:
             assert isinstance(event, lmprog.Text | lmprog.Value)
             break
     assert not told or isinstance(told[0], Cancelled)
+
+
+def test_a_plain_program_that_gives_a_coroutine_is_refused() -> None:
+    """Nothing of it would have run."""
+
+    @lmprog.function
+    def outer(s: lmprog.Branch) -> object:
+        return sleeping(s, 0.0)
+
+    with Scripted() as scripted, pytest.raises(ProgramError, match="outer gives a coroutine"):
+        outer.using(backend=scripted).run()
