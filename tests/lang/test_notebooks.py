@@ -64,3 +64,15 @@ def test_blocking_inside_of_an_async_program_is_refused() -> None:
 
     with Scripted() as scripted, pytest.raises(ProgramError, match=r"await program\.arun"):
         outer.using(backend=scripted).run()
+
+
+def test_a_program_can_look_at_others_before_it_runs_them() -> None:
+    @lmprog.function
+    async def outer(s: lmprog.Branch) -> list[str]:
+        return [str(plain.trace("x")), str(waiting.trace("x")), waiting.preview("x")["gen 1"].text]
+
+    with Scripted() as scripted:
+        plain_one, async_one, prompt = outer.using(backend=scripted).run().value
+    assert "fork into branch 2, branch 3" in plain_one
+    assert "gen 1" in async_one
+    assert prompt == "x"

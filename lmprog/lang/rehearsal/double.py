@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from lmprog import wire
 from lmprog.errors import LmprogError, ProgramError
 from lmprog.lang.backends.textual import Answer, TextRuntime
-from lmprog.lang.client import Client
-from lmprog.lang.executor import Job, Settings, blocking, open_run
+from lmprog.lang.client import Client, running_loop
+from lmprog.lang.executor import Job, Settings, blocking, in_thread, open_run
 from lmprog.lang.rehearsal.graph import Graph, Planned
 from lmprog.lang.rehearsal.instances import placeholder
 from lmprog.lang.scope import Scope
@@ -120,7 +120,10 @@ def rehearse(job: Job, settings: Settings) -> Rehearsed:
     try:
         run = open_run(replace(settings, backend=double, timeout=None, max_total_tokens=None))
         double.scope = run.scope
-        blocking(job, run)
+        if running_loop() is None:
+            blocking(job, run)
+        else:  # also inside of another program: a rehearsal waits for nobody
+            in_thread(job, run).join()
         failure = run.failure
         if failure is not None:
             failure.add_note("raised in a rehearsal, where generations are placeholders and choices their first option")
