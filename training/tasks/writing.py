@@ -154,7 +154,7 @@ def judge(draw: Draw) -> Document:
     reasoning: what is right, then each answer held against it. At once, a model of this size only guesses."""
     page = Page(Family.WRITING)
     for index in range(draw.number(1, 5)):
-        judged = draw.one((_of_subject, _of_sum, _of_text))(draw)
+        judged = draw.one((of_subject, of_sum, of_text))(draw)
         reasons = draw.chance(0.8)
         page.text(("\n" if index else "") + f"{judged.context}Question: {judged.question}\n")
         if draw.chance(0.7):
@@ -190,6 +190,8 @@ class Judged:
     question: str
     good: Said
     bad: Said
+    working: str = ""
+    """What is written down before the right answer, to come to it."""
 
 
 def _reason(page: Page, judged: Judged, answers: Mapping[str, Said]) -> None:
@@ -200,22 +202,25 @@ def _reason(page: Page, judged: Judged, answers: Mapping[str, Said]) -> None:
     page.answer(f" Right is {judged.good.gist}.{verdicts}\n", judged=False, kind="judge")
 
 
-def _of_subject(draw: Draw) -> Judged:
+def of_subject(draw: Draw) -> Judged:
+    """Advice on the subject that is asked for, and on another."""
     advice, other = draw.some(ADVICE, 2)
     good, bad = (Said(draw.one(one.points)[1], one.topic) for one in (advice, other))
     return Judged("", f"How can I get better at {advice.topic}?", good, bad)
 
 
-def _of_sum(draw: Draw) -> Judged:
+def of_sum(draw: Draw) -> Judged:
+    """A sum, right and wrong."""
     operator = "+" if draw.chance(0.5) else "-"
     x, y = draw.pair(operator)
     right = arithmetic.solve(x, operator, y)
     wrong = right + draw.one((-10, -2, -1, 1, 2, 10))
     good, bad = (Said(str(number), str(number)) for number in (right, wrong))
-    return Judged("", f"What is {x} {operator} {y}?", good, bad)
+    return Judged("", f"What is {x} {operator} {y}?", good, bad, f"{x} {operator} {y} = ")
 
 
-def _of_text(draw: Draw) -> Judged:
+def of_text(draw: Draw) -> Judged:
+    """What a text says, and what it does not."""
     passage = draw_passage(draw, most=4)
     record, field, value = draw.one(passage.facts())
     wrong = field.draw(draw)
