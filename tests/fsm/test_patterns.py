@@ -93,6 +93,9 @@ REFUSED = [
     ("a^b", 1, "anchor"),
     ("a$b", 1, "anchor"),
     ("(a$)*", 2, "anchor"),
+    ("^a$b", 2, "anchor"),
+    ("ab$|c$d", 5, "anchor"),
+    ("a(b|^c)$", 4, "anchor"),
     ("a**", 2, "multiple repeat"),
     ("*a", 0, "nothing to repeat"),
     ("a|*", 2, "nothing"),
@@ -226,6 +229,7 @@ def test_what_is_not_regular_or_malformed_is_refused_with_its_position(
         compile_constraint(Regex(pattern), small)
     assert caught.value.position == position
     assert word in str(caught.value)
+    assert f"at position {position} of the pattern" in str(caught.value)
 
 
 def test_a_pattern_that_matches_nothing_is_refused(small: Vocabulary) -> None:

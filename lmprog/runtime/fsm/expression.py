@@ -6,7 +6,7 @@ string) is decided when the expression is lowered into a net. Knows no syntax an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -107,35 +107,54 @@ def _branches(node: Expression) -> list[_Branch]:
     if isinstance(node, Repeat):
         if node.high == 1:
             return _branches(node.item) + ([_Branch(False, EMPTY, False)] if node.low == 0 else [])
-        raise GrammarError("an anchor inside a repetition is not supported", position=anchor.position)
+        raise _refused("an anchor inside a repetition is not supported", anchor)
     assert isinstance(node, Seq)
-    return _sequence_branches(node.items, anchor)
+    return _sequence_branches(node.items)
 
 
-def _sequence_branches(items: Sequence[Expression], anchor: Anchor) -> list[_Branch]:
-    out = [_Branch(False, EMPTY, False)]
+def _sequence_branches(items: Sequence[Expression]) -> list[_Branch]:
+    out, ending = [_Branch(False, EMPTY, False)], None
     for item in items:
         following = _branches(item)
-        out = [_joined(left, right, anchor) for left in out for right in following]
+        anchor = next((found for found in _anchors(item) if found.at_start), first_anchor(item))
+        for left in out:
+            for right in following:
+                _check_joint(left, right, anchor, ending)
+        out = [_joined(left, right) for left in out for right in following]
         if len(out) > _MAX_SPLITS:
-            raise GrammarError("too many combinations of anchors", position=anchor.position)
+            raise _refused("too many combinations of anchors", anchor or ending)
+        ending = next((found for found in _anchors(item) if not found.at_start), ending)
     return out
 
 
-def _joined(left: _Branch, right: _Branch, anchor: Anchor) -> _Branch:
-    if (right.at_start and left.body != EMPTY) or (left.at_end and right.body != EMPTY):
-        raise GrammarError(
-            "an anchor in the middle of a pattern is not supported; it may only stand at the very start or end",
-            position=anchor.position,
-        )
+def _check_joint(left: _Branch, right: _Branch, anchor: Anchor | None, ending: Anchor | None) -> None:
+    """Raises GrammarError where text would stand before a start (`anchor`, on the right) or after an end (`ending`)."""
+    if not (right.at_start and left.body != EMPTY) and not (left.at_end and right.body != EMPTY):
+        return
+    raise _refused(
+        "an anchor in the middle of a pattern is not supported; it may only stand at the very start or end: found one",
+        anchor if right.at_start and left.body != EMPTY else ending,
+    )
+
+
+def _joined(left: _Branch, right: _Branch) -> _Branch:
     return _Branch(left.at_start or right.at_start, seq([left.body, right.body]), left.at_end or right.at_end)
 
 
+def _refused(message: str, anchor: Anchor | None) -> GrammarError:
+    assert anchor is not None, "only anchors are refused"
+    return GrammarError(f"{message} at position {anchor.position} of the pattern", position=anchor.position)
+
+
 def first_anchor(node: Expression) -> Anchor | None:
+    return next(_anchors(node), None)
+
+
+def _anchors(node: Expression) -> Iterator[Anchor]:
     if isinstance(node, Anchor):
-        return node
-    if isinstance(node, Chars):
-        return None
-    if isinstance(node, Repeat):
-        return first_anchor(node.item)
-    return next((found for item in node.items if (found := first_anchor(item))), None)
+        yield node
+    elif isinstance(node, Repeat):
+        yield from _anchors(node.item)
+    elif not isinstance(node, Chars):
+        for item in node.items:
+            yield from _anchors(item)
