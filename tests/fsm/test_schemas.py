@@ -174,3 +174,28 @@ def test_strings_are_valid_json_and_valid_unicode(small: Vocabulary) -> None:
 def test_a_declared_object_is_forced_up_to_its_first_value(small: Vocabulary) -> None:
     constraint = compiled({**OBJECT, "properties": {"name": {"type": "string"}}, "required": ["name"]}, small)
     assert constraint.forced(constraint.start) == b'{"name": "'
+
+
+_EMPTY = {"type": "integer", "minimum": 5, "maximum": 3}
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (_EMPTY, "#"),
+        ({"type": "object", "properties": {"a": _EMPTY, "b": False}, "required": ["a"]}, "#/properties/a"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "#"),
+        ({"type": "array", "minItems": 1, "items": {"enum": []}}, "#/items"),
+        (
+            {"type": "array", "minItems": 2, "prefixItems": [{}, {"$ref": "#/$defs/x"}], "$defs": {"x": _EMPTY}},
+            "#/$defs/x",
+        ),
+        ({"type": "object", "properties": {"me": {"$ref": "#"}}, "required": ["me"]}, "#/properties/me"),
+    ],
+)
+def test_a_schema_that_nothing_fits_is_refused_with_the_place_of_the_contradiction(
+    schema: Any, path: str, small: Vocabulary
+) -> None:
+    with pytest.raises(UnsatisfiableConstraint) as caught:
+        compiled(schema, small)
+    assert f"no value fits the schema at {path}, {{" in str(caught.value)

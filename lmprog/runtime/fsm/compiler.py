@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 
-from lmprog.errors import GrammarError
+from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from lmprog.runtime.fsm.automaton import DEAD
 from lmprog.runtime.fsm.constraint import Choices, Constraint, Grammar, JsonSchema, Limits, Regex, Spec, Substring
 from lmprog.runtime.fsm.costs import Net, finish
@@ -23,6 +24,7 @@ from lmprog.runtime.fsm.net import EMPTY, NetBuilder, Node
 from lmprog.runtime.fsm.pattern import parse_pattern
 from lmprog.runtime.fsm.regular import RegularConstraint
 from lmprog.runtime.fsm.schema.build import schema_node
+from lmprog.runtime.fsm.schema.contradiction import why_nothing_fits
 from lmprog.runtime.fsm.vocabulary import Vocabulary
 from lmprog.runtime.fsm.walk import MaskEngine, PlainEngine
 
@@ -67,19 +69,36 @@ def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary) -> None:
 def regular_net(spec: Spec, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> Net:
     """Raises NotOurs, for a grammar, besides what `compile_constraint` raises."""
     builder = NetBuilder(limits)
-    return finish(builder, _root(spec, builder, limits), vocabulary.alphabet)
+    root = _root(spec, builder, limits)
+    try:
+        return finish(builder, root, vocabulary.alphabet)
+    except UnsatisfiableConstraint as error:
+        if isinstance(spec, JsonSchema):
+            raise UnsatisfiableConstraint(why_nothing_fits(spec, limits)) from error
+        raise
 
 
 def _root(spec: Spec, builder: NetBuilder, limits: Limits) -> Node:
     if isinstance(spec, Regex):
         return Lowering(builder, json_string=False).lower(whole(parse_pattern(spec.pattern, limits)))
     if isinstance(spec, Choices):
-        return builder.alt(builder.text(text.encode()) for text in spec.texts)
+        return _choices(spec.texts, builder)
     if isinstance(spec, JsonSchema):
         return schema_node(spec, builder, limits)
     if isinstance(spec, Substring):
         return _substring(spec.document, builder)
     return grammar_node(spec.text, builder, limits)
+
+
+def _choices(texts: Sequence[str], builder: NetBuilder) -> Node:
+    if not texts:
+        raise UnsatisfiableConstraint("there are no choices, so nothing at all would match; give at least one")
+    for text in texts:
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise GrammarError(
+                f"the choice {text!r} has half of a surrogate pair, which no text can have", position=None
+            )
+    return builder.alt(builder.text(text.encode()) for text in texts)
 
 
 def _substring(document: str, builder: NetBuilder) -> Node:
