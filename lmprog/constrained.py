@@ -10,12 +10,12 @@ import functools
 import json
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter
+from lmprog.errors import InvalidParameter, UnsupportedSchema
 from lmprog.lang import typed
 from lmprog.runtime.constraints import spec_of, vocabulary_of
 from lmprog.runtime.fsm.compiler import compile_constraint
@@ -52,7 +52,7 @@ class Constrained:
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is a whole instance."""
-        state = self._constraint.advance_bytes(self._constraint.start, text.encode())
+        state = self._constraint.advance_bytes(self._constraint.start, text.encode(errors="surrogatepass"))
         return state is not None and self._constraint.is_final(state)
 
     def example(self, seed: int = 0) -> str:
@@ -165,14 +165,38 @@ def constraint(
 
 def _asked(name: str, value: Any) -> wire.Constraint:
     if name == "regex":
-        return wire.Regex(value)
+        return wire.Regex(
+            _text(name, value, "text; of a compiled pattern give .pattern, its flags as (?i) and the like")
+        )
     if name == "schema":
-        return wire.JsonSchema(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        return wire.JsonSchema(value if isinstance(value, str) else _schema_text(value))
     if name == "choices":
-        return wire.Choices(tuple(value))
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise _mistaken(name, value, "a list of texts")
+        return wire.Choices(tuple(_text("a choice", choice, "text") for choice in value))
     if name == "grammar":
-        return wire.Grammar(value)
+        return wire.Grammar(_text(name, value, "text"))
     return typed.constraint_of(value) or wire.Regex("(?s:.*)")
+
+
+def _schema_text(schema: object) -> str:
+    if isinstance(schema, type):
+        raise _mistaken("schema", schema, "a dict or JSON text; a Python type is given as type=")
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedSchema(f"the schema cannot be written as JSON: {error}", keyword="", path="#") from error
+
+
+def _text(name: str, value: object, allowed: str) -> str:
+    if not isinstance(value, str):
+        raise _mistaken(name, value, allowed)
+    return value
+
+
+def _mistaken(name: str, value: object, allowed: str) -> InvalidParameter:
+    shown = repr(value)[:80]
+    return InvalidParameter(f"{name} is {shown}; it must be {allowed}", name=name, value=shown, allowed=allowed)
 
 
 def _drawn(constraint: Constraint, state: int, left: int, rng: random.Random) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from lmprog.constrained import Constrained, constraint
+from lmprog.errors import InvalidParameter
 
 _MOST_STATES = 2000
+_PLAIN_NAME = re.compile(r"[\w./:~ -]+")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -26,7 +29,27 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _constraint(what: str) -> Constrained:
-    """A file's name that ends in .json, or text that begins like a JSON object, is a schema; all else is a regex."""
-    if what.endswith(".json") and Path(what).is_file():
-        return constraint(schema=Path(what).read_text("utf-8"))
+    """A .json file, or text that begins like a JSON object, is a schema; all else is a regex. A name that ends in
+    .json and has nothing of a regex in it is meant as a file also where there is none."""
+    if what.endswith(".json") and (_PLAIN_NAME.fullmatch(what) or Path(what).exists()):
+        return constraint(schema=_schema_of(Path(what)))
     return constraint(schema=what) if what.lstrip().startswith("{") else constraint(regex=what)
+
+
+def _schema_of(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except OSError as error:
+        raise InvalidParameter(
+            f"the schema's file {str(file)!r} cannot be read: {error.strerror} (a regex may end in [.]json)",
+            name="what",
+            value=str(file),
+            allowed="a file that can be read",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(
+            f"the schema's file {str(file)!r} is not UTF-8 text: {error.reason} at byte {error.start}",
+            name="what",
+            value=str(file),
+            allowed="UTF-8 text",
+        ) from error

@@ -14,7 +14,7 @@ import pytest
 
 import lmprog
 from lmprog.cli import main
-from lmprog.errors import InvalidParameter, RequestRejected
+from lmprog.errors import GrammarError, InvalidParameter, RequestRejected
 from tests.constrained.test_always_closes import CONSTRAINTS, is_instance
 from tests.constrained.writer import byte_tokenizer, nano_tokenizer
 
@@ -120,3 +120,48 @@ def test_the_command_explains_a_regex_and_a_schema_file(tmp_path: Path, capsys: 
     assert main(["constraint", "explain", "--dot", "a"]) == 0
     assert capsys.readouterr().out.startswith("digraph")
     assert main(["constraint", "explain", "("]) == 2
+
+
+def test_the_command_says_what_is_wrong_with_a_schema_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["constraint", "explain", str(tmp_path / "none.json")]) == 2, "a name of no file is not a regex"
+    assert "No such file" in capsys.readouterr().err
+    (tmp_path / "folder.json").mkdir()
+    assert main(["constraint", "explain", str(tmp_path / "folder.json")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
+    assert main(["constraint", "explain", str(tmp_path / "bytes.json")]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+    (tmp_path / "marked.json").write_bytes(b'\xef\xbb\xbf{"type": "boolean"}')
+    assert main(["constraint", "explain", str(tmp_path / "marked.json")]) == 0, "a byte order mark is no part of a text"
+    assert main(["constraint", "explain", r"[a-z]+\.json"]) == 0, "a regex may end so"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"regex": 3}, "regex is 3; it must be text"),
+        ({"regex": re.compile("a")}, "give .pattern"),
+        ({"grammar": b"a"}, "grammar is b'a'"),
+        ({"choices": "abc"}, "a list of texts"),
+        ({"choices": 5}, "a list of texts"),
+        ({"choices": ["a", 1]}, "a choice is 1"),
+        ({"choices": []}, "at least one"),
+        ({"choices": ["\ud800"]}, "surrogate"),
+        ({"schema": int}, "type="),
+        ({"schema": {"enum": {1}}}, "cannot be written as JSON"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_name(keywords: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestRejected, match=re.escape(said)):
+        lmprog.constraint(**keywords)
+
+
+def test_half_a_surrogate_pair_is_in_no_text() -> None:
+    assert not lmprog.constraint(regex="(?s:.*)").accepts("a\ud800")
+
+
+def test_a_grammar_that_llguidance_gives_up_on_its_way_is_refused() -> None:
+    pytest.importorskip("llguidance")
+    made = lmprog.constraint(grammar='root ::= "a"{1000000000}')
+    with pytest.raises(GrammarError, match="given up by llguidance"):
+        made.example()

@@ -56,7 +56,9 @@ class LlguidanceConstraint:
         for later in reversed(missing):
             matcher = matcher.deep_copy()
             taken = matcher.consume_token(self._parents[later][1])
-            assert taken, "a state is only made for a token that was taken"
+            if not taken:  # it said before that it would: it has met a limit of its own
+                why = matcher.get_error().partition("\n")[0]
+                raise GrammarError(f"the grammar is given up by llguidance: {why}", position=None)
             self._matchers[later] = matcher
             if len(self._matchers) > _MAX_MATCHERS:
                 self._matchers.popitem(last=False)
