@@ -20,6 +20,7 @@ from lmprog.lang import typed
 from lmprog.runtime.constraints import spec_of, vocabulary_of
 from lmprog.runtime.fsm.compiler import compile_constraint
 from lmprog.runtime.fsm.constraint import Constraint, Spec
+from lmprog.runtime.fsm.picture import to_svg
 from lmprog.runtime.fsm.token_bytes import vocabulary_of_tokenizer
 from lmprog.runtime.fsm.vocabulary import Vocabulary
 
@@ -126,18 +127,30 @@ class Constrained:
 
     def dot(self, most: int = 60) -> str:
         """The automaton as a drawing in DOT, its first `most` states; a double circle is where a text may end."""
-        found = self.states(most)
+        moves, finals = self._labelled(most)
         lines = ["digraph constraint {", "  rankdir=LR;", '  node [shape=circle, label=""];']
-        for state, moves in found.items():
-            if self._constraint.is_final(state):
+        for state, labels in moves.items():
+            if state in finals:
                 lines.append(f"  {state} [shape=doublecircle];")
+            for after, label in labels.items():
+                dashed = "" if after in moves else ", style=dashed"
+                lines.append(f"  {state} -> {after} [label={json.dumps(label, ensure_ascii=False)}{dashed}];")
+        return "\n".join([*lines, "}"]) + "\n"
+
+    def svg(self, most: int = 60) -> str:
+        """The same as a picture that needs no other program; texts without a choice are one edge."""
+        moves, finals = self._labelled(most)
+        return to_svg(moves, finals, self._constraint.start)
+
+    def _labelled(self, most: int) -> tuple[dict[int, dict[int, str]], set[int]]:
+        """State -> state after -> the bytes that lead there, as people read them; and where a text may end."""
+        found: dict[int, dict[int, str]] = {}
+        for state, moves in self.states(most).items():
             labels: dict[int, list[int]] = {}
             for byte, after in moves.items():
                 labels.setdefault(after, []).append(byte)
-            for after, label in labels.items():
-                dashed = "" if after in found else ", style=dashed"
-                lines.append(f"  {state} -> {after} [label={json.dumps(_ranges(label))}{dashed}];")
-        return "\n".join([*lines, "}"]) + "\n"
+            found[state] = {after: _ranges(label) for after, label in labels.items()}
+        return found, {state for state in found if self._constraint.is_final(state)}
 
 
 def constraint(
@@ -223,4 +236,4 @@ def _ranges(found: list[int]) -> str:
 
 
 def _shown(byte: int) -> str:
-    return chr(byte) if 33 <= byte < 127 else f"0x{byte:02x}"
+    return "␣" if byte == 32 else chr(byte) if 33 <= byte < 127 else f"0x{byte:02x}"

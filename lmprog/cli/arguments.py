@@ -66,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
     constraint = commands.add_parser("constraint", help="what a regex or a JSON schema means, without a model")
     explain = constraint.add_subparsers(dest="verb", metavar="VERB", required=True).add_parser("explain")
     explain.add_argument("what", metavar="REGEX|SCHEMA.json", help="a regex, a schema's file, or its text")
-    explain.add_argument("--dot", action="store_true", help="draw the automaton, in DOT")
+    drawn = explain.add_mutually_exclusive_group()
+    drawn.add_argument("--dot", action="store_true", help="draw the automaton, in DOT")
+    drawn.add_argument("--svg", action="store_true", help="draw the automaton as a picture, for a file")
     explain.add_argument("--seed", type=int, default=0, help="of the example (default: 0)")
 
     sim = commands.add_parser("sim", help="run the core against a simulated model and check every step")

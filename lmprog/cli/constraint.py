@@ -16,8 +16,8 @@ _PLAIN_NAME = re.compile(r"[\w./:~ -]+")
 def run(given: argparse.Namespace) -> int:
     """Prints; raises RequestRejected for what cannot be compiled."""
     found = _constraint(given.what)
-    if given.dot:
-        print(found.dot(), end="")
+    if given.dot or given.svg:
+        print(found.dot() if given.dot else found.svg(), end="")
         return 0
     states = found.states(_MOST_STATES)
     count = f"{len(states):,}" if len(states) < _MOST_STATES else f"more than {_MOST_STATES:,} (made as they are met)"

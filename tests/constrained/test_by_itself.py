@@ -9,6 +9,7 @@ import sys
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 import pytest
 
@@ -105,6 +106,16 @@ def test_the_drawing_has_every_state_and_where_a_text_may_end() -> None:
     assert '[label="a"]' in drawn
     assert '[label="b-d"]' in drawn
     assert drawn.count("doublecircle") == 2
+    assert lmprog.constraint(regex="[a-z]{100}").dot(5).count("->") == 5
+
+
+def test_the_picture_joins_what_is_forced_and_shows_ways_back() -> None:
+    picture = ElementTree.fromstring(lmprog.constraint(regex="id: <(ab|c)*>").svg())
+    titles = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
+    assert sorted(titles) == [">", "ab", "c", "id:␣<"]
+    assert len(list(picture.iter("{http://www.w3.org/2000/svg}circle"))) == 2 + 2  # the end has two
+    many = lmprog.constraint(regex="[a-c]{100}").svg(5)
+    assert many.count("stroke-dasharray") == 1, "the state after the fifth has moves that are not shown"
 
 
 def test_the_command_explains_a_regex_and_a_schema_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +130,8 @@ def test_the_command_explains_a_regex_and_a_schema_file(tmp_path: Path, capsys: 
     assert re.search(r"example\s+(true|false)$", capsys.readouterr().out, re.MULTILINE)
     assert main(["constraint", "explain", "--dot", "a"]) == 0
     assert capsys.readouterr().out.startswith("digraph")
+    assert main(["constraint", "explain", "--svg", "a"]) == 0
+    assert capsys.readouterr().out.startswith("<svg")
     assert main(["constraint", "explain", "("]) == 2
 
 

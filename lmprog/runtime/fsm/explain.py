@@ -1,4 +1,4 @@
-"""A constraint looked at by itself, without a model: does it take a text, an example, what is forced, a drawing.
+"""A constraint looked at by itself, without a model: does it take a text, an example, what is forced.
 
 Works on constraints compiled for any vocabulary; `byte_vocabulary()` is one that needs no tokenizer. Examples prefer
 letters and short texts, so that people can read them. Knows the constraint's protocol; builds nothing.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import random
 
-from lmprog.errors import NotSupported
 from lmprog.runtime.fsm.constraint import Constraint
-from lmprog.runtime.fsm.regular import RegularConstraint
 from lmprog.runtime.fsm.vocabulary import Vocabulary
 
 _EXAMPLE_BYTES = 24
@@ -62,36 +60,3 @@ def forced_share(constraint: Constraint, vocabulary: Vocabulary, samples: int = 
             at += len(step)
             state = constraint.advance_bytes(state, step)
     return forced / total if total else 0.0
-
-
-def drawing(constraint: Constraint, max_states: int = 40) -> str:
-    """The automaton as DOT, its first states breadth first. Raises NotSupported for an engine that has no states."""
-    if not isinstance(constraint, RegularConstraint):
-        raise NotSupported(f"an automaton of the engine {constraint.engine} cannot be drawn")
-    lines = ["digraph constraint {", "  rankdir=LR;", '  node [shape=circle, label=""];']
-    queue, known = [constraint.start], {constraint.start}
-    for count, state in enumerate(queue):  # grows while it is read
-        if count >= max_states:
-            lines.append(f'  {state} [shape=plaintext, label="..."];')
-            continue
-        lines.append(f"  {state} [shape={'doublecircle' if constraint.is_final(state) else 'circle'}];")
-        labels: dict[int, list[str]] = {}
-        for low, high, after in constraint.moves(state):
-            labels.setdefault(after, []).append(_byte_range(low, high))
-            if after not in known:
-                known.add(after)
-                queue.append(after)
-        lines += [f'  {state} -> {after} [label="{" ".join(parts)}"];' for after, parts in labels.items()]
-    return "\n".join([*lines, "}"])
-
-
-def _byte_range(low: int, high: int) -> str:
-    first, last = _byte_name(low), _byte_name(high)
-    return first if low == high else f"{first}-{last}"
-
-
-def _byte_name(byte: int) -> str:
-    """As DOT shows it inside a quoted label."""
-    if byte in b'"\\':
-        return "\\" + chr(byte)
-    return chr(byte) if 0x21 <= byte <= 0x7E else f"{byte:02X}"
