@@ -1,4 +1,4 @@
-"""A judge: which of two answers is better? Both orders are asked at once, so that a liking for "A" cancels out.
+"""A judge: which of two answers is better? It reasons, then chooses, in both orders at once, so that no place is liked.
 
 python examples/judge.py [--model NAME_OR_FOLDER]
 lmprog run examples/judge.py::judge --arg question="What is 3 + 4?" --arg first=7 --arg second=9
@@ -27,6 +27,7 @@ class Verdict:
     better: str
     sure: float
     """The mean probability of the better answer; 0.5 is a guess."""
+    reason: str
 
 
 @lmprog.function
@@ -34,12 +35,15 @@ async def judge(s: lmprog.Branch, question: str = PAIRS[0][0], first: str = "5",
     s.append(f"Question: {question}\n")
     async with s.fork(2) as orders:
         orders += [
-            f"Answer A: {a}\nAnswer B: {b}\nWhich answer is better, A or B?\nJudgment:"
+            f"Answer A: {a}\nAnswer B: {b}\nWhich answer is better, A or B?\nReasoning:"
             for a, b in ((first, second), (second, first))
         ]
+        orders += lmprog.gen("reason", stop="\n", max_tokens=48, temperature=0)
+        orders += "\nJudgment:"
         straight, swapped = await orders.map(lambda branch: branch.select(" A", " B"))
     liking = (straight.probabilities[" A"] + swapped.probabilities[" B"]) / 2  # of the first answer
-    return Verdict(first, liking) if liking >= 0.5 else Verdict(second, 1 - liking)
+    reason = str(orders[0]["reason"]).strip()
+    return Verdict(first, liking, reason) if liking >= 0.5 else Verdict(second, 1 - liking, reason)
 
 
 def main() -> None:
@@ -47,7 +51,7 @@ def main() -> None:
     for (question, first, second), run in zip(PAIRS, runs, strict=True):
         verdict = run.value
         print(f"{question}\n  1. {first}\n  2. {second}")
-        print(f"  better: {1 if verdict.better == first else 2} ({verdict.sure:.0%})\n")
+        print(f"  {verdict.reason}\n  better: {1 if verdict.better == first else 2} ({verdict.sure:.0%})\n")
     print(f"{sum(run.usage.cached for run in runs)} prompt tokens found in the tree")
 
 

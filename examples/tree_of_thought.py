@@ -26,7 +26,9 @@ class Thought:
 
 @lmprog.function
 async def is_right(s: lmprog.Branch, step: str) -> float:
-    s.append(f"Is {step} right?\nAnswer:")
+    s.append(f"Is {step} right?\nCheck:")
+    s.gen(stop="\n", max_tokens=16, temperature=0)  # it does the sum again before it judges
+    s.append("\nAnswer:")
     return (await s.select(" yes", " no")).probabilities[" yes"]
 
 
@@ -48,7 +50,8 @@ async def solve(
     best = [Thought((), 1.0, s)]
     for number in range(1, depth + 1):
         found = [new for thought in best for new in await next_steps(thought, number, proposals)]
-        best = sorted(found, key=lambda thought: -thought.score)[:width]
+        different = {new.steps: new for new in found}.values()  # proposals may well agree
+        best = sorted(different, key=lambda thought: -thought.score)[:width]
     last = best[0].branch
     last.append("Answer:")
     answer = await last.gen(regex=r" \d{1,3}\n", max_tokens=8, temperature=0)

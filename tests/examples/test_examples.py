@@ -174,17 +174,17 @@ def test_react_tools_computes_only_what_it_reads(expression: str, result: str) -
 def test_tree_of_thought_keeps_the_best_few_of_each_level(capsys: pytest.CaptureFixture[str]) -> None:
     run = tree_of_thought.solve.using(seed=1).run(depth=2, proposals=3, width=2)
     answer, best = run.value
-    assert answer.isdigit()
-    assert len(best) == 2
+    assert answer == "15"
+    assert len({thought.steps for thought in best}) == len(best) in (1, 2), "equal proposals are one thought"
     for thought in best:
         assert all(re.fullmatch(tree_of_thought.STEP, f" {step}\n") for step in thought.steps)
         assert len(thought.steps) == 2
-    assert best[0].score >= best[1].score > 0
+    assert best[0].score >= best[-1].score > 0
     assert run.usage.cached > run.usage.prompt / 2
     assert tree_of_thought.solve.using(seed=1).run().value[0] == answer
     lines = lines_of(tree_of_thought, capsys)
     assert lines[0] == tree_of_thought.QUESTION
-    assert re.fullmatch(r"answer: \d+", lines[3])
+    assert "answer: 15" in lines
 
 
 def test_skeleton_of_thought_expands_every_point_it_wrote(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +203,7 @@ def test_judge_weighs_both_orders(capsys: pytest.CaptureFixture[str]) -> None:
     forward, backward = (one.sure if one.better == first else 1 - one.sure for one in verdicts)
     assert forward == pytest.approx(backward)  # of the same answer, whichever was named first
     assert all(0.5 <= one.sure <= 1 for one in verdicts)
-    assert len(re.findall(r"^  better: [12] \(\d+%\)$", printed_by(judge, capsys), re.MULTILINE)) == len(judge.PAIRS)
+    assert re.findall(r"^  better: ([12]) \(\d+%\)$", printed_by(judge, capsys), re.MULTILINE) == ["2", "1", "1"]
 
 
 def test_batch_progress_shows_a_bar_and_keeps_what_went_well(capsys: pytest.CaptureFixture[str]) -> None:
