@@ -44,7 +44,7 @@ SHARES: Mapping[Maker, float] = {
 }
 # What is trained on: set by the measured errors of the model so far, the weakest families get the most documents.
 TRAINED_SHARES: Mapping[Maker, float] = {
-    reading.reading: 24,
+    reading.reading: 44,
     extraction.extraction: 15,
     classification.sentiment: 4,
     classification.topic: 4,
@@ -67,7 +67,7 @@ TRAINED_SHARES: Mapping[Maker, float] = {
     writing.outline: 1,
     writing.one_tip: 1.2,
     writing.story: 1.2,
-    writing.judge: 9,
+    writing.judge: 12,
 }
 # What a young model is given instead: copying first, because everything else stands on it.
 YOUNG_SHARES: Mapping[Maker, float] = {

@@ -199,7 +199,7 @@ def _reason(page: Page, judged: Judged, answers: Mapping[str, Said]) -> None:
     verdicts = "".join(
         f" {who} {said.gist}: {'yes' if said is judged.good else 'no'}." for who, said in answers.items()
     )
-    page.answer(f" Right is {judged.good.gist}.{verdicts}\n", judged=False, kind="judge")
+    page.answer(f" Right is {judged.working}{judged.good.gist}.{verdicts}\n", judged=False, kind="judge")
 
 
 def of_subject(draw: Draw) -> Judged:
