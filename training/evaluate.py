@@ -67,10 +67,10 @@ def ask(answerer: Answerer, items: Sequence[Item]) -> list[Outcome]:
     return [Outcome(item, text) for item, text in zip([*chosen, *shaped, *free], said, strict=True)]
 
 
-def evaluate(answerer: Answerer, count: int, *, quiet: bool = False) -> list[Score]:
-    """All families that have a bar, `count` items each."""
+def evaluate(answerer: Answerer, count: int, start: int = 0, *, quiet: bool = False) -> list[Score]:
+    """All families that have a bar, `count` items each, from document number `start` on."""
     bar = tqdm(BARS, disable=quiet)
-    return [Score(family, tuple(ask(answerer, draw_items(family, count)))) for family in bar]
+    return [Score(family, tuple(ask(answerer, draw_items(family, count, start)))) for family in bar]
 
 
 def table(scores: Sequence[Score]) -> str:
@@ -92,12 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "lmprog" / "nano")
     parser.add_argument("--through", choices=("lmprog", "transformers"), default="lmprog")
     parser.add_argument("--count", type=int, default=500, help="items a family")
+    parser.add_argument("--start", type=int, default=0, help="number of the first document, for questions never read")
     parser.add_argument("--fast", action="store_true", help=f"only {FAST} items a family")
     parser.add_argument("--wrong", type=Path, help="a file for the wrong answers, one JSON object a line")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     with (Programs if options.through == "lmprog" else Transformers)(options.model) as answerer:
-        scores = evaluate(answerer, FAST if options.fast else options.count)
+        scores = evaluate(answerer, FAST if options.fast else options.count, options.start)
     print(table(scores))
     print(
         f"\n{sum(len(s.outcomes) for s in scores)} items in {time.monotonic() - began:.0f} s through {options.through}"
