@@ -194,9 +194,10 @@ class Branch:
 
     def adopt(self, tokens: array[int], text: str, rest: str = "") -> None:
         """A call has settled the branch: `tokens` are its tokens now, `text` was added, of which `rest` (the part
-        after the last whole token) is to be tokenised anew with what follows."""
+        after the last whole token) is to be tokenised anew with what follows. Where none was, what stood at the end
+        stands there still, literal text too."""
         self.tokens = tokens
-        self.pending, self.ends_literal = rest, False
+        self.pending, self.ends_literal = rest, self.ends_literal and not text
         self.quoted = joined((), (0, len(rest)))
         if text:
             self.text.append(text)
