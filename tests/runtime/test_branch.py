@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,13 @@ def test_a_fork_does_not_tokenise_the_parents_text_again() -> None:
         tokens = list(child.tokens_with(counting))
         assert tokens == tokenizer.encode("".join(child.text))
     assert sum(encoded) < len(parent.text[0]) + 16 * 100
+
+
+@pytest.mark.parametrize(("gained", "is_literal"), [("", True), ("x", False)])
+def test_a_generation_that_gave_nothing_leaves_the_literal_end_literal(gained: str, is_literal: bool) -> None:
+    """A client that keeps texts cannot tell such a branch from one where nothing was generated."""
+    branch = Branch(1)
+    branch.birth()
+    branch.append("http:")
+    branch.adopt(array("i", [0]), gained, rest=":")
+    assert branch.ends_literal is is_literal
