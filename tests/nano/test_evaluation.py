@@ -12,6 +12,7 @@ from training.answerers import Programs
 from training.document import Family
 from training.evaluate import FAST, Score, ask
 from training.items import BARS, draw_items
+from training.long_prefixes import score
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +26,8 @@ def answerer() -> Iterator[Programs]:
 def test_a_family_keeps_its_bar(answerer: Programs, family: Family) -> None:
     score = Score(family, tuple(ask(answerer, draw_items(family, FAST))))
     assert score.share >= BARS[family] - 0.02
+
+
+@pytest.mark.timeout(120)
+def test_few_shot_answers_hold_after_1300_tokens_of_examples_and_more() -> None:
+    assert score(NANO, 30).share >= BARS[Family.FEW_SHOT] - 0.02

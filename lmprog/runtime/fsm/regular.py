@@ -7,7 +7,6 @@ the protocol. The cache of masks is bounded in bytes and forgets the least recen
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import pairwise
 
 from lmprog.runtime.fsm.automaton import DEAD
 from lmprog.runtime.fsm.constraint import Limits, MaskRow
@@ -85,12 +84,6 @@ class RegularConstraint:
 
     def advance_bytes(self, state: int, text: bytes) -> int | None:
         return self._engine.run(state, text) or None
-
-    def moves(self, state: int) -> list[tuple[int, int, int]]:
-        """The automaton's own edges from `state`: first byte, last byte, next state."""
-        row = [*self._engine.row(state), DEAD]
-        cuts = [0, *(i for i in range(1, 256) if row[i] != row[i - 1]), 256]
-        return [(low, after - 1, row[low]) for low, after in pairwise(cuts) if row[low] != DEAD]
 
     def forced(self, state: int) -> bytes:
         found = self._forced.get(state)
