@@ -1,10 +1,12 @@
-"""Times one layer of attention over pages: our kernels, torch after gathering the pages, and the reference.
+"""Times one layer of attention over pages: our kernels, torch after gathering the pages, and the
+reference.
 
     python benchmarks/attention.py [--threads N] [--path NAME] [--only TEXT] [--json FILE]
 
-Figures are milliseconds of processor time of the whole process (the best of some repetitions), so with one thread
-other load on the machine matters little; with more threads the wall clock is shown instead. `no sharing` reads a common
-prefix once for each row. Writing the step's own keys and values is part of every figure.
+Figures are milliseconds of processor time of the whole process (the best of some repetitions), so
+with one thread other load on the machine matters little; with more threads the wall clock is shown
+instead. `no sharing` reads a common prefix once for each row. Writing the step's own keys and
+values is part of every figure.
 """
 
 from __future__ import annotations
@@ -19,23 +21,27 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lmprog.runtime.attention import (
+from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
     LayerAttention,
     NativeAttention,
     ReferenceAttention,
 )
-from lmprog.runtime.batch import Batch
+from lmprog.runtime.engine.batch import Batch
 
 PAGE = 16
 HEADS = {"S": (12, 4, 64), "M": (14, 2, 64), "8B": (32, 8, 128)}
-"""Query heads, kv heads, head_dim: small and middle test models, and the layer of a checkpoint of 8 billion weights."""
+"""Query heads, kv heads, head_dim: small and middle test models, and the layer of a checkpoint of 8
+billion weights.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`rows` branches that each compute `count` tokens and end at `length`, the first `prefix` positions common."""
+    """`rows` branches that each compute `count` tokens and end at `length`, the first `prefix`
+    positions common.
+    """
 
     heads: str
     dtype: torch.dtype
@@ -55,7 +61,12 @@ CASES = [
     *(
         Case(heads, dtype, 16, length, prefix)
         for dtype in (torch.float32, torch.bfloat16)
-        for heads, length, prefix in (("M", 1024, 1000), ("M", 8192, 1000), ("M", 8192, 8160), ("S", 8192, 8160))
+        for heads, length, prefix in (
+            ("M", 1024, 1000),
+            ("M", 8192, 1000),
+            ("M", 8192, 8160),
+            ("S", 8192, 8160),
+        )
     ),
     *(
         Case(heads, dtype, 1, length, 0, count)
@@ -105,7 +116,9 @@ def batch_of(case: Case) -> tuple[Batch, int]:
 
 
 class TorchAttention:
-    """What one would write without kernels: gather every row's pages, then torch's own attention for all rows."""
+    """What one would write without kernels: gather every row's pages, then torch's own attention
+    for all rows.
+    """
 
     def __init__(self, shape: AttentionShape, num_pages: int, case: Case) -> None:
         slots = num_pages * PAGE
@@ -121,12 +134,16 @@ class TorchAttention:
         self.gathered = pages[:, position // PAGE] * PAGE + position % PAGE  # [rows, length]
         self.written = torch.from_numpy(batch.write_slots.astype(np.int64))
         first = case.length - case.count
-        self.mask = None if case.count == 1 else torch.arange(first, case.length)[:, None] >= position
+        self.mask = (
+            None if case.count == 1 else torch.arange(first, case.length)[:, None] >= position
+        )
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.keys[self.written], self.values[self.written] = k.to(self.dtype), v.to(self.dtype)
         keys, values = (x[self.gathered].transpose(1, 2) for x in (self.keys, self.values))
-        queries = q.to(self.dtype).view(self.case.rows, self.case.count, *q.shape[1:]).transpose(1, 2)
+        queries = (
+            q.to(self.dtype).view(self.case.rows, self.case.count, *q.shape[1:]).transpose(1, 2)
+        )
         out = torch.nn.functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=self.mask, enable_gqa=True
         )
@@ -137,8 +154,12 @@ class TorchAttention:
         return PAGE * 2 * self.keys[0].numel() * self.keys.element_size()
 
 
-def measure(backend: AttentionBackend, batch: Batch, case: Case, clock: Callable[[], float]) -> float:
-    """Milliseconds of one step of one layer: the best of at least three, over at least 0.3 seconds."""
+def measure(
+    backend: AttentionBackend, batch: Batch, case: Case, clock: Callable[[], float]
+) -> float:
+    """Milliseconds of one step of one layer: the best of at least three, over at least 0.3
+    seconds.
+    """
     shape, rng = shape_of(case), torch.Generator().manual_seed(1)
     q = torch.randn(batch.num_tokens, shape.num_heads, shape.head_dim, generator=rng)
     k = torch.randn(batch.num_tokens, shape.num_kv_heads, shape.head_dim, generator=rng)
@@ -173,7 +194,9 @@ def run_case(case: Case, threads: int, path: str | None) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--path", help="instruction set of the native kernels (default: the best)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
@@ -188,7 +211,9 @@ def main() -> None:
             n, s, t, r = figures.values()
             print(f"{case.name:52}{n:10.2f}{s:12.2f}{t:10.1f}{r:11.1f}", flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"threads": args.threads, "path": args.path, "ms": results}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"threads": args.threads, "path": args.path, "ms": results}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

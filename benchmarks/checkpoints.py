@@ -1,7 +1,8 @@
-"""The checkpoints that the benchmarks run on: a folder, `nano`, lmprog's dummies, or `random:<hidden>x<layers>`.
+"""The checkpoints that the benchmarks run on: a folder, `nano`, lmprog's dummies, or
+`random:<hidden>x<layers>`.
 
-`random:` writes a Llama with seeded random weights and nano's tokenizer into a folder, so that lmprog and a peer can
-load the same files. Needs transformers for that, and only for that.
+`random:` writes a Llama with seeded random weights and nano's tokenizer into a folder, so that
+lmprog and a peer can load the same files. Needs transformers for that, and only for that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-from lmprog.runtime.model.locate import NANO, locate
+from lmprog.runtime.engine.model.locate import NANO, locate
 
 RANDOM = "random:"
 _HEAD = 64
@@ -18,7 +19,9 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_confi
 
 
 def checkpoint(model: str, scratch: Path) -> tuple[str, Path | None]:
-    """What to give lmprog as `model`, and its folder (None for a dummy); `random:` is made in `scratch`."""
+    """What to give lmprog as `model`, and its folder (None for a dummy); `random:` is made in
+    `scratch`.
+    """
     if not model.startswith(RANDOM):
         return model, locate(model)
     match = re.fullmatch(r"(\d+)x(\d+)", model.removeprefix(RANDOM))

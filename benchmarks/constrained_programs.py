@@ -1,10 +1,11 @@
 """What constraints cost and save in whole programs: `python -m benchmarks.constrained_programs`.
 
-The two JSON programs of `benchmarks.workloads.documents`, on one engine, in one process, three ways: *off* (no
-constraint, as many tokens as the constrained run wrote, call by call), *masks* (every token is picked under a mask),
-*jump-forward* (forced tokens are appended as well). All programs of a way run at once; ways take turns, and the median
-of the repetitions counts. Tokens are those of the results, forced ones included; forward passes are rows of the
-batches (one lane in one step), and steps are batches. Processor time is disturbed less by other work than seconds.
+The two JSON programs of `benchmarks.workloads.documents`, on one engine, in one process, three
+ways: *off* (no constraint, as many tokens as the constrained run wrote, call by call), *masks*
+(every token is picked under a mask), *jump-forward* (forced tokens are appended as well). All
+programs of a way run at once; ways take turns, and the median of the repetitions counts. Tokens are
+those of the results, forced ones included; forward passes are rows of the batches (one sequence in one
+step), and steps are batches. Processor time is disturbed less by other work than seconds.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from benchmarks.workloads.text import Pieces, Writer
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.errors import NotSupported
-from lmprog.runtime.calls import CallBuilder, Limits
-from lmprog.runtime.chat import ChatTemplate
-from lmprog.runtime.constraints import Constraints
-from lmprog.runtime.engine import load_engine
-from lmprog.runtime.interpreter import Interpreter
+from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.sampler import Sampler
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.runtime.simulation.world import SimChannel
-from lmprog.runtime.tokenizer import load_tokenizer
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.tokenizer import load_tokenizer
+from lmprog.simulation.world import SimChannel
 
 WAYS = ("off", "masks", "jump-forward")
 ME = b"bench"
@@ -57,35 +58,45 @@ class Work:
 
 
 class Bench:
-    """One engine; each run has a scheduler and a cache of its own, the compiled constraints are kept."""
+    """One engine; each run has a scheduler and a cache of its own, the compiled constraints are
+    kept.
+    """
 
     def __init__(self, model: str, threads: int | None) -> None:
         self.config = RuntimeConfig(model=model, threads=threads)
         self.engine = load_engine(self.config)
         self.tokenizer = load_tokenizer(self.engine.location)
-        self.constraints = Constraints(self.tokenizer, self.engine.vocab_size)
+        self.constraints = CallConstraints(self.tokenizer, self.engine.vocab_size)
 
-    def run(self, programs: Sequence[Sequence[Step]], way: str, lengths: Sequence[int] = ()) -> Work:
-        """All programs at once. `lengths`: tokens of each generation where there is no constraint to end it."""
+    def run(
+        self, programs: Sequence[Sequence[Step]], way: str, lengths: Sequence[int] = ()
+    ) -> Work:
+        """All programs at once. `lengths`: tokens of each generation where there is no constraint
+        to end it.
+        """
         scheduling = replace(self.config.scheduler, num_pages=self.engine.num_pages)
         scheduler = Scheduler(scheduling, self.engine.context_len)
-        limits = Limits(self.engine.vocab_size, scheduler.longest_lane, scheduler.check_fits)
+        limits = CallLimits(
+            self.engine.vocab_size, scheduler.longest_sequence, scheduler.check_fits
+        )
         forcing = self.constraints.forcing if way == "jump-forward" else None
         calls = CallBuilder(self.tokenizer, limits, self.constraints, forcing, random.Random(0))
         channel = SimChannel()
         welcome = wire.Welcome(wire.PROTOCOL_VERSION, self.config.model, 0, 0, 0, 0, 0)
         interpreter = Interpreter(scheduler, calls, _no_template, welcome, time.monotonic)
-        loop: Loop = Loop(channel, interpreter, scheduler, self.engine, Sampler(), time.monotonic)
+        loop: Loop = Loop(
+            channel, interpreter, scheduler, self.engine, TorchSampler(), time.monotonic
+        )
         channel.inbox = [(ME, op) for op in _ops(programs, lengths if way == "off" else None)]
         expected = sum(len(program) for program in programs)
-        outputs: dict[int, wire.Done] = {}
+        outputs: dict[int, wire.CallDone] = {}
         began, cpu = time.perf_counter(), time.process_time()
         while len(outputs) < expected:
             loop.step()
             for _, reply in channel.sent:
                 if isinstance(reply, wire.Failed):
                     raise RuntimeError(reply.message)
-                assert isinstance(reply, wire.Done)
+                assert isinstance(reply, wire.CallDone)
                 outputs[reply.call] = reply
             channel.sent = []
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -104,12 +115,15 @@ def _ops(programs: Sequence[Sequence[Step]], lengths: Sequence[int] | None) -> l
     for branch, program in enumerate(programs):
         ops.append(wire.Open(branch))
         for literal, pattern, most in program:
-            ops.append(wire.Append(branch, (wire.Text(literal),)))
+            ops.append(wire.Append(branch, (wire.TextPiece(literal),)))
             free = lengths is not None
-            sampling = wire.Sampling(
-                temperature=1.0, seed=call, max_tokens=lengths[call] if lengths is not None else most, ignore_eos=free
+            sampling = wire.SamplingParams(
+                temperature=1.0,
+                seed=call,
+                max_tokens=lengths[call] if lengths is not None else most,
+                ignore_eos=free,
             )
-            ops.append(wire.Gen(branch, call, sampling, None if free else wire.Regex(pattern)))
+            ops.append(wire.Generate(branch, call, sampling, None if free else wire.Regex(pattern)))
             call += 1
     return ops
 
@@ -136,7 +150,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lmprog-bench-") as scratch:
         model, _ = checkpoint(given.model, Path(scratch))
         bench = Bench(model, given.threads)
-    print("| program | way | tokens | forced | forward passes | per token | steps | seconds | cpu seconds | tokens/s |")
+    print(
+        "| program | way | tokens | forced | forward passes | per token | steps | seconds | cpu seconds | tokens/s |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, programs in workloads(Pieces(bench.tokenizer), given.count).items():
         found: dict[str, list[Work]] = {way: [] for way in WAYS}
@@ -147,7 +163,8 @@ def main() -> None:
         for way, works in found.items():
             one = works[0]
             seconds, cpu = (
-                statistics.median(times) for times in zip(*((w.seconds, w.cpu) for w in works), strict=True)
+                statistics.median(times)
+                for times in zip(*((w.seconds, w.cpu) for w in works), strict=True)
             )
             print(
                 f"| {name} | {way} | {one.tokens:,} | {one.forced:,} | {one.passes:,} | {one.passes / one.tokens:.2f} "

@@ -1,9 +1,10 @@
 """Do hard patterns of strangers slow others down? `python -m benchmarks.constraint_bombs`.
 
-Four unconstrained streams decode on nano; 50 calls with hard constraints arrive at once (those of docs/constraints.md,
-and objects of 200 optional properties). Measured is the time between two steps that bring the streams text: alone,
-with 50 calls that have no constraint (what any 50 calls cost), and with the hard ones, in one process: the runtime's
-own loop and compiler, no sockets. Seconds of the clock: only a quiet machine gives figures.
+Four unconstrained streams decode on nano; 50 calls with hard constraints arrive at once (those of
+docs/constraints.md, and objects of 200 optional properties). Measured is the time between two steps
+that bring the streams text: alone, with 50 calls that have no constraint (what any 50 calls cost),
+and with the hard ones, in one process: the runtime's own loop and compiler, no sockets. Seconds of
+the clock: only a quiet machine gives figures.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.simulation.world import SimChannel
+from lmprog.simulation.world import SimChannel
 
 ME = b"bench"
 NUM_STREAMS, NUM_BOMBS = 4, 50
@@ -42,16 +43,18 @@ class Bench:
     def ask(self, constraint: wire.Constraint | None, max_tokens: int, stream: bool) -> int:
         self.num_calls += 1
         number = self.num_calls
-        sampling = wire.Sampling(seed=number, max_tokens=max_tokens, ignore_eos=True)
+        sampling = wire.SamplingParams(seed=number, max_tokens=max_tokens, ignore_eos=True)
         self.channel.inbox += [
             (ME, wire.Open(number)),
-            (ME, wire.Append(number, (wire.Text(f"Once upon a time {number}"),))),
-            (ME, wire.Gen(number, number, sampling, constraint, stream)),
+            (ME, wire.Append(number, (wire.TextPiece(f"Once upon a time {number}"),))),
+            (ME, wire.Generate(number, number, sampling, constraint, stream)),
         ]
         return number
 
     def gaps(self, others: Sequence[wire.Constraint | None], steps: int) -> tuple[list[float], int]:
-        """Milliseconds between the streams' texts, sorted; how many of the others were answered meanwhile."""
+        """Milliseconds between the streams' texts, sorted; how many of the others were answered
+        meanwhile.
+        """
         streams = {self.ask(None, steps, stream=True) for _ in range(NUM_STREAMS)}
         self._turn(8)
         asked = {self.ask(constraint, MOST, stream=False) for constraint in others}
@@ -77,7 +80,9 @@ class Bench:
             self.loop.step()
         sent, self.channel.sent = self.channel.sent, []
         replies = [reply for _, reply in sent]
-        self.ended |= {reply.call for reply in replies if isinstance(reply, wire.Done | wire.Failed)}
+        self.ended |= {
+            reply.call for reply in replies if isinstance(reply, wire.CallDone | wire.Failed)
+        }
         self.refused += [reply for reply in replies if isinstance(reply, wire.Failed)]
         return replies
 
@@ -106,7 +111,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as the runtime's process does
     free: list[wire.Constraint | None] = [None] * NUM_BOMBS
-    for name, those in (("alone", []), ("with 50 calls without constraints", free), ("with 50 hard ones", bombs())):
+    for name, those in (
+        ("alone", []),
+        ("with 50 calls without constraints", free),
+        ("with 50 hard ones", bombs()),
+    ):
         gaps, answered = bench.gaps(those, steps)
         p50, p99 = gaps[len(gaps) // 2], gaps[int(0.99 * len(gaps))]
         print(

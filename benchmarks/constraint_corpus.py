@@ -1,4 +1,6 @@
-"""What the constraint benchmark walks: 18 regexes and 22 schemas, each with texts that match and texts that do not."""
+"""What the constraint benchmark walks: 18 regexes and 22 schemas, each with texts that match and
+texts that do not.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,42 @@ class Case:
 _REGEXES: list[tuple[str, str, list[str], list[str]]] = [
     ("yes-no", r"(yes|no)", ["yes", "no"], ["maybe", "yess"]),
     ("phone", r"\(\d{3}\) \d{3}-\d{4}", ["(415) 555-0132"], ["415 555-0132", "(41) 555-0132"]),
-    ("date", r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", ["2024-02-29"], ["2024-13-01", "24-01-01"]),
+    (
+        "date",
+        r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])",
+        ["2024-02-29"],
+        ["2024-13-01", "24-01-01"],
+    ),
     ("decimal", r"-?\d+(\.\d+)?", ["0.5", "-12", "3.14159"], [".5", "1.", "--1"]),
     ("optional", r"ab(xc)?", ["ab", "abxc"], ["abx", "abc"]),
-    ("email", r"[\w.+-]{1,32}@[a-z0-9-]{1,32}(\.[a-z]{2,8}){1,3}", ["jane.doe@example.co.uk"], ["jane@", "a@b"]),
+    (
+        "email",
+        r"[\w.+-]{1,32}@[a-z0-9-]{1,32}(\.[a-z]{2,8}){1,3}",
+        ["jane.doe@example.co.uk"],
+        ["jane@", "a@b"],
+    ),
     ("identifier", r"[A-Za-z_][A-Za-z0-9_]{0,30}", ["snake_case_name"], ["9lives", "a-b"]),
-    ("ipv4", r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)", ["192.168.0.254"], ["256.1.1.1", "1.2.3"]),
+    (
+        "ipv4",
+        r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)",
+        ["192.168.0.254"],
+        ["256.1.1.1", "1.2.3"],
+    ),
     ("word-run", r"(\w+\s?){1,40}", ["the quick brown fox jumps"], ["!", "a  b!"]),
-    ("sentence", r"[A-Z][a-z]*( [a-z]+){2,20}\.", ["The fox jumps over dogs."], ["the fox jumps.", "The fox."]),
+    (
+        "sentence",
+        r"[A-Z][a-z]*( [a-z]+){2,20}\.",
+        ["The fox jumps over dogs."],
+        ["the fox jumps.", "The fox."],
+    ),
     ("quoted", r'"([^"\\\x00-\x1f]|\\.){1,200}"', ['"he said \\"no\\" and left"'], ['""', '"a']),
     ("hex-color", r"#[0-9a-fA-F]{6}", ["#12ab9F"], ["#12ab9", "12ab9f"]),
-    ("uuid", r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+    (
+        "uuid",
+        r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}",
+        ["123e4567-e89b-12d3-a456-426614174000"],
+        ["123e4567"],
+    ),
     ("time", r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?", ["23:59", "00:00:01"], ["24:00", "1:00"]),
     (
         "react",
@@ -58,12 +85,21 @@ _REGEXES: list[tuple[str, str, list[str], list[str]]] = [
 
 def _closed(properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:
     names = list(properties) if required is None else required
-    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": names,
+        "additionalProperties": False,
+    }
 
 
-_STRING, _INTEGER, _NUMBER, _BOOLEAN = ({"type": name} for name in ("string", "integer", "number", "boolean"))
+_STRING, _INTEGER, _NUMBER, _BOOLEAN = (
+    {"type": name} for name in ("string", "integer", "number", "boolean")
+)
 _TREE = {
-    "$defs": {"t": _closed({"v": _INTEGER, "l": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, ["v"])},
+    "$defs": {
+        "t": _closed({"v": _INTEGER, "l": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, ["v"])
+    },
     "$ref": "#/$defs/t",
 }
 _WIDE = _closed({f"option_{i}": _BOOLEAN for i in range(200)}, [])
@@ -92,11 +128,21 @@ _SCHEMAS: list[tuple[str, Any, list[Any], list[Any]]] = [
         [{"color": "green", "level": 3}],
         [{"color": "pink", "level": 1}],
     ),
-    ("list", {"type": "array", "items": _STRING, "maxItems": 5}, [["alpha", "beta", "gamma"]], [[1], ["a"] * 6]),
+    (
+        "list",
+        {"type": "array", "items": _STRING, "maxItems": 5},
+        [["alpha", "beta", "gamma"]],
+        [[1], ["a"] * 6],
+    ),
     ("numbers", {"type": "array", "items": _NUMBER}, [[1, -2.5, 1e-7, 0.125]], [["1"], [None]]),
     (
         "nested",
-        _closed({"user": _closed({"id": _INTEGER, "tags": {"type": "array", "items": _STRING}}), "ok": _BOOLEAN}),
+        _closed(
+            {
+                "user": _closed({"id": _INTEGER, "tags": {"type": "array", "items": _STRING}}),
+                "ok": _BOOLEAN,
+            }
+        ),
         [{"user": {"id": 7, "tags": ["new", "staff"]}, "ok": True}],
         [{"user": {"id": 7}, "ok": True}],
     ),
@@ -133,24 +179,44 @@ _SCHEMAS: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("quotes", {"type": "string", "pattern": '^"x"$'}, ['"x"'], ["x"]),
     (
         "range",
-        _closed({"p": {"type": "number", "minimum": 0, "maximum": 1}, "q": {"type": "integer", "multipleOf": 5}}),
+        _closed(
+            {
+                "p": {"type": "number", "minimum": 0, "maximum": 1},
+                "q": {"type": "integer", "multipleOf": 5},
+            }
+        ),
         [{"p": 0.75, "q": 35}],
         [{"p": 1.5, "q": 5}, {"p": 0.5, "q": 7}],
     ),
     (
         "format",
-        _closed({"at": {"type": "string", "format": "date-time"}, "id": {"type": "string", "format": "uuid"}}),
+        _closed(
+            {
+                "at": {"type": "string", "format": "date-time"},
+                "id": {"type": "string", "format": "uuid"},
+            }
+        ),
         [{"at": "2024-02-29T12:00:00Z", "id": "123e4567-e89b-12d3-a456-426614174000"}],
         [{"at": "2024-02-30T12:00:00Z", "id": "x"}],
     ),
-    ("recursive", _TREE, [{"v": 1, "l": [{"v": 2, "l": []}, {"v": 3, "l": [{"v": 4}]}]}], [{"v": 1, "l": [{"l": []}]}]),
+    (
+        "recursive",
+        _TREE,
+        [{"v": 1, "l": [{"v": 2, "l": []}, {"v": 3, "l": [{"v": 4}]}]}],
+        [{"v": 1, "l": [{"l": []}]}],
+    ),
     (
         "open",
         {"type": "object", "properties": {"a": _INTEGER}, "required": ["a"]},
         [{"a": 1, "extra": {"deep": [1, None]}}],
         [{"a": "x"}, {}],
     ),
-    ("map", {"type": "object", "additionalProperties": _INTEGER}, [{"one": 1, "two": 2}], [{"one": "1"}]),
+    (
+        "map",
+        {"type": "object", "additionalProperties": _INTEGER},
+        [{"one": 1, "two": 2}],
+        [{"one": "1"}],
+    ),
     (
         "all-of",
         {
@@ -169,7 +235,12 @@ _SCHEMAS: list[tuple[str, Any, list[Any], list[Any]]] = [
         [["x", 1]],
         [["x"], [1, "x"], ["x", 1, 2]],
     ),
-    ("unique", {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True}, [["b", "a"]], [["a", "a"]]),
+    (
+        "unique",
+        {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True},
+        [["b", "a"]],
+        [["a", "a"]],
+    ),
     ("wide", _WIDE, [{"option_3": True, "option_150": False}], [{"option_3": 1}, {"other": True}]),
     (
         "extraction",
@@ -177,7 +248,11 @@ _SCHEMAS: list[tuple[str, Any, list[Any], list[Any]]] = [
             {
                 "title": _STRING,
                 "year": {"type": "integer", "minimum": 1900, "maximum": 2100},
-                "authors": {"type": "array", "items": _closed({"given": _STRING, "family": _STRING}), "minItems": 1},
+                "authors": {
+                    "type": "array",
+                    "items": _closed({"given": _STRING, "family": _STRING}),
+                    "minItems": 1,
+                },
                 "abstract": {"type": "string", "maxLength": 2000},
                 "open_access": _BOOLEAN,
             }
@@ -197,7 +272,10 @@ _SCHEMAS: list[tuple[str, Any, list[Any], list[Any]]] = [
 ]
 
 CASES: tuple[Case, ...] = (
-    *(Case(name, "regex", source, tuple(valid), tuple(invalid)) for name, source, valid, invalid in _REGEXES),
+    *(
+        Case(name, "regex", source, tuple(valid), tuple(invalid))
+        for name, source, valid, invalid in _REGEXES
+    ),
     *(
         Case(
             name,
@@ -228,7 +306,11 @@ COSTLY: dict[str, Any] = {
         "type": "object",
         "properties": {f"property_{i}": _STRING for i in range(50)},
     },
-    "pattern, at most 2,048 characters": {"type": "string", "pattern": r"^\w+( \w+)*$", "maxLength": 2048},
+    "pattern, at most 2,048 characters": {
+        "type": "string",
+        "pattern": r"^\w+( \w+)*$",
+        "maxLength": 2048,
+    },
     "uri, at most 200 characters": {"type": "string", "format": "uri", "maxLength": 200},
     "oneOf of 30 tagged objects": {
         "oneOf": [_closed({"kind": {"const": f"k{i}"}, "value": _STRING}) for i in range(30)],

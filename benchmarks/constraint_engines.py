@@ -1,4 +1,5 @@
-"""The engines that the constraint benchmark compares, behind one small face: compile, mask, advance, accept.
+"""The engines that the constraint benchmark compares, behind one small face: compile, mask,
+advance, accept.
 
 Peers are imported when asked for; one that is not installed is left out and named.
 """
@@ -11,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.constraint import JsonSchemaSpec, RegexSpec
+from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
-from lmprog.runtime.fsm.compiler import compile_constraint
-from lmprog.runtime.fsm.constraint import JsonSchema, Regex
-from lmprog.runtime.fsm.vocabulary import Vocabulary
 
 
 class Refused(Exception):
@@ -45,7 +46,11 @@ class Engine(Protocol):
 
 class OurWalk:
     def __init__(self, constraint: Any) -> None:
-        self._mask, self._advance, self._final = constraint.mask, constraint.advance, constraint.is_final
+        self._mask, self._advance, self._final = (
+            constraint.mask,
+            constraint.advance,
+            constraint.is_final,
+        )
         self._start = self._state = constraint.start
 
     def mask(self) -> None:
@@ -70,10 +75,12 @@ class Ours:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self.compile("regex", r"\w\d\s")  # opens the kernel, the index and this Python's character classes
+        self.compile(
+            "regex", r"\w\d\s"
+        )  # opens the kernel, the index and this Python's character classes
 
     def compile(self, kind: str, source: str) -> Walk:
-        spec = Regex(source) if kind == "regex" else JsonSchema(source)
+        spec = RegexSpec(source) if kind == "regex" else JsonSchemaSpec(source)
         try:
             return OurWalk(compile_constraint(spec, self._vocabulary))
         except RequestRejected as error:
@@ -102,7 +109,7 @@ class Llguidance:
     name = "llguidance"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from lmprog.runtime.fsm.llguidance_engine import _Tokenizer
+        from lmprog.constraints.llguidance_engine import _Tokenizer
 
         self._library = importlib.import_module("llguidance")
         wrapper = self._library.TokenizerWrapper(_Tokenizer(vocabulary))
@@ -153,7 +160,10 @@ class Xgrammar:
         self._library = importlib.import_module("xgrammar")
         tokens = [token or b"" for token in vocabulary.tokens]
         info = self._library.TokenizerInfo(
-            tokens, self._library.VocabType.RAW, stop_token_ids=list(vocabulary.eos_ids), vocab_size=len(tokens)
+            tokens,
+            self._library.VocabType.RAW,
+            stop_token_ids=list(vocabulary.eos_ids),
+            vocab_size=len(tokens),
         )
         self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._size = len(tokens)
@@ -198,7 +208,9 @@ class OutlinesCore:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._library = importlib.import_module("outlines_core")
-        self._to_regex = importlib.import_module("outlines_core.json_schema").build_regex_from_schema
+        self._to_regex = importlib.import_module(
+            "outlines_core.json_schema"
+        ).build_regex_from_schema
         by_bytes: dict[bytes, list[int]] = {}
         for i, token in enumerate(vocabulary.tokens):
             if token:
@@ -209,7 +221,9 @@ class OutlinesCore:
     def compile(self, kind: str, source: str) -> Walk:
         try:
             pattern = source if kind == "regex" else self._to_regex(source)
-            return OutlinesWalk(self._library, self._library.Index(pattern, self._vocabulary), self._size)
+            return OutlinesWalk(
+                self._library, self._library.Index(pattern, self._vocabulary), self._size
+            )
         except (RuntimeError, ValueError, TypeError) as error:
             raise Refused(str(error).splitlines()[0]) from error
 

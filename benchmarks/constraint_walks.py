@@ -1,4 +1,5 @@
-"""One case of the constraint benchmark: compiled, walked and timed, here or in a process that may be killed.
+"""One case of the constraint benchmark: compiled, walked and timed, here or in a process that may
+be killed.
 
 Times are of processor time, except warm masks: those are shorter than the processor clock can tell.
 """
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from benchmarks.constraint_corpus import Case
 from benchmarks.constraint_engines import Engine, Refused, Walk
-from lmprog.runtime.fsm.vocabulary import Vocabulary
+from lmprog.constraints.vocabulary import Vocabulary
 
 Encode = Callable[[str], Sequence[int]]
 _MAX_BYTES = 12 << 30
@@ -65,7 +66,9 @@ def in_string(text: str) -> bool:
     return inside and not text.endswith('"')
 
 
-def run_case(engine: Engine, case: Case, encode: Encode, vocabulary: Vocabulary, out: Figures) -> None:
+def run_case(
+    engine: Engine, case: Case, encode: Encode, vocabulary: Vocabulary, out: Figures
+) -> None:
     out.num_valid += len(case.valid)
     out.num_invalid += len(case.invalid)
     begin = time.process_time()
@@ -83,10 +86,14 @@ def run_case(engine: Engine, case: Case, encode: Encode, vocabulary: Vocabulary,
     out.invalid_taken += wrong
     out.right += taken == len(case.valid) and not wrong
     if taken < len(case.valid) or wrong:
-        out.notes.append(f"{case.name}: {taken} of {len(case.valid)} valid taken, {wrong} invalid taken")
+        out.notes.append(
+            f"{case.name}: {taken} of {len(case.valid)} valid taken, {wrong} invalid taken"
+        )
 
 
-def timed_walk(walk: Walk, tokens: Sequence[int], vocabulary: Vocabulary, kind: str, out: Figures) -> bool:
+def timed_walk(
+    walk: Walk, tokens: Sequence[int], vocabulary: Vocabulary, kind: str, out: Figures
+) -> bool:
     walk.restart()
     text = b""
     for token in tokens:
@@ -119,7 +126,9 @@ def plain_walk(walk: Walk, tokens: Sequence[int]) -> bool:
 def run_case_in_child(
     engine: Engine, case: Case, encode: Encode, vocabulary: Vocabulary, out: Figures, limit: float
 ) -> None:
-    """The same in a forked process, killed after `limit` seconds: some engines hang, or take all memory."""
+    """The same in a forked process, killed after `limit` seconds: some engines hang, or take all
+    memory.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,5 @@
-"""Constraint engines side by side on one vocabulary: compile, first mask, uncached and warm masks, right or wrong.
+"""Constraint engines side by side on one vocabulary: compile, first mask, uncached and warm masks,
+right or wrong.
 
     python -m benchmarks.constraints                     our engine and every installed peer
     python -m benchmarks.constraints --engine lmprog --repeat 5
@@ -8,10 +9,11 @@
     python -m benchmarks.constraints --steps             forced tokens of our engine: how many, and are they canonical
     python -m benchmarks.constraints --suite FOLDER      the JSON-Schema-Test-Suite's draft2020-12 folder
 
-The vocabulary is the 131,072 tokens of tekken, from the `mistral-common` wheel. A walk asks for a mask before every
-token of a valid text; the first walk meets states for the first time ("uncached"), the second is "warm" (mask and
-advance together). Times are per call on one thread: processor time for compiling and uncached masks (the machine may
-be shared), wall clock for warm ones, which are shorter than the processor clock can tell.
+The vocabulary is the 131,072 tokens of tekken, from the `mistral-common` wheel. A walk asks for a
+mask before every token of a valid text; the first walk meets states for the first time
+("uncached"), the second is "warm" (mask and advance together). Times are per call on one thread:
+processor time for compiling and uncached masks (the machine may be shared), wall clock for warm
+ones, which are shorter than the processor clock can tell.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ from benchmarks.constraint_walks import (
     run_case,
     run_case_in_child,
 )
-from lmprog.runtime.fsm.compiler import compile_constraint
-from lmprog.runtime.fsm.constraint import JsonSchema, Regex
-from lmprog.runtime.fsm.explain import byte_vocabulary, example
-from lmprog.runtime.fsm.forced import forced_tokens
-from lmprog.runtime.fsm.token_bytes import vocabulary_of_tokenizer
-from lmprog.runtime.fsm.vocabulary import Vocabulary
+from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.constraint import JsonSchemaSpec, RegexSpec
+from lmprog.constraints.forced import forced_tokens
+from lmprog.constraints.inspect import byte_vocabulary, example
+from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
+from lmprog.constraints.vocabulary import Vocabulary
 
 TEKKEN = Path(mistral_common.__path__[0]) / "data" / "tekken_240911.json"
 
@@ -53,7 +55,9 @@ def report(name: str, figures: Figures, setup: float, megabytes: float) -> None:
     f = figures
     print(f"\n{name}: set-up {setup:.2f} s, {megabytes:.0f} MB more at the end")
     print(f"  compiled {f.compiled} of {len(CASES)}, fully right {f.right}, stopped {f.stopped}")
-    print(f"  valid taken {f.valid_taken} of {f.num_valid}, invalid taken {f.invalid_taken} of {f.num_invalid}")
+    print(
+        f"  valid taken {f.valid_taken} of {f.num_valid}, invalid taken {f.invalid_taken} of {f.num_invalid}"
+    )
     rows = {"first mask, compile included": f.first_mask, "uncached mask": f.uncached}
     rows |= {"  inside JSON strings": f.in_strings, "warm mask + advance": f.warm}
     for label, values in rows.items():
@@ -64,7 +68,9 @@ def report(name: str, figures: Figures, setup: float, megabytes: float) -> None:
         print(f"  - {note}")
 
 
-def compare(names: Sequence[str], repeat: int, limit: float | None, vocabulary: Vocabulary, encode: Encode) -> None:
+def compare(
+    names: Sequence[str], repeat: int, limit: float | None, vocabulary: Vocabulary, encode: Encode
+) -> None:
     for name in names:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin = time.perf_counter()
@@ -85,9 +91,22 @@ def compare(names: Sequence[str], repeat: int, limit: float | None, vocabulary: 
                 else:
                     run_case_in_child(engine, case, encode, vocabulary, figures, limit)
             del notes
-        for count in ("compiled", "right", "valid_taken", "num_valid", "invalid_taken", "num_invalid", "stopped"):
+        for count in (
+            "compiled",
+            "right",
+            "valid_taken",
+            "num_valid",
+            "invalid_taken",
+            "num_invalid",
+            "stopped",
+        ):
             setattr(figures, count, getattr(figures, count) // repeat)
-        report(name, figures, setup, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        report(
+            name,
+            figures,
+            setup,
+            (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        )
 
 
 def bombs(names: Sequence[str], vocabulary: Vocabulary) -> None:
@@ -117,11 +136,13 @@ def costly(names: Sequence[str], vocabulary: Vocabulary) -> None:
 
 
 def steps(vocabulary: Vocabulary, encode: Encode) -> None:
-    """Walks every valid text, and six random instances, appending forced tokens where there are some."""
+    """Walks every valid text, and six random instances, appending forced tokens where there are
+    some.
+    """
     stretches = strange = 0
     plain = byte_vocabulary()
     for case in CASES:
-        spec = Regex(case.source) if case.kind == "regex" else JsonSchema(case.source)
+        spec = RegexSpec(case.source) if case.kind == "regex" else JsonSchemaSpec(case.source)
         constraint, bare = compile_constraint(spec, vocabulary), compile_constraint(spec, plain)
         for i, text in enumerate([*case.valid, *(example(bare, plain, seed) for seed in range(6))]):
             tokens = list(encode(text))
@@ -139,7 +160,9 @@ def steps(vocabulary: Vocabulary, encode: Encode) -> None:
                     state = constraint.advance(state, token)
                 at += len(taken)
             if i == 0:
-                print(f"{case.name:14s} {len(tokens):4d} tokens, forward passes per token {passes / len(tokens):.2f}")
+                print(
+                    f"{case.name:14s} {len(tokens):4d} tokens, forward passes per token {passes / len(tokens):.2f}"
+                )
     print(f"{stretches} forced stretches, {strange} of them not the tokenizer's own")
 
 
@@ -154,7 +177,9 @@ def suite(names: Sequence[str], folder: Path, vocabulary: Vocabulary) -> None:
             try:
                 walk = engine.compile("schema", json.dumps(group["schema"]))
             except Refused as error:
-                if "nothing at all" in str(error):  # refused as unsatisfiable: right if no instance is valid
+                if "nothing at all" in str(
+                    error
+                ):  # refused as unsatisfiable: right if no instance is valid
                     compiled += 1
                     num_invalid += len(group["tests"])
                     refused += len(group["tests"])
@@ -179,9 +204,13 @@ def suite(names: Sequence[str], folder: Path, vocabulary: Vocabulary) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--engine", action="append", choices=list(ENGINES), help="repeatable; default: all")
+    parser.add_argument(
+        "--engine", action="append", choices=list(ENGINES), help="repeatable; default: all"
+    )
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--limit", type=float, help="seconds after which the process of a case is killed")
+    parser.add_argument(
+        "--limit", type=float, help="seconds after which the process of a case is killed"
+    )
     parser.add_argument("--bombs", action="store_true")
     parser.add_argument("--costly", action="store_true")
     parser.add_argument("--steps", action="store_true")

@@ -1,4 +1,6 @@
-"""A channel that is further away than it is: every message takes longer, each way, and is counted."""
+"""A channel that is further away than it is: every message takes longer, each way, and is
+counted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class DelayedChannel:
-    """`inner`, `round_trip` seconds further away. Messages keep their order; with 0 only the counting is added."""
+    """`inner`, `round_trip` seconds further away. Messages keep their order; with 0 only the
+    counting is added.
+    """
 
     def __init__(self, inner: ClientChannel, round_trip: float) -> None:
         self.sent = 0  # messages to the runtime
@@ -28,7 +32,9 @@ class DelayedChannel:
         self._outbox: list[tuple[float, int, Sequence[wire.Op]]] = []
         self._inbox: list[tuple[float, int, list[wire.Reply] | LmprogError]] = []
         self._closed = False
-        self._threads = [threading.Thread(target=body, daemon=True) for body in (self._carry_out, self._carry_in)]
+        self._threads = [
+            threading.Thread(target=body, daemon=True) for body in (self._carry_out, self._carry_in)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -51,7 +57,9 @@ class DelayedChannel:
                     return came
                 if now >= deadline:
                     return []
-                self._changed.wait(min(deadline, self._inbox[0][0] if self._inbox else deadline) - now)
+                self._changed.wait(
+                    min(deadline, self._inbox[0][0] if self._inbox else deadline) - now
+                )
 
     def close(self) -> None:
         with self._changed:
@@ -66,8 +74,12 @@ class DelayedChannel:
         """Body of the thread that sends what is due."""
         while True:
             with self._changed:
-                while not self._closed and not (self._outbox and self._outbox[0][0] <= time.monotonic()):
-                    self._changed.wait(self._outbox[0][0] - time.monotonic() if self._outbox else None)
+                while not self._closed and not (
+                    self._outbox and self._outbox[0][0] <= time.monotonic()
+                ):
+                    self._changed.wait(
+                        self._outbox[0][0] - time.monotonic() if self._outbox else None
+                    )
                 if self._closed:
                     return
                 ops = heapq.heappop(self._outbox)[2]

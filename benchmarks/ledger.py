@@ -1,8 +1,9 @@
 """What a run really asked for, token by token, and the least that any runtime must compute for it.
 
-`Tap` stands between a client and its channel and keeps every op and reply. `account` replays them: it builds every
-branch's tokens from the ops, by the rules of the wire, and counts distinct prefixes. The runtime's own counters are
-not used; its `Usage.prompt` is only compared with our count, so that a wrong replay is noticed.
+`Tap` stands between a client and its channel and keeps every op and reply. `account` replays them:
+it builds every branch's tokens from the ops, by the rules of the wire, and counts distinct
+prefixes. The runtime's own counters are not used; its `Usage.prompt` is only compared with our
+count, so that a wrong replay is noticed.
 
 Knows the wire and a tokenizer; knows no workload. Not for chat roles, stop strings or failed calls.
 """
@@ -15,14 +16,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lmprog import wire
-from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
 from lmprog.transport import ClientChannel
 
 
 class Tap:
     """A client channel that remembers what went through it.
 
-    It asks for no healing at seams: the account and the peers tokenise each prompt once, as it stands.
+    It asks for no healing at seams: the account and the peers tokenise each prompt once, as it
+    stands.
     """
 
     def __init__(self, channel: ClientChannel) -> None:
@@ -31,7 +33,10 @@ class Tap:
         self.replies: list[wire.Reply] = []
 
     def send(self, ops: Sequence[wire.Op]) -> None:
-        unhealed = [msgspec.structs.replace(op, heal=False) if isinstance(op, wire.Gen) else op for op in ops]
+        unhealed = [
+            msgspec.structs.replace(op, heal=False) if isinstance(op, wire.Generate) else op
+            for op in ops
+        ]
         self.ops += unhealed
         self._channel.send(unhealed)
 
@@ -50,7 +55,9 @@ class Account:
 
     calls: int
     prompt: int
-    """Prompt tokens, each call's counted whole; an option of a select counts as a prompt of its own."""
+    """Prompt tokens, each call's counted whole; an option of a select counts as a prompt of its
+    own.
+    """
     decoded: int
     """Generated tokens that must be computed: all but the last of each generation."""
     unique: int
@@ -58,9 +65,14 @@ class Account:
     longest: int
 
 
-def account(ops: Sequence[wire.Op], replies: Sequence[wire.Reply], tokenizer: HfTokenizer | ByteTokenizer) -> Account:
+def account(
+    ops: Sequence[wire.Op], replies: Sequence[wire.Reply], tokenizer: HfTokenizer | ByteTokenizer
+) -> Account:
     """The account of a run that went well and is over."""
-    replay = _Replay({reply.call: reply for reply in replies if isinstance(reply, wire.Done | wire.Chosen)}, tokenizer)
+    replay = _Replay(
+        {reply.call: reply for reply in replies if isinstance(reply, wire.CallDone | wire.Chosen)},
+        tokenizer,
+    )
     for op in ops:
         replay.take(op)
     return Account(
@@ -81,9 +93,13 @@ class _Branch:
 
 
 class _Replay:
-    """Goes through the ops in the order in which they were sent; all results are known beforehand."""
+    """Goes through the ops in the order in which they were sent; all results are known
+    beforehand.
+    """
 
-    def __init__(self, last: dict[int, wire.Done | wire.Chosen], tokenizer: HfTokenizer | ByteTokenizer) -> None:
+    def __init__(
+        self, last: dict[int, wire.CallDone | wire.Chosen], tokenizer: HfTokenizer | ByteTokenizer
+    ) -> None:
         self._last = last
         self._tokenizer = tokenizer
         self._branches: dict[int, _Branch] = {}
@@ -103,8 +119,10 @@ class _Replay:
             case wire.Fork(branch=number, children=children):
                 parent = self._branches[number]
                 for child in children:
-                    self._branches[child] = _Branch(parent.tokens[:], parent.pending, parent.text, len(parent.text))
-            case wire.Gen():
+                    self._branches[child] = _Branch(
+                        parent.tokens[:], parent.pending, parent.text, len(parent.text)
+                    )
+            case wire.Generate():
                 self._generated(self._branches[op.branch], op)
             case wire.Select():
                 self._selected(self._branches[op.branch], op)
@@ -114,7 +132,7 @@ class _Replay:
     def _spelled(self, pieces: Sequence[wire.Piece]) -> Iterator[str]:
         for piece in pieces:
             match piece:
-                case wire.Text(text=text):
+                case wire.TextPiece(text=text):
                     yield text
                 case wire.Ref(call=call, index=index):
                     yield self._texts[call][index]
@@ -131,12 +149,14 @@ class _Replay:
             return [*prefix, *encoded]
         return branch.tokens + encoded
 
-    def _generated(self, branch: _Branch, op: wire.Gen) -> None:
+    def _generated(self, branch: _Branch, op: wire.Generate) -> None:
         done = self._last[op.call]
-        assert isinstance(done, wire.Done), "a generation ends with Done"
+        assert isinstance(done, wire.CallDone), "a generation ends with Done"
         prompt = self._tokens(branch)
         if len(prompt) != done.usage.prompt:
-            raise ValueError(f"call {op.call}: the runtime saw {done.usage.prompt} prompt tokens, we {len(prompt)}")
+            raise ValueError(
+                f"call {op.call}: the runtime saw {done.usage.prompt} prompt tokens, we {len(prompt)}"
+            )
         self.calls += 1
         for output in done.outputs:
             self.prompt += len(prompt)

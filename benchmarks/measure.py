@@ -1,6 +1,7 @@
 """Runs one workload on a fresh lmprog runtime and writes down the work and the time.
 
-Knows how to start a runtime, read its counters and its processor time. Knows no workload and no table.
+Knows how to start a runtime, read its counters and its processor time. Knows no workload and no
+table.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 from benchmarks.ledger import Account, Tap, account
 from benchmarks.workloads.shape import Workload
 from lmprog import launch
-from lmprog.lang.backends.runtime import RuntimeBackend, describe, flush
-from lmprog.lang.program import function
-from lmprog.lang.state import Branch
-from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer
+from lmprog.backends.runtime_backend import RuntimeBackend, describe, flush
+from lmprog.lang.branches.branch_view import Branch
+from lmprog.lang.programs.program import function
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PROBE_MB = 16
@@ -39,7 +40,13 @@ class Measured:
         """Of two runs of the same work, the figures of the first with the better times of both."""
         if other is None:
             return self
-        return Measured(min(self.wall, other.wall), min(self.cpu, other.cpu), other.outputs, other.work, other.account)
+        return Measured(
+            min(self.wall, other.wall),
+            min(self.cpu, other.cpu),
+            other.outputs,
+            other.work,
+            other.account,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,14 @@ class Bench:
     def on_lmprog(self, workload: Workload, *, share: bool) -> Measured:
         """Runs `workload` on a runtime of its own, with the tree (`share`) or without."""
         memory = None if workload.memory is None else self._megabytes(workload.memory)
-        fields = {"dtype": "float32", "threads": self.threads, "share": share, "kv_memory_mb": memory, **self.options}
-        with launch.Runtime(self.model, **fields) as runtime:
+        fields = {
+            "dtype": "float32",
+            "threads": self.threads,
+            "share": share,
+            "kv_memory_mb": memory,
+            **self.options,
+        }
+        with launch.RuntimeProcess(self.model, **fields) as runtime:
             connection = runtime.connect("benchmark")
             tap = Tap(connection)
             with RuntimeBackend(tap, welcome=connection.info) as backend:
@@ -71,14 +84,18 @@ class Bench:
                 after = describe(backend)
                 booked = account(tap.ops[num_ops:], tap.replies, self.tokenizer)
         work = {
-            name: value if name.startswith("peak_") or name == "pages" else value - before.get(name, 0.0)
+            name: value
+            if name.startswith("peak_") or name == "pages"
+            else value - before.get(name, 0.0)
             for name, value in after.items()
         }
         return Measured(wall, cpu, outputs, work, booked)
 
     def _megabytes(self, tokens: int) -> int:
         """Key/value memory for so many tokens, rounded up."""
-        with launch.Runtime(self.model, threads=self.threads, dtype="float32", kv_memory_mb=_PROBE_MB) as runtime:
+        with launch.RuntimeProcess(
+            self.model, threads=self.threads, dtype="float32", kv_memory_mb=_PROBE_MB
+        ) as runtime:
             info = runtime.connect("probe")
             per_mb = info.info.num_pages * info.info.page_size / _PROBE_MB
             info.close()

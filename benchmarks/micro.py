@@ -1,7 +1,8 @@
 """What single operations cost, against the bars that the design sets: `python -m benchmarks.micro`.
 
-One function per section; each gives `Figure`s, and a bar where there is one. It knows how to time and to print, and
-nothing of workloads or peers. Times are medians of many repetitions; the collector of cyclic garbage stays on.
+One function per section; each gives `Figure`s, and a bar where there is one. It knows how to time
+and to print, and nothing of workloads or peers. Times are medians of many repetitions; the
+collector of cyclic garbage stays on.
 """
 
 from __future__ import annotations
@@ -63,11 +64,15 @@ def matching(repetitions: int) -> Iterator[Figure]:
             assert (found.length, tree.num_nodes) == (PROMPT_LEN, num_nodes)
             bar = MOST_MATCHING if page_size == 16 else None
             name = f"match {PROMPT_LEN:,} tokens, {num_nodes} nodes, page size {page_size}"
-            yield Figure("matching", name, median_us(partial(tree.match, prompt), repetitions), "us", bar)
+            yield Figure(
+                "matching", name, median_us(partial(tree.match, prompt), repetitions), "us", bar
+            )
             prompt[PROMPT_LEN - 5] = 0
             assert tree.match(prompt).length == PROMPT_LEN - 5
             name = f"... and the fifth from the end differs, {num_nodes} nodes"
-            yield Figure("matching", name, median_us(partial(tree.match, prompt), repetitions), "us", bar)
+            yield Figure(
+                "matching", name, median_us(partial(tree.match, prompt), repetitions), "us", bar
+            )
 
 
 def _path(tokens: array[int], num_nodes: int, page_size: int) -> RadixTree:
@@ -90,7 +95,9 @@ MOST_GROWTH = 1.5  # from the smallest tree to the largest
 
 
 class Grown:
-    """A tree of `num_nodes` nodes of one page in paths of `depth` that part at the root; it is kept at that size."""
+    """A tree of `num_nodes` nodes of one page in paths of `depth` that part at the root; it is kept
+    at that size.
+    """
 
     def __init__(self, num_nodes: int, depth: int) -> None:
         self.depth = depth
@@ -136,7 +143,8 @@ class Grown:
         return time.perf_counter_ns() - begin
 
     def insert(self) -> float:
-        """A new leaf at the end of a random path, or at the root if paths have one node; it is taken out again.
+        """A new leaf at the end of a random path, or at the root if paths have one node; it is
+        taken out again.
 
         As in earnest, it comes right after the match of the same path, which is not in the time.
         """
@@ -150,7 +158,9 @@ class Grown:
         return taken
 
     def evict(self) -> float:
-        """The oldest leaf goes; a new one comes for it. To be measured last: later picks might be gone."""
+        """The oldest leaf goes; a new one comes for it. To be measured last: later picks might be
+        gone.
+        """
         begin = time.perf_counter_ns()
         freed = self.tree.evict(1)
         taken = time.perf_counter_ns() - begin
@@ -176,8 +186,12 @@ def growing(repetitions: int) -> Iterator[Figure]:
             for size, value in costs.items():
                 yield Figure("growing", f"{name}, {shape}, {size:,} nodes", value, "us")
             growth = costs[SIZES[-1]] / costs[SIZES[0]]
-            bar = None if name == "match" else MOST_GROWTH  # a match has a bar of its own, in microseconds
-            yield Figure("growing", f"{name}, {shape}, {SIZES[-1]:,} : {SIZES[0]:,} nodes", growth, "x", bar)
+            bar = (
+                None if name == "match" else MOST_GROWTH
+            )  # a match has a bar of its own, in microseconds
+            yield Figure(
+                "growing", f"{name}, {shape}, {SIZES[-1]:,} : {SIZES[0]:,} nodes", growth, "x", bar
+            )
 
 
 # -- scheduling
@@ -189,7 +203,9 @@ def scheduling(repetitions: int) -> Iterator[Figure]:
     """What a step costs outside the model."""
     few = max(20, repetitions // 20)
     for policy, cost in policy_costs(few):
-        yield Figure("scheduling", f"{policy}, {WAITING:,} waiting: added to a step", cost, "ms", MOST_POLICY)
+        yield Figure(
+            "scheduling", f"{policy}, {WAITING:,} waiting: added to a step", cost, "ms", MOST_POLICY
+        )
     for rows, cost in decode_costs(few):
         yield Figure("scheduling", f"a step that decodes {rows} of 1,000 tokens", cost, "ms")
 
@@ -204,10 +220,17 @@ SECTIONS: dict[str, Callable[[int], Iterator[Figure]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.micro", description=__doc__)
     parser.add_argument(
-        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all if none is named"
+        "sections",
+        nargs="*",
+        metavar="SECTION",
+        help=f"of {', '.join(SECTIONS)}; all if none is named",
     )
-    parser.add_argument("--repetitions", type=int, default=2000, help="of each operation (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
+    parser.add_argument(
+        "--repetitions", type=int, default=2000, help="of each operation (default %(default)s)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON array instead of a table"
+    )
     options = parser.parse_args()
     unknown = sorted(set(options.sections) - set(SECTIONS))
     if unknown:
@@ -219,12 +242,18 @@ def main() -> int:
             if not options.json:
                 print(line(figure), flush=True)
     if options.json:
-        print(json.dumps([asdict(figure) | {"passes": figure.passes} for figure in figures], indent=1))
+        print(
+            json.dumps([asdict(figure) | {"passes": figure.passes} for figure in figures], indent=1)
+        )
     return 1 if any(figure.passes is False for figure in figures) else 0
 
 
 def line(figure: Figure) -> str:
-    verdict = {None: "", True: f"pass (<= {figure.bar:g})" if figure.bar else "", False: f"FAIL (> {figure.bar})"}
+    verdict = {
+        None: "",
+        True: f"pass (<= {figure.bar:g})" if figure.bar else "",
+        False: f"FAIL (> {figure.bar})",
+    }
     return f"{figure.section:10} {figure.name:52} {figure.value:9.2f} {figure.unit:3} {verdict[figure.passes]}"
 
 

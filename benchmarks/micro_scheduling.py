@@ -1,4 +1,5 @@
-"""What a step costs outside the model: planning while many lanes wait, and planning a full batch of decodes.
+"""What a step costs outside the model: planning while many sequences wait, and planning a full batch of
+decodes.
 
 Sections of `benchmarks.micro`.
 """
@@ -12,29 +13,29 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from lmprog.config import PolicyName, SchedulerConfig
-from lmprog.runtime.batch import build_batch
-from lmprog.runtime.generation import Generation, Settings
-from lmprog.runtime.masks import fill_masks
-from lmprog.runtime.picks import Picked, Sampled
-from lmprog.runtime.plan import Plan
-from lmprog.runtime.request import Call, Lane
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.wire import Sampling
+from lmprog.runtime.engine.batch import build_batch
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
+from lmprog.runtime.scheduling.logits_requests import fill_masks
+from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.wire import SamplingParams
 
 WAITING = 1000
 POLICIES: tuple[PolicyName, ...] = ("fcfs", "lpm", "dfs")
 
 
 def _submit(scheduler: Scheduler, prompt: list[int]) -> None:
-    call = Call(key=None, prompt_len=len(prompt))
-    settings = Settings(Sampling(temperature=0.0), 4000, (), len(prompt))
-    call.lanes.append(Lane(call, array("i", prompt), Generation(settings, 0)))
+    call = SequenceGroup(key=None, prompt_len=len(prompt))
+    settings = GenerationSettings(SamplingParams(temperature=0.0), 4000, (), len(prompt))
+    call.sequences.append(Sequence(call, array("i", prompt), Generation(settings, 0)))
     scheduler.submit(call)
 
 
 def _commit(scheduler: Scheduler, plan: Plan) -> None:
     wanted = fill_masks(plan)
-    scheduler.commit(plan, wanted, Sampled((Picked(1, 0.0),) * len(wanted.picks), ()))
+    scheduler.commit(plan, wanted, StepResults((SampleResult(1, 0.0),) * len(wanted.picks), ()))
 
 
 def _median_ms(action: Callable[[], None], repetitions: int) -> float:
@@ -47,7 +48,9 @@ def _median_ms(action: Callable[[], None], repetitions: int) -> float:
 
 
 def policy_costs(repetitions: int) -> Iterator[tuple[str, float]]:
-    """Milliseconds by which a plan grows when 1,000 lanes wait and none can be seated: (policy, ms)."""
+    """Milliseconds by which a plan grows when 1,000 sequences wait and none can be admitted: (policy,
+    ms).
+    """
     dice = random.Random(1)
     prefixes = [[dice.randrange(32_000) for _ in range(600)] for _ in range(10)]
     for policy in POLICIES:
@@ -65,13 +68,15 @@ def policy_costs(repetitions: int) -> Iterator[tuple[str, float]]:
 
 
 def decode_costs(repetitions: int) -> Iterator[tuple[str, float]]:
-    """Milliseconds for plan, batch, masks and commit of a step that decodes so many lanes: (rows, ms)."""
+    """Milliseconds for plan, batch, masks and commit of a step that decodes so many sequences: (rows,
+    ms).
+    """
     for rows in (1, 16, 64, 256):
         scheduler = Scheduler(SchedulerConfig(num_pages=40_000), 8192)
         dice = random.Random(2)
         for _ in range(rows):
             _submit(scheduler, dice.choices(range(32_000), k=1000))
-        while any(lane.remaining > 1 for lane in [*scheduler.seated, *scheduler.line]):
+        while any(sequence.remaining > 1 for sequence in [*scheduler.running, *scheduler.line]):
             _commit(scheduler, scheduler.plan())
 
         def step() -> None:

@@ -1,14 +1,16 @@
-"""Times whole programs, with the cache on, off, and on `transformers`: `python -m benchmarks.programs`.
+"""Times whole programs, with the cache on, off, and on `transformers`: `python -m
+benchmarks.programs`.
 
     python -m benchmarks.programs [--model FOLDER|nano|random:HxL|dummy:HxL] [--scale S] [--count C] [--only NAMES]
                                   [--cache on|off|both] [--peer transformers] [--threads N] [--repeat R]
                                   [--set FIELD=VALUE] [--json FILE] [--seed N]
 
-The shapes are those that prefix-sharing systems have been measured on; the texts are seeded random words of the right
-token counts, generations are greedy and of forced length. `--scale` multiplies all sizes in tokens, `--count` all
-numbers of programs, questions, events. Every run has a fresh runtime. Ratios of one run are worth something, seconds
-are not: they depend on the machine and on what else it does. `cpu` is processor time of all processes of a side, which
-other load disturbs less than the wall clock.
+The shapes are those that prefix-sharing systems have been measured on; the texts are seeded random
+words of the right token counts, generations are greedy and of forced length. `--scale` multiplies
+all sizes in tokens, `--count` all numbers of programs, questions, events. Every run has a fresh
+runtime. Ratios of one run are worth something, seconds are not: they depend on the machine and on
+what else it does. `cpu` is processor time of all processes of a side, which other load disturbs
+less than the wall clock.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from benchmarks.report import Line, as_json, time_table, work_table
 from benchmarks.workloads import ALL
 from benchmarks.workloads.shape import Workload
 from benchmarks.workloads.text import Pieces, Writer
-from lmprog.runtime.tokenizer import load_tokenizer
+from lmprog.runtime.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from benchmarks.peers.transformers import TransformersPeer
@@ -43,7 +45,9 @@ def main() -> int:
         peer = None
         if options.peer:
             if folder is None:
-                sys.exit("--peer needs a checkpoint with files; a dummy has none (random:256x6 is one)")
+                sys.exit(
+                    "--peer needs a checkpoint with files; a dummy has none (random:256x6 is one)"
+                )
             from benchmarks.peers.transformers import TransformersPeer, warm_up
 
             peer = TransformersPeer(folder, options.threads)
@@ -51,7 +55,9 @@ def main() -> int:
         pieces = Pieces(tokenizer)
         lines = []
         for kind in chosen(options.only):
-            workload = kind(Writer(pieces, f"{options.seed} {kind.name}", options.scale, options.count))
+            workload = kind(
+                Writer(pieces, f"{options.seed} {kind.name}", options.scale, options.count)
+            )
             lines.append(measure(bench, workload, peer, options.cache, options.repeat))
             print(f"{kind.name}: done", file=sys.stderr, flush=True)
     about = {
@@ -66,8 +72,12 @@ def main() -> int:
     return 0
 
 
-def measure(bench: Bench, workload: Workload, peer: TransformersPeer | None, cache: str, repeat: int) -> Line:
-    """Runs the workload `repeat` times on each side, taking turns, and keeps each side's best times."""
+def measure(
+    bench: Bench, workload: Workload, peer: TransformersPeer | None, cache: str, repeat: int
+) -> Line:
+    """Runs the workload `repeat` times on each side, taking turns, and keeps each side's best
+    times.
+    """
     on = off = other = None
     for _ in range(repeat):
         if cache != "off":
@@ -84,33 +94,59 @@ def _on_peer(workload: Workload, peer: TransformersPeer) -> Measured:
     cpu, wall = time.process_time(), time.perf_counter()
     outputs = workload.peer(peer)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    work = {"computed_tokens": float(peer.num_computed - computed), "steps": float(peer.num_forwards - forwards)}
+    work = {
+        "computed_tokens": float(peer.num_computed - computed),
+        "steps": float(peer.num_forwards - forwards),
+    }
     return Measured(wall, cpu, outputs, work)
 
 
 def chosen(names: str) -> list[type[Workload]]:
-    """The workloads whose names contain one of the comma-separated `names`; all where it is empty."""
+    """The workloads whose names contain one of the comma-separated `names`; all where it is
+    empty.
+    """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     found = [kind for kind in ALL if not wanted or any(name in kind.name for name in wanted)]
     if not found:
-        sys.exit(f"no workload is called {names!r}; there are {', '.join(kind.name for kind in ALL)}")
+        sys.exit(
+            f"no workload is called {names!r}; there are {', '.join(kind.name for kind in ALL)}"
+        )
     return found
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.programs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="nano", help="default %(default)s; random:256x6 makes a Llama")
-    parser.add_argument("--scale", type=float, default=0.25, help="of all sizes in tokens (default %(default)s)")
-    parser.add_argument("--count", type=float, default=0.1, help="of all numbers of things (default %(default)s)")
-    parser.add_argument("--only", default="", help="workloads whose names contain one of these, with commas between")
-    parser.add_argument("--cache", choices=("on", "off", "both"), default="both")
-    parser.add_argument("--peer", choices=("transformers",), help="also do the work with its generate")
-    parser.add_argument("--threads", type=int, default=1, help="of each side (default %(default)s)")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of each side; the best times count")
     parser.add_argument(
-        "--set", type=_field, action="append", default=[], metavar="FIELD=VALUE", help="of the runtime's configuration"
+        "--model", default="nano", help="default %(default)s; random:256x6 makes a Llama"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=0.25, help="of all sizes in tokens (default %(default)s)"
+    )
+    parser.add_argument(
+        "--count", type=float, default=0.1, help="of all numbers of things (default %(default)s)"
+    )
+    parser.add_argument(
+        "--only", default="", help="workloads whose names contain one of these, with commas between"
+    )
+    parser.add_argument("--cache", choices=("on", "off", "both"), default="both")
+    parser.add_argument(
+        "--peer", choices=("transformers",), help="also do the work with its generate"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of each side (default %(default)s)")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="runs of each side; the best times count"
+    )
+    parser.add_argument(
+        "--set",
+        type=_field,
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="of the runtime's configuration",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything here")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,6 @@
-"""Measured workloads as tables of text (Markdown) and as JSON. Knows measurements; starts nothing."""
+"""Measured workloads as tables of text (Markdown) and as JSON. Knows measurements; starts
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,16 @@ class Line:
     def hit_rate(self, computed: float) -> float:
         """The share of prompt tokens that need not be computed, where `computed` tokens are in all.
 
-        As the published figures have it, every call counts with its whole prompt. Generated tokens must be computed
-        and are taken out.
+        As the published figures have it, every call counts with its whole prompt. Generated tokens
+        must be computed and are taken out.
         """
         return 1.0 - max(0.0, computed - self.account.decoded) / self.account.prompt
 
 
 def work_table(lines: Sequence[Line]) -> str:
-    """What was computed, and the least that could be. Counts are those of the run with the cache on."""
+    """What was computed, and the least that could be. Counts are those of the run with the cache
+    on.
+    """
     head = "workload,calls,tokens unshared,lower bound,computed,computed (off),prefill,found,forced,generated,"
     head += "steps,steps (off),evicted,preempted,peak pages,hit rate,optimal"
     rows = []
@@ -53,7 +57,10 @@ def work_table(lines: Sequence[Line]) -> str:
                 f"{booked.unique:,}",
                 _count(on, "computed_tokens"),
                 _count(off, "computed_tokens"),
-                *(f"{work[name]:,.0f}" for name in ("prefill_tokens", "cached_tokens", "forced_tokens")),
+                *(
+                    f"{work[name]:,.0f}"
+                    for name in ("prefill_tokens", "cached_tokens", "forced_tokens")
+                ),
                 f"{work['generated_tokens']:,.0f}",
                 _count(on, "steps"),
                 _count(off, "steps"),
@@ -140,5 +147,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
         for row in [head, *rows]
     ]
-    rule = "|" + "|".join("-" * (width + 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths)) + "|"
+    rule = (
+        "|"
+        + "|".join("-" * (width + 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths))
+        + "|"
+    )
     return "\n".join([lines[0], rule, *lines[1:]])

@@ -1,11 +1,12 @@
-"""The HTTP server under load: closed loops, an open loop beyond what it can do, silent streams, and its own cost.
+"""The HTTP server under load: closed loops, an open loop beyond what it can do, silent streams, and
+its own cost.
 
     python -m benchmarks.server                 on nano, minutes
     python -m benchmarks.server --small         whether it runs at all, seconds
     python -m benchmarks.server --json FILE     the figures as JSON, too
 
-Clients are in this process; their cost counts against the server's, most of all on few cores. Knows scenarios and
-tables; `streams` are the clients, `speaker` is a runtime without a model.
+Clients are in this process; their cost counts against the server's, most of all on few cores. Knows
+scenarios and tables; `streams` are the clients, `speaker` is a runtime without a model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 from benchmarks.streams import Seen, closed_loop, open_loop, percentile, stream
 from lmprog import launch, wire
-from lmprog.lang.backends.runtime import RuntimeBackend
+from lmprog.backends.runtime_backend import RuntimeBackend
 
 PROMPT = "The sea is wide and the ships on it are small. " * 8
 CLIENTS = (1, 16, 64)
@@ -49,7 +50,9 @@ def main() -> None:
         for clients in CLIENTS:
             seen, seconds = asyncio.run(closed_loop(url, clients, each, body))
             figures[f"closed loop, {clients} clients"] = summary(seen, seconds, tokens)
-        figures["the gateway's own cost, 64 clients"] = cost(url, address, each, body, 1 if asked.small else ROUNDS)
+        figures["the gateway's own cost, 64 clients"] = cost(
+            url, address, each, body, 1 if asked.small else ROUNDS
+        )
         through = figures[f"closed loop, {CLIENTS[-1]} clients"]["tokens_per_second"]
         rate = 2 * through / tokens
         seen, seconds = asyncio.run(open_loop(url, rate, 2 if asked.small else 20, body))
@@ -58,7 +61,11 @@ def main() -> None:
     for name, found in figures.items():
         print(f"\n{name}")
         for key, value in found.items():
-            print(f"  {key:<26} {value:,.3f}" if isinstance(value, float) else f"  {key:<26} {value:,}")
+            print(
+                f"  {key:<26} {value:,.3f}"
+                if isinstance(value, float)
+                else f"  {key:<26} {value:,}"
+            )
     if asked.json:
         asked.json.write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -74,7 +81,11 @@ def summary(seen: Sequence[Seen], seconds: float, tokens: int) -> dict[str, Any]
         "failed": len(seen) - len(good) - len(refused),
         "tokens_per_second": len(good) * tokens / seconds,
     }
-    parts = {"first": [one.first for one in good], "between": between, "whole": [one.whole for one in good]}
+    parts = {
+        "first": [one.first for one in good],
+        "between": between,
+        "whole": [one.whole for one in good],
+    }
     if refused:
         parts["refusal"] = refused
     for name, values in parts.items():
@@ -84,8 +95,8 @@ def summary(seen: Sequence[Seen], seconds: float, tokens: int) -> dict[str, Any]
 
 
 def cost(url: str, address: str, each: int, body: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """The same work through the gateway and over the bare wire, in turns; the best of each, so that other work on the
-    machine counts least. Both read what they ask for in streams."""
+    """The same work through the gateway and over the bare wire, in turns; the best of each, so that
+    other work on the machine counts least. Both read what they ask for in streams."""
     clients, tokens = CLIENTS[-1], int(body["max_tokens"])
     through, bare = [], []
     for _ in range(rounds):
@@ -100,9 +111,11 @@ def cost(url: str, address: str, each: int, body: dict[str, Any], rounds: int) -
 
 
 def bare_wire(address: str, calls: int, each: int, body: dict[str, Any]) -> float:
-    """Tokens per second of the same work by one client of the wire, `calls` at once, streamed as well."""
+    """Tokens per second of the same work by one client of the wire, `calls` at once, streamed as
+    well.
+    """
     connection = launch.connect(address, client="benchmark")
-    sampling = wire.Sampling(temperature=0.0, max_tokens=body["max_tokens"], ignore_eos=True)
+    sampling = wire.SamplingParams(temperature=0.0, max_tokens=body["max_tokens"], ignore_eos=True)
     with RuntimeBackend(connection, welcome=connection.info) as backend:
         client, began = backend.client, time.perf_counter()
 
@@ -110,10 +123,13 @@ def bare_wire(address: str, calls: int, each: int, body: dict[str, Any]) -> floa
             for turn in range(each):
                 branch = client.number()
                 text = f"{body['prompt']} {1000 + number * each + turn}:"
-                client.post(wire.Open(branch), wire.Append(branch, (wire.Text(text),)))
-                call = client.call(wire.Gen(branch, client.number(), sampling, stream=True), lambda delta: None)
+                client.post(wire.Open(branch), wire.Append(branch, (wire.TextPiece(text),)))
+                call = client.call(
+                    wire.Generate(branch, client.number(), sampling, stream=True),
+                    lambda delta: None,
+                )
                 outcome = call.wait(600)
-                assert isinstance(outcome, wire.Done), outcome
+                assert isinstance(outcome, wire.CallDone), outcome
                 client.post(wire.Close(branch))
 
         threads = [threading.Thread(target=one, args=(number,)) for number in range(calls)]
@@ -125,18 +141,24 @@ def bare_wire(address: str, calls: int, each: int, body: dict[str, Any]) -> floa
 
 
 async def by_itself(silent: int, body: dict[str, Any], small: bool) -> dict[str, Any]:
-    """The gateway before a runtime that takes no time: most tokens, and what silent streams cost."""
+    """The gateway before a runtime that takes no time: most tokens, and what silent streams
+    cost.
+    """
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/socket"
-        with served(["-m", "benchmarks.speaker", "runtime", address]), gateway(address) as (url, pid):
+        with (
+            served(["-m", "benchmarks.speaker", "runtime", address]),
+            gateway(address) as (url, pid),
+        ):
             await closed_loop(url, 1, 2, body)
             seen, seconds = await closed_loop(url, 64, 2 if small else 10, body)
             figures["gateway alone, 64 clients"] = summary(seen, seconds, int(body["max_tokens"]))
             before = memory(pid)
             opened = [asyncio.Event() for _ in range(silent)]
             waiting = [
-                asyncio.create_task(stream(url, {**body, "prompt": "wait", "max_tokens": 4}, event)) for event in opened
+                asyncio.create_task(stream(url, {**body, "prompt": "wait", "max_tokens": 4}, event))
+                for event in opened
             ]
             await asyncio.gather(*(event.wait() for event in opened))
             seen, seconds = await closed_loop(url, 1, 5 if small else 50, body)

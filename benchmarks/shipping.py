@@ -1,12 +1,14 @@
-"""Programs shipped whole against the same programs op by op: messages and time, `python -m benchmarks.shipping`.
+"""Programs shipped whole against the same programs op by op: messages and time, `python -m
+benchmarks.shipping`.
 
     python -m benchmarks.shipping [--model NAME|FOLDER] [--latency MS,MS] [--tokens N] [--repeat R] [--only NAMES]
 
-Shipped whole, a program refers to results that are not there yet, and waits once, at its end. Op by op it waits for
-every result before it goes on, as a client must that puts prompts together itself. Both ask for the same calls, with
-forced lengths and greedy sampling, on one runtime whose cache is emptied before each run, and must give the same
-result. `--latency` (milliseconds for the way there and back) is added between client and runtime. The best of
-`--repeat` runs counts. Seconds depend on the machine; messages and the difference between latencies hardly do.
+Shipped whole, a program refers to results that are not there yet, and waits once, at its end. Op by
+op it waits for every result before it goes on, as a client must that puts prompts together itself.
+Both ask for the same calls, with forced lengths and greedy sampling, on one runtime whose cache is
+emptied before each run, and must give the same result. `--latency` (milliseconds for the way there
+and back) is added between client and runtime. The best of `--repeat` runs counts. Seconds depend on
+the machine; messages and the difference between latencies hardly do.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 import lmprog
 from benchmarks.delays import DelayedChannel
 from lmprog import launch
-from lmprog.lang.backends.runtime import RuntimeBackend
+from lmprog.backends.runtime_backend import RuntimeBackend
 
 STEPS = 8  # of the chain, and fields of the form
 BRANCHES = 4
@@ -70,7 +72,9 @@ async def tips(s: lmprog.Branch, whole: bool) -> str:
             branch.append(f"\n'{draft}', in other words: ")
             return await _said(branch.gen(), whole)
 
-        found = await asyncio.gather(*(improve(index, branch) for index, branch in enumerate(branches)))
+        found = await asyncio.gather(
+            *(improve(index, branch) for index, branch in enumerate(branches))
+        )
         s.append("".join(f"\n- {said}" for said in found) + "\nIn short: ")
         return await s.gen()
 
@@ -106,7 +110,9 @@ class Shipped:
     text: str
 
 
-def ship(backend: RuntimeBackend, channel: DelayedChannel, program: Any, whole: bool, tokens: int) -> Shipped:
+def ship(
+    backend: RuntimeBackend, channel: DelayedChannel, program: Any, whole: bool, tokens: int
+) -> Shipped:
     """One run, from its first op to its result, on an empty cache."""
     lmprog.flush_cache(backend)
     settled = program.using(backend=backend, temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -120,20 +126,30 @@ def ship(backend: RuntimeBackend, channel: DelayedChannel, program: Any, whole: 
     return Shipped(messages, seconds, run.value, run.text())
 
 
-def measured(backend: RuntimeBackend, channel: DelayedChannel, program: Any, tokens: int, repeat: int) -> list[Shipped]:
-    """The best run of each form, whole first, taking turns. Raises `ValueError` where they do not agree."""
+def measured(
+    backend: RuntimeBackend, channel: DelayedChannel, program: Any, tokens: int, repeat: int
+) -> list[Shipped]:
+    """The best run of each form, whole first, taking turns. Raises `ValueError` where they do not
+    agree.
+    """
     best: dict[bool, Shipped] = {}
     for _ in range(repeat):
         for whole in (True, False):
             one = ship(backend, channel, program, whole, tokens)
-            best[whole] = one if whole not in best or one.seconds < best[whole].seconds else best[whole]
+            best[whole] = (
+                one if whole not in best or one.seconds < best[whole].seconds else best[whole]
+            )
     together, single = best[True], best[False]
     if (together.result, together.text) != (single.result, single.text):
-        raise ValueError(f"{program}: shipped whole it gave {together.result!r}, op by op {single.result!r}")
+        raise ValueError(
+            f"{program}: shipped whole it gave {together.result!r}, op by op {single.result!r}"
+        )
     return [together, single]
 
 
-def lines(address: str, latencies: list[float], names: list[str], tokens: int, repeat: int) -> Iterator[str]:
+def lines(
+    address: str, latencies: list[float], names: list[str], tokens: int, repeat: int
+) -> Iterator[str]:
     """The table, line by line; `latencies` in milliseconds."""
     yield "| program | added latency | messages, whole | messages, op by op | ms, whole | ms, op by op | times |"
     yield "|-|-:|-:|-:|-:|-:|-:|"
@@ -151,9 +167,13 @@ def lines(address: str, latencies: list[float], names: list[str], tokens: int, r
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="nano")
-    parser.add_argument("--latency", default="0,20", help="milliseconds there and back, several with commas")
+    parser.add_argument(
+        "--latency", default="0,20", help="milliseconds there and back, several with commas"
+    )
     parser.add_argument("--tokens", type=int, default=8, help="of each generation")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", default=",".join(PROGRAMS))

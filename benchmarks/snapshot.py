@@ -1,8 +1,8 @@
 """What a picture of the runtime costs its loop: `python -m benchmarks.snapshot`.
 
-A tree of prompts that share stems of random length; the first look at it, and the smallest of several times for looking
-again and for encoding the answer. The loop stands still meanwhile, so the time must depend on what is shown and not on
-the tree.
+A tree of prompts that share stems of random length; the first look at it, and the smallest of
+several times for looking again and for encoding the answer. The loop stands still meanwhile, so the
+time must depend on what is shown and not on the tree.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import lmprog
 from lmprog import wire
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.runtime.snapshot import Onlooker
-from lmprog.runtime.tokenizer import load_tokenizer
+from lmprog.runtime.programs.snapshot import SnapshotBuilder
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.tokenizer import load_tokenizer
 
 REPETITIONS = 9
 PAGE_SIZE = 16
@@ -29,11 +29,15 @@ def grown(num_nodes: int, vocab_size: int) -> Scheduler:
     """A scheduler whose tree has that many nodes."""
     scheduler = Scheduler(SchedulerConfig(num_pages=40 * num_nodes, page_size=PAGE_SIZE), 4096)
     rng = random.Random(0)
-    stems = [[rng.randrange(vocab_size) for _ in range(rng.randrange(20, 200))] for _ in range(STEMS)]
+    stems = [
+        [rng.randrange(vocab_size) for _ in range(rng.randrange(20, 200))] for _ in range(STEMS)
+    ]
     tree = scheduler.tree
     while tree.num_nodes < num_nodes:
         stem = rng.choice(stems)[: rng.randrange(10, 200)]
-        tokens = array("i", stem + [rng.randrange(vocab_size) for _ in range(rng.randrange(5, 120))])
+        tokens = array(
+            "i", stem + [rng.randrange(vocab_size) for _ in range(rng.randrange(5, 120))]
+        )
         table = tree.match(tokens).pages
         fresh = scheduler.pages.take(-(-len(tokens) // PAGE_SIZE) - len(table))
         assert fresh is not None
@@ -43,7 +47,9 @@ def grown(num_nodes: int, vocab_size: int) -> Scheduler:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[2_500, 50_000], help="sizes of the tree")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=[2_500, 50_000], help="sizes of the tree"
+    )
     asked = parser.parse_args()
     tokenizer = load_tokenizer(Path(lmprog.__file__).parent / "nano")
     print("| nodes in the tree | shown | text | first, ms | again, ms | encode, ms | bytes |")
@@ -52,11 +58,11 @@ def main() -> None:
         scheduler = grown(num_nodes, tokenizer.vocab_size)
         for shown in (400, 1000, 2000):
             for with_text in (False, True):
-                onlooker = Onlooker(scheduler, tokenizer, b"a key of this benchmark")
+                onlooker = SnapshotBuilder(scheduler, tokenizer, b"a key of this benchmark")
                 print(_line(onlooker, scheduler.tree.num_nodes, wire.Inspect(1, shown, with_text)))
 
 
-def _line(onlooker: Onlooker, num_nodes: int, op: wire.Inspect) -> str:
+def _line(onlooker: SnapshotBuilder, num_nodes: int, op: wire.Inspect) -> str:
     looks, encodes, frame = [], [], b""
     for _ in range(REPETITIONS):
         start = time.perf_counter()

@@ -3,9 +3,9 @@
     python -m benchmarks.speaker runtime ipc:///tmp/x/socket [SECONDS]
     python -m benchmarks.speaker gateway ipc:///tmp/x/socket
 
-The runtime speaks the wire and computes nothing: in each step, which takes SECONDS (default: none), every generation
-gets one token; one whose prompt begins with `wait` gets none. Both print one line of JSON when they serve, and end when
-their input is closed.
+The runtime speaks the wire and computes nothing: in each step, which takes SECONDS (default: none),
+every generation gets one token; one whose prompt begins with `wait` gets none. Both print one line
+of JSON when they serve, and end when their input is closed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from lmprog import launch, wire
 from lmprog.launch import Connection
-from lmprog.server.run import HttpServer, bind, run, serve, url_of
-from lmprog.server.settings import Settings
+from lmprog.server.http.http_server import HttpServer, bind, run, serve, url_of
+from lmprog.server.options.server_settings import ServerSettings
 from lmprog.transport import ClientId, Gone, ZmqRuntimeChannel
 
 WORD = "word "
@@ -33,7 +33,7 @@ class Speaker:
         self._channel = ZmqRuntimeChannel(address)
         self._pace = pace
         self._silent: set[tuple[ClientId, int]] = set()
-        self._running: dict[tuple[ClientId, int], tuple[wire.Gen, int]] = {}
+        self._running: dict[tuple[ClientId, int], tuple[wire.Generate, int]] = {}
         self._ended = threading.Event()
 
     def serve(self) -> None:
@@ -53,10 +53,17 @@ class Speaker:
     def _take(self, client: ClientId, op: wire.Op | Gone) -> list[tuple[ClientId, wire.Reply]]:
         match op:
             case wire.Hello():
-                return [(client, wire.Welcome(wire.PROTOCOL_VERSION, "speaker", CONTEXT, 1000, 16, 1, 0))]
-            case wire.Append(branch=branch, pieces=(wire.Text(text=text), *_)) if text.startswith("wait"):
+                return [
+                    (
+                        client,
+                        wire.Welcome(wire.PROTOCOL_VERSION, "speaker", CONTEXT, 1000, 16, 1, 0),
+                    )
+                ]
+            case wire.Append(branch=branch, pieces=(wire.TextPiece(text=text), *_)) if (
+                text.startswith("wait")
+            ):
                 self._silent.add((client, branch))
-            case wire.Gen() if (client, op.branch) not in self._silent:
+            case wire.Generate() if (client, op.branch) not in self._silent:
                 self._running[client, op.branch] = (op, 0)
             case wire.Close(branch=branch):
                 self._silent.discard((client, branch))
@@ -76,7 +83,9 @@ class Speaker:
                 continue
             del self._running[place]
             output = wire.Output(WORD * most, (1,) * most, "length")
-            replies.append((client, wire.Done(gen.call, (output,), wire.Usage(prompt=1, generated=most))))
+            replies.append(
+                (client, wire.CallDone(gen.call, (output,), wire.Usage(prompt=1, generated=most)))
+            )
         return replies
 
 
@@ -98,7 +107,7 @@ def main() -> None:
         _at_end(speaker.end)
         speaker.serve()
         return
-    settings = Settings(port=0, max_running=4096, max_waiting=4096, first_reply_wait=0.05)
+    settings = ServerSettings(port=0, max_running=4096, max_waiting=4096, first_reply_wait=0.05)
     bound = bind(settings)
 
     def ready(server: HttpServer) -> None:

@@ -89,8 +89,12 @@ async def stream(url: str, body: dict[str, Any], opened: asyncio.Event | None = 
     return reading.seen
 
 
-async def closed_loop(url: str, clients: int, each: int, body: dict[str, Any]) -> tuple[list[Seen], float]:
-    """`clients` ask `each` times, one request after the other; what they saw, and the seconds for all."""
+async def closed_loop(
+    url: str, clients: int, each: int, body: dict[str, Any]
+) -> tuple[list[Seen], float]:
+    """`clients` ask `each` times, one request after the other; what they saw, and the seconds for
+    all.
+    """
     began = time.perf_counter()
 
     async def client(number: int) -> list[Seen]:
@@ -100,7 +104,9 @@ async def closed_loop(url: str, clients: int, each: int, body: dict[str, Any]) -
     return [seen for one in found for seen in one], time.perf_counter() - began
 
 
-async def open_loop(url: str, rate: float, seconds: float, body: dict[str, Any]) -> tuple[list[Seen], float]:
+async def open_loop(
+    url: str, rate: float, seconds: float, body: dict[str, Any]
+) -> tuple[list[Seen], float]:
     """A request every `1 / rate` seconds, whether earlier ones have ended or not."""
     began = time.perf_counter()
     tasks: list[asyncio.Task[Seen]] = []

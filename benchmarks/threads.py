@@ -1,7 +1,8 @@
-"""What threads gain and lose: `python -m benchmarks.threads`, with `--busy` beside a process that takes one core.
+"""What threads gain and lose: `python -m benchmarks.threads`, with `--busy` beside a process that
+takes one core.
 
-Tokens per second of 1, 16 and 64 generations at once over the wire, with one thread, with all, and with the runtime's
-own choice. Knows runtimes as processes only.
+Tokens per second of 1, 16 and 64 generations at once over the wire, with one thread, with all, and
+with the runtime's own choice. Knows runtimes as processes only.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 
 from benchmarks.checkpoints import checkpoint
 from benchmarks.server import PROMPT, bare_wire
-from lmprog.launch import Runtime
-from lmprog.runtime.engine import default_threads
+from lmprog.launch import RuntimeProcess
+from lmprog.runtime.engine.engine import default_threads
 
 CLIENTS = (1, 16, 64)
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 32, "ignore_eos": True, "temperature": 0}
@@ -41,7 +42,7 @@ def neighbour(busy: bool) -> Iterator[None]:
 
 def measured(model: str, threads: int | None, rounds: int) -> list[float]:
     """Tokens per second for each number of clients, the median of the rounds."""
-    with Runtime(model, threads=threads) as runtime:
+    with RuntimeProcess(model, threads=threads) as runtime:
         bare_wire(runtime.address, 1, 1, BODY)
         return [
             statistics.median(bare_wire(runtime.address, clients, 2, BODY) for _ in range(rounds))
@@ -63,7 +64,10 @@ def main() -> None:
             for threads in (1, default_threads(), None):
                 speeds = measured(model, threads, given.rounds)
                 print(
-                    f"| {name} | {threads or 'chosen'} | " + " | ".join(f"{s:,.0f}" for s in speeds) + " |", flush=True
+                    f"| {name} | {threads or 'chosen'} | "
+                    + " | ".join(f"{s:,.0f}" for s in speeds)
+                    + " |",
+                    flush=True,
                 )
 
 

@@ -1,4 +1,5 @@
-"""Programs as coroutines: many on one event loop, a deadline, a race whose loser is cancelled in the runtime, too.
+"""Programs as coroutines: many on one event loop, a deadline, a race whose loser is cancelled in
+the runtime, too.
 
 python examples/async_programs.py [--model NAME_OR_FOLDER]
 lmprog run examples/async_programs.py::ask --arg question="Who is a baker?"
@@ -13,7 +14,12 @@ import lmprog
 from lmprog.errors import DeadlineExceeded
 
 FACTS = "Mia lives in Oslo. Ben is a baker. Mia has a dog. Ben is 45 years old.\n"
-QUESTIONS = ("Where does Mia live?", "What is Ben's job?", "How old is Ben?", "What animal does Mia have?")
+QUESTIONS = (
+    "Where does Mia live?",
+    "What is Ben's job?",
+    "How old is Ben?",
+    "What animal does Mia have?",
+)
 
 
 @lmprog.function

@@ -1,4 +1,5 @@
-"""Constraints: a text becomes an object of a Python type, or fits a JSON schema; it cannot come out in another form.
+"""Constraints: a text becomes an object of a Python type, or fits a JSON schema; it cannot come out
+in another form.
 
 python examples/extract_json.py [--model NAME_OR_FOLDER]
 lmprog run examples/extract_json.py::person --arg text="Ben is 45 years old. Ben lives in Lima."
@@ -35,7 +36,9 @@ class Person:
 @lmprog.function
 async def person(s: lmprog.Branch, text: str = TEXT) -> Person:
     s.append(f"Text: {text}\nExtract name, age, town, hobbies, mood as JSON.\nJSON: ")
-    return await s.gen(Person, max_tokens=96, temperature=0)  # confined to the type, and a value of it
+    return await s.gen(
+        Person, max_tokens=96, temperature=0
+    )  # confined to the type, and a value of it
 
 
 @lmprog.function

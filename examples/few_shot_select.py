@@ -1,4 +1,5 @@
-"""Labels by likelihood: `select` scores every option in one step, and the examples in the prompt are computed once.
+"""Labels by likelihood: `select` scores every option in one step, and the examples in the prompt
+are computed once.
 
 python examples/few_shot_select.py [--model NAME_OR_FOLDER]
 lmprog run examples/few_shot_select.py::label --arg review="What a lovely hotel!"
@@ -31,7 +32,9 @@ async def label(s: lmprog.Branch, review: str = REVIEWS[0]) -> lmprog.Selected:
     for text, sentiment in SHOWN:
         s.append(f"Review: {text}\nSentiment: {sentiment}\n\n")
     s.append(f"Review: {review}\nSentiment:")
-    return await s.select(" positive", " negative")  # a str that also knows .scores and .probabilities
+    return await s.select(
+        " positive", " negative"
+    )  # a str that also knows .scores and .probabilities
 
 
 def main() -> None:

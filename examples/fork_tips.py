@@ -28,7 +28,9 @@ async def fork_tips(s: lmprog.Branch, topic: str = "saving money", number: int =
         s.append(f"{index}.")
         short.append(s.gen(stop="\n", max_tokens=16, temperature=0))
         s.append("\n")
-    async with s.fork(number, temperature=0) as branches:  # copies of a cursor; leaving the block frees them
+    async with s.fork(
+        number, temperature=0
+    ) as branches:  # copies of a cursor; leaving the block frees them
         branches += [f"\nTip:{tip}\nExpand:" for tip in short]
         long = await branches.map(lambda branch: branch.gen(stop="\n", max_tokens=48))
     return [Tip((await tip).strip(), text.strip()) for tip, text in zip(short, long, strict=True)]

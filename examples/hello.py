@@ -13,7 +13,9 @@ import lmprog
 
 @lmprog.function
 def hello(s: lmprog.Branch, question: str = "Where does Mia live?") -> str:
-    s.append("Mia lives in Oslo. Mia has a dog. Mia is 31 years old.\n")  # nothing is added to what you append
+    s.append(
+        "Mia lives in Oslo. Mia has a dog. Mia is 31 years old.\n"
+    )  # nothing is added to what you append
     s.append(f"Q: {question}\nA:")
     answer = s.gen(stop="\n", max_tokens=16, temperature=0)  # asks, and does not wait
     return answer.value.strip()  # this waits
@@ -27,7 +29,9 @@ def main() -> None:
 
     again = hello.run("How old is Mia?")  # the text up to the question is in the tree now
     print(f"\nvalue: {again.value!r}")
-    print(f"work:  {again.usage.prompt} prompt tokens, {again.usage.cached} of them found in the tree")
+    print(
+        f"work:  {again.usage.prompt} prompt tokens, {again.usage.cached} of them found in the tree"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A judge: which of two answers is better? It reasons, then chooses, in both orders at once, so that no place is liked.
+"""A judge: which of two answers is better? It reasons, then chooses, in both orders at once, so
+that no place is liked.
 
 python examples/judge.py [--model NAME_OR_FOLDER]
 lmprog run examples/judge.py::judge --arg question="What is 3 + 4?" --arg first=7 --arg second=9
@@ -31,7 +32,9 @@ class Verdict:
 
 
 @lmprog.function
-async def judge(s: lmprog.Branch, question: str = PAIRS[0][0], first: str = "5", second: str = "4") -> Verdict:
+async def judge(
+    s: lmprog.Branch, question: str = PAIRS[0][0], first: str = "5", second: str = "4"
+) -> Verdict:
     s.append(f"Question: {question}\n")
     async with s.fork(2) as orders:
         orders += [
@@ -51,7 +54,9 @@ def main() -> None:
     for (question, first, second), run in zip(PAIRS, runs, strict=True):
         verdict = run.value
         print(f"{question}\n  1. {first}\n  2. {second}")
-        print(f"  {verdict.reason}\n  better: {1 if verdict.better == first else 2} ({verdict.sure:.0%})\n")
+        print(
+            f"  {verdict.reason}\n  better: {1 if verdict.better == first else 2} ({verdict.sure:.0%})\n"
+        )
     print(f"{sum(run.usage.cached for run in runs)} prompt tokens found in the tree")
 
 

@@ -1,4 +1,5 @@
-"""Chat: turns in the checkpoint's own template. Every turn goes on where the last one stopped; nothing is sent again.
+"""Chat: turns in the checkpoint's own template. Every turn goes on where the last one stopped;
+nothing is sent again.
 
 python examples/multi_turn_chat.py [--model NAME_OR_FOLDER]
 lmprog run examples/multi_turn_chat.py::chat --arg turns='["My name is Mia.", "What is my name?"]'
@@ -11,11 +12,19 @@ from collections.abc import Sequence
 
 import lmprog
 
-TURNS = ("Hello!", "My name is Mia.", "My favorite color is red.", "What is my name?", "What is my favorite color?")
+TURNS = (
+    "Hello!",
+    "My name is Mia.",
+    "My favorite color is red.",
+    "What is my name?",
+    "What is my favorite color?",
+)
 
 
 @lmprog.function
-def chat(s: lmprog.Branch, turns: Sequence[str] = TURNS, system: str = "You are a helpful assistant.") -> list[str]:
+def chat(
+    s: lmprog.Branch, turns: Sequence[str] = TURNS, system: str = "You are a helpful assistant."
+) -> list[str]:
     s.system(system)
     answers = []
     for turn in turns:
@@ -30,7 +39,9 @@ def main() -> None:
     for message in run.messages():
         print(f"{message['role']:>9}: {message['content']}")
     usage = run.usage
-    print(f"\n{usage.prompt} prompt tokens in {len(TURNS)} calls, {usage.cached} of them found in the tree")
+    print(
+        f"\n{usage.prompt} prompt tokens in {len(TURNS)} calls, {usage.cached} of them found in the tree"
+    )
 
 
 if __name__ == "__main__":

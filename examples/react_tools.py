@@ -34,7 +34,11 @@ class Step:
 
 def calc(expression: str) -> str:
     parts = re.fullmatch(r" *(\d{1,9}) *([+*-]) *(\d{1,9}) *", expression)
-    return str(OPERATORS[parts[2]](int(parts[1]), int(parts[3]))) if parts else "This cannot be computed."
+    return (
+        str(OPERATORS[parts[2]](int(parts[1]), int(parts[3])))
+        if parts
+        else "This cannot be computed."
+    )
 
 
 def lookup(name: str) -> str:
@@ -45,7 +49,9 @@ TOOLS: dict[str, Callable[[str], str]] = {"lookup": lookup, "calc": calc, "finis
 
 
 @lmprog.function
-def react(s: lmprog.Branch, question: str = "Where does the friend of Mia live?", most: int = 4) -> list[Step]:
+def react(
+    s: lmprog.Branch, question: str = "Where does the friend of Mia live?", most: int = 4
+) -> list[Step]:
     s = s.with_(temperature=0)  # the same branch, with settings for what is asked through this view
     steps = []
     s.append(f"Question: {question}\n")
@@ -67,7 +73,9 @@ def main() -> None:
     run = react.run()
     print(run.text())
     usage = run.usage
-    print(f"\n{2 * len(run.value)} calls, {usage.prompt} prompt tokens, {usage.cached} of them found in the tree")
+    print(
+        f"\n{2 * len(run.value)} calls, {usage.prompt} prompt tokens, {usage.cached} of them found in the tree"
+    )
 
 
 if __name__ == "__main__":

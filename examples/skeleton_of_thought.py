@@ -1,6 +1,8 @@
-"""Skeleton of thought: first the points, then all points expanded at once, then one text. In the operator spelling.
+"""Skeleton of thought: first the points, then all points expanded at once, then one text. In the
+operator spelling.
 
-This is the spelling that SGLang's frontend has: `s += ...`, `s["name"]`, `forks += ...`, `forks.join()`.
+This is the spelling that SGLang's frontend has: `s += ...`, `s["name"]`, `forks += ...`,
+`forks.join()`.
 
     python examples/skeleton_of_thought.py [--model NAME_OR_FOLDER]
     lmprog run examples/skeleton_of_thought.py::answer --arg topic="better sleep"

@@ -1,4 +1,5 @@
-"""Streaming: the events of a run while it goes on: text as it comes, values when they are there, the end.
+"""Streaming: the events of a run while it goes on: text as it comes, values when they are there,
+the end.
 
 python examples/streaming.py [--model NAME_OR_FOLDER]
 lmprog run examples/streaming.py::story --arg name=Ben --arg town=Lima
@@ -14,7 +15,9 @@ import lmprog
 
 @lmprog.function
 async def story(s: lmprog.Branch, name: str = "Mia", town: str = "Oslo") -> str:
-    s.append(f"Story: {name} found an old map in the tower of {town}. Ben knew how to read it.\nEnding:")
+    s.append(
+        f"Story: {name} found an old map in the tower of {town}. Ben knew how to read it.\nEnding:"
+    )
     ending = s.gen(name="ending", stop="\n", max_tokens=48)
     s.append("\nReview: I loved it.\nIs this review positive, negative or neutral?\nSentiment:")
     await s.select(" positive", " negative", " neutral", name="mood")

@@ -1,6 +1,8 @@
-"""Tree of thought: propose several next steps, let the model judge each, go on from the best few, drop the others.
+"""Tree of thought: propose several next steps, let the model judge each, go on from the best few,
+drop the others.
 
-A thought is a branch. A dropped one costs nothing but what it said; the question is never computed again.
+A thought is a branch. A dropped one costs nothing but what it said; the question is never computed
+again.
 
     python examples/tree_of_thought.py [--model NAME_OR_FOLDER]
     lmprog run examples/tree_of_thought.py::solve --arg width=1
@@ -14,7 +16,9 @@ from dataclasses import dataclass
 import lmprog
 
 QUESTION = "Tom has 12 lamps. Tom buys 7 more. Tom gives away 4. How many lamps does Tom have now?"
-STEP = r" \d{1,2} [+-] \d{1,2} = \d{1,3}\n"  # it ends where the line ends, as the model has learned it
+STEP = (
+    r" \d{1,2} [+-] \d{1,2} = \d{1,3}\n"  # it ends where the line ends, as the model has learned it
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ async def next_steps(thought: Thought, number: int, proposals: int) -> list[Thou
     async def propose(branch: lmprog.Branch) -> Thought:
         branch.append(f"Step {number}:")
         step = (await branch.gen(regex=STEP, max_tokens=24)).strip()
-        sure = await is_right.arun(step)  # a program inside a program: same runtime, a branch of its own
+        sure = await is_right.arun(
+            step
+        )  # a program inside a program: same runtime, a branch of its own
         return Thought((*thought.steps, step), thought.score * sure.value, branch)
 
     return await thought.branch.fork(proposals, temperature=0.8).map(propose)
@@ -65,7 +71,9 @@ def main() -> None:
     for thought in best:
         print(f"{thought.score:6.3f}  {'; '.join(thought.steps)}")
     print(f"answer: {answer}")
-    print(f"\n{run.usage.prompt} prompt tokens in all calls, {run.usage.cached} of them found in the tree")
+    print(
+        f"\n{run.usage.prompt} prompt tokens in all calls, {run.usage.cached} of them found in the tree"
+    )
 
 
 if __name__ == "__main__":

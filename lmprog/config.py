@@ -18,7 +18,9 @@ class SchedulerConfig:
 
     page_size: int = 16
     num_pages: int = 0
-    """Pages of key/value memory; 0: as many as `RuntimeConfig.kv_memory_mb`, or the machine's memory, allows."""
+    """Pages of key/value memory; 0: as many as `RuntimeConfig.kv_memory_mb`, or the machine's
+    memory, allows.
+    """
     token_budget: int = 2048
     """Most tokens computed in one step, over all rows."""
     max_rows: int = 256
@@ -27,17 +29,21 @@ class SchedulerConfig:
     """Most tokens of one row in one step; 0: only the budget limits it."""
     policy: PolicyName = "lpm"
     ageing: int = 4
-    """lpm: tokens of cached prefix that one step of waiting is worth, so that waiting is bounded: a call is overtaken
-    only by calls that came at most context / ageing steps after it."""
+    """lpm: tokens of cached prefix that one step of waiting is worth, so that waiting is bounded: a
+    call is overtaken only by calls that came at most context / ageing steps after it."""
     share: bool = True
-    """False switches the tree off (nothing is matched or kept): the plain twin that the cache is tested against."""
+    """False switches the tree off (nothing is matched or kept): the plain twin that the cache is
+    tested against.
+    """
     max_waiting: int = 16_384
     """Calls waiting beyond which a new one is refused as `Overloaded`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """How `lmprog.Runtime` and `lmprog serve` start a runtime. `None` means: decided from model and machine."""
+    """How `lmprog.Runtime` and `lmprog serve` start a runtime. `None` means: decided from model and
+    machine.
+    """
 
     model: str = "nano"
     dtype: DtypeName | None = None
@@ -47,5 +53,7 @@ class RuntimeConfig:
     context_len: int | None = None
     kv_memory_mb: int | None = None
     public_prefix: tuple[str, ...] = ()
-    """Files of texts and first messages that caches of different keys share; what follows them is each key's own."""
+    """Files of texts and first messages that caches of different keys share; what follows them is
+    each key's own.
+    """
     scheduler: SchedulerConfig = SchedulerConfig()

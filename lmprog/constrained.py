@@ -1,7 +1,8 @@
-"""A constraint by itself, without a model: what it accepts, what it forces, what it allows next, how it looks.
+"""A constraint by itself, without a model: what it accepts, what it forces, what it allows next,
+how it looks.
 
-`lmprog.constraint(...)` takes what `gen` takes and gives what the runtime would compile of it, over single bytes. Knows
-automata and vocabularies; knows no runtime process and no torch.
+`lmprog.constraint(...)` takes what `gen` takes and gives what the runtime would compile of it, over
+single bytes. Knows automata and vocabularies; knows no runtime process and no torch.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from lmprog import wire
+from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.constraint import Constraint, Spec
+from lmprog.constraints.diagram import to_svg
+from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
+from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import InvalidParameter, UnsupportedSchema
-from lmprog.lang import typed
-from lmprog.runtime.constraints import spec_of, vocabulary_of
-from lmprog.runtime.fsm.compiler import compile_constraint
-from lmprog.runtime.fsm.constraint import Constraint, Spec
-from lmprog.runtime.fsm.picture import to_svg
-from lmprog.runtime.fsm.token_bytes import vocabulary_of_tokenizer
-from lmprog.runtime.fsm.vocabulary import Vocabulary
+from lmprog.lang.ops import typed
+from lmprog.runtime.programs.call_constraints import spec_of, vocabulary_of
 
 EXAMPLE_BYTES = 160
-"""An example is drawn to its end within so many bytes, or within the fewest that any instance needs."""
+"""An example is drawn to its end within so many bytes, or within the fewest that any instance
+needs.
+"""
 _EOS = 256
 _STOP_AT = 0.5
 """Probability with which an example ends where it may."""
@@ -44,16 +47,22 @@ class Constrained:
         self._spec: Spec = spec_of(asked)
         self._constraint = compile_constraint(self._spec, _bytes())
         self._over_tokens: dict[object, tuple[Constraint, int, object]] = {}
-        """The constraint over a tokenizer's tokens, how many there are, and the tokenizer, so that its id stays its."""
+        """The constraint over a tokenizer's tokens, how many there are, and the tokenizer, so that
+        its id stays its.
+        """
 
     @property
     def engine(self) -> str:
-        """ "lmprog", or "llguidance" for grammars that are left to it (docs/constraints.md says which)."""
+        """ "lmprog", or "llguidance" for grammars that are left to it (docs/constraints.md says
+        which).
+        """
         return self._constraint.engine
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is a whole instance."""
-        state = self._constraint.advance_bytes(self._constraint.start, text.encode(errors="surrogatepass"))
+        state = self._constraint.advance_bytes(
+            self._constraint.start, text.encode(errors="surrogatepass")
+        )
         return state is not None and self._constraint.is_final(state)
 
     def example(self, seed: int = 0) -> str:
@@ -72,7 +81,9 @@ class Constrained:
         return text.decode()
 
     def forced_share(self, num_examples: int = 20) -> float:
-        """The fraction of an instance's bytes that the constraint leaves no choice about, over examples."""
+        """The fraction of an instance's bytes that the constraint leaves no choice about, over
+        examples.
+        """
         constraint, num_forced, num_bytes = self._constraint, 0, 0
         for seed in range(num_examples):
             text, state, at = self.example(seed).encode(), constraint.start, 0
@@ -86,10 +97,11 @@ class Constrained:
         return num_forced / num_bytes if num_bytes else 0.0
 
     def mask(self, prefix_tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
-        """The tokens allowed after `prefix_tokens`, ascending, the end of the text included where it may end.
+        """The tokens allowed after `prefix_tokens`, ascending, the end of the text included where
+        it may end.
 
-        `tokenizer` is one of `lmprog.runtime.tokenizer`, a `tokenizers.Tokenizer`, or the path of a tokenizer's file.
-        Raises ValueError where the prefix is not allowed itself.
+        `tokenizer` is one of `lmprog.runtime.text.tokenizer`, a `tokenizers.Tokenizer`, or the path
+        of a tokenizer's file. Raises ValueError where the prefix is not allowed itself.
         """
         constraint, size = self._over(tokenizer)
         state = constraint.start
@@ -111,14 +123,18 @@ class Constrained:
         return found[0], found[1]
 
     def states(self, most: int = 2000) -> dict[int, dict[int, int]]:
-        """The states within reach, each with its moves (byte -> state), breadth first, `most` of them at the most."""
+        """The states within reach, each with its moves (byte -> state), breadth first, `most` of
+        them at the most.
+        """
         constraint, found = self._constraint, dict[int, dict[int, int]]()
         todo = deque([constraint.start])
         known = {constraint.start}
         while todo and len(found) < most:
             state = todo.popleft()
             row = constraint.mask(state)
-            moves = found[state] = {byte: constraint.advance(state, byte) for byte in range(256) if row.allows(byte)}
+            moves = found[state] = {
+                byte: constraint.advance(state, byte) for byte in range(256) if row.allows(byte)
+            }
             for after in moves.values():
                 if after not in known:
                     known.add(after)
@@ -126,7 +142,9 @@ class Constrained:
         return found
 
     def dot(self, most: int = 60) -> str:
-        """The automaton as a drawing in DOT, its first `most` states; a double circle is where a text may end."""
+        """The automaton as a drawing in DOT, its first `most` states; a double circle is where a
+        text may end.
+        """
         moves, finals = self._labelled(most)
         lines = ["digraph constraint {", "  rankdir=LR;", '  node [shape=circle, label=""];']
         for state, labels in moves.items():
@@ -134,16 +152,22 @@ class Constrained:
                 lines.append(f"  {state} [shape=doublecircle];")
             for after, label in labels.items():
                 dashed = "" if after in moves else ", style=dashed"
-                lines.append(f"  {state} -> {after} [label={json.dumps(label, ensure_ascii=False)}{dashed}];")
+                lines.append(
+                    f"  {state} -> {after} [label={json.dumps(label, ensure_ascii=False)}{dashed}];"
+                )
         return "\n".join([*lines, "}"]) + "\n"
 
     def svg(self, most: int = 60) -> str:
-        """The same as a picture that needs no other program; texts without a choice are one edge."""
+        """The same as a picture that needs no other program; texts without a choice are one
+        edge.
+        """
         moves, finals = self._labelled(most)
         return to_svg(moves, finals, self._constraint.start)
 
     def _labelled(self, most: int) -> tuple[dict[int, dict[int, str]], set[int]]:
-        """State -> state after -> the bytes that lead there, as people read them; and where a text may end."""
+        """State -> state after -> the bytes that lead there, as people read them; and where a text
+        may end.
+        """
         found: dict[int, dict[int, str]] = {}
         for state, moves in self.states(most).items():
             labels: dict[int, list[int]] = {}
@@ -179,7 +203,11 @@ def constraint(
 def _asked(name: str, value: Any) -> wire.Constraint:
     if name == "regex":
         return wire.Regex(
-            _text(name, value, "text; of a compiled pattern give .pattern, its flags as (?i) and the like")
+            _text(
+                name,
+                value,
+                "text; of a compiled pattern give .pattern, its flags as (?i) and the like",
+            )
         )
     if name == "schema":
         return wire.JsonSchema(value if isinstance(value, str) else _schema_text(value))
@@ -198,7 +226,9 @@ def _schema_text(schema: object) -> str:
     try:
         return json.dumps(schema, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UnsupportedSchema(f"the schema cannot be written as JSON: {error}", keyword="", path="#") from error
+        raise UnsupportedSchema(
+            f"the schema cannot be written as JSON: {error}", keyword="", path="#"
+        ) from error
 
 
 def _text(name: str, value: object, allowed: str) -> str:
@@ -209,7 +239,9 @@ def _text(name: str, value: object, allowed: str) -> str:
 
 def _mistaken(name: str, value: object, allowed: str) -> InvalidParameter:
     shown = repr(value)[:80]
-    return InvalidParameter(f"{name} is {shown}; it must be {allowed}", name=name, value=shown, allowed=allowed)
+    return InvalidParameter(
+        f"{name} is {shown}; it must be {allowed}", name=name, value=shown, allowed=allowed
+    )
 
 
 def _drawn(constraint: Constraint, state: int, left: int, rng: random.Random) -> int:

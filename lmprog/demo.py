@@ -1,7 +1,9 @@
-"""`lmprog demo` (and `make demo`): four small programs on the shipped model, and what each of them shared.
+"""`lmprog demo` (and `make demo`): four small programs on the shipped model, and what each of them
+shared.
 
-Everything shown is done while one looks: the sources are the functions below, the texts are the model's, the figures
-are the runtime's own counters before and after. Knows how to print; what a program is, it only uses.
+Everything shown is done while one looks: the sources are the functions below, the texts are the
+model's, the figures are the runtime's own counters before and after. Knows how to print; what a
+program is, it only uses.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from rich.text import Text
 
 import lmprog
 from lmprog import wire
-from lmprog.lang.backends import Backend
+from lmprog.backends import Backend
 
 WIDEST = 100  # columns; wider terminals keep a margin
 
-# --- the programs ----------------------------------------------------------------------------------------------------
+# --- the programs
+# ----------------------------------------------------------------------------------------------------
 
 REVIEWS = (
     "The concert was boring. I want my money back.",
@@ -92,10 +95,11 @@ def three_tips(s: lmprog.Branch) -> list[str]:
     return tip.values
 
 
-# --- running one and counting its work -------------------------------------------------------------------------------
+# --- running one and counting its work
+# -------------------------------------------------------------------------------
 
 
-class Finished(Protocol):
+class DemoResult(Protocol):
     """What one run and many have in common."""
 
     @property
@@ -103,20 +107,24 @@ class Finished(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One program of the demo: its source and `call` are shown, `run` does that call, `lines` say what came out."""
+class DemoPart:
+    """One program of the demo: its source and `call` are shown, `run` does that call, `lines` say
+    what came out.
+    """
 
     title: str
     idea: str
     program: lmprog.Program[..., Any]
     call: str
-    run: Callable[[Backend], Finished]
+    run: Callable[[Backend], DemoResult]
     lines: Callable[[Any], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the runtime's counters gained. `found` + `computed` is what a runtime without a tree would compute."""
+    """What the runtime's counters gained. `found` + `computed` is what a runtime without a tree
+    would compute.
+    """
 
     prompt: int
     found: int
@@ -131,14 +139,17 @@ class Work:
         return self.found + self.computed
 
 
-def measured(backend: Backend, part: Part) -> tuple[Finished, Work]:
+def measured(backend: Backend, part: DemoPart) -> tuple[DemoResult, Work]:
     """Runs the program; its result and its work."""
     before = lmprog.get_server_info(backend)
     start = time.perf_counter()
     result = part.run(backend)
     seconds = time.perf_counter() - start
     after = lmprog.get_server_info(backend)
-    gained = {name: int(after[name] - before[name]) for name in ("cached_tokens", "computed_tokens", "steps")}
+    gained = {
+        name: int(after[name] - before[name])
+        for name in ("cached_tokens", "computed_tokens", "steps")
+    }
     return result, Work(
         result.usage.prompt,
         gained["cached_tokens"],
@@ -153,7 +164,9 @@ def measured(backend: Backend, part: Part) -> tuple[Finished, Work]:
 def _classified(results: lmprog.Results[lmprog.Selected]) -> list[str]:
     lines = []
     for review, label in zip(REVIEWS, results, strict=True):
-        odds = ", ".join(f"{option.strip()} {chance:.0%}" for option, chance in label.probabilities.items())
+        odds = ", ".join(
+            f"{option.strip()} {chance:.0%}" for option, chance in label.probabilities.items()
+        )
         lines.append(f"{review}\n  ->{label}  ({odds})")
     return lines
 
@@ -177,7 +190,7 @@ def _tipped(run: lmprog.Run[list[str]]) -> list[str]:
 
 
 PARTS = (
-    Part(
+    DemoPart(
         "select: one label for each of four messages",
         "All options are scored in one step. The examples in the prompt are computed once, by whoever comes first.",
         classify,
@@ -185,7 +198,7 @@ PARTS = (
         lambda backend: classify.map(REVIEWS, backend=backend),
         _classified,
     ),
-    Part(
+    DemoPart(
         "fork: three questions about one passage",
         "A branch is a cursor in the tree of what was computed. All branches go through the model together.",
         ask_all,
@@ -193,7 +206,7 @@ PARTS = (
         lambda backend: ask_all.using(backend=backend, temperature=0).run(),
         _answered,
     ),
-    Part(
+    DemoPart(
         "gen(T): an object of a Python type",
         "The type is compiled to an automaton. Where it leaves one way on (braces, keys, quotes), nothing is asked.",
         extract,
@@ -201,7 +214,7 @@ PARTS = (
         lambda backend: extract.using(backend=backend, temperature=0).run(),
         _extracted,
     ),
-    Part(
+    DemoPart(
         "n=3: three samples of one prompt",
         "Samples are forks, too: they share the prompt from the step that computes it. The seed makes them replay.",
         three_tips,
@@ -213,16 +226,23 @@ PARTS = (
 
 
 WAYS = (
-    ("examples/hello.py, examples/fork_tips.py, examples/extract_json.py", "three files to read first"),
+    (
+        "examples/hello.py, examples/fork_tips.py, examples/extract_json.py",
+        "three files to read first",
+    ),
     ("docs/language.md", "the whole language"),
-    ("lmprog run examples/hello.py::hello", "runs one program of a file; --arg NAME=VALUE, --model FOLDER"),
+    (
+        "lmprog run examples/hello.py::hello",
+        "runs one program of a file; --arg NAME=VALUE, --model FOLDER",
+    ),
     ("lmprog serve", "a runtime for other processes; lmprog.connect(address) reaches it"),
     ("lmprog doctor", "what this machine has, and what would make it faster"),
     ("lmprog sim", "the scheduler and the tree against a simulated model, every step checked"),
 )
 
 
-# --- printing --------------------------------------------------------------------------------------------------------
+# --- printing
+# --------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
@@ -232,7 +252,9 @@ def main() -> int:
     start = time.perf_counter()
     with lmprog.Runtime("nano") as backend:
         _introduce(console, backend, time.perf_counter() - start)
-        works = [_show(console, backend, number, part) for number, part in enumerate(PARTS, start=1)]
+        works = [
+            _show(console, backend, number, part) for number, part in enumerate(PARTS, start=1)
+        ]
     _sum_up(console, works)
     _go_on(console)
     return 0
@@ -254,7 +276,7 @@ def _introduce(console: Console, backend: Backend, seconds: float) -> None:
     )
 
 
-def _show(console: Console, backend: Backend, number: int, part: Part) -> Work:
+def _show(console: Console, backend: Backend, number: int, part: DemoPart) -> Work:
     result, work = measured(backend, part)
     console.print(Rule(f"[bold]{number}. {part.title}[/bold]", align="left"))
     _flow(console, Text(f"{part.idea}\n"))
@@ -274,7 +296,7 @@ def _flow(console: Console, text: Text, indent: int = 0) -> None:
         console.print(Text(" " * indent if line.plain else "") + line)
 
 
-def _source(part: Part) -> Text:
+def _source(part: DemoPart) -> Text:
     returned = inspect.signature(part.program.function).return_annotation
     shape = inspect.getsource(Person) + "\n" if returned == Person.__name__ else ""
     text = f"{shape}{inspect.getsource(part.program.function)}\n{part.call}\n"
@@ -292,7 +314,9 @@ def _told(work: Work) -> str:
 
 
 def _sum_up(console: Console, works: Sequence[Work]) -> None:
-    table = Table(title="What was shared and computed, in tokens", title_style="bold", title_justify="left")
+    table = Table(
+        title="What was shared and computed, in tokens", title_style="bold", title_justify="left"
+    )
     table.add_column("program")
     for name in ("prompt", "in tree", "computed", "forced", "passes", "ms"):
         table.add_column(name, justify="right")
@@ -325,7 +349,9 @@ def _figures(work: Work) -> list[str]:
 
 
 def _command() -> str:
-    """How this command is called here: `make demo` runs it from a virtual environment that is on nobody's path."""
+    """How this command is called here: `make demo` runs it from a virtual environment that is on
+    nobody's path.
+    """
     called = sys.argv[0]
     return called if Path(called).name == "lmprog" and shutil.which("lmprog") is None else "lmprog"
 

@@ -22,8 +22,8 @@
     └── ValidationFailed           the model's text does not parse as the requested type (text)
 
 Each class knows its own numbers as attributes, and how it travels: `code` names it on the wire and
-`details()` gives the attributes; `from_wire` builds the same exception on the other side. This module knows
-nothing of messages, sockets or models.
+`details()` gives the attributes; `from_wire` builds the same exception on the other side. This
+module knows nothing of messages, sockets or models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ Detail = str | int | float | bool | None
 
 
 class LmprogError(Exception):
-    """Base of every error of lmprog. `str(error)` is a whole sentence: what was sent, the limit, what to do."""
+    """Base of every error of lmprog. `str(error)` is a whole sentence: what was sent, the limit,
+    what to do.
+    """
 
     code: ClassVar[str] = "error"
     fields: ClassVar[tuple[str, ...]] = ()
@@ -157,6 +159,8 @@ BY_CODE: Mapping[str, type[LmprogError]] = _tree(LmprogError)
 
 
 def from_wire(code: str, message: str, details: Mapping[str, Detail]) -> LmprogError:
-    """The exception that `code` names. An unknown code (a newer runtime) becomes the base class, not a failure."""
+    """The exception that `code` names. An unknown code (a newer runtime) becomes the base class,
+    not a failure.
+    """
     kind = BY_CODE.get(code, LmprogError)
     return kind(message, **{name: value for name, value in details.items() if name in kind.fields})

@@ -1,11 +1,13 @@
 """Builds and opens the C++ kernels: plain C libraries, compiled on this machine at first use.
 
-A library is a few translation units from `kernels/cpu`, each with its own instruction-set flags, linked into one
-shared object in the user's cache folder under a name that hashes sources, flags and compiler; so a second start
-opens it at once, and a changed source rebuilds it. `library(name)` is None where no compiler is found (or with
-`LMPROG_NATIVE=0`): every caller has a plain twin for that case.
+A library is a few translation units from `kernels/cpu`, each with its own instruction-set flags,
+linked into one shared object in the user's cache folder under a name that hashes sources, flags and
+compiler; so a second start opens it at once, and a changed source rebuilds it. `library(name)` is
+None where no compiler is found (or with `LMPROG_NATIVE=0`): every caller has a plain twin for that
+case.
 
-This module knows compilers and files. It does not know what the kernels compute, nor their signatures.
+This module knows compilers and files. It does not know what the kernels compute, nor their
+signatures.
 """
 
 from __future__ import annotations
@@ -27,9 +29,19 @@ from pathlib import Path
 
 log = logging.getLogger("lmprog")
 
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
+_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+)
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AS_WRITTEN = ("-ffp-contract=off",)  # no fused multiply-add where none is written: results must not depend on tiles
+_AS_WRITTEN = (
+    "-ffp-contract=off",
+)  # no fused multiply-add where none is written: results must not depend on tiles
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
@@ -84,7 +96,9 @@ def compiler() -> str | None:
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL | None:
-    """The opened library, built first where needed; None (after one log line) where that is impossible."""
+    """The opened library, built first where needed; None (after one log line) where that is
+    impossible.
+    """
     found = compiler()
     if found is None:
         log.warning("no C++ compiler: `%s` runs on its plain twin, which is slower", name)
@@ -100,7 +114,11 @@ def library(name: str) -> ctypes.CDLL | None:
 def buildable() -> list[str]:
     """The libraries whose sources are here."""
     folder = kernels_folder() / "cpu"
-    return [name for name, units in LIBRARIES.items() if all((folder / unit.source).is_file() for unit in units)]
+    return [
+        name
+        for name, units in LIBRARIES.items()
+        if all((folder / unit.source).is_file() for unit in units)
+    ]
 
 
 def build(name: str, cxx: str) -> Path:
@@ -126,12 +144,16 @@ def build(name: str, cxx: str) -> Path:
             _finish(job)
         built = Path(scratch) / "library.so"
         _finish(_start([cxx, "-shared", "-pthread", "-o", str(built), *map(str, objects)]))
-        os.replace(built, target)  # atomic: two processes that build at once both end with a whole file
+        os.replace(
+            built, target
+        )  # atomic: two processes that build at once both end with a whole file
     return target
 
 
 def _sources(units: Sequence[Unit], root: Path) -> list[Path]:
-    """The units' files and all headers of ours that they include, directly or not, in a fixed order."""
+    """The units' files and all headers of ours that they include, directly or not, in a fixed
+    order.
+    """
     found: dict[Path, None] = {}
     waiting = [root / "cpu" / unit.source for unit in units]
     while waiting:
@@ -167,7 +189,9 @@ def _finish(job: subprocess.Popen[str]) -> None:
 
 
 def main() -> None:
-    """Builds everything there is to build (`python -m lmprog.native`), so that no first use has to wait for it."""
+    """Builds everything there is to build (`python -m lmprog.native`), so that no first use has to
+    wait for it.
+    """
     for name in buildable():
         state = "built" if library(name) else "not built: its plain twin is used"
         sys.stdout.write(f"native {name}: {state}\n")

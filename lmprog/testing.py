@@ -1,7 +1,9 @@
-"""Doubles for testing programs without a model: `Scripted` answers from a list or a function of the prompt."""
+"""Doubles for testing programs without a model: `Scripted` answers from a list or a function of the
+prompt.
+"""
 
 from __future__ import annotations
 
-from lmprog.lang.backends.scripted import Asked, Hold, Scripted, Scripting
+from lmprog.backends.scripted import Hold, Scripted, ScriptedRequest, Scripting
 
-__all__ = ["Asked", "Hold", "Scripted", "Scripting"]
+__all__ = ["Hold", "Scripted", "ScriptedRequest", "Scripting"]

@@ -1,14 +1,16 @@
-"""What holds for every test: one thread per process, seeds that are printed and can be given, no per-test kernels.
+"""What holds for every test: one thread per process, seeds that are printed and can be given, no
+per-test kernels.
 
-`LMPROG_SEED=7 make test` runs everything that draws with another seed. Compiled kernels stay in the user's cache
-folder, so that they are built once and not by every test.
+`LMPROG_SEED=7 make test` runs everything that draws with another seed. Compiled kernels stay in the
+user's cache folder, so that they are built once and not by every test.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before torch is imported anywhere: processes run side by side, and more threads than cores only disturb them.
+# Before torch is imported anywhere: processes run side by side, and more threads than cores only
+# disturb them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 # Nothing here may reach the network.

@@ -1,8 +1,9 @@
-"""The plan of the house as a tested table: who may import whom, where each library enters, what no file may do.
+"""The plan of the house as a tested table: who may import whom, where each library enters, what no
+file may do.
 
 Read `UNITS` and `DOORS` as documentation; a change of the design begins with a change here and in
-`docs/architecture.md`. Imports count wherever they stand: at the top, in a function, for type checking only, or as
-`importlib.import_module("...")` with a name written out.
+`docs/architecture.md`. Imports count wherever they stand: at the top, in a function, for type
+checking only, or as `importlib.import_module("...")` with a name written out.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_FILE_LINES = 350
-MAX_FUNCTION_LINES = 60
+MAX_FILE_LINES = 440
+MAX_FUNCTION_LINES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Modules that stand together (each with all below it), and the units that they may import besides themselves."""
+    """Modules that stand together (each with all below it), and the units that they may import
+    besides themselves.
+    """
 
     modules: str
     may_import: str = ""
 
 
-# Below: the ground that everything stands on; then the client's side; then the runtime, from the tree to the tensors.
+# Below: the ground that everything stands on; then the client's side; then the runtime, from the
+# tree to the tensors.
 UNITS = {
     "errors": Unit("lmprog.errors"),
     "config": Unit("lmprog.config"),
@@ -38,85 +42,84 @@ UNITS = {
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     # the client's side: no tokens, no tensors, no sockets
-    "lang": Unit("lmprog.lang lmprog.testing", "errors config wire transport launch"),
+    "lang": Unit(
+        "lmprog.lang lmprog.backends lmprog.testing", "errors config wire transport launch"
+    ),
     "facade": Unit("lmprog", "errors lang launch constraint"),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
-    "fsm": Unit("lmprog.runtime.fsm", "errors native"),
-    "text": Unit(
-        "lmprog.runtime.tokenizer lmprog.runtime.text lmprog.runtime.stops lmprog.runtime.chat lmprog.runtime.sandbox "
-        "lmprog.runtime.cuts lmprog.runtime.quoting lmprog.runtime.forgery",
-        "errors",
+    "constraints": Unit("lmprog.constraints", "errors native"),
+    "text": Unit("lmprog.runtime.text", "errors wire"),
+    "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints"),
+    "programs": Unit(
+        "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
     ),
-    "scheduling": Unit(
-        "lmprog.runtime.scheduler lmprog.runtime.request lmprog.runtime.generation lmprog.runtime.policy "
-        "lmprog.runtime.line lmprog.runtime.pagetable lmprog.runtime.pins lmprog.runtime.patience "
-        "lmprog.runtime.plan lmprog.runtime.batch lmprog.runtime.masks "
-        "lmprog.runtime.picks lmprog.runtime.randomness lmprog.runtime.stats lmprog.runtime.realms",
-        "errors config wire radix fsm",
-    ),
-    "interpreter": Unit(
-        "lmprog.runtime.interpreter lmprog.runtime.running lmprog.runtime.clients "
-        "lmprog.runtime.branch lmprog.runtime.calls lmprog.runtime.ongoing "
-        "lmprog.runtime.selecting lmprog.runtime.endings lmprog.runtime.delivery lmprog.runtime.deadlines "
-        "lmprog.runtime.constraints lmprog.runtime.compiling lmprog.runtime.spelling lmprog.runtime.snapshot "
-        "lmprog.runtime.healing lmprog.runtime.keeping lmprog.runtime.publishing lmprog.runtime.suggesting",
-        "errors wire transport radix fsm text scheduling",
-    ),
-    "constraint": Unit("lmprog.constrained", "errors wire lang fsm interpreter"),
-    "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling interpreter"),
+    "constraint": Unit("lmprog.constrained", "errors wire lang constraints programs"),
     # tensors: they see batches, never requests
-    "tensors": Unit(
-        "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
-        "lmprog.runtime.sampler lmprog.runtime.penalties",
-        "errors config native wire scheduling",
-    ),
+    "engine": Unit("lmprog.runtime.engine", "errors config native wire scheduling batch"),
+    "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
+    "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling programs batch"),
     # what puts the parts together
     "simulation": Unit(
-        "lmprog.runtime.simulation", "errors config wire transport radix fsm text scheduling interpreter loop"
+        "lmprog.simulation",
+        "errors config wire transport radix constraints text scheduling programs batch loop",
     ),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
-        "errors config wire transport launch text scheduling interpreter loop tensors",
+        "errors config wire transport launch text scheduling programs loop engine batch",
     ),
     # the gateway: a client of the wire, with no tokens and no tensors
     "server": Unit("lmprog.server", "errors config wire transport launch"),
-    "cli": Unit("lmprog.cli lmprog.demo", "errors config wire native launch lang facade constraint simulation server"),
+    "cli": Unit(
+        "lmprog.cli lmprog.demo",
+        "errors config wire native launch lang facade constraint simulation server",
+    ),
 }
 
 # Through which modules a library enters. What is not listed is not imported by `lmprog` at all.
+_HTTP_LIBRARIES = ("starlette", "uvicorn", "uvloop", "h11", "anyio", "prometheus_client")
+_MODEL_LIBRARIES = ("safetensors", "huggingface_hub", "transformers")
+_API_LIBRARIES = ("openai", "anthropic", "litellm", "httpx2", "jsonschema")
 DOORS = {
     "zmq": "lmprog.transport",
-    "msgspec": "lmprog.wire lmprog.cli.run "
-    "lmprog.launch.child lmprog.lang.sampling lmprog.lang.backends.blackbox lmprog.server",
-    **dict.fromkeys(("starlette", "uvicorn", "uvloop", "h11", "anyio", "prometheus_client"), "lmprog.server"),
-    "torch": "lmprog.runtime.kv_pool lmprog.runtime.attention lmprog.runtime.model lmprog.runtime.engine "
-    "lmprog.runtime.sampler lmprog.runtime.penalties lmprog.cli.doctor",
-    "numpy": "lmprog.runtime.batch lmprog.runtime.fsm lmprog.runtime.masks lmprog.runtime.attention "
-    "lmprog.runtime.model lmprog.runtime.engine lmprog.runtime.sampler lmprog.runtime.penalties "
-    "lmprog.runtime.simulation",
-    "tokenizers": "lmprog.runtime.tokenizer lmprog.runtime.quoting",
-    "jinja2": "lmprog.runtime.sandbox",
-    **dict.fromkeys(("safetensors", "huggingface_hub", "transformers"), "lmprog.runtime.model"),
-    "llguidance": "lmprog.runtime.fsm",
+    "msgspec": "lmprog.wire lmprog.cli.run lmprog.launch.parent_pipe lmprog.lang.ops.sampling "
+    "lmprog.backends.blackbox lmprog.server",
+    **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
+    "torch": "lmprog.runtime.engine lmprog.cli.doctor",
+    "numpy": "lmprog.constraints lmprog.runtime.scheduling.logits_requests lmprog.runtime.engine "
+    "lmprog.simulation",
+    "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.quoting",
+    "jinja2": "lmprog.runtime.text.sandbox",
+    **dict.fromkeys(_MODEL_LIBRARIES, "lmprog.runtime.engine.model"),
+    "llguidance": "lmprog.constraints",
     "pydantic": "lmprog.lang",
-    "yaml": "lmprog.server.configuration",
-    "opentelemetry": "lmprog.server.tracing",
-    **dict.fromkeys(("openai", "anthropic", "litellm", "httpx2", "jsonschema"), "lmprog.lang.backends"),
-    "tqdm": "lmprog.lang.program lmprog.runtime.model lmprog.cli.batch",
+    "yaml": "lmprog.server.options.configuration",
+    "opentelemetry": "lmprog.server.operations.tracing",
+    **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
+    "tqdm": "lmprog.lang.programs.program lmprog.runtime.engine.model lmprog.cli.batch",
     "rich": "lmprog.cli lmprog.demo",
-    "typing_extensions": "lmprog.lang",
+    "typing_extensions": "lmprog.lang lmprog.backends",
 }
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-FORBIDDEN_CALLS = {"eval", "exec", "__import__", "torch.load", "torch.hub.load", "recv_pyobj", "send_pyobj"}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "__import__",
+    "torch.load",
+    "torch.hub.load",
+    "recv_pyobj",
+    "send_pyobj",
+}
 FORBIDDEN_ARGUMENTS = {"trust_remote_code", "allow_pickle"}
 FORBIDDEN_FILE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
 FORBIDDEN_CLASS_ENDS = ("Manager", "Mixin", "Helper", "Utils")
 
 
 def unit_of(module: str) -> str | None:
-    """The unit with the longest name above the module; the facade is `lmprog` itself and nothing below it."""
+    """The unit with the longest name above the module; the facade is `lmprog` itself and nothing
+    below it.
+    """
     best, longest = None, 0
     for name, unit in UNITS.items():
         for prefix in unit.modules.split():
@@ -144,7 +147,9 @@ class House:
         return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
 
     def imports(self, path: Path) -> Iterator[tuple[str, int]]:
-        """Every imported module with its line. `from lmprog import wire` is the module `lmprog.wire`."""
+        """Every imported module with its line. `from lmprog import wire` is the module
+        `lmprog.wire`.
+        """
         for node in ast.walk(self.trees[path]):
             for name in self._named(node, path):
                 yield name, getattr(node, "lineno", 0)
@@ -161,7 +166,11 @@ class House:
             return [name if name in self.modules else base for name in below]
         if isinstance(node, ast.Call) and dotted(node.func).endswith("import_module") and node.args:
             first = node.args[0]
-            return [first.value] if isinstance(first, ast.Constant) and isinstance(first.value, str) else []
+            return (
+                [first.value]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str)
+                else []
+            )
         return []
 
 
@@ -175,7 +184,9 @@ def dotted(node: ast.expr) -> str:
 
 
 def import_problems(house: House) -> Iterator[str]:
-    """Modules without a unit, imports that the table does not allow, libraries beside their doors."""
+    """Modules without a unit, imports that the table does not allow, libraries beside their
+    doors.
+    """
     for path in house.trees:
         module = house.module_of(path)
         unit = unit_of(module)
@@ -210,7 +221,10 @@ def danger_problems(house: House) -> Iterator[str]:
             called = dotted(node.func)
             if called == "torch.load" and is_own_checkpoint(node, path.relative_to(house.root)):
                 continue
-            if called in FORBIDDEN_CALLS or called.rpartition(".")[2] in ("recv_pyobj", "send_pyobj"):
+            if called in FORBIDDEN_CALLS or called.rpartition(".")[2] in (
+                "recv_pyobj",
+                "send_pyobj",
+            ):
                 yield f"{path.name}:{node.lineno} calls {called}"
             for keyword in node.keywords:
                 is_off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
@@ -219,9 +233,13 @@ def danger_problems(house: House) -> Iterator[str]:
 
 
 def is_own_checkpoint(call: ast.Call, path: Path) -> bool:
-    """Training may read back what it wrote, as plain tensors; the package itself reads safetensors only."""
+    """Training may read back what it wrote, as plain tensors; the package itself reads safetensors
+    only.
+    """
     plain = any(
-        keyword.arg == "weights_only" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+        keyword.arg == "weights_only"
+        and isinstance(keyword.value, ast.Constant)
+        and keyword.value.value is True
         for keyword in call.keywords
     )
     return plain and path.parts[0] == "training"
@@ -302,27 +320,49 @@ def test_test_files_have_different_names() -> None:
 
 
 def test_kernels_know_no_framework() -> None:
-    sources = [path for kind in ("*.h", "*.cpp", "*.cu", "*.cuh") for path in (ROOT / "kernels").rglob(kind)]
+    sources = [
+        path
+        for kind in ("*.h", "*.cpp", "*.cu", "*.cuh")
+        for path in (ROOT / "kernels").rglob(kind)
+    ]
     assert sources
     include = re.compile(r"#\s*include\s*[<\"](torch|ATen|c10|Python\.h|pybind11|nanobind|numpy)")
     assert [path.name for path in sources if include.search(path.read_text())] == []
 
 
 PLANTED = {
-    "radix/tree.py": ('"""x."""\nfrom lmprog import wire\n', "radix.tree:2 (radix) imports lmprog.wire (wire)"),
-    "radix/hidden.py": ('"""x."""\ndef f():\n    from lmprog.lang import state\n', "radix.hidden:3"),
-    "radix/typed.py": ('"""x."""\nif TYPE_CHECKING:\n    import lmprog.transport.client\n', "radix.typed:3"),
+    "radix/tree.py": (
+        '"""x."""\nfrom lmprog import wire\n',
+        "radix.tree:2 (radix) imports lmprog.wire (wire)",
+    ),
+    "radix/hidden.py": (
+        '"""x."""\ndef f():\n    from lmprog.lang import state\n',
+        "radix.hidden:3",
+    ),
+    "radix/typed.py": (
+        '"""x."""\nif TYPE_CHECKING:\n    import lmprog.transport.client\n',
+        "radix.typed:3",
+    ),
     "radix/relative.py": ('"""x."""\nfrom ..transport import client\n', "radix.relative:2"),
-    "lang/torchy.py": ('"""x."""\ndef f():\n    import torch.nn as nn\n', "lang.torchy:3 imports torch"),
+    "lang/torchy.py": (
+        '"""x."""\ndef f():\n    import torch.nn as nn\n',
+        "lang.torchy:3 imports torch",
+    ),
     "lang/dynamic.py": ('"""x."""\nimportlib.import_module("zmq")\n', "lang.dynamic:2 imports zmq"),
     "radix/unknown.py": ('"""x."""\nimport requests\n', "whose doors are: none"),
     "runtime/new_room/a.py": ('"""x."""\n', "belongs to no unit"),
     "wire.py": ('"""x."""\nimport pickle\n', "wire.py:2 imports pickle"),
     "native.py": ('"""x."""\neval("1")\n', "native.py:2 calls eval"),
-    "runtime/engine.py": ('"""x."""\ntorch.load("x")\n', "engine.py:2 calls torch.load"),
-    "runtime/model/far.py": ('"""x."""\nf(trust_remote_code=flag)\n', "far.py:2 passes trust_remote_code"),
-    "runtime/kv_pool.py": ('"""x."""\n' + "x = 1\n" * MAX_FILE_LINES, "lmprog/runtime/kv_pool.py has 351 lines"),
-    "runtime/loop.py": ('"""x."""\ndef f():\n' + "    x = 1\n" * 60, "loop.py:2 f has 61 lines"),
+    "runtime/engine/engine.py": ('"""x."""\ntorch.load("x")\n', "engine.py:2 calls torch.load"),
+    "runtime/engine/model/far.py": (
+        '"""x."""\nf(trust_remote_code=flag)\n',
+        "far.py:2 passes trust_remote_code",
+    ),
+    "runtime/engine/kv_pool.py": (
+        '"""x."""\n' + "x = 1\n" * MAX_FILE_LINES,
+        "lmprog/runtime/engine/kv_pool.py has 441 lines",
+    ),
+    "runtime/loop.py": ('"""x."""\ndef f():\n' + "    x = 1\n" * 100, "loop.py:2 f has 101 lines"),
     "lang/utils.py": ('"""x."""\n', "lmprog/lang/utils.py: name the idea"),
     "lang/names.py": ('"""x."""\nclass BranchManager: ...\n', "class BranchManager"),
     "config.py": ("x = 1\n", "lmprog/config.py has no docstring"),
@@ -332,7 +372,12 @@ PLANTED = {
 @pytest.mark.parametrize("place", PLANTED)
 def test_a_planted_violation_is_found(place: str, tmp_path: Path) -> None:
     source, complaint = PLANTED[place]
-    files = {"__init__.py": '"""x."""\n', "wire.py": '"""x."""\n', "lang/state.py": '"""x."""\n', place: source}
+    files = {
+        "__init__.py": '"""x."""\n',
+        "wire.py": '"""x."""\n',
+        "lang/state.py": '"""x."""\n',
+        place: source,
+    }
     for name, text in {**files, "transport/client.py": '"""x."""\n'}.items():
         path = tmp_path / "lmprog" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
-"""Who answers the evaluation: lmprog programs on the shipped model, or transformers on the same files.
+"""Who answers the evaluation: lmprog programs on the shipped model, or transformers on the same
+files.
 
-The second is there to show that the files are an ordinary Llama and that the runtime loses nothing; it knows no
-constraint, so JSON comes out freely there.
+The second is there to show that the files are an ordinary Llama and that the runtime loses nothing;
+it knows no constraint, so JSON comes out freely there.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class Transformers:
     def __init__(self, model: Path, size: int = 32) -> None:
         self.net: Any = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self.end, self.pad = int(self.tokenizer.token_to_id(END) or 0), int(self.tokenizer.token_to_id(PAD) or 0)
+        self.end, self.pad = (
+            int(self.tokenizer.token_to_id(END) or 0),
+            int(self.tokenizer.token_to_id(PAD) or 0),
+        )
         self.newline = self.tokenizer.encode("\n").ids[0]
         self.size = size
 
@@ -73,14 +77,20 @@ class Transformers:
             batch = torch.tensor([[self.pad] * (longest - len(ids[i])) + ids[i] for i in group])
             out = self.net.generate(
                 batch,
-                attention_mask=torch.tensor([[0] * (longest - len(ids[i])) + [1] * len(ids[i]) for i in group]),
+                attention_mask=torch.tensor(
+                    [[0] * (longest - len(ids[i])) + [1] * len(ids[i]) for i in group]
+                ),
                 max_new_tokens=LONGEST,
                 do_sample=False,
                 eos_token_id=ends,
                 pad_token_id=self.end,
             )
             for i, row in zip(group, out[:, longest:].tolist(), strict=True):
-                said[i] = self.tokenizer.decode(row, skip_special_tokens=False).split(stops[i])[0].split(END)[0]
+                said[i] = (
+                    self.tokenizer.decode(row, skip_special_tokens=False)
+                    .split(stops[i])[0]
+                    .split(END)[0]
+                )
         return said
 
     @torch.inference_mode()
@@ -91,10 +101,13 @@ class Transformers:
             head = self.tokenizer.encode(prompt).ids
             tails = [self.tokenizer.encode(option).ids for option in options]
             longest = max(len(tail) for tail in tails)
-            batch = torch.tensor([head + tail + [self.pad] * (longest - len(tail)) for tail in tails])
+            batch = torch.tensor(
+                [head + tail + [self.pad] * (longest - len(tail)) for tail in tails]
+            )
             scores = self.net(batch).logits.log_softmax(-1)
             means = [
-                sum(float(scores[row, len(head) - 1 + at, token]) for at, token in enumerate(tail)) / len(tail)
+                sum(float(scores[row, len(head) - 1 + at, token]) for at, token in enumerate(tail))
+                / len(tail)
                 for row, tail in enumerate(tails)
             ]
             chosen.append(options[means.index(max(means))])
@@ -102,7 +115,9 @@ class Transformers:
 
     def fill(self, prompts: Sequence[str], schemas: Sequence[Mapping[str, object]]) -> list[str]:
         """JSON, free: the schema is not enforced here."""
-        return self.say(prompts, [END if prompt.endswith("<|assistant|>") else "\n" for prompt in prompts])
+        return self.say(
+            prompts, [END if prompt.endswith("<|assistant|>") else "\n" for prompt in prompts]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +129,9 @@ class _Asked:
 
 
 def _put(s: lmprog.Branch, prompt: str) -> bool:
-    """Writes a prompt as a program would: turns by their role. True if the assistant's turn is open."""
+    """Writes a prompt as a program would: turns by their role. True if the assistant's turn is
+    open.
+    """
     turns = _TURN.findall(prompt)
     if not turns:
         s += prompt
@@ -156,12 +173,21 @@ class Programs:
 
     def say(self, prompts: Sequence[str], stops: Sequence[str]) -> list[str]:
         """Text up to its stop."""
-        return self._run([_Asked(prompt, stop) for prompt, stop in zip(prompts, stops, strict=True)])
+        return self._run(
+            [_Asked(prompt, stop) for prompt, stop in zip(prompts, stops, strict=True)]
+        )
 
     def choose(self, prompts: Sequence[str], choices: Sequence[Sequence[str]]) -> list[str]:
         """The likeliest choice by mean token log-probability."""
-        return self._run([_Asked(prompt, choices=tuple(some)) for prompt, some in zip(prompts, choices, strict=True)])
+        return self._run(
+            [
+                _Asked(prompt, choices=tuple(some))
+                for prompt, some in zip(prompts, choices, strict=True)
+            ]
+        )
 
     def fill(self, prompts: Sequence[str], schemas: Sequence[Mapping[str, object]]) -> list[str]:
         """JSON under a schema."""
-        return self._run([_Asked(prompt, schema=schema) for prompt, schema in zip(prompts, schemas, strict=True)])
+        return self._run(
+            [_Asked(prompt, schema=schema) for prompt, schema in zip(prompts, schemas, strict=True)]
+        )

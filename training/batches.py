@@ -1,4 +1,5 @@
-"""Batches of whole documents of about the same length, each from position 0 as programs meet the model.
+"""Batches of whole documents of about the same length, each from position 0 as programs meet the
+model.
 
 A batch is a function of its number: training can stop and go on anywhere. Knows no model.
 """
@@ -23,7 +24,9 @@ POOL = 768  # documents that are sorted by length together
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ids [rows, time]; `where` are flat positions whose next token the model has to say, `target` those tokens."""
+    """ids [rows, time]; `where` are flat positions whose next token the model has to say, `target`
+    those tokens.
+    """
 
     ids: Tensor
     where: Tensor
@@ -56,7 +59,9 @@ class Batches:
         rows: list[Tokens] = []
         number = self.pool * POOL
         for offset in range(POOL):
-            tokens = encode(self.tokenizer, document(Split.TRAIN, number + offset, young=self.young))
+            tokens = encode(
+                self.tokenizer, document(Split.TRAIN, number + offset, young=self.young)
+            )
             if rows and rng.random() < 0.08 and len(rows[-1].ids) + len(tokens.ids) <= self.longest:
                 last = rows.pop()
                 tokens = Tokens(last.ids + tokens.ids, last.answer + tokens.answer)

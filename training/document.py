@@ -1,7 +1,7 @@
 """What a task makes: a document of segments, some of which the model has to say.
 
-An answer segment knows enough to be judged: its choices when it is a selection, its schema when it is JSON.
-Knows no tokens.
+An answer segment knows enough to be judged: its choices when it is a selection, its schema when it
+is JSON. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of text. `answer` is what the model learns to say; `judged` answers may be asked in evaluation."""
+    """A piece of text. `answer` is what the model learns to say; `judged` answers may be asked in
+    evaluation.
+    """
 
     text: str
     answer: bool = False

@@ -1,7 +1,8 @@
-"""Seeded choices that respect the split: what is held out for evaluation is never drawn for training.
+"""Seeded choices that respect the split: what is held out for evaluation is never drawn for
+training.
 
-Names, words and number pairs are held out by a hash of themselves; wordings by their place in a `Wording`.
-Knows nothing of tasks.
+Names, words and number pairs are held out by a hash of themselves; wordings by their place in a
+`Wording`. Knows nothing of tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _ONSETS = words.words_of(
 )
 _VOWELS = words.words_of("a e i o u a e i o u a e i o u ai ou ea oa ee oo ie y ow")
 _CODAS = words.words_of("n r l m s t k nd x th")
-_LISTED = tuple(word.lower() for word in (*words.PEOPLE, *words.TOWNS, *words.SINGULARS, *words.TRADES, *words.FOODS))
+_LISTED = tuple(
+    word.lower()
+    for word in (*words.PEOPLE, *words.TOWNS, *words.SINGULARS, *words.TRADES, *words.FOODS)
+)
 
 
 class Split(enum.Enum):
@@ -35,7 +39,9 @@ class Split(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """Ways to say one thing. `held` ones are kept for evaluation; where there are none, `train` serves both."""
+    """Ways to say one thing. `held` ones are kept for evaluation; where there are none, `train`
+    serves both.
+    """
 
     train: tuple[str, ...]
     held: tuple[str, ...] = ()
@@ -47,7 +53,9 @@ def ways(*train: str, held: Sequence[str] = ()) -> Wording:
 
 
 def is_held(text: str) -> bool:
-    """Whether this name (or pair of numbers, as text) belongs to the evaluation: one in eight does."""
+    """Whether this name (or pair of numbers, as text) belongs to the evaluation: one in eight
+    does.
+    """
     return zlib.crc32(text.lower().encode()) % 8 == 0
 
 
@@ -85,15 +93,17 @@ class Draw:
         return self.template(wording).format(**values)
 
     def spelled(self, syllables: int) -> str:
-        """A random lower-case word: of syllables, or, two in five, of parts of listed words, so that every token of
-        the vocabulary comes to be copied."""
+        """A random lower-case word: of syllables, or, two in five, of parts of listed words, so
+        that every token of the vocabulary comes to be copied."""
         if self.chance(0.4):
             return self._pieced(self.number(1, syllables + 1))
         parts = [self.one(_ONSETS) + self.one(_VOWELS) for _ in range(syllables)]
         if self.chance(0.2):
             parts[0] = self.one("aeiouy")  # names such as Ada begin with a vowel
         if self.chance(0.1):
-            parts.append("".join(self.one("abcdefghijklmnopqrstuvwxyz") for _ in range(self.number(2, 4))))
+            parts.append(
+                "".join(self.one("abcdefghijklmnopqrstuvwxyz") for _ in range(self.number(2, 4)))
+            )
         closed = self.chance(0.5) or len("".join(parts)) < 3
         return "".join(parts) + (self.one(_CODAS) if closed else "")
 
@@ -116,12 +126,18 @@ class Draw:
 
     def word(self) -> str:
         """A random lower-case word of this split."""
-        return self.of_split(lambda: self.spelled(self.number(1, 3)) if self.chance(0.9) else self.spelled(2) + "en")
+        return self.of_split(
+            lambda: self.spelled(self.number(1, 3)) if self.chance(0.9) else self.spelled(2) + "en"
+        )
 
     def person(self) -> str:
         """A first name: listed or spelled."""
         return self.of_split(
-            lambda: self.one(words.PEOPLE) if self.chance(0.4) else self.spelled(self.number(1, 2)).capitalize()
+            lambda: (
+                self.one(words.PEOPLE)
+                if self.chance(0.4)
+                else self.spelled(self.number(1, 2)).capitalize()
+            )
         )
 
     def town(self) -> str:
@@ -138,7 +154,9 @@ class Draw:
 
     def title(self) -> str:
         """A two-word title."""
-        return self.of_split(lambda: f"{self.one(words.TITLE_FIRST)} {self.one(words.TITLE_SECOND)}")
+        return self.of_split(
+            lambda: f"{self.one(words.TITLE_FIRST)} {self.one(words.TITLE_SECOND)}"
+        )
 
     def listed(self, options: Sequence[str]) -> str:
         """An entry of a closed list, or now and then a word nobody knows in its place."""

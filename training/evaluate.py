@@ -1,6 +1,7 @@
 """The evaluation of the shipped model on held-out worlds, greedily, and its table.
 
-The questions come from `training.items`; who answers them is an `Answerer`. Knows neither the runtime nor the network.
+The questions come from `training.items`; who answers them is an `Answerer`. Knows neither the
+runtime nor the network.
 """
 
 from __future__ import annotations
@@ -57,12 +58,20 @@ class Score:
 
 
 def ask(answerer: Answerer, items: Sequence[Item]) -> list[Outcome]:
-    """Put the items to the answerer: choices by selection, JSON under its schema, the rest freely."""
+    """Put the items to the answerer: choices by selection, JSON under its schema, the rest
+    freely.
+    """
     chosen = [item for item in items if item.choices]
     shaped = [item for item in items if item.schema is not None]
     free = [item for item in items if not item.choices and item.schema is None]
-    said = answerer.choose([i.prompt for i in chosen], [i.choices for i in chosen]) if chosen else []
-    said += answerer.fill([i.prompt for i in shaped], [i.schema or {} for i in shaped]) if shaped else []
+    said = (
+        answerer.choose([i.prompt for i in chosen], [i.choices for i in chosen]) if chosen else []
+    )
+    said += (
+        answerer.fill([i.prompt for i in shaped], [i.schema or {} for i in shaped])
+        if shaped
+        else []
+    )
     said += answerer.say([i.prompt for i in free], [i.stop for i in free]) if free else []
     return [Outcome(item, text) for item, text in zip([*chosen, *shaped, *free], said, strict=True)]
 
@@ -77,7 +86,9 @@ def table(scores: Sequence[Score]) -> str:
     """The scores in Markdown, with their bars."""
     lines = ["| family | items | right | bar | by kind |", "|---|---:|---:|---:|---|"]
     for score in scores:
-        kinds = ", ".join(f"{kind or 'all'} {right}/{asked}" for kind, (right, asked) in score.kinds().items())
+        kinds = ", ".join(
+            f"{kind or 'all'} {right}/{asked}" for kind, (right, asked) in score.kinds().items()
+        )
         bar = BARS[score.family]
         mark = "" if score.share >= bar else " (below)"
         lines.append(
@@ -89,12 +100,21 @@ def table(scores: Sequence[Score]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table; with `--wrong`, also write every wrong answer to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "lmprog" / "nano")
+    parser.add_argument(
+        "--model", type=Path, default=Path(__file__).parent.parent / "lmprog" / "nano"
+    )
     parser.add_argument("--through", choices=("lmprog", "transformers"), default="lmprog")
     parser.add_argument("--count", type=int, default=500, help="items a family")
-    parser.add_argument("--start", type=int, default=0, help="number of the first document, for questions never read")
+    parser.add_argument(
+        "--start",
+        type=int,
+        default=0,
+        help="number of the first document, for questions never read",
+    )
     parser.add_argument("--fast", action="store_true", help=f"only {FAST} items a family")
-    parser.add_argument("--wrong", type=Path, help="a file for the wrong answers, one JSON object a line")
+    parser.add_argument(
+        "--wrong", type=Path, help="a file for the wrong answers, one JSON object a line"
+    )
     options = parser.parse_args(arguments)
     began = time.monotonic()
     with (Programs if options.through == "lmprog" else Transformers)(options.model) as answerer:
@@ -107,7 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with options.wrong.open("w") as file:
             for outcome in (o for score in scores for o in score.outcomes if not o.right):
                 item = outcome.item
-                row = {"family": item.family.value, "kind": item.kind, "prompt": item.prompt, "right": item.answer}
+                row = {
+                    "family": item.family.value,
+                    "kind": item.kind,
+                    "prompt": item.prompt,
+                    "right": item.answer,
+                }
                 file.write(json.dumps({**row, "said": outcome.said}) + "\n")
 
 

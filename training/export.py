@@ -1,4 +1,6 @@
-"""From a checkpoint to the folder that is shipped: an ordinary Llama in Hugging Face layout, bfloat16."""
+"""From a checkpoint to the folder that is shipped: an ordinary Llama in Hugging Face layout,
+bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,21 @@ from training.model import Nano
 from training.monitor import load
 from training.tokenizer import save
 
-_GENERATION = {"_from_model_config": False, "eos_token_id": 0, "pad_token_id": 4, "do_sample": False}
+_GENERATION = {
+    "_from_model_config": False,
+    "eos_token_id": 0,
+    "pad_token_id": 4,
+    "do_sample": False,
+}
 
 
 def export(net: Nano, tokenizer: Tokenizer, out: Path) -> None:
     """Write config, weights, tokenizer and generation settings."""
     save(tokenizer, out)
-    tensors = {f"model.{name}": tensor.to(torch.bfloat16).contiguous() for name, tensor in net.state_dict().items()}
+    tensors = {
+        f"model.{name}": tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in net.state_dict().items()
+    }
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(net.shape.huggingface(), indent=2) + "\n")
     (out / "generation_config.json").write_text(json.dumps(_GENERATION, indent=2) + "\n")

@@ -24,7 +24,9 @@ BARS: Mapping[Family, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One question: everything before an answer of a document, and that answer without its ending."""
+    """One question: everything before an answer of a document, and that answer without its
+    ending.
+    """
 
     family: Family
     kind: str
@@ -52,13 +54,19 @@ def items_of(doc: Document) -> list[Item]:
         if segment.judged:
             stop = END if segment.text.endswith(END) else "\n"
             answer = segment.text.removesuffix(stop)
-            found.append(Item(doc.family, segment.kind, prompt, answer, stop, segment.choices, segment.schema))
+            found.append(
+                Item(
+                    doc.family, segment.kind, prompt, answer, stop, segment.choices, segment.schema
+                )
+            )
         prompt += segment.text
     return found
 
 
 def draw_items(family: Family, count: int, start: int = 0) -> list[Item]:
-    """`count` items, each from a document of its own, makers by their shares, always the same ones."""
+    """`count` items, each from a document of its own, makers by their shares, always the same
+    ones.
+    """
     makers = makers_of(family)
     weights = [SHARES[maker] for maker in makers]
     found: list[Item] = []

@@ -1,6 +1,8 @@
-"""How well nano judges: the better of two answers, with reasoning and at once, each pair in both orders.
+"""How well nano judges: the better of two answers, with reasoning and at once, each pair in both
+orders.
 
-Through lmprog programs, on held-out names and pairs of numbers. No bar is set for it. Knows nothing of training.
+Through lmprog programs, on held-out names and pairs of numbers. No bar is set for it. Knows nothing
+of training.
 """
 
 from __future__ import annotations
@@ -12,14 +14,20 @@ import lmprog
 from training.draw import Draw, Split
 from training.tasks.writing import Judged, of_subject, of_sum, of_text
 
-KINDS: Mapping[str, Callable[[Draw], Judged]] = {"subject": of_subject, "sum": of_sum, "text": of_text}
+KINDS: Mapping[str, Callable[[Draw], Judged]] = {
+    "subject": of_subject,
+    "sum": of_sum,
+    "text": of_text,
+}
 
 
 @lmprog.function
 async def judge(s: lmprog.Branch, judged: Judged, good_first: bool, reasons: bool) -> bool:
     """Whether the good answer is chosen."""
     first, second = (judged.good, judged.bad) if good_first else (judged.bad, judged.good)
-    s.append(f"{judged.context}Question: {judged.question}\nAnswer A: {first.text}\nAnswer B: {second.text}\n")
+    s.append(
+        f"{judged.context}Question: {judged.question}\nAnswer A: {first.text}\nAnswer B: {second.text}\n"
+    )
     s.append("Which answer is better, A or B?\n")
     if reasons:
         s.append("Reasoning:")
@@ -37,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with lmprog.Runtime(options.model) as runtime:
         for name, make in KINDS.items():
-            pairs = [make(Draw(f"judging:{name}:{number}", Split.HELD)) for number in range(options.count)]
+            pairs = [
+                make(Draw(f"judging:{name}:{number}", Split.HELD))
+                for number in range(options.count)
+            ]
             for reasons in (True, False):
                 asked = [(pair, first, reasons) for pair in pairs for first in (True, False)]
                 right = sum(run.value for run in judge.run_batch(asked, backend=runtime))

@@ -1,4 +1,5 @@
-"""Whether answers hold after a long few-shot prefix, 1,300 to 1,800 tokens of examples, through lmprog programs.
+"""Whether answers hold after a long few-shot prefix, 1,300 to 1,800 tokens of examples, through
+lmprog programs.
 
 Held-out documents, one question of each. Knows nothing of training.
 """
@@ -45,12 +46,16 @@ def score(model: Path, count: int) -> Score:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print how many are right, and by kind."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "lmprog" / "nano")
+    parser.add_argument(
+        "--model", type=Path, default=Path(__file__).parent.parent / "lmprog" / "nano"
+    )
     parser.add_argument("--count", type=int, default=60)
     options = parser.parse_args(arguments)
     found = score(options.model, options.count)
     kinds = ", ".join(f"{kind} {right}/{asked}" for kind, (right, asked) in found.kinds().items())
-    print(f"{sum(outcome.right for outcome in found.outcomes)} of {len(found.outcomes)} right ({kinds})")
+    print(
+        f"{sum(outcome.right for outcome in found.outcomes)} of {len(found.outcomes)} right ({kinds})"
+    )
 
 
 if __name__ == "__main__":

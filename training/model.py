@@ -1,6 +1,7 @@
 """Nano's network: a compact Llama in plain torch, with parameter names as Hugging Face has them.
 
-Knows tensors only. `tests/nano` holds its logits equal to those of `transformers` on the exported files.
+Knows tensors only. `tests/nano` holds its logits equal to those of `transformers` on the exported
+files.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Shape:
 
 def rotation(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines [length, head_dim] for positions from 0."""
-    frequency = shape.theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
+    frequency = shape.theta ** (
+        -torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    )
     angle = torch.outer(torch.arange(length, dtype=torch.float32), frequency)
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos(), angle.sin()
@@ -77,8 +80,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention, [batch, heads, time, head_dim]. Written out for short sequences.
 
-    On a CPU the matrix products in bfloat16 are up to five times faster, backward included, than torch's own kernel
-    when the scores are small (measured at 64 to 256 tokens).
+    On a CPU the matrix products in bfloat16 are up to five times faster, backward included, than
+    torch's own kernel when the scores are small (measured at 64 to 256 tokens).
     """
     time = q.shape[2]
     if time > 384 or q.device.type != "cpu":
@@ -107,7 +110,9 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(batch, time, s.kv_heads, s.head_dim).transpose(1, 2)
         cos, sin = cos.to(v.dtype), sin.to(v.dtype)
         q = rotate(self.q_proj(x).view(batch, time, s.heads, s.head_dim).transpose(1, 2), cos, sin)
-        k = rotate(self.k_proj(x).view(batch, time, s.kv_heads, s.head_dim).transpose(1, 2), cos, sin)
+        k = rotate(
+            self.k_proj(x).view(batch, time, s.kv_heads, s.head_dim).transpose(1, 2), cos, sin
+        )
         share = s.heads // s.kv_heads
         out = attend(q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1))
         y: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, time, -1))

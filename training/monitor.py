@@ -1,7 +1,9 @@
-"""A quick look at a checkpoint: which held-out answers would be given greedily, by one forward pass each.
+"""A quick look at a checkpoint: which held-out answers would be given greedily, by one forward pass
+each.
 
-An answer is right here when every one of its tokens is the likeliest after the ones before it, which is what greedy
-generation would say. No constraint and no selection helps; `training.evaluate` is the real measure.
+An answer is right here when every one of its tokens is the likeliest after the ones before it,
+which is what greedy generation would say. No constraint and no selection helps; `training.evaluate`
+is the real measure.
 """
 
 from __future__ import annotations
@@ -33,11 +35,18 @@ def right(net: Nano, tokenizer: Tokenizer, items: Sequence[Item]) -> list[tuple[
     """For each item: whether the answer would be given, and the likeliest tokens at its place."""
     results = []
     for group in by_length(items, 16):
-        pairs = [(tokenizer.encode(item.prompt).ids, tokenizer.encode(item.answer + item.stop).ids) for item in group]
+        pairs = [
+            (tokenizer.encode(item.prompt).ids, tokenizer.encode(item.answer + item.stop).ids)
+            for item in group
+        ]
         longest = max(len(p) + len(a) for p, a in pairs)
         ids = torch.tensor(
             [
-                F.pad(torch.tensor(p + a), (0, longest - len(p) - len(a)), value=tokenizer.token_to_id(PAD)).tolist()
+                F.pad(
+                    torch.tensor(p + a),
+                    (0, longest - len(p) - len(a)),
+                    value=tokenizer.token_to_id(PAD),
+                ).tolist()
                 for p, a in pairs
             ]
         )
@@ -71,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         share = sum(good for _, good, _ in results) / len(results)
         detail = ", ".join(f"{kind} {sum(v)}/{len(v)}" for kind, v in sorted(kinds.items()))
         print(f"{family.value}: {share:.1%}  ({detail})")
-        for item, _, said in [r for r in results if not r[1]][:: max(1, len(results) // 40)][: options.wrong]:
+        for item, _, said in [r for r in results if not r[1]][:: max(1, len(results) // 40)][
+            : options.wrong
+        ]:
             print(f"    ...{item.prompt[-260:]!r} -> {said!r}, right: {item.answer!r}")
 
 

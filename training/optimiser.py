@@ -1,4 +1,6 @@
-"""Muon for the matrices of the layers, AdamW for the rest. Knows parameters and their gradients only."""
+"""Muon for the matrices of the layers, AdamW for the rest. Knows parameters and their gradients
+only.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 
 
 def orthogonal(gradient: Tensor, rounds: int = 5) -> Tensor:
-    """The nearest matrix with all singular values about one, by Newton-Schulz iteration in bfloat16."""
+    """The nearest matrix with all singular values about one, by Newton-Schulz iteration in
+    bfloat16.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = gradient.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -24,10 +28,16 @@ def orthogonal(gradient: Tensor, rounds: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised: every direction of a matrix moves alike. Matrices of one shape go together."""
+    """Momentum, orthogonalised: every direction of a matrix moves alike. Matrices of one shape go
+    together.
+    """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.0
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        decay: float = 0.0,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": decay})
 
@@ -42,7 +52,9 @@ class Muon(torch.optim.Optimizer):
             for shape, parameters in shapes.items():
                 self._update(group, shape, parameters)
 
-    def _update(self, group: dict[str, float], shape: torch.Size, parameters: list[nn.Parameter]) -> None:
+    def _update(
+        self, group: dict[str, float], shape: torch.Size, parameters: list[nn.Parameter]
+    ) -> None:
         moved = []
         for parameter in parameters:
             gradient = parameter.grad

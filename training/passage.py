@@ -1,4 +1,6 @@
-"""A passage: records of one kind told in sentences. Knows which facts it tells, not what will be asked."""
+"""A passage: records of one kind told in sentences. Knows which facts it tells, not what will be
+asked.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Passage:
     def facts(self) -> list[tuple[Record, Field, Value]]:
         """Every fact told."""
         return [
-            (record, self.kind.field(key), value) for record in self.records for key, value in record.values.items()
+            (record, self.kind.field(key), value)
+            for record in self.records
+            for key, value in record.values.items()
         ]
 
     def holders(self, key: str, value: Value) -> list[str]:
@@ -48,20 +52,30 @@ def sentences(draw: Draw, record: Record) -> list[str]:
         starts = draw.template(wording).startswith("{n} ")
         sentence = field.state(draw, record.name, value)
         pronoun = record.kind.pronouns
-        if told and pronoun and starts and sentence.startswith(record.name + " ") and draw.chance(0.15):
+        if (
+            told
+            and pronoun
+            and starts
+            and sentence.startswith(record.name + " ")
+            and draw.chance(0.15)
+        ):
             sentence = pronoun[len(record.name) % len(pronoun)] + sentence[len(record.name) :]
         told.append(sentence)
     return told
 
 
-def draw_passage(draw: Draw, *, kind: Kind | None = None, most: int = 8, things: int | None = None) -> Passage:
+def draw_passage(
+    draw: Draw, *, kind: Kind | None = None, most: int = 8, things: int | None = None
+) -> Passage:
     """A passage of 2 to `most` facts about one to four things of a kind."""
     kind = kind or draw_kind(draw)
     wanted = draw.number(2, most)
     count = min(things or draw.one((1, 1, 2, 2, 2, 3, 3, 4)), wanted)
     names = draw.distinct(lambda: kind.draw_name(draw), count)
     shares = [wanted // count + (1 if i < wanted % count else 0) for i in range(count)]
-    records = tuple(kind.record(draw, share, name) for share, name in zip(shares, names, strict=True))
+    records = tuple(
+        kind.record(draw, share, name) for share, name in zip(shares, names, strict=True)
+    )
     return Passage(kind, records, tell(draw, records))
 
 
@@ -70,7 +84,8 @@ def tell(draw: Draw, records: Sequence[Record]) -> str:
     groups = [sentences(draw, record) for record in records]
     if draw.chance(0.3):
         plain = [
-            [record.kind.field(k).state(draw, record.name, v) for k, v in record.values.items()] for record in records
+            [record.kind.field(k).state(draw, record.name, v) for k, v in record.values.items()]
+            for record in records
         ]
         flat = [sentence for group in plain for sentence in group]
         draw.rng.shuffle(flat)

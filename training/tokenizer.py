@@ -1,7 +1,8 @@
 """Nano's tokenizer: a byte-level BPE whose words are the same tokens wherever they stand.
 
-A space is a token of its own before every word but the commonest ones, and digits and signs stand alone. So a
-name has the same tokens after a space, a quote or a bracket, and copying it is copying. Knows no model.
+A space is a token of its own before every word but the commonest ones, and digits and signs stand
+alone. So a name has the same tokens after a space, a quote or a bracket, and copying it is copying.
+Knows no model.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
 
 
 def balanced(texts: Iterable[str], ceiling: int = 400) -> Iterable[str]:
-    """Texts with every word at most `ceiling` times, so that common templates do not eat the vocabulary."""
+    """Texts with every word at most `ceiling` times, so that common templates do not eat the
+    vocabulary.
+    """
     seen: collections.Counter[str] = collections.Counter()
     for text in texts:
         fresh = []
@@ -83,10 +86,14 @@ def balanced(texts: Iterable[str], ceiling: int = 400) -> Iterable[str]:
 
 
 def encode(tokenizer: Tokenizer, document: Document) -> Tokens:
-    """The ids of a document, segment by segment, as a program's appends and generations meet the runtime."""
+    """The ids of a document, segment by segment, as a program's appends and generations meet the
+    runtime.
+    """
     ids: list[int] = []
     answer: list[bool] = []
-    encoded = tokenizer.encode_batch([segment.text for segment in document.segments], add_special_tokens=False)
+    encoded = tokenizer.encode_batch(
+        [segment.text for segment in document.segments], add_special_tokens=False
+    )
     for segment, piece in zip(document.segments, encoded, strict=True):
         ids += piece.ids
         answer += [segment.answer] * len(piece.ids)

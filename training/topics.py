@@ -1,4 +1,6 @@
-"""Topics: for each its label, the words that give it away, and tips with their expansions. Ours, by hand."""
+"""Topics: for each its label, the words that give it away, and tips with their expansions. Ours, by
+hand.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The training loop: bfloat16 arithmetic, float32 weights, Muon and AdamW, resumable at any checkpoint.
+"""The training loop: bfloat16 arithmetic, float32 weights, Muon and AdamW, resumable at any
+checkpoint.
 
-Knows time only to report it. The learning rate is flat and falls over the last part (`--cooldown`), so that a
-run can be prolonged from a checkpoint of its flat part.
+Knows time only to report it. The learning rate is flat and falls over the last part (`--cooldown`),
+so that a run can be prolonged from a checkpoint of its flat part.
 """
 
 from __future__ import annotations
@@ -79,7 +80,12 @@ class Training:
             "net": self.net.state_dict(),
             "muon": self.muon.state_dict(),
             "adam": self.adam.state_dict(),
-            "progress": [self.progress.step, self.progress.tokens, self.batches.pool, self.progress.seconds],
+            "progress": [
+                self.progress.step,
+                self.progress.tokens,
+                self.batches.pool,
+                self.progress.seconds,
+            ],
         }
         torch.save(state, self.folder / "writing.pt")
         (self.folder / "writing.pt").replace(self.folder / name)
@@ -95,7 +101,9 @@ class Training:
 
 
 def factor(done: float, warm: int, step: int, cooldown: float) -> float:
-    """The learning rate's share: warm-up by steps, then flat, then down to a fiftieth over the last part."""
+    """The learning rate's share: warm-up by steps, then flat, then down to a fiftieth over the last
+    part.
+    """
     up = min(1.0, (step + 1) / warm)
     return up * min(1.0, max(0.02, (1 - done) / cooldown)) if cooldown else up
 
@@ -108,8 +116,8 @@ def _grow(training: Training) -> None:
 
 
 def run(training: Training, budget: int, cooldown: float, minutes: float) -> None:
-    """Train until `budget` tokens are seen (or the minutes are over), reporting and saving on the way, and
-    also when it is terminated."""
+    """Train until `budget` tokens are seen (or the minutes are over), reporting and saving on the
+    way, and also when it is terminated."""
     asked_to_stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked_to_stop.append(number))
     begun, saved, shown = time.monotonic(), time.monotonic(), time.monotonic()
@@ -144,7 +152,11 @@ def run(training: Training, budget: int, cooldown: float, minutes: float) -> Non
             )
             log.flush()
             bar.set_postfix(loss=f"{mean:.3f}")
-        over = bool(asked_to_stop) or progress.tokens >= budget or progress.seconds - spent > minutes * 60
+        over = (
+            bool(asked_to_stop)
+            or progress.tokens >= budget
+            or progress.seconds - spent > minutes * 60
+        )
         if over or time.monotonic() - saved > 180:
             saved = time.monotonic()
             training.save()
@@ -155,11 +167,18 @@ def run(training: Training, budget: int, cooldown: float, minutes: float) -> Non
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start a run, or go on with one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="holds tokenizer.json; receives checkpoints")
-    parser.add_argument("--tokens", type=float, default=50e6, help="tokens of the whole run")
-    parser.add_argument("--minutes", type=float, default=1e9, help="end after so many minutes, cooldown included")
     parser.add_argument(
-        "--cooldown", type=float, default=0.0, help="last share of the run (or of the minutes): the rate falls"
+        "--folder", type=Path, required=True, help="holds tokenizer.json; receives checkpoints"
+    )
+    parser.add_argument("--tokens", type=float, default=50e6, help="tokens of the whole run")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="end after so many minutes, cooldown included"
+    )
+    parser.add_argument(
+        "--cooldown",
+        type=float,
+        default=0.0,
+        help="last share of the run (or of the minutes): the rate falls",
     )
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--batch", type=int, default=8192, help="tokens of a step")

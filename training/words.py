@@ -1,7 +1,8 @@
 """The closed word lists of the world, and nothing about how they are used in sentences.
 
-Every list is written by hand for this project. People and towns are only partly lists: most names are
-spelled from random syllables by `training.draw`, so that copying has to be learned and not memorised.
+Every list is written by hand for this project. People and towns are only partly lists: most names
+are spelled from random syllables by `training.draw`, so that copying has to be learned and not
+memorised.
 """
 
 from __future__ import annotations
@@ -41,13 +42,17 @@ GOODS = words_of(
     "lamps chairs tables books pens shoes hats coats clocks toys bowls cups plates knives baskets candles rugs bags "
     "boots gloves scarves maps bells boxes mirrors ropes tents paints brushes kites"
 )
-COLOURS = words_of("red blue green yellow black white brown grey pink orange purple gold silver teal")
+COLOURS = words_of(
+    "red blue green yellow black white brown grey pink orange purple gold silver teal"
+)
 HOBBIES = words_of(
     "chess swimming painting running singing cooking fishing reading dancing hiking sailing knitting climbing cycling "
     "skating gardening drawing juggling camping archery"
 )
 INSTRUMENTS = words_of("piano violin guitar flute drum harp trumpet cello banjo organ")
-MONTHS = words_of("January February March April May June July August September October November December")
+MONTHS = words_of(
+    "January February March April May June July August September October November December"
+)
 DAYS = words_of("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 TRANSPORT = words_of("train bus boat plane car bicycle")
 SIZES = words_of("small medium large")

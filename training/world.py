@@ -1,4 +1,5 @@
-"""The world: which documents there are and in what shares. A document is a function of its split and number.
+"""The world: which documents there are and in what shares. A document is a function of its split
+and number.
 
 Knows the families and their shares; knows no tokens and no model.
 """
@@ -11,11 +12,21 @@ from dataclasses import replace
 
 from training.document import Document, Family
 from training.draw import Draw, Split
-from training.tasks import arithmetic, classification, dialogue, extraction, fewshot, reading, tools, writing
+from training.tasks import (
+    arithmetic,
+    classification,
+    dialogue,
+    extraction,
+    fewshot,
+    reading,
+    tools,
+    writing,
+)
 
 Maker = Callable[[Draw], Document]
 
-# What the evaluation draws, family by family. Fixed, so that figures of one month compare with those of another.
+# What the evaluation draws, family by family. Fixed, so that figures of one month compare with
+# those of another.
 SHARES: Mapping[Maker, float] = {
     reading.reading: 16,
     extraction.extraction: 12,
@@ -42,7 +53,8 @@ SHARES: Mapping[Maker, float] = {
     writing.story: 1.2,
     writing.judge: 1,
 }
-# What is trained on: set by the measured errors of the model so far, the weakest families get the most documents.
+# What is trained on: set by the measured errors of the model so far, the weakest families get the
+# most documents.
 TRAINED_SHARES: Mapping[Maker, float] = {
     reading.reading: 44,
     extraction.extraction: 15,
@@ -81,10 +93,14 @@ YOUNG_SHARES: Mapping[Maker, float] = {
     tools.tools: 3,
 }
 _MAKERS, _YOUNG_MAKERS = tuple(TRAINED_SHARES), tuple(YOUNG_SHARES)
-_BOUNDS, _YOUNG_BOUNDS = (tuple(itertools.accumulate(shares.values())) for shares in (TRAINED_SHARES, YOUNG_SHARES))
+_BOUNDS, _YOUNG_BOUNDS = (
+    tuple(itertools.accumulate(shares.values())) for shares in (TRAINED_SHARES, YOUNG_SHARES)
+)
 
 
-def document(split: Split, number: int, maker: Maker | None = None, *, young: bool = False) -> Document:
+def document(
+    split: Split, number: int, maker: Maker | None = None, *, young: bool = False
+) -> Document:
     """The document of that number: always the same one."""
     draw = Draw(f"{split.value}:{maker.__name__ if maker else ''}:{number}", split)
     makers, bounds = (_YOUNG_MAKERS, _YOUNG_BOUNDS) if young else (_MAKERS, _BOUNDS)

@@ -1,4 +1,6 @@
-"""Regular expressions for `transformers`: a logits processor over llguidance, one matcher for each row."""
+"""Regular expressions for `transformers`: a logits processor over llguidance, one matcher for each
+row.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from transformers import LogitsProcessor
 
-from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
 
 
 def left_tokenizer(folder: Path, tokenizer: HfTokenizer | ByteTokenizer) -> LLTokenizer:
@@ -20,7 +22,9 @@ def left_tokenizer(folder: Path, tokenizer: HfTokenizer | ByteTokenizer) -> LLTo
 
 
 class Matching(LogitsProcessor):
-    """Leaves only tokens that can go on to a match; the end of sequence where the match is complete."""
+    """Leaves only tokens that can go on to a match; the end of sequence where the match is
+    complete.
+    """
 
     def __init__(self, tokenizer: LLTokenizer, pattern: str, start: int, num_rows: int) -> None:
         first = LLMatcher(tokenizer, LLMatcher.grammar_from_regex(pattern))
@@ -39,6 +43,8 @@ class Matching(LogitsProcessor):
                 scores[row, self._eos] = 0.0
                 continue
             llguidance.torch.fill_next_token_bitmask(matcher, self._masks, row)
-            llguidance.torch.apply_token_bitmask_inplace(scores[row : row + 1], self._masks[row : row + 1])
+            llguidance.torch.apply_token_bitmask_inplace(
+                scores[row : row + 1], self._masks[row : row + 1]
+            )
         self._seen = input_ids.shape[1]
         return scores

@@ -1,8 +1,10 @@
-"""`transformers` with the best caching that its own interfaces allow: `generate` over batches that go in lockstep.
+"""`transformers` with the best caching that its own interfaces allow: `generate` over batches that
+go in lockstep.
 
-A shared prefix is computed once and its `DynamicCache` repeated for the batch; caches live on across turns and forks;
-texts of different lengths are padded on the left, between what is cached and what is new. Knows torch; knows no
-workload and nothing of lmprog but its reading of the checkpoint's tokenizer.
+A shared prefix is computed once and its `DynamicCache` repeated for the batch; caches live on
+across turns and forks; texts of different lengths are padded on the left, between what is cached
+and what is new. Knows torch; knows no workload and nothing of lmprog but its reading of the
+checkpoint's tokenizer.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LogitsProcessorList
 
 from benchmarks.peers.matching import Matching, left_tokenizer
-from lmprog.runtime.tokenizer import load_tokenizer
+from lmprog.runtime.text.tokenizer import load_tokenizer
 
 
 class TransformersPeer:
@@ -48,7 +50,11 @@ class Rows:
     """See `benchmarks.workloads.shape.Lockstep`. Owns its cache; forks have repeated copies."""
 
     def __init__(
-        self, peer: TransformersPeer, cache: DynamicCache | None, ids: torch.Tensor, mask: torch.Tensor | None = None
+        self,
+        peer: TransformersPeer,
+        cache: DynamicCache | None,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None = None,
     ) -> None:
         self._peer = peer
         self._cache = DynamicCache() if cache is None else cache
@@ -72,14 +78,23 @@ class Rows:
         new = self._ids[:, width:]
         ended = torch.isin(new, torch.tensor(self._peer.tokenizer.eos_ids)).long().cumsum(1) > 0
         self._mask = torch.cat([self._mask, (~ended).long()], dim=1)
-        return [self._peer.tokenizer.decode(row[~over].tolist()) for row, over in zip(new, ended, strict=True)]
+        return [
+            self._peer.tokenizer.decode(row[~over].tolist())
+            for row, over in zip(new, ended, strict=True)
+        ]
 
     def select(self, options: Sequence[Sequence[str]]) -> list[str]:
         peer = self._peer
         forks = self.fork(len(options[0]))
-        tokens = [torch.tensor(peer.tokenizer.encode(text, start=False)) for own in options for text in own]
+        tokens = [
+            torch.tensor(peer.tokenizer.encode(text, start=False))
+            for own in options
+            for text in own
+        ]
         padded = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-        there = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in tokens], batch_first=True)
+        there = torch.nn.utils.rnn.pad_sequence(
+            [torch.ones_like(one) for one in tokens], batch_first=True
+        )
         ids = torch.cat([forks._ids[:, -1:], padded[:, :-1]], dim=1)
         mask = torch.cat([forks._mask, there[:, :-1]], dim=1)
         logits = forks._forward(ids, mask, keep=0)  # [rows, width, vocab]
@@ -96,8 +111,17 @@ class Rows:
         layers: list[Any] = self._cache.layers
         for index, layer in enumerate(layers):
             if layer.is_initialized:
-                cache.update(layer.keys.repeat_interleave(size, 0), layer.values.repeat_interleave(size, 0), index)
-        return Rows(self._peer, cache, self._ids.repeat_interleave(size, 0), self._mask.repeat_interleave(size, 0))
+                cache.update(
+                    layer.keys.repeat_interleave(size, 0),
+                    layer.values.repeat_interleave(size, 0),
+                    index,
+                )
+        return Rows(
+            self._peer,
+            cache,
+            self._ids.repeat_interleave(size, 0),
+            self._mask.repeat_interleave(size, 0),
+        )
 
     def keep(self, rows: Sequence[int]) -> None:
         which = torch.tensor(rows)
@@ -108,11 +132,17 @@ class Rows:
     def _settle(self) -> int:
         """Tokenises what is pending, padded on the left; the width now."""
         if any(self._pending):
-            tokens = [self._peer.tokenizer.encode(text, start=not self._ids.shape[1]) for text in self._pending]
+            tokens = [
+                self._peer.tokenizer.encode(text, start=not self._ids.shape[1])
+                for text in self._pending
+            ]
             width = max(map(len, tokens))
             new = torch.tensor([[0] * (width - len(row)) + row for row in tokens])
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in tokens])
-            self._ids, self._mask = torch.cat([self._ids, new], dim=1), torch.cat([self._mask, mask], dim=1)
+            self._ids, self._mask = (
+                torch.cat([self._ids, new], dim=1),
+                torch.cat([self._mask, mask], dim=1),
+            )
             self._pending = [""] * len(tokens)
         return self._ids.shape[1]
 
@@ -134,7 +164,9 @@ class Rows:
             ).logits
         return logits
 
-    def _call_generate(self, most: int, least: int, processors: LogitsProcessorList | None = None) -> None:
+    def _call_generate(
+        self, most: int, least: int, processors: LogitsProcessorList | None = None
+    ) -> None:
         self._ids = self._peer.model.generate(
             input_ids=self._ids,
             attention_mask=self._mask,

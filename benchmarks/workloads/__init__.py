@@ -7,7 +7,13 @@ from benchmarks.workloads.chats import LongChat, ShortChat
 from benchmarks.workloads.documents import JsonDecode, JsonJumpForward
 from benchmarks.workloads.questions import Hellaswag, InBatch, Mmlu, Rag
 from benchmarks.workloads.shape import Workload
-from benchmarks.workloads.thinking import Judge, MultiChain, SkeletonOfThought, TreeOfThought, TreeSearch
+from benchmarks.workloads.thinking import (
+    Judge,
+    MultiChain,
+    SkeletonOfThought,
+    TreeOfThought,
+    TreeSearch,
+)
 
 ALL: tuple[type[Workload], ...] = (
     Mmlu,

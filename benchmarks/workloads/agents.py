@@ -1,4 +1,6 @@
-"""Agents: react, generative agents, and programs that arrive over time (chats, tool users, tree searches)."""
+"""Agents: react, generative agents, and programs that arrive over time (chats, tool users, tree
+searches).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,14 @@ from dataclasses import dataclass
 import lmprog
 from benchmarks.workloads.shape import Peer, Workload, at_once, forced
 from benchmarks.workloads.text import Writer
-from lmprog.lang.backends import Backend
+from lmprog.backends import Backend
 
 
 @dataclass(frozen=True, slots=True)
 class Serial:
-    """A prompt and then turns: each a generation and the text that follows it (the last one's is not used)."""
+    """A prompt and then turns: each a generation and the text that follows it (the last one's is
+    not used).
+    """
 
     shared: str
     own: str
@@ -45,7 +49,9 @@ def in_lockstep(peer: Peer, items: list[Serial]) -> list[str]:
         for index, text in zip(alive, rows.generate(items[0].num_tokens), strict=True):
             found[index].append(text)
         turn += 1
-        staying = [place for place, index in enumerate(alive) if len(items[index].observations) > turn]
+        staying = [
+            place for place, index in enumerate(alive) if len(items[index].observations) > turn
+        ]
         if staying and len(staying) < len(alive):
             rows.keep(staying)
         alive = [alive[place] for place in staying]
@@ -61,7 +67,10 @@ class React(Workload):
     def prepare(self, w: Writer) -> None:
         shared, size = w.text(1750), w.size(100)
         number = w.number(100, least=4)
-        self.items = [Serial(shared, w.text(40), w.texts(w.between(2, 5), 60, 160), size) for _ in range(number)]
+        self.items = [
+            Serial(shared, w.text(40), w.texts(w.between(2, 5), 60, 160), size)
+            for _ in range(number)
+        ]
 
     def run(self, backend: Backend) -> list[str]:
         return at_once(take_turns, self.items, backend)
@@ -110,7 +119,8 @@ class GenerativeAgents(Workload):
 class Agents(Workload):
     name = "agents"
     about = (
-        "chats of 6-8 calls (256 in, 277 out) and tool users of 10-12 calls (735 in, 34 out), Poisson arrivals; 2 x 20"
+        "chats of 6-8 calls (256 in, 277 out) and tool users of 10-12 calls (735 in, 34 out), "
+        "Poisson arrivals; 2 x 20"
     )
     mean_gap = 0.05
 
@@ -123,7 +133,8 @@ class Agents(Workload):
         arrivals = w.gaps(number, self.mean_gap)
         inputs = [[w.text(sizes[0]) for _ in range(calls + w.between(-1, 1))] for _ in arrivals]
         return [
-            Serial("", own[0], own[1:] + own[:1], w.size(sizes[1]), t) for own, t in zip(inputs, arrivals, strict=True)
+            Serial("", own[0], own[1:] + own[:1], w.size(sizes[1]), t)
+            for own, t in zip(inputs, arrivals, strict=True)
         ]
 
     def run(self, backend: Backend) -> list[str]:

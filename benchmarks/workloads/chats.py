@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.workloads.agents import Serial, in_lockstep, take_turns
 from benchmarks.workloads.shape import Peer, Workload, at_once
 from benchmarks.workloads.text import Writer
-from lmprog.lang.backends import Backend
+from lmprog.backends import Backend
 
 NUM_TURNS = 4
 

@@ -1,4 +1,6 @@
-"""JSON out of documents: chained constrained generations, and one generation under a regex with fixed keys."""
+"""JSON out of documents: chained constrained generations, and one generation under a regex with
+fixed keys.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 import lmprog
 from benchmarks.workloads.shape import Peer, Workload, at_once, by_row
 from benchmarks.workloads.text import Writer
-from lmprog.lang.backends import Backend
+from lmprog.backends import Backend
 
 FIELDS = [
     ('\n{"name": "', "[A-Z][a-z]{11,15}"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import lmprog
 from benchmarks.workloads.shape import Peer, Workload, at_once, forced
 from benchmarks.workloads.text import Writer
-from lmprog.lang.backends import Backend
+from lmprog.backends import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class Mmlu(_Grouped):
     def prepare(self, w: Writer) -> None:
         headers = w.texts(w.number(10), 300, 1000)
         number = w.number(130)
-        self.groups = [[Question(header, w.text(60, 180), 1) for _ in range(number)] for header in headers]
+        self.groups = [
+            [Question(header, w.text(60, 180), 1) for _ in range(number)] for header in headers
+        ]
 
 
 class InBatch(_Grouped):
@@ -59,7 +61,9 @@ class InBatch(_Grouped):
     def prepare(self, w: Writer) -> None:
         prefixes = w.texts(w.number(10), 1024)
         number = w.number(32, least=4)
-        self.groups = [[Question(prefix, w.text(128), 1) for _ in range(number)] for prefix in prefixes]
+        self.groups = [
+            [Question(prefix, w.text(128), 1) for _ in range(number)] for prefix in prefixes
+        ]
 
 
 class Rag(_Grouped):
@@ -69,7 +73,9 @@ class Rag(_Grouped):
     def prepare(self, w: Writer) -> None:
         demonstrations, size = w.text(1500), w.size(40)
         passages = w.texts(w.number(60), 100)
-        owns = [passages[w.between(0, len(passages) - 1)] + w.text(20) for _ in range(w.number(150))]
+        owns = [
+            passages[w.between(0, len(passages) - 1)] + w.text(20) for _ in range(w.number(150))
+        ]
         self.groups = [[Question(demonstrations, own, size) for own in owns]]
 
 
@@ -90,11 +96,13 @@ async def choose(s: lmprog.Branch, item: Ending) -> list[str]:
 
 class Hellaswag(Workload):
     name = "hellaswag"
-    about = "shots 1,900 + context 30-70, select over 4 endings of 10-35; 200 questions"
+    about = "shots 1,900 + context 30-70, select over 4 completion of 10-35; 200 questions"
 
     def prepare(self, w: Writer) -> None:
         self.shots = w.text(1900)
-        self.items = [Ending(self.shots, w.text(30, 70), w.texts(4, 10, 35)) for _ in range(w.number(200))]
+        self.items = [
+            Ending(self.shots, w.text(30, 70), w.texts(4, 10, 35)) for _ in range(w.number(200))
+        ]
 
     def run(self, backend: Backend) -> list[str]:
         return at_once(choose, self.items, backend)

@@ -1,7 +1,8 @@
-"""What a workload is: seeded data, the program for lmprog, and the same work for a peer that goes in lockstep.
+"""What a workload is: seeded data, the program for lmprog, and the same work for a peer that goes
+in lockstep.
 
-Both sides give their results as a flat list of texts in the same order, so that they can be compared. Generations
-are greedy and of forced length. Knows no runtime's insides and no timing.
+Both sides give their results as a flat list of texts in the same order, so that they can be
+compared. Generations are greedy and of forced length. Knows no runtime's insides and no timing.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from benchmarks.workloads.text import Writer
-from lmprog.lang.backends import Backend
-from lmprog.lang.program import Program
+from lmprog.backends import Backend
+from lmprog.lang.programs.program import Program
 
 
 class Lockstep(Protocol):
-    """Rows of one batch that a peer moves together; the strongest form in which `generate` users can write these."""
+    """Rows of one batch that a peer moves together; the strongest form in which `generate` users
+    can write these.
+    """
 
     def extend(self, texts: Sequence[str]) -> None:
         """Appends a text to each row."""
@@ -34,7 +37,9 @@ class Lockstep(Protocol):
         ...
 
     def fork(self, size: int) -> Lockstep:
-        """Each row `size` times, standing on copies of what is computed; this one can go on, too."""
+        """Each row `size` times, standing on copies of what is computed; this one can go on,
+        too.
+        """
         ...
 
     def keep(self, rows: Sequence[int]) -> None:

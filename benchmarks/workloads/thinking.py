@@ -1,4 +1,6 @@
-"""Programs that fork to think: tree of thought, skeleton of thought, llm judge, multi-chain reasoning."""
+"""Programs that fork to think: tree of thought, skeleton of thought, llm judge, multi-chain
+reasoning.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 import lmprog
 from benchmarks.workloads.shape import Lockstep, Peer, Workload, at_once, by_row, forced
 from benchmarks.workloads.text import Writer
-from lmprog.lang.backends import Backend
+from lmprog.backends import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ class TreeSearch(TreeOfThought):
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A topic whose points are named one after the other, each of them worked out by a program of its own."""
+    """A topic whose points are named one after the other, each of them worked out by a program of
+    its own.
+    """
 
     topic: str
     literals: list[str]
@@ -99,7 +103,9 @@ async def skeleton_of_thought(s: lmprog.Branch, item: Skeleton) -> list[str]:
     for literal in item.literals:
         s.append(literal)
         point = await s.gen(**forced(item.point_tokens))
-        details.append(asyncio.ensure_future(inner.arun(item.prompt, item.before + point, item.detail_tokens)))
+        details.append(
+            asyncio.ensure_future(inner.arun(item.prompt, item.before + point, item.detail_tokens))
+        )
     return [(await detail).value for detail in details]
 
 
@@ -110,7 +116,10 @@ class SkeletonOfThought(Workload):
     def prepare(self, w: Writer) -> None:
         prompt, before, literals = w.text(370), w.text(8), w.texts(5, 6)
         sizes = w.size(24), w.size(128)
-        self.items = [Skeleton(w.text(60), literals, sizes[0], prompt, before, sizes[1]) for _ in range(w.number(64))]
+        self.items = [
+            Skeleton(w.text(60), literals, sizes[0], prompt, before, sizes[1])
+            for _ in range(w.number(64))
+        ]
 
     def run(self, backend: Backend) -> list[str]:
         return at_once(skeleton_of_thought, self.items, backend)
@@ -129,7 +138,9 @@ class SkeletonOfThought(Workload):
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """A common text, the beginnings of its branches, what comes before the verdict, and how much is generated."""
+    """A common text, the beginnings of its branches, what comes before the verdict, and how much is
+    generated.
+    """
 
     common: str
     beginnings: list[str]
@@ -167,10 +178,15 @@ class _Merging(Workload):
         views = forks.generate(first.branch_tokens)
         size = len(first.beginnings)
         groups = [views[start : start + size] for start in range(0, len(views), size)]
-        pasted = ["".join(b + view for b, view in zip(first.before, group, strict=True)) for group in groups]
+        pasted = [
+            "".join(b + view for b, view in zip(first.before, group, strict=True))
+            for group in groups
+        ]
         rows.extend([text + first.before[0] for text in pasted])
         finals = rows.generate(first.final_tokens)
-        return [text for group, final in zip(groups, finals, strict=True) for text in [*group, final]]
+        return [
+            text for group, final in zip(groups, finals, strict=True) for text in [*group, final]
+        ]
 
 
 class Judge(_Merging):
@@ -181,7 +197,9 @@ class Judge(_Merging):
         self.shared, dimensions, before = w.text(38), w.texts(6, 105), w.texts(6, 8)
         sizes = w.size(256), w.size(64)
         number = w.number(25)
-        self.items = [Branching(self.shared + w.text(800), dimensions, before, *sizes) for _ in range(number)]
+        self.items = [
+            Branching(self.shared + w.text(800), dimensions, before, *sizes) for _ in range(number)
+        ]
 
 
 class MultiChain(_Merging):
@@ -191,4 +209,6 @@ class MultiChain(_Merging):
     def prepare(self, w: Writer) -> None:
         self.shared, beginnings, before = "", w.texts(5, 8), w.texts(5, 8)
         sizes = w.size(256), w.size(16)
-        self.items = [Branching(w.text(60), beginnings, before, *sizes) for _ in range(w.number(64))]
+        self.items = [
+            Branching(w.text(60), beginnings, before, *sizes) for _ in range(w.number(64))
+        ]

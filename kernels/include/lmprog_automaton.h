@@ -1,4 +1,4 @@
-// The lazily determinised automaton of a net; the twin of lmprog/runtime/fsm/automaton.py, which explains the idea.
+// The lazily determinised automaton of a net; the twin of lmprog/constraints/automaton.py, which explains the idea.
 //
 // Plain C++17 on vectors. Frames, positions and states are hash-consed to integers. Knows bytes, not tokens.
 #ifndef LMPROG_AUTOMATON_H

@@ -16,7 +16,7 @@ extern "C" {
 #define LMPROG_MASKS_LIMIT (-1)
 #define LMPROG_NUM_GROUPS 8
 
-/* A trimmed net (see lmprog/runtime/fsm/costs.py for the meaning of every array). */
+/* A trimmed net (see lmprog/constraints/costs.py for the meaning of every array). */
 typedef struct {
     const uint8_t* kind;        /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition */
     const int32_t* args;        /* [nodes][3] */

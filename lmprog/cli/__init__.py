@@ -1,8 +1,9 @@
-"""The command `lmprog`: reads the command line, hands over to one command, turns errors into sentences.
+"""The command `lmprog`: reads the command line, hands over to one command, turns errors into
+sentences.
 
-Each command is a module of this room with `run(given) -> int`, imported only when it is called, so that `lmprog --help`
-starts at once. Exit codes: 0 done, 1 failed, 2 the command line (or what it names) is wrong. Only this room prints,
-and only this room touches signals.
+Each command is a module of this room with `run(given) -> int`, imported only when it is called, so
+that `lmprog --help` starts at once. Exit codes: 0 done, 1 failed, 2 the command line (or what it
+names) is wrong. Only this room prints, and only this room touches signals.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours, others = errors.split(LmprogError)
         if given.debug or others is not None or ours is None:
             raise
-        print(*dict.fromkeys(f"lmprog: {error}" for error in _leaves(ours)), sep="\n", file=sys.stderr)
+        print(
+            *dict.fromkeys(f"lmprog: {error}" for error in _leaves(ours)), sep="\n", file=sys.stderr
+        )
         return 1
     except KeyboardInterrupt:
         return 130
@@ -92,9 +95,10 @@ def _run(given: argparse.Namespace) -> int:
 
             return constraint.run(given)
         case "sim":
-            from lmprog.runtime.simulation.main import main as simulate
+            from lmprog.simulation.command import main as simulate
 
-            # The faults that it plants on purpose are logged like any others; here they are no news.
+            # The faults that it plants on purpose are logged like any others; here they are no
+            # news.
             logging.getLogger("lmprog").setLevel(logging.CRITICAL)
             return simulate(given.seed, given.steps, given.worlds)
     raise AssertionError(given.command)

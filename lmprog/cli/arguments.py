@@ -1,7 +1,8 @@
-"""The command line's grammar: commands, their arguments, and one option for every field of the configurations.
+"""The command line's grammar: commands, their arguments, and one option for every field of the
+configurations.
 
-Options of `serve` are made from the configurations (`server.options`), so that none can be forgotten or do nothing.
-This module imports nothing heavy and runs nothing.
+Options of `serve` are made from the configurations (`server.options`), so that none can be
+forgotten or do nothing. This module imports nothing heavy and runs nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import dataclasses
 import typing
 from typing import Any, NoReturn
 
-from lmprog.cli.asking import add_clients
+from lmprog.cli.client_arguments import add_clients
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.server.options import options
-from lmprog.server.settings import Settings
+from lmprog.server.options.option_table import options
+from lmprog.server.options.server_settings import ServerSettings
 
-_WHAT = {Settings: "the server", RuntimeConfig: "the runtime", SchedulerConfig: "its scheduler"}
+_WHAT = {
+    ServerSettings: "the server",
+    RuntimeConfig: "the runtime",
+    SchedulerConfig: "its scheduler",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,25 +32,46 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    root = _Parser(prog="lmprog", description="Runs programs that call language models, on one cache of prefixes.")
+    root = _Parser(
+        prog="lmprog",
+        description="Runs programs that call language models, on one cache of prefixes.",
+    )
     root.add_argument("--debug", action="store_true", help="show where an error came from")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    commands.add_parser("demo", help="programs with forks, choices and constraints on the shipped model")
+    commands.add_parser(
+        "demo", help="programs with forks, choices and constraints on the shipped model"
+    )
     commands.add_parser("doctor", help="what this machine has, what is missing, and how to get it")
 
-    serve = commands.add_parser("serve", help="serve a model over HTTP, or to programs of other processes")
+    serve = commands.add_parser(
+        "serve", help="serve a model over HTTP, or to programs of other processes"
+    )
     serve.add_argument("model", metavar="MODEL", nargs="?", help="name or folder (default: nano)")
-    serve.add_argument("--config", metavar="FILE", help="default: lmprog.toml or lmprog.yaml, where it is there")
-    serve.add_argument("--print-config", action="store_true", help="say what is chosen, and by whom; start nothing")
+    serve.add_argument(
+        "--config", metavar="FILE", help="default: lmprog.toml or lmprog.yaml, where it is there"
+    )
+    serve.add_argument(
+        "--print-config", action="store_true", help="say what is chosen, and by whom; start nothing"
+    )
     serve.add_argument("--verbose", action="store_true", help="log every request (never its text)")
-    serve.add_argument("--no-http", action="store_true", help="the runtime alone, for lmprog.connect(ADDRESS)")
+    serve.add_argument(
+        "--no-http", action="store_true", help="the runtime alone, for lmprog.connect(ADDRESS)"
+    )
     serve.add_argument("--address", help="the same, at tcp://127.0.0.1:PORT or ipc://PATH")
     _add_configuration(serve)
 
     run = commands.add_parser("run", help="run one program of a file")
-    run.add_argument("program", metavar="FILE.py::FUNCTION", help="a function decorated with @lmprog.function")
-    run.add_argument("--arg", metavar="NAME=VALUE", action="append", default=[], help="an argument; JSON where it is")
+    run.add_argument(
+        "program", metavar="FILE.py::FUNCTION", help="a function decorated with @lmprog.function"
+    )
+    run.add_argument(
+        "--arg",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an argument; JSON where it is",
+    )
     run.add_argument("--address", help="a running runtime (default: one of its own)")
     run.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
     run.add_argument("--temperature", type=float, help="where the program says none (default: 1)")
@@ -54,27 +80,50 @@ def parser() -> argparse.ArgumentParser:
     add_clients(commands, _positive)
 
     top = commands.add_parser("top", help="watch a server or a runtime: who runs, memory, the tree")
-    top.add_argument("where", metavar="URL|ADDRESS", nargs="?", help="default: http://127.0.0.1:8000")
+    top.add_argument(
+        "where", metavar="URL|ADDRESS", nargs="?", help="default: http://127.0.0.1:8000"
+    )
     top.add_argument("--api-key", metavar="KEY", help="of the server (default: LMPROG_API_KEY)")
     top.add_argument("--once", action="store_true", help="one picture, and no more")
 
-    replay = commands.add_parser("replay", help="do a saved run again and compare it token for token")
+    replay = commands.add_parser(
+        "replay", help="do a saved run again and compare it token for token"
+    )
     replay.add_argument("file", metavar="FILE", help="what run.save(...) wrote")
     replay.add_argument("--address", help="a running runtime (default: one of its own)")
-    replay.add_argument("--model", help="folder of the run's model, for a runtime of its own (default: its name)")
+    replay.add_argument(
+        "--model", help="folder of the run's model, for a runtime of its own (default: its name)"
+    )
 
-    constraint = commands.add_parser("constraint", help="what a regex or a JSON schema means, without a model")
-    explain = constraint.add_subparsers(dest="verb", metavar="VERB", required=True).add_parser("explain")
-    explain.add_argument("what", metavar="REGEX|SCHEMA.json", help="a regex, a schema's file, or its text")
+    constraint = commands.add_parser(
+        "constraint", help="what a regex or a JSON schema means, without a model"
+    )
+    explain = constraint.add_subparsers(dest="verb", metavar="VERB", required=True).add_parser(
+        "explain"
+    )
+    explain.add_argument(
+        "what", metavar="REGEX|SCHEMA.json", help="a regex, a schema's file, or its text"
+    )
     drawn = explain.add_mutually_exclusive_group()
     drawn.add_argument("--dot", action="store_true", help="draw the automaton, in DOT")
-    drawn.add_argument("--svg", action="store_true", help="draw the automaton as a picture, for a file")
+    drawn.add_argument(
+        "--svg", action="store_true", help="draw the automaton as a picture, for a file"
+    )
     explain.add_argument("--seed", type=int, default=0, help="of the example (default: 0)")
 
-    sim = commands.add_parser("sim", help="run the core against a simulated model and check every step")
-    sim.add_argument("--seed", type=int, default=0, help="of the first world; it replays the same (default: 0)")
+    sim = commands.add_parser(
+        "sim", help="run the core against a simulated model and check every step"
+    )
+    sim.add_argument(
+        "--seed", type=int, default=0, help="of the first world; it replays the same (default: 0)"
+    )
     sim.add_argument("--steps", type=_positive, default=500, help="of each world (default: 500)")
-    sim.add_argument("--worlds", type=_positive, default=100, help="how many, each with the next seed (default: 100)")
+    sim.add_argument(
+        "--worlds",
+        type=_positive,
+        default=100,
+        help="how many, each with the next seed (default: 100)",
+    )
     return root
 
 
@@ -91,7 +140,11 @@ def given_options(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fields() -> list[dataclasses.Field[Any]]:
-    inner = [field for field in dataclasses.fields(RuntimeConfig) if field.name not in ("model", "scheduler")]
+    inner = [
+        field
+        for field in dataclasses.fields(RuntimeConfig)
+        if field.name not in ("model", "scheduler")
+    ]
     return [*inner, *dataclasses.fields(SchedulerConfig)]
 
 
@@ -100,13 +153,17 @@ def _add_configuration(to: argparse.ArgumentParser) -> None:
     for option in options():
         group, kind = groups[option.of], option.kind
         if kind is bool:
-            group.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=option.help)
+            group.add_argument(
+                option.flag, action=argparse.BooleanOptionalAction, default=None, help=option.help
+            )
         elif typing.get_origin(kind) is typing.Literal:
             group.add_argument(option.flag, choices=typing.get_args(kind), help=option.help)
         elif typing.get_origin(kind) is tuple:
             group.add_argument(option.flag, action="append", metavar="TEXT", help=option.help)
         else:
-            group.add_argument(option.flag, type=kind, metavar=kind.__name__.upper(), help=option.help)
+            group.add_argument(
+                option.flag, type=kind, metavar=kind.__name__.upper(), help=option.help
+            )
 
 
 def _positive(text: str) -> int:

@@ -1,7 +1,8 @@
-"""`lmprog serve --no-http`, or with `--address`: a runtime alone in the foreground, for clients of the wire.
+"""`lmprog serve --no-http`, or with `--address`: a runtime alone in the foreground, for clients of
+the wire.
 
-The first SIGINT or SIGTERM asks the runtime to end, a second one ends everything at once. Exit code 0 means that the
-runtime was asked to end and ended well; a runtime that dies is 1.
+The first SIGINT or SIGTERM asks the runtime to end, a second one ends everything at once. Exit code
+0 means that the runtime was asked to end and ended well; a runtime that dies is 1.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from lmprog.cli.arguments import options_of
-from lmprog.launch import Runtime
+from lmprog.launch import RuntimeProcess
 
 STOP_GRACE = 30.0
 """Seconds that the runtime has for its orderly end."""
@@ -28,22 +29,30 @@ def run(given: argparse.Namespace) -> int:
     with _signals_put_back():
         _on_signals(_interrupt)
         print(f"starting a runtime for {given.model} ...", file=sys.stderr, flush=True)
-        runtime = Runtime(given.model, address=given.address, log_to_stderr=True, **options_of(given))
+        runtime = RuntimeProcess(
+            given.model, address=given.address, log_to_stderr=True, **options_of(given)
+        )
         try:
             _on_signals(lambda number, frame: stop.set())
             _announce(runtime)
             while runtime.alive and not stop.wait(_LOOK):
                 pass
             asked = runtime.alive
-            said = "stopping" if asked else f"lmprog: the runtime ended by itself (exit code {runtime.exit_code})"
+            said = (
+                "stopping"
+                if asked
+                else f"lmprog: the runtime ended by itself (exit code {runtime.exit_code})"
+            )
             print(said, file=sys.stderr, flush=True)
         finally:
-            _on_signals(signal.SIG_DFL)  # a second one ends us, and the runtime notices that within two seconds
+            _on_signals(
+                signal.SIG_DFL
+            )  # a second one ends us, and the runtime notices that within two seconds
             runtime.close(STOP_GRACE)
     return 0 if asked and runtime.exit_code == 0 else 1
 
 
-def _announce(runtime: Runtime) -> None:
+def _announce(runtime: RuntimeProcess) -> None:
     with runtime.connect("lmprog serve") as connection:
         info = connection.info
     slots = info.num_pages * info.page_size

@@ -1,8 +1,9 @@
-"""`lmprog batch`: a file of requests in OpenAI's batch format, answered into another, and gone on with after a stop.
+"""`lmprog batch`: a file of requests in OpenAI's batch format, answered into another, and gone on
+with after a stop.
 
-Each line of the input is `{"custom_id", "method", "url", "body"}`; each of the output has the same `custom_id` with a
-`response`, or an `error` where there was none. What the output has a response for already is not asked again. Knows
-files and lines; an `Endpoint` knows HTTP.
+Each line of the input is `{"custom_id", "method", "url", "body"}`; each of the output has the same
+`custom_id` with a `response`, or an `error` where there was none. What the output has a response
+for already is not asked again. Knows files and lines; an `Endpoint` knows HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
-from lmprog.cli.endpoint import Answer, Endpoint
+from lmprog.cli.http_endpoint import Endpoint, HttpAnswer
 from lmprog.errors import InvalidParameter, LmprogError
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/programs", "/generate")
@@ -32,7 +33,7 @@ LONGEST_PAUSE = 30.0  # seconds between two tries
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """One request."""
 
     custom_id: str
@@ -57,7 +58,7 @@ def run(given: argparse.Namespace) -> int:
         print(f"{counts.skipped:,} of {len(ids):,} are answered already", file=sys.stderr)
     if todo:
         with server(given) as (url, key):
-            finished = Batch(url, key, given.concurrency).answer(todo, target, counts)
+            finished = BatchFile(url, key, given.concurrency).answer(todo, target, counts)
     else:
         finished = True
     what = f"{counts.done:,} answered, {counts.failed:,} failed, {counts.skipped:,} there before"
@@ -77,7 +78,7 @@ def server(given: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         yield found
 
 
-class Batch:
+class BatchFile:
     """Asks with as many threads as requests may be under way; one thread writes."""
 
     def __init__(self, url: str, key: str | None, concurrency: int) -> None:
@@ -88,7 +89,7 @@ class Batch:
         self._endpoints: list[Endpoint] = []
         self._stopping = threading.Event()
 
-    def answer(self, lines: list[Line], target: Path, counts: Counts) -> bool:
+    def answer(self, lines: list[BatchLine], target: Path, counts: Counts) -> bool:
         """Appends every answer as it comes. False where Ctrl-C ended it."""
         try:
             return self._answer(lines, target, counts)
@@ -96,7 +97,7 @@ class Batch:
             for endpoint in self._endpoints:
                 endpoint.close()
 
-    def _answer(self, lines: list[Line], target: Path, counts: Counts) -> bool:
+    def _answer(self, lines: list[BatchLine], target: Path, counts: Counts) -> bool:
         with (
             target.open("ab") as out,
             tqdm(total=len(lines), unit="req", file=sys.stderr, disable=None) as bar,
@@ -107,7 +108,10 @@ class Batch:
             try:
                 while True:
                     # Only as many as can run: a file of millions need not stand in a queue.
-                    while len(waiting) < 2 * self._concurrency and (line := next(upcoming, None)) is not None:
+                    while (
+                        len(waiting) < 2 * self._concurrency
+                        and (line := next(upcoming, None)) is not None
+                    ):
                         waiting.add(pool.submit(self._ask, line))
                     if not waiting:
                         return True
@@ -131,20 +135,34 @@ class Batch:
         counts.done += is_good
         counts.failed += not is_good
 
-    def _ask(self, line: Line) -> dict[str, Any]:
+    def _ask(self, line: BatchLine) -> dict[str, Any]:
         """The output's line for one request; never raises for what the server does."""
-        made: dict[str, Any] = {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": line.custom_id}
+        made: dict[str, Any] = {
+            "id": f"batch_req_{secrets.token_hex(12)}",
+            "custom_id": line.custom_id,
+        }
         try:
             answer = self._tried(line)
         except LmprogError as error:
-            return {**made, "response": None, "error": {"code": error.code, "message": error.message}}
+            return {
+                **made,
+                "response": None,
+                "error": {"code": error.code, "message": error.message},
+            }
         if answer.status in (429, 503):  # it may be asked again, so it has no response
-            why = {"code": "overloaded", "message": f"the server answered {answer.status} {MOST_TRIES} times"}
+            why = {
+                "code": "overloaded",
+                "message": f"the server answered {answer.status} {MOST_TRIES} times",
+            }
             return {**made, "response": None, "error": why}
-        response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
+        response = {
+            "status_code": answer.status,
+            "request_id": answer.request_id,
+            "body": answer.body,
+        }
         return {**made, "response": response, "error": None}
 
-    def _tried(self, line: Line) -> Answer:
+    def _tried(self, line: BatchLine) -> HttpAnswer:
         """Asks again, and waits longer each time, while the server has no room."""
         if not hasattr(self._own, "endpoint"):
             self._own.endpoint = Endpoint(self._url, self._key)
@@ -160,16 +178,20 @@ class Batch:
 
 
 def check_input(path: Path) -> set[str]:
-    """All custom_ids. Raises InvalidParameter for the first line that is wrong: nothing has been asked then."""
+    """All custom_ids. Raises InvalidParameter for the first line that is wrong: nothing has been
+    asked then.
+    """
     seen: set[str] = set()
     for line in read_input(path):
         if line.custom_id in seen:
-            raise InvalidParameter(f"{path}: custom_id {line.custom_id!r} stands twice.", name="custom_id")
+            raise InvalidParameter(
+                f"{path}: custom_id {line.custom_id!r} stands twice.", name="custom_id"
+            )
         seen.add(line.custom_id)
     return seen
 
 
-def read_input(path: Path) -> Iterator[Line]:
+def read_input(path: Path) -> Iterator[BatchLine]:
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
@@ -179,7 +201,7 @@ def read_input(path: Path) -> Iterator[Line]:
         raise InvalidParameter(f"{path} cannot be read: {error.strerror}.", name="input") from None
 
 
-def _line(raw: bytes, where: str) -> Line:
+def _line(raw: bytes, where: str) -> BatchLine:
     try:
         value = json.loads(raw)
     except ValueError as error:
@@ -190,12 +212,16 @@ def _line(raw: bytes, where: str) -> Line:
     if not isinstance(custom_id, str) or not custom_id:
         raise InvalidParameter(f"{where} has no custom_id.", name="custom_id")
     if value.get("method", "POST") != "POST" or url not in URLS:
-        raise InvalidParameter(f"{where}: method must be POST, and url one of {', '.join(URLS)}.", name="url")
+        raise InvalidParameter(
+            f"{where}: method must be POST, and url one of {', '.join(URLS)}.", name="url"
+        )
     if not isinstance(body, dict):
         raise InvalidParameter(f"{where} has no body.", name="body")
     if body.get("stream"):
-        raise InvalidParameter(f"{where} asks for a stream; a batch is answered whole.", name="stream")
-    return Line(custom_id, url, body)
+        raise InvalidParameter(
+            f"{where} asks for a stream; a batch is answered whole.", name="stream"
+        )
+    return BatchLine(custom_id, url, body)
 
 
 def repair(path: Path) -> set[str]:
@@ -214,7 +240,8 @@ def repair(path: Path) -> set[str]:
             if value is None:
                 if file.read(1):
                     raise InvalidParameter(
-                        f"{path}, line {number}, is no JSON; is this the output file?", name="output"
+                        f"{path}, line {number}, is no JSON; is this the output file?",
+                        name="output",
                     )
                 break
             good += len(raw)

@@ -1,7 +1,8 @@
-"""`lmprog bench URL`: a closed loop of streaming clients against a server, and how long they waited.
+"""`lmprog bench URL`: a closed loop of streaming clients against a server, and how long they
+waited.
 
-Each client asks, reads its stream to the end, and asks again. Times are the client's own: to the first text, between
-texts, to the end. Knows an `Endpoint` and numbers.
+Each client asks, reads its stream to the end, and asks again. Times are the client's own: to the
+first text, between texts, to the end. Knows an `Endpoint` and numbers.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from lmprog.cli.endpoint import Endpoint
+from lmprog.cli.http_endpoint import Endpoint
 from lmprog.errors import LmprogError
 
 PERCENTS = (50, 90, 99)
 
 
 @dataclass(slots=True)
-class Seen:
+class StreamTimes:
     """What one or all clients saw, in seconds."""
 
     first: list[float] = field(default_factory=list)
@@ -43,8 +44,8 @@ def run(given: argparse.Namespace) -> int:
     lock = threading.Lock()
     began = time.perf_counter()
 
-    def client(_: int) -> Seen:
-        seen = Seen()
+    def client(_: int) -> StreamTimes:
+        seen = StreamTimes()
         with Endpoint(given.url, given.api_key) as endpoint:
             while True:
                 with lock:
@@ -62,7 +63,7 @@ def run(given: argparse.Namespace) -> int:
     return int(any(seen.failures for seen in all_seen))
 
 
-def _ask(endpoint: Endpoint, model: str, prompt: str, max_tokens: int, seen: Seen) -> None:
+def _ask(endpoint: Endpoint, model: str, prompt: str, max_tokens: int, seen: StreamTimes) -> None:
     body = {
         "model": model,
         "prompt": prompt,
@@ -85,8 +86,8 @@ def _ask(endpoint: Endpoint, model: str, prompt: str, max_tokens: int, seen: See
     seen.whole.append(time.perf_counter() - began)
 
 
-def _joined(all_seen: Sequence[Seen]) -> Seen:
-    joined = Seen()
+def _joined(all_seen: Sequence[StreamTimes]) -> StreamTimes:
+    joined = StreamTimes()
     for seen in all_seen:
         joined.first += seen.first
         joined.between += seen.between
@@ -105,17 +106,25 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, rank - 1)]
 
 
-def _tell(seen: Seen, given: argparse.Namespace, model: str, seconds: float) -> None:
+def _tell(seen: StreamTimes, given: argparse.Namespace, model: str, seconds: float) -> None:
     if seen.failures:
         print(f"{len(seen.failures)} failed; the first: {seen.failures[0]}", file=sys.stderr)
     if not seen.whole:
         return
-    print(f"{model}: {given.clients} clients, {len(seen.whole)} requests of {given.max_tokens} tokens")
+    print(
+        f"{model}: {given.clients} clients, {len(seen.whole)} requests of {given.max_tokens} tokens"
+    )
     table = Table()
     table.add_column("milliseconds")
     for percent in PERCENTS:
         table.add_column(f"p{percent}", justify="right")
-    for name, values in (("first text", seen.first), ("between texts", seen.between), ("whole", seen.whole)):
+    for name, values in (
+        ("first text", seen.first),
+        ("between texts", seen.between),
+        ("whole", seen.whole),
+    ):
         table.add_row(name, *(f"{1e3 * percentile(values, percent):,.1f}" for percent in PERCENTS))
     Console().print(table)
-    print(f"{seen.num_tokens / seconds:,.1f} tokens/s, {len(seen.whole) / seconds:,.2f} requests/s, {seconds:.1f} s")
+    print(
+        f"{seen.num_tokens / seconds:,.1f} tokens/s, {len(seen.whole) / seconds:,.2f} requests/s, {seconds:.1f} s"
+    )

@@ -1,6 +1,8 @@
-"""`lmprog chat`: a conversation in the terminal, with a model started here, a runtime, or a server by its URL.
+"""`lmprog chat`: a conversation in the terminal, with a model started here, a runtime, or a server
+by its URL.
 
-Ctrl-C stops the answer and keeps what was said of it; Ctrl-D ends. Knows terminals; `Conversation`s know how to ask.
+Ctrl-C stops the answer and keeps what was said of it; Ctrl-D ends. Knows terminals; `ChatSession`s
+know how to ask.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from lmprog import wire
-from lmprog.cli.endpoint import Endpoint, is_url
+from lmprog.backends import Backend
+from lmprog.backends.embedded import Runtime, connect
+from lmprog.cli.http_endpoint import Endpoint, is_url
 from lmprog.errors import LmprogError
-from lmprog.lang.backends import Backend
-from lmprog.lang.backends.embedded import Runtime, connect
 
 HELP = """/reset         forget the conversation
 /system TEXT   forget it, and begin with this system prompt
@@ -24,13 +26,15 @@ HELP = """/reset         forget the conversation
 /quit          end (Ctrl-D too; Ctrl-C stops an answer)"""
 
 
-class Conversation(Protocol):
+class ChatSession(Protocol):
     """What was said so far, and how to go on."""
 
     name: str
 
     def say(self, text: str) -> Iterator[str]:
-        """Adds the user's turn; gives the answer piece by piece. Closing it early keeps what was given."""
+        """Adds the user's turn; gives the answer piece by piece. Closing it early keeps what was
+        given.
+        """
         ...
 
     def reset(self, system: str | None) -> None:
@@ -39,15 +43,21 @@ class Conversation(Protocol):
 
 
 def run(given: argparse.Namespace) -> int:
-    sampling = {"temperature": given.temperature, "max_tokens": given.max_tokens, "seed": given.seed}
-    with _conversation(given, {name: value for name, value in sampling.items() if value is not None}) as talk:
+    sampling = {
+        "temperature": given.temperature,
+        "max_tokens": given.max_tokens,
+        "seed": given.seed,
+    }
+    with _conversation(
+        given, {name: value for name, value in sampling.items() if value is not None}
+    ) as talk:
         talk.reset(given.system)
         _loop(talk, given.system)
     return 0
 
 
 @contextlib.contextmanager
-def _conversation(given: argparse.Namespace, sampling: dict[str, Any]) -> Iterator[Conversation]:
+def _conversation(given: argparse.Namespace, sampling: dict[str, Any]) -> Iterator[ChatSession]:
     if is_url(given.where):
         with Endpoint(given.where, given.api_key) as endpoint:
             yield OverHttp(endpoint, sampling)
@@ -57,7 +67,7 @@ def _conversation(given: argparse.Namespace, sampling: dict[str, Any]) -> Iterat
         yield OnBranch(backend, sampling)
 
 
-def _loop(talk: Conversation, system: str | None) -> None:
+def _loop(talk: ChatSession, system: str | None) -> None:
     """Reads lines until they end."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
@@ -95,7 +105,7 @@ def _loop(talk: Conversation, system: str | None) -> None:
                 _answer(talk, line)
 
 
-def _answer(talk: Conversation, line: str) -> None:
+def _answer(talk: ChatSession, line: str) -> None:
     """Prints an answer as it comes; Ctrl-C stops it."""
     pieces = talk.say(line)
     try:
@@ -139,13 +149,14 @@ class OverHttp:
 
 
 class OnBranch:
-    """On one branch of a runtime: only what is new travels. An answer is written on a fork, which becomes the
-    conversation when it is complete; of one that was stopped, what was said is taken over as text."""
+    """On one branch of a runtime: only what is new travels. An answer is written on a fork, which
+    becomes the conversation when it is complete; of one that was stopped, what was said is taken
+    over as text."""
 
     def __init__(self, backend: Backend, sampling: dict[str, Any]) -> None:
         self._client = backend.client
         self.name = self._client.welcome.model
-        self._sampling = wire.Sampling(**{"max_tokens": None, **sampling})
+        self._sampling = wire.SamplingParams(**{"max_tokens": None, **sampling})
         self._branch: int | None = None
 
     def reset(self, system: str | None) -> None:
@@ -167,7 +178,8 @@ class OnBranch:
             wire.Append(answer, (*_turn("user", text), wire.RoleBegin("assistant"))),
         )
         call = client.call(
-            wire.Gen(answer, client.number(), self._sampling, stream=True), lambda delta: came.put(delta.text)
+            wire.Generate(answer, client.number(), self._sampling, stream=True),
+            lambda delta: came.put(delta.text),
         )
         call.when_done(lambda: came.put(None))
         said: list[str] = []
@@ -190,4 +202,4 @@ class OnBranch:
 
 
 def _turn(role: str, text: str) -> tuple[wire.Piece, ...]:
-    return (wire.RoleBegin(role), wire.Text(text), wire.RoleEnd(role))
+    return (wire.RoleBegin(role), wire.TextPiece(text), wire.RoleEnd(role))

@@ -20,7 +20,11 @@ def run(given: argparse.Namespace) -> int:
         print(found.dot() if given.dot else found.svg(), end="")
         return 0
     states = found.states(_MOST_STATES)
-    count = f"{len(states):,}" if len(states) < _MOST_STATES else f"more than {_MOST_STATES:,} (made as they are met)"
+    count = (
+        f"{len(states):,}"
+        if len(states) < _MOST_STATES
+        else f"more than {_MOST_STATES:,} (made as they are met)"
+    )
     print(f"engine        {found.engine}")
     print(f"states        {count}")
     print(f"forced share  {found.forced_share():.0%} of the bytes of 20 examples")
@@ -29,8 +33,9 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _constraint(what: str) -> Constrained:
-    """A .json file, or text that begins like a JSON object, is a schema; all else is a regex. A name that ends in
-    .json and has nothing of a regex in it is meant as a file also where there is none."""
+    """A .json file, or text that begins like a JSON object, is a schema; all else is a regex. A
+    name that ends in .json and has nothing of a regex in it is meant as a file also where there is
+    none."""
     if what.endswith(".json") and (_PLAIN_NAME.fullmatch(what) or Path(what).exists()):
         return constraint(schema=_schema_of(Path(what)))
     return constraint(schema=what) if what.lstrip().startswith("{") else constraint(regex=what)

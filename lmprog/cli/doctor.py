@@ -1,6 +1,8 @@
-"""`lmprog doctor`: what this machine has for lmprog, one line each, with the fix where something is missing.
+"""`lmprog doctor`: what this machine has for lmprog, one line each, with the fix where something is
+missing.
 
-Each look is a function that returns a `Finding`; none of them changes anything but the cache folder.
+Each look is a function that returns a `Finding`; none of them changes anything but the cache
+folder.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def run() -> int:
         finding = look()
         failed = failed or finding.state == "fail"
         print(
-            f"{finding.state:>4}  {name:<10}  {finding.what}" + (f"\n      fix: {finding.fix}" if finding.fix else "")
+            f"{finding.state:>4}  {name:<10}  {finding.what}"
+            + (f"\n      fix: {finding.fix}" if finding.fix else "")
         )
     print("\nlmprog cannot run here yet." if failed else "\nlmprog can run here; try: lmprog demo")
     return int(failed)
@@ -47,14 +50,17 @@ def run() -> int:
 
 def python() -> Finding:
     what = f"{platform.python_version()} ({sys.executable})"
-    return Finding("ok", what) if sys.version_info >= (3, 11) else Finding("fail", what, "install Python 3.11 or newer")
+    return (
+        Finding("ok", what)
+        if sys.version_info >= (3, 11)
+        else Finding("fail", what, "install Python 3.11 or newer")
+    )
 
 
 def processor() -> Finding:
-    what = (
-        f"{platform.machine()}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
-    )
-    what += " cores"
+    has_affinity = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+    what = f"{platform.machine()}, {num_cores} cores"
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -64,7 +70,9 @@ def processor() -> Finding:
     has = [flag for flag in _PROCESSOR_FLAGS if flag in flags]
     what = f"{what}, {' '.join(has) or 'no vector extensions known here'}"
     if platform.machine() == "x86_64" and "avx2" not in flags:
-        return Finding("warn", what, "none: without AVX2 attention runs on plain C++, which is slower")
+        return Finding(
+            "warn", what, "none: without AVX2 attention runs on plain C++, which is slower"
+        )
     return Finding("ok", what)
 
 
@@ -73,8 +81,16 @@ def compiler() -> Finding:
     if found:
         return Finding("ok", found)
     if os.environ.get("LMPROG_NATIVE") == "0":
-        return Finding("warn", "switched off by LMPROG_NATIVE=0", "unset LMPROG_NATIVE to use the native kernels")
-    return Finding("warn", "no C++ compiler: everything runs on plain torch", "sudo apt-get install g++, or set CXX")
+        return Finding(
+            "warn",
+            "switched off by LMPROG_NATIVE=0",
+            "unset LMPROG_NATIVE to use the native kernels",
+        )
+    return Finding(
+        "warn",
+        "no C++ compiler: everything runs on plain torch",
+        "sudo apt-get install g++, or set CXX",
+    )
 
 
 def kernels() -> Finding:
@@ -84,7 +100,9 @@ def kernels() -> Finding:
     missing = [name for name in names if native.library(name) is None]
     if missing:
         return Finding(
-            "warn", f"not built: {', '.join(missing)}", "see the compiler above; plain torch is used instead"
+            "warn",
+            f"not built: {', '.join(missing)}",
+            "see the compiler above; plain torch is used instead",
         )
     return Finding("ok", f"built: {', '.join(names)}")
 
@@ -96,7 +114,8 @@ def torch() -> Finding:
         return Finding("fail", f"torch cannot be imported: {error}", "pip install torch")
     cuda = bool(module.cuda.is_available())
     return Finding(
-        "ok", f"{importlib.metadata.version('torch')}, {'CUDA ' + str(module.version.cuda) if cuda else 'CPU'}"
+        "ok",
+        f"{importlib.metadata.version('torch')}, {'CUDA ' + str(module.version.cuda) if cuda else 'CPU'}",
     )
 
 
@@ -116,7 +135,11 @@ def model() -> Finding:
     if not list(folder.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
-        return Finding("fail", f"nano: no {', '.join(missing)} in {folder}", "install lmprog again, or name a MODEL")
+        return Finding(
+            "fail",
+            f"nano: no {', '.join(missing)} in {folder}",
+            "install lmprog again, or name a MODEL",
+        )
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
     return Finding("ok", f"nano ({size:.1f} MB in {folder})")
 
@@ -128,7 +151,11 @@ def cache() -> Finding:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Finding("warn", f"{folder} cannot be written: {error.strerror}", "set LMPROG_CACHE to a folder of yours")
+        return Finding(
+            "warn",
+            f"{folder} cannot be written: {error.strerror}",
+            "set LMPROG_CACHE to a folder of yours",
+        )
     return Finding("ok", str(folder))
 
 
@@ -145,7 +172,9 @@ LOOKS: dict[str, Callable[[], Finding]] = {
 
 
 def _free_gb() -> float | None:
-    """What this process may still take: the machine's available memory, or less where a control group limits it."""
+    """What this process may still take: the machine's available memory, or less where a control
+    group limits it.
+    """
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
@@ -153,7 +182,9 @@ def _free_gb() -> float | None:
         return None
     group = Path("/sys/fs/cgroup")
     try:
-        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used = (
+            (group / name).read_text().strip() for name in ("memory.max", "memory.current")
+        )
         if limit != "max":
             free = min(free, int(limit) - int(used))
     except OSError:

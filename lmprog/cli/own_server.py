@@ -1,4 +1,5 @@
-"""A server of a command's own: a runtime and a gateway before it on this machine, with a key that nobody else knows.
+"""A server of a command's own: a runtime and a gateway before it on this machine, with a key that
+nobody else knows.
 
 Knows how to start and stop both; knows no requests.
 """
@@ -12,9 +13,9 @@ import threading
 from collections.abc import Iterator
 
 from lmprog.errors import RuntimeGone
-from lmprog.launch import Runtime
-from lmprog.server.run import HttpServer, bind, serve, url_of
-from lmprog.server.settings import Settings
+from lmprog.launch import RuntimeProcess
+from lmprog.server.http.http_server import HttpServer, bind, serve, url_of
+from lmprog.server.options.server_settings import ServerSettings
 
 START_SECONDS = 60.0
 
@@ -23,7 +24,7 @@ START_SECONDS = 60.0
 def own_server(model: str, requests: int) -> Iterator[tuple[str, str]]:
     """(URL, key) of a server for `requests` at once, for as long as the block runs."""
     key = secrets.token_urlsafe(24)
-    settings = Settings(port=0, api_keys=(key,), max_running=max(256, requests), drain=1.0)
+    settings = ServerSettings(port=0, api_keys=(key,), max_running=max(256, requests), drain=1.0)
     bound = bind(settings)
     ready = threading.Event()
     servers: list[HttpServer] = []
@@ -32,8 +33,10 @@ def own_server(model: str, requests: int) -> Iterator[tuple[str, str]]:
         servers.append(server)
         ready.set()
 
-    with Runtime(model) as runtime:
-        thread = threading.Thread(target=lambda: asyncio.run(serve(settings, runtime, bound, when_ready)))
+    with RuntimeProcess(model) as runtime:
+        thread = threading.Thread(
+            target=lambda: asyncio.run(serve(settings, runtime, bound, when_ready))
+        )
         thread.start()
         try:
             if not ready.wait(START_SECONDS):

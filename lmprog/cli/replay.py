@@ -1,4 +1,6 @@
-"""`lmprog replay FILE`: a saved run, done again and compared token for token. Exit code 1 where it differs."""
+"""`lmprog replay FILE`: a saved run, done again and compared token for token. Exit code 1 where it
+differs.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,36 @@ import argparse
 import sys
 from pathlib import Path
 
+from lmprog.backends.embedded import Runtime, connect
 from lmprog.errors import InvalidParameter
-from lmprog.lang.backends.embedded import Runtime, connect
-from lmprog.lang.replay import Recording
+from lmprog.lang.programs.run_replay import Recording
 
 
 def run(given: argparse.Namespace) -> int:
     if given.address and given.model:
-        raise InvalidParameter("A running runtime has its model: give --address or --model, not both.", name="model")
+        raise InvalidParameter(
+            "A running runtime has its model: give --address or --model, not both.", name="model"
+        )
     recording = Recording.read(Path(given.file))
-    with connect(given.address) if given.address else Runtime(given.model or recording.model) as backend:
+    with (
+        connect(given.address)
+        if given.address
+        else Runtime(given.model or recording.model) as backend
+    ):
         replayed = recording.replay(backend)
     print(f"{replayed.num_calls} calls, {replayed.num_tokens} tokens, seed {recording.seed}")
     if replayed.num_contests:
         print(f"contests (votes, races) with a winner: {replayed.num_contests}")
     if replayed.num_skipped:
-        print(f"{replayed.num_skipped} calls that had failed or were cancelled are left out", file=sys.stderr)
+        print(
+            f"{replayed.num_skipped} calls that had failed or were cancelled are left out",
+            file=sys.stderr,
+        )
     for difference in replayed.differences:
         print(difference)
-    print("the same, token for token" if replayed.is_same else f"{len(replayed.differences)} calls differ")
+    print(
+        "the same, token for token"
+        if replayed.is_same
+        else f"{len(replayed.differences)} calls differ"
+    )
     return 0 if replayed.is_same else 1

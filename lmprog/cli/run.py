@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 
 from lmprog import wire
+from lmprog.backends.embedded import Runtime, connect
+from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.server_backend import RuntimeEndpoint
 from lmprog.errors import InvalidParameter, UnknownName
-from lmprog.lang.backends.embedded import Runtime, connect
-from lmprog.lang.backends.endpoint import RuntimeEndpoint
-from lmprog.lang.backends.runtime import RuntimeBackend
-from lmprog.lang.program import Program
-from lmprog.lang.sampling import Sampling
+from lmprog.lang.ops.sampling import Sampling
+from lmprog.lang.programs.program import Program
 
 
 def run(given: argparse.Namespace) -> int:
@@ -43,18 +43,26 @@ def run(given: argparse.Namespace) -> int:
 
 def _backend(given: argparse.Namespace) -> RuntimeBackend | RuntimeEndpoint:
     if given.address and given.model:
-        raise InvalidParameter("A running runtime has its model: give --address or --model, not both.", name="model")
+        raise InvalidParameter(
+            "A running runtime has its model: give --address or --model, not both.", name="model"
+        )
     return connect(given.address) if given.address else Runtime(given.model or "nano")
 
 
 def _find(where: str) -> Program[Any, Any]:
     file, separator, name = where.rpartition("::")
     if not separator or not name:
-        raise InvalidParameter(f"{where!r} names no program; write FILE.py::FUNCTION.", name="program", value=where)
+        raise InvalidParameter(
+            f"{where!r} names no program; write FILE.py::FUNCTION.", name="program", value=where
+        )
     module = _load(Path(file))
     programs = [key for key, value in vars(module).items() if isinstance(value, Program)]
     if name not in programs:
-        there = f"there are {', '.join(programs)}" if programs else "it has none; decorate one with @lmprog.function"
+        there = (
+            f"there are {', '.join(programs)}"
+            if programs
+            else "it has none; decorate one with @lmprog.function"
+        )
         raise UnknownName(f"{file} has no program {name!r}; {there}.", name=name)
     found: Program[Any, Any] = getattr(module, name)
     return found
@@ -75,7 +83,9 @@ def _load(file: Path) -> ModuleType:
 
 
 def _arguments(program: Program[Any, Any], given: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value is read as JSON where it is JSON and the parameter is not declared as text."""
+    """NAME=VALUE pairs; a value is read as JSON where it is JSON and the parameter is not declared
+    as text.
+    """
     parameters = dict(list(inspect.signature(program.function).parameters.items())[1:])
     hints = _hints(program)
     found: dict[str, Any] = {}
@@ -84,9 +94,16 @@ def _arguments(program: Program[Any, Any], given: list[str]) -> dict[str, Any]:
         if not separator:
             raise InvalidParameter(f"--arg {pair!r} is not NAME=VALUE.", name="arg", value=pair)
         if name not in parameters:
-            raise UnknownName(f"The program has no argument {name!r}; it takes {', '.join(parameters)}.", name=name)
-        found[name] = text if parameters[name].annotation in (str, "str") else _fitting(name, text, hints)
-    missing = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+            raise UnknownName(
+                f"The program has no argument {name!r}; it takes {', '.join(parameters)}.",
+                name=name,
+            )
+        found[name] = (
+            text if parameters[name].annotation in (str, "str") else _fitting(name, text, hints)
+        )
+    missing = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    ]
     missing = [name for name in missing if name not in found and name not in program.bound]
     if missing:
         raise InvalidParameter(f"The program needs --arg {missing[0]}=...", name=missing[0])
@@ -110,7 +127,9 @@ def _fitting(name: str, text: str, hints: dict[str, Any]) -> Any:
     except msgspec.ValidationError as error:
         shown = text if len(text) <= 60 else text[:60] + "..."
         said = str(error).replace("`", "")
-        raise InvalidParameter(f"--arg {name}={shown}: {said[:1].lower()}{said[1:]}.", name=name, value=shown) from None
+        raise InvalidParameter(
+            f"--arg {name}={shown}: {said[:1].lower()}{said[1:]}.", name=name, value=shown
+        ) from None
     except TypeError:  # a type that is no plain data: the program's own business
         return value
 
@@ -123,7 +142,10 @@ def _json_or_text(text: str) -> Any:
 
 
 def _work(usage: wire.Usage) -> str:
-    parts = [f"{usage.prompt} prompt tokens, {usage.cached} of them cached", f"{usage.generated} generated"]
+    parts = [
+        f"{usage.prompt} prompt tokens, {usage.cached} of them cached",
+        f"{usage.generated} generated",
+    ]
     if usage.forced:
         parts.append(f"{usage.forced} of them forced")
     return f"{'; '.join(parts)}; {usage.computed} computed"

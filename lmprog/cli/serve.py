@@ -1,7 +1,9 @@
-"""`lmprog serve`: a model over HTTP, in the foreground. `--no-http` and `--address` hand over to `bare`.
+"""`lmprog serve`: a model over HTTP, in the foreground. `--no-http` and `--address` hand over to
+`bare`.
 
-The first SIGINT or SIGTERM drains: new requests get 503, those under way may finish. A second one ends everything at
-once. Exit code 0 means that all that was under way was finished; anything else is 1.
+The first SIGINT or SIGTERM drains: new requests get 503, those under way may finish. A second one
+ends everything at once. Exit code 0 means that all that was under way was finished; anything else
+is 1.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import Any
 
 from lmprog.cli.arguments import given_options
 from lmprog.errors import InvalidParameter
-from lmprog.launch import Runtime
-from lmprog.server.options import options
-from lmprog.server.settings import Settings
+from lmprog.launch import RuntimeProcess
+from lmprog.server.options.option_table import options
+from lmprog.server.options.server_settings import ServerSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_SECONDS = 1.5
@@ -29,7 +31,7 @@ _LAST_SECONDS = 1.5
 def run(given: argparse.Namespace) -> int:
     if given.no_http or given.address is not None:
         return _without_http(given)
-    from lmprog.server.configuration import configured
+    from lmprog.server.options.configuration import configured
 
     flags = given_options(given)
     chosen = configured(flags, os.environ, given.config, Path.cwd())
@@ -46,30 +48,37 @@ def _without_http(given: argparse.Namespace) -> int:
     """Only options that mean something there."""
     flags = given_options(given)
     for option in options():
-        if option.of is Settings and option.name in flags and option.name != "max_waiting":
+        if option.of is ServerSettings and option.name in flags and option.name != "max_waiting":
             raise InvalidParameter(
-                f"{option.flag} is for HTTP, which --no-http and --address leave out.", name=option.name
+                f"{option.flag} is for HTTP, which --no-http and --address leave out.",
+                name=option.name,
             )
     if given.print_config or given.config is not None:
-        raise InvalidParameter("--config and --print-config are for HTTP; leave out --no-http and --address.")
+        raise InvalidParameter(
+            "--config and --print-config are for HTTP; leave out --no-http and --address."
+        )
     from lmprog.cli import bare
 
     given.model = given.model or "nano"
     return bare.run(given)
 
 
-def _serve(model: str, settings: Settings, runtime_options: dict[str, Any]) -> int:
-    from lmprog.server import run as http
-    from lmprog.server.service import Service
+def _serve(model: str, settings: ServerSettings, runtime_options: dict[str, Any]) -> int:
+    from lmprog.server.http import http_server as http
+    from lmprog.server.operations.service import ServerService
 
     bound = http.bind(settings)
-    service = Service(settings, lambda: Runtime(model, log_to_stderr=True, **runtime_options))
+    service = ServerService(
+        settings, lambda: RuntimeProcess(model, log_to_stderr=True, **runtime_options)
+    )
     asked = 0
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked += 1
-        said = "finishing what is under way; again to end at once" if asked == 1 else "ending at once"
+        said = (
+            "finishing what is under way; again to end at once" if asked == 1 else "ending at once"
+        )
         os.write(2, f"lmprog: {said}\n".encode())
         service.ask_to_stop()
         if asked == 2:  # whatever still hangs then
@@ -77,36 +86,48 @@ def _serve(model: str, settings: Settings, runtime_options: dict[str, Any]) -> i
             signal.setitimer(signal.ITIMER_REAL, _LAST_SECONDS)
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
-    print(f"starting a runtime for {model}; {http.url_of(bound)} answers already", file=sys.stderr, flush=True)
+    print(
+        f"starting a runtime for {model}; {http.url_of(bound)} answers already",
+        file=sys.stderr,
+        flush=True,
+    )
     clean = False
 
     async def serving() -> None:
         nonlocal clean
-        clean = await service.run(bound, lambda runtime: _announce(runtime, service, http.url_of(bound)))
+        clean = await service.run(
+            bound, lambda runtime: _announce(runtime, service, http.url_of(bound))
+        )
 
     try:
         http.run(serving)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    print("stopped" if clean else "stopped; not everything was finished", file=sys.stderr, flush=True)
+    print(
+        "stopped" if clean else "stopped; not everything was finished", file=sys.stderr, flush=True
+    )
     return 0 if clean else 1
 
 
-def _announce(runtime: Runtime, service: Any, url: str) -> None:
+def _announce(runtime: RuntimeProcess, service: Any, url: str) -> None:
     """What is served, once it is."""
     gateway = service.gateway
     info, settings = gateway.info, gateway.settings
     slots = info.num_pages * info.page_size
     key = "-H 'Authorization: Bearer KEY' " if settings.api_keys or settings.admin_key else ""
-    body = f'{{"model": "{gateway.model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    body = (
+        f'{{"model": "{gateway.model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    )
     lines = {
         "model": info.model,
         "dtype": runtime.facts.get("dtype"),
         "attention": runtime.facts.get("attention"),
         "context": f"{info.context_len:,} tokens",
         "pool": f"{slots:,} tokens in {info.num_pages:,} pages, about {max(1, slots // 1024):,} requests of 1 k",
-        "cache": {"shared": "one for everybody", "key": "one for each key", "strict": "none"}[settings.isolation],
+        "cache": {"shared": "one for everybody", "key": "one for each key", "strict": "none"}[
+            settings.isolation
+        ],
         "url": url,
         "try": f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'",
     }

@@ -1,6 +1,8 @@
-"""`lmprog top`: what a runtime does just now, in a terminal: figures, memory, who runs, who waits, the tree's trunk.
+"""`lmprog top`: what a runtime does just now, in a terminal: figures, memory, who runs, who waits,
+the tree's trunk.
 
-Draws pictures (`watched`) with rich; asks nobody itself. Every text that is shown is the runtime's own, and no prompt.
+Draws pictures (`watched`) with rich; asks nobody itself. Every text that is shown is the runtime's
+own, and no prompt.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ def drawn(now: Picture, before: Picture | None) -> RenderableType:
         _figures(now, before),
         _memory(now["figures"]),
         Text(),
-        _lanes("running", now["running"], now["runningLeftOut"], "nothing runs"),
+        _sequences("running", now["running"], now["runningLeftOut"], "nothing runs"),
         Text(),
-        _lanes("waiting", now["waiting"], now["waitingLeftOut"], "nobody waits"),
+        _sequences("waiting", now["waiting"], now["waitingLeftOut"], "nobody waits"),
         Text(),
         _tree(now),
     )
@@ -66,7 +68,9 @@ def _head(now: Picture) -> Text:
     about = now["about"]
     context = f" · {about['context']:,} tokens of context" if about.get("context") else ""
     memory = f" · memory for {now['figures']['pages'] * now['figures']['page_size']:,.0f}"
-    return Text.assemble(("lmprog top", "bold"), f"  {about.get('model') or 'no model'}{context}{memory}")
+    return Text.assemble(
+        ("lmprog top", "bold"), f"  {about.get('model') or 'no model'}{context}{memory}"
+    )
 
 
 def _figures(now: Picture, before: Picture | None) -> Text:
@@ -112,24 +116,26 @@ def _memory(figures: dict[str, float]) -> Text:
     return bar
 
 
-def _lanes(title: str, lanes: list[dict[str, Any]], left_out: int, nothing: str) -> RenderableType:
-    if not lanes:
+def _sequences(
+    title: str, sequences: list[dict[str, Any]], left_out: int, nothing: str
+) -> RenderableType:
+    if not sequences:
         return Text(f"{title}: {nothing}", "dim")
     table = Table(box=None, padding=(0, 2, 0, 0), title=None, header_style="dim", pad_edge=False)
     for name in (title, "phase", "prompt", "cached", "generated", "steps", "age"):
         table.add_column(name, justify="left" if name in (title, "phase") else "right")
-    for lane in lanes[:MOST_ROWS]:
-        most = f" / {lane['maxTokens']:,}" if lane["maxTokens"] else ""
+    for sequence in sequences[:MOST_ROWS]:
+        most = f" / {sequence['maxTokens']:,}" if sequence["maxTokens"] else ""
         table.add_row(
-            f"{lane['kind']} {lane['program']}.{lane['call']}",
-            Text(lane["phase"], "dark_orange" if lane["phase"] == "decode" else "cyan"),
-            f"{lane['prompt']:,}",
-            f"{min(lane['cached'], lane['prompt']):,}",
-            f"{lane['generated']:,}{most}",
-            f"{lane['passes']:,}",
-            _seconds(lane["age"]),
+            f"{sequence['kind']} {sequence['program']}.{sequence['call']}",
+            Text(sequence["phase"], "dark_orange" if sequence["phase"] == "decode" else "cyan"),
+            f"{sequence['prompt']:,}",
+            f"{min(sequence['cached'], sequence['prompt']):,}",
+            f"{sequence['generated']:,}{most}",
+            f"{sequence['passes']:,}",
+            _seconds(sequence["age"]),
         )
-    more = len(lanes) - MOST_ROWS + left_out
+    more = len(sequences) - MOST_ROWS + left_out
     return Group(table, Text(f"and {more:,} more", "dim")) if more > 0 else table
 
 
@@ -138,12 +144,20 @@ def _tree(now: Picture) -> RenderableType:
     if not nodes:
         return Text("tree: nothing is kept yet", "dim")
     figures = now["figures"]
-    lines = [Text(f"tree: {figures['tree_nodes']:,.0f} nodes, {figures['pages_cached']:,.0f} pages", "dim")]
+    lines = [
+        Text(
+            f"tree: {figures['tree_nodes']:,.0f} nodes, {figures['pages_cached']:,.0f} pages", "dim"
+        )
+    ]
     widest = max(node[3] for node in nodes)
     blocks = list(itertools.islice(_trunk(nodes), MOST_BLOCKS))
     for index, depth in blocks:
         _, _, _, tokens, _, age, locks, pins, *_ = nodes[index]
-        color = "dark_orange" if locks else next((color for border, color in SHADES if age < border), "grey35")
+        color = (
+            "dark_orange"
+            if locks
+            else next((color for border, color in SHADES if age < border), "grey35")
+        )
         line = Text("  " * min(depth, 8))
         line.append("█" * max(1, round(24 * tokens / widest)), color)
         line.append(f" {tokens:,} token{'s' * (tokens != 1)}")
@@ -169,7 +183,9 @@ def _trunk(nodes: list[list[Any]]) -> Iterator[tuple[int, int]]:
     while todo:
         index, depth = todo.pop()
         yield index, depth
-        todo += [(child, depth + 1) for child in sorted(below.get(index, ()), key=weight.__getitem__)]
+        todo += [
+            (child, depth + 1) for child in sorted(below.get(index, ()), key=weight.__getitem__)
+        ]
 
 
 def _seconds(seconds: float) -> str:

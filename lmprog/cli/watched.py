@@ -1,7 +1,7 @@
 """Where `lmprog top` gets its pictures from: a server over HTTP, or a runtime over its own wire.
 
-Both give the same plain values (`wire.shown`), one after the other, until whoever reads them stops. Knows how to ask;
-draws nothing.
+Both give the same plain values (`wire.shown`), one after the other, until whoever reads them stops.
+Knows how to ask; draws nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, ProtocolError, RuntimeGone, from_wire
-from lmprog.wire.shown import as_json
+from lmprog.wire.snapshot_json import as_json
 
 PERIOD = 0.5
 """Seconds between two questions over the wire; a server sends by itself."""
@@ -27,7 +27,9 @@ Picture = dict[str, Any]
 
 
 def pictures(where: str, key: str | None) -> Iterator[Picture]:
-    """Pictures of what runs at `where`. Raises `RuntimeGone` where nothing answers, `InvalidParameter` for a key."""
+    """Pictures of what runs at `where`. Raises `RuntimeGone` where nothing answers,
+    `InvalidParameter` for a key.
+    """
     if where.startswith(("http://", "https://")):
         return _over_http(where, key)
     if where.startswith(("ipc://", "tcp://")):

@@ -1,9 +1,11 @@
-"""A client of a runtime: numbers branches and calls, sends ops in frames, hands every reply to the call it answers.
+"""A client of a runtime: numbers branches and calls, sends ops in frames, hands every reply to the
+call it answers.
 
-Ops wait in an outbox until somebody needs them to be sent: a call in a thread is sent at once, together with the ops
-before it; a call on an event loop at the end of the loop's turn, so that the ops of one turn are one frame. One
-background thread receives. When the channel says that the runtime is gone, every waiting call and every later one
-fails with that error. This module knows neither programs nor what a reply means.
+Ops wait in an outbox until somebody needs them to be sent: a call in a thread is sent at once,
+together with the ops before it; a call on an event loop at the end of the loop's turn, so that the
+ops of one turn are one frame. One background thread receives. When the channel says that the
+runtime is gone, every waiting call and every later one fails with that error. This module knows
+neither programs nor what a reply means.
 """
 
 from __future__ import annotations
@@ -23,16 +25,22 @@ from lmprog.errors import Cancelled, LmprogError, ProtocolError, RuntimeGone, fr
 if TYPE_CHECKING:
     from lmprog.transport import ClientChannel
 
-CallOp: TypeAlias = wire.Gen | wire.Select | wire.Read | wire.Describe | wire.Inspect | wire.Flush
-LastReply: TypeAlias = wire.Done | wire.Chosen | wire.TextIs | wire.TokensAre | wire.Described | wire.Snapshot
+CallOp: TypeAlias = (
+    wire.Generate | wire.Select | wire.Read | wire.Describe | wire.Inspect | wire.Flush
+)
+LastReply: TypeAlias = (
+    wire.CallDone | wire.Chosen | wire.TextIs | wire.TokensAre | wire.Described | wire.Snapshot
+)
 DeltaListener: TypeAlias = Callable[[wire.Delta], None]
 
 READ_SECONDS = 1.0  # how long closing waits for texts that were asked for
 POLL_SECONDS = 0.2  # how often the receiving thread looks whether it is to end
 
 
-class Call:
-    """One call in flight: its number, and its last reply once there is one. Any thread may wait for it."""
+class ClientCall:
+    """One call in flight: its number, and its last reply once there is one. Any thread may wait for
+    it.
+    """
 
     __slots__ = ("future", "id", "on_delta", "on_last")
 
@@ -40,7 +48,9 @@ class Call:
         self.id = call_id
         self.on_delta = on_delta
         self.on_last: Callable[[LastReply | LmprogError], None] | None = None
-        """Called with the last reply before anybody else can read it, on whatever thread it arrives."""
+        """Called with the last reply before anybody else can read it, on whatever thread it
+        arrives.
+        """
         self.future: Future[LastReply | LmprogError] = Future()
 
     def done(self) -> bool:
@@ -63,7 +73,9 @@ class Call:
         return self.future.result(timeout)
 
     async def arrive(self) -> LastReply | LmprogError:
-        """The same without blocking the thread. Being cancelled while waiting does not end the call."""
+        """The same without blocking the thread. Being cancelled while waiting does not end the
+        call.
+        """
         if not self.future.done():
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
@@ -73,7 +85,9 @@ class Call:
 
 
 def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
-    """Completes `waiter` on its own loop, from any thread; does nothing when the loop or the waiter is over."""
+    """Completes `waiter` on its own loop, from any thread; does nothing when the loop or the waiter
+    is over.
+    """
 
     def complete() -> None:
         if not waiter.done():
@@ -87,7 +101,9 @@ def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that this thread is just now running, and that must not be blocked; None in a plain thread."""
+    """The event loop that this thread is just now running, and that must not be blocked; None in a
+    plain thread.
+    """
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -98,18 +114,27 @@ class Client:
     """One conversation with a runtime. Owns `channel`, and closes it."""
 
     def __init__(
-        self, channel: ClientChannel, *, welcome: wire.Welcome | None = None, name: str = "", timeout: float = 60.0
+        self,
+        channel: ClientChannel,
+        *,
+        welcome: wire.Welcome | None = None,
+        name: str = "",
+        timeout: float = 60.0,
     ) -> None:
-        """Greets the runtime, unless `welcome` says that this has been done, and waits `timeout` s for its answer."""
+        """Greets the runtime, unless `welcome` says that this has been done, and waits `timeout` s
+        for its answer.
+        """
         self._channel = channel
         self._numbers = itertools.count(1)
         self._state = threading.Lock()  # outbox, calls, gone
         self._sending = threading.Lock()  # keeps frames in the order of the ops
         self._outbox: list[wire.Op] = []
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ClientCall] = {}
         self._reads: set[int] = set()  # calls that ask for a text
         self._held = threading.local()  # .depth: how many `together` this thread is in
-        self._spoiled: dict[int, LmprogError] = {}  # branch -> why one of its ops could not even be sent
+        self._spoiled: dict[
+            int, LmprogError
+        ] = {}  # branch -> why one of its ops could not even be sent
         self._gone: LmprogError | None = None
         self._closing = threading.Event()
         self._greeted: Future[wire.Welcome] = Future()
@@ -132,14 +157,18 @@ class Client:
             if self._gone is None:
                 self._outbox.extend(ops)
 
-    def call(self, op: CallOp, on_delta: DeltaListener | None = None) -> Call:
-        """Posts a call and sees to it that it is sent. It fails at once when the runtime is gone."""
-        call = Call(op.call, on_delta)
+    def call(self, op: CallOp, on_delta: DeltaListener | None = None) -> ClientCall:
+        """Posts a call and sees to it that it is sent. It fails at once when the runtime is
+        gone.
+        """
+        call = ClientCall(op.call, on_delta)
         self.begin(op, call)
         return call
 
-    def begin(self, op: CallOp, call: Call) -> None:
-        """The same for a `call` that exists already, so that others could know of it before anything comes."""
+    def begin(self, op: CallOp, call: ClientCall) -> None:
+        """The same for a `call` that exists already, so that others could know of it before
+        anything comes.
+        """
         with self._state:
             gone = self._gone or self._spoiled.get(getattr(op, "branch", 0))
             if gone is None:
@@ -173,7 +202,9 @@ class Client:
             loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Sends what is in the outbox as one frame. What the channel refuses fails its calls; it is not raised."""
+        """Sends what is in the outbox as one frame. What the channel refuses fails its calls; it is
+        not raised.
+        """
         with self._sending:
             with self._state:
                 ops, self._outbox = self._outbox, []
@@ -203,7 +234,8 @@ class Client:
     def close(self) -> None:
         """Ends the conversation; calls still waiting fail with `Cancelled`. Safe to repeat.
 
-        Texts that were asked for, as a run does at its end, are waited for: they are there in no time.
+        Texts that were asked for, as a run does at its end, are waited for: they are there in no
+        time.
         """
         self.flush()
         with self._state:
@@ -258,7 +290,8 @@ class Client:
     def _meet(self, welcome: wire.Welcome) -> None:
         if welcome.version != wire.PROTOCOL_VERSION:
             message = (
-                f"the runtime speaks version {welcome.version} of the protocol, this client {wire.PROTOCOL_VERSION}"
+                f"the runtime speaks version {welcome.version} of the protocol, "
+                f"this client {wire.PROTOCOL_VERSION}"
             )
             self._fail(ProtocolError(message))
         elif not self._greeted.done():
@@ -272,7 +305,9 @@ class Client:
             call.finish(outcome)
 
     def _fail(self, error: LmprogError) -> None:
-        """Nothing more will come: every waiting call ends with `error`, and so will every later one."""
+        """Nothing more will come: every waiting call ends with `error`, and so will every later
+        one.
+        """
         with self._state:
             if self._gone is None:
                 self._gone = error

@@ -1,4 +1,5 @@
-"""A client's handle on a runtime: the channel after its greeting, and what the runtime said about itself.
+"""A client's handle on a runtime: the channel after its greeting, and what the runtime said about
+itself.
 
 This module knows the handshake. It starts nothing and knows no programs.
 """
@@ -18,7 +19,9 @@ GREETING_TIMEOUT = 30.0
 
 
 class Connection:
-    """A `ClientChannel` that has been greeted; `info` is the runtime's `Welcome`. Closes with its block."""
+    """A `ClientChannel` that has been greeted; `info` is the runtime's `Welcome`. Closes with its
+    block.
+    """
 
     def __init__(self, channel: ClientChannel, info: wire.Welcome) -> None:
         self._channel = channel
@@ -39,22 +42,36 @@ class Connection:
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def connect(
-    address: str, *, client: str = "", keys: CurveClient | None = None, timeout: float = GREETING_TIMEOUT
+    address: str,
+    *,
+    client: str = "",
+    keys: CurveClient | None = None,
+    timeout: float = GREETING_TIMEOUT,
 ) -> Connection:
-    """Reaches the runtime at `address`. Raises `RuntimeGone` where none answers, `ProtocolError` for another version.
+    """Reaches the runtime at `address`. Raises `RuntimeGone` where none answers, `ProtocolError`
+    for another version.
 
     `client` is a name for the runtime's log.
     """
     return greet(ZmqClientChannel(address, keys=keys), client=client, timeout=timeout)
 
 
-def greet(channel: ClientChannel, *, client: str = "", timeout: float = GREETING_TIMEOUT) -> Connection:
-    """Says `Hello` over any channel and waits for the `Welcome`; owns the channel, and closes it where that fails."""
+def greet(
+    channel: ClientChannel, *, client: str = "", timeout: float = GREETING_TIMEOUT
+) -> Connection:
+    """Says `Hello` over any channel and waits for the `Welcome`; owns the channel, and closes it
+    where that fails.
+    """
     try:
         channel.send([wire.Hello(wire.PROTOCOL_VERSION, client)])
         return Connection(channel, _welcome(channel, timeout))
@@ -71,5 +88,7 @@ def _welcome(channel: ClientChannel, timeout: float) -> wire.Welcome:
                 return reply
             if isinstance(reply, wire.Failed):
                 raise from_wire(reply.code, reply.message, reply.details)
-            raise ProtocolError(f"The runtime answered the greeting with {type(reply).__name__}, not with Welcome.")
+            raise ProtocolError(
+                f"The runtime answered the greeting with {type(reply).__name__}, not with Welcome."
+            )
     raise RuntimeGone(f"The runtime did not answer the greeting within {timeout:g} seconds.")

@@ -10,11 +10,19 @@ from lmprog.radix.node import Node
 
 
 def audit(page_size: int, holds: Holds) -> int:
-    """Raises AssertionError at the first broken invariant; gives the number of nodes, roots not counted."""
+    """Raises AssertionError at the first broken invariant; gives the number of nodes, roots not
+    counted.
+    """
     roots = list(holds.used_roots.values())
     nodes: list[Node] = []
     for salt, root in holds.used_roots.items():
-        assert (root.salt, root.parent, root.end, root.pages, root.spare) == (salt, None, 0, [], None)
+        assert (root.salt, root.parent, root.end, root.pages, root.spare) == (
+            salt,
+            None,
+            0,
+            [],
+            None,
+        )
         assert root.children or root.locks or root.pins, "an empty root was kept"
         assert holds.root(salt) is root
     todo = list(roots)
@@ -53,7 +61,9 @@ def pages_of(nodes: list[Node]) -> list[int]:
 def _check_counters(node: Node) -> None:
     children = node.children.values()
     assert node.alive
-    assert node.locks == node.locks_here + sum(child.locks for child in children), f"locks of {node}"
+    assert node.locks == node.locks_here + sum(child.locks for child in children), (
+        f"locks of {node}"
+    )
     assert node.pins == node.pins_here + sum(child.pins for child in children), f"pins of {node}"
     assert min(node.locks_here, node.pins_here) >= 0
     assert (node.heir is None) == (not node.children)
@@ -65,7 +75,9 @@ def _check_pages(node: Node, page_size: int) -> None:
     assert 4 * (node.end - node.begin) == len(node.key) > 0
     last = node.end // page_size + (inside and not node.children)
     assert len(node.pages) == last - node.begin // page_size, f"pages of {node}"
-    assert node.spare is None or (inside and node.children and node.locks_here > 0), f"spare page of {node}"
+    assert node.spare is None or (inside and node.children and node.locks_here > 0), (
+        f"spare page of {node}"
+    )
     busy = any(child.locks for child in node.children.values())
     strays = node.locks_here == 0  # without a lock of its own, a locked node has a locked child
     assert not (node.locks and strays) or busy

@@ -1,10 +1,10 @@
 """What is forgotten first: the order in which unlocked nodes are evicted.
 
-Two queues, least recently used first: nodes that nobody pinned, then the pinned ones. Both hold *all* unlocked nodes,
-not the leaves only. Whenever a path is used it is renewed from its lower end upwards, so a node is always behind its
-own descendants in its queue, and the head of the queue is a leaf: the next to go is found without a search, and a
-parent whose last child went stands where its own last use put it. It knows no time, no tokens and no page numbers; it
-counts pages.
+Two queues, least recently used first: nodes that nobody pinned, then the pinned ones. Both hold
+*all* unlocked nodes, not the leaves only. Whenever a path is used it is renewed from its lower end
+upwards, so a node is always behind its own descendants in its queue, and the head of the queue is a
+leaf: the next to go is found without a search, and a parent whose last child went stands where its
+own last use put it. It knows no time, no tokens and no page numbers; it counts pages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from lmprog.radix.node import Node
 
 
 class EvictionOrder:
-    """The unlocked nodes of a tree. A node is removed before its pins change between none and some, and added after.
+    """The unlocked nodes of a tree. A node is removed before its pins change between none and some,
+    and added after.
 
-    The queues run through the nodes themselves (`older`, `newer`): no table is touched, which matters when a tree is
-    far larger than the processor's cache.
+    The queues run through the nodes themselves (`older`, `newer`): no table is touched, which
+    matters when a tree is far larger than the processor's cache.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,9 @@ class EvictionOrder:
             self.num_pinned += by
 
     def renew(self, node: Node) -> None:
-        """The path from the root to `node` was used just now. Locked nodes and the root are not here and stay out."""
+        """The path from the root to `node` was used just now. Locked nodes and the root are not
+        here and stay out.
+        """
         plain, pinned, now = self._plain, self._pinned, self.now
         while (parent := node.parent) is not None:
             if not node.locks:
@@ -66,7 +69,9 @@ class EvictionOrder:
             node = parent
 
     def oldest(self) -> Node | None:
-        """The leaf to evict next, which stays here until removed; None when every node is locked."""
+        """The leaf to evict next, which stays here until removed; None when every node is
+        locked.
+        """
         for end in (self._plain, self._pinned):
             if end.newer is not end:
                 return end.newer
@@ -88,7 +93,9 @@ class EvictionOrder:
 
 
 def _queue() -> Node:
-    """An empty queue: a ring of one node that stands for both its ends. The oldest is its `newer`."""
+    """An empty queue: a ring of one node that stands for both its ends. The oldest is its
+    `newer`.
+    """
     end = Node(None, "", 0, b"", [])
     end.older = end.newer = end
     return end

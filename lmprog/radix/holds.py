@@ -1,10 +1,12 @@
 """Who stands where: locks, pins, and what they mean for the pages of a tree.
 
-It keeps the counters along the paths, the queues of what may be evicted, the roots that are in use, and the count of
-the tree's pages. It does not know what tokens are in a node, and never changes the shape of the tree.
+It keeps the counters along the paths, the queues of what may be evicted, the roots that are in use,
+and the count of the tree's pages. It does not know what tokens are in a node, and never changes the
+shape of the tree.
 
-A lock or pin is counted at its node (`locks_here`) and along the whole path to the root (`locks`). A node that leaves
-the tree hands its own holds up (`unlink`): its `parent` leads on to what is left, so every hold can be given back.
+A lock or pin is counted at its node (`locks_here`) and along the whole path to the root (`locks`).
+A node that leaves the tree hands its own holds up (`unlink`): its `parent` leads on to what is
+left, so every hold can be given back.
 """
 
 from __future__ import annotations
@@ -23,8 +25,12 @@ class Holds:
         self._pages = pages
         self.order = EvictionOrder()
         self.used_roots: dict[str, Node] = {}  # those that have children, locks or pins
-        self._roots: WeakValueDictionary[str, Node] = WeakValueDictionary()  # and the bare ones that a caller still has
-        self.condemned: set[Node] = set()  # taken out of the tree while locked: pages go back with the last lock
+        self._roots: WeakValueDictionary[str, Node] = (
+            WeakValueDictionary()
+        )  # and the bare ones that a caller still has
+        self.condemned: set[Node] = (
+            set()
+        )  # taken out of the tree while locked: pages go back with the last lock
         self.num_cached = 0
         self.num_owed = 0  # nodes with `owes`
 
@@ -122,7 +128,9 @@ class Holds:
         return node
 
     def _count_pins(self, node: Node, by: int) -> Node:
-        """Add `by` to the pins of the path to `node`; gives its root. Nodes between the queues count as used now."""
+        """Add `by` to the pins of the path to `node`; gives its root. Nodes between the queues
+        count as used now.
+        """
         order = self.order
         while (parent := node.parent) is not None:
             changes = not node.locks and (not node.pins or not node.pins + by)
@@ -138,10 +146,12 @@ class Holds:
     # -- nodes that change or go
 
     def reckon(self, node: Node) -> None:
-        """Does `node` owe a page? Call this after any change to its holds, its end, its children or its spare page.
+        """Does `node` owe a page? Call this after any change to its holds, its end, its children or
+        its spare page.
 
-        A locked node that ends inside a page, keeps no page for its end, and has no locked child must keep one page of
-        its last child when that is evicted. So of the pages below it, one less can be freed.
+        A locked node that ends inside a page, keeps no page for its end, and has no locked child
+        must keep one page of its last child when that is evicted. So of the pages below it, one
+        less can be freed.
         """
         owes = (
             node.locks > 0
@@ -156,7 +166,9 @@ class Holds:
             self.num_owed += 1 if owes else -1
 
     def unlink(self, node: Node) -> Node:
-        """Cut `node` from its parent, which answers for its holds from now on; gives the parent, to be reckoned."""
+        """Cut `node` from its parent, which answers for its holds from now on; gives the parent, to
+        be reckoned.
+        """
         parent = node.parent
         assert parent is not None, "a root cannot be taken out"
         del parent.children[node.first_token]
@@ -167,7 +179,9 @@ class Holds:
         return parent
 
     def bury(self, node: Node) -> None:
-        """`node`, cut off by itself or with what is above it, is dead. Its pages go back unless it is locked."""
+        """`node`, cut off by itself or with what is above it, is dead. Its pages go back unless it
+        is locked.
+        """
         if node.locks:
             self.condemned.add(node)
         else:

@@ -1,17 +1,18 @@
 """A node of the prefix tree: a stretch of tokens and the pages that hold their keys and values.
 
-It knows its place, its contents and its counters, and changes none of them by itself: the tree does, and keeps the
-counters of whole paths in step.
+It knows its place, its contents and its counters, and changes none of them by itself: the tree
+does, and keeps the counters of whole paths in step.
 
-Which pages a node owns. Position `i` of a path always lives in slot `pages[i // page_size] * page_size + i % page_size`
-of the path's page table. A node covers the positions `begin .. end`, and either may lie inside a page.
+Which pages a node owns. Position `i` of a path always lives in slot `pages[i // page_size] *
+page_size + i % page_size` of the path's page table. A node covers the positions `begin .. end`, and
+either may lie inside a page.
 
-- The page in which a node begins is the node's own, and holds every slot of that page up to the node's tokens: copies
-  of its ancestors' last few tokens come first, written by whoever computed the node. This is what makes sharing exact
-  to the token for every page size.
-- A node with children owns only pages that it fills to the end (`begin // page_size .. end // page_size`). Its tokens
-  after the last of those are readable from the first page of any child. So the pages of a path, laid one after the
-  other, are its page table, with nothing twice.
+- The page in which a node begins is the node's own, and holds every slot of that page up to the
+  node's tokens: copies of its ancestors' last few tokens come first, written by whoever computed
+  the node. This is what makes sharing exact to the token for every page size.
+- A node with children owns only pages that it fills to the end (`begin // page_size .. end //
+  page_size`). Its tokens after the last of those are readable from the first page of any child. So
+  the pages of a path, laid one after the other, are its page table, with nothing twice.
 - A leaf owns the page in which it ends, too.
 """
 
@@ -57,24 +58,39 @@ class Node:
     newer: Node
     """Neighbors in the order of eviction, set only while the node is in it (`eviction`)."""
 
-    def __init__(self, parent: Node | None, salt: str, begin: int, key: bytes, pages: list[int]) -> None:
+    def __init__(
+        self, parent: Node | None, salt: str, begin: int, key: bytes, pages: list[int]
+    ) -> None:
         self.parent = parent
         self.salt = salt
         self.begin = begin
         self.end = begin + len(key) // TOKEN_BYTES
-        self.key = key  # the tokens begin .. end, 4 bytes each: whole runs are compared by one memcmp
+        self.key = (
+            key  # the tokens begin .. end, 4 bytes each: whole runs are compared by one memcmp
+        )
         self.pages = pages
-        self.spare: int | None = None  # the page in which it ended, kept for those who stand here though a child came
+        self.spare: int | None = (
+            None  # the page in which it ended, kept for those who stand here though a child came
+        )
         self.children: dict[int, Node] = {}  # by first token
-        self.heir: Node | None = None  # the child from whose first page the tokens after the last whole page are read
+        self.heir: Node | None = (
+            None  # the child from whose first page the tokens after the last whole page are read
+        )
         self.locks = 0  # hard holds at this node or below
         self.locks_here = 0  # of those, the ones at this node itself
         self.pins = 0  # soft holds at this node or below
         self.pins_here = 0
-        self.number = 0  # the tree's name for it; a node that is split leaves its name to its upper part
-        self.used = 0.0  # moment of its last use (`RadixTree.tick`); tells nothing while it is locked
-        self.owes = False  # the tree's: evicting all that is below would have to leave one page here
-        self.alive = True  # False: taken out of the tree. `parent` then still leads to what is left of the path
+        self.number = (
+            0  # the tree's name for it; a node that is split leaves its name to its upper part
+        )
+        self.used = (
+            0.0  # moment of its last use (`RadixTree.tick`); tells nothing while it is locked
+        )
+        self.owes = (
+            False  # the tree's: evicting all that is below would have to leave one page here
+        )
+        # False: taken out of the tree. `parent` then still leads to what is left of the path
+        self.alive = True
 
     @property
     def tokens(self) -> memoryview:
@@ -86,7 +102,8 @@ class Node:
         return int.from_bytes(self.key[:TOKEN_BYTES], sys.byteorder, signed=True)
 
     def partial_page(self, length: int, page_size: int) -> int | None:
-        """The page whose first slots hold the last `length % page_size` tokens of the path to `length`.
+        """The page whose first slots hold the last `length % page_size` tokens of the path to
+        `length`.
 
         None when there are no such tokens. `length` is a position of this node.
         """
@@ -117,7 +134,9 @@ class Node:
 
 
 def can_end_at(node: Node, boundary: int) -> bool:
-    """Would nobody but its one holder lose tokens if the path to `node` were cut at `boundary`, in its last page?"""
+    """Would nobody but its one holder lose tokens if the path to `node` were cut at `boundary`, in
+    its last page?
+    """
     while node.begin > boundary:
         parent = node.parent
         assert parent is not None
@@ -141,7 +160,8 @@ def subtree(top: Node) -> Iterator[Node]:
 def common_run(key: bytes, other: bytes, offset: int) -> int:
     """How many tokens at the start of `key` are also in `other` from its token `offset` on.
 
-    Halving finds the first difference: each probe is one memcmp, and all together read a token once or twice.
+    Halving finds the first difference: each probe is one memcmp, and all together read a token once
+    or twice.
     """
     low, high = 0, min(len(key), len(other) - offset * TOKEN_BYTES) // TOKEN_BYTES
     start = offset * TOKEN_BYTES

@@ -1,26 +1,28 @@
 """The prefix tree: which tokens are computed, in which pages, and who stands on them.
 
-It knows tokens, pages and counters. It does not know branches, steps, what a page contains, or what time it is. The
-shape of a node and which pages it owns is told in `node`; what is evicted first in `eviction`.
+It knows tokens, pages and counters. It does not know branches, steps, what a page contains, or what
+time it is. The shape of a node and which pages it owns is told in `node`; what is evicted first in
+`eviction`.
 
 Three duties of whoever uses it:
 
 - Pages of a match are safe only once its node is locked.
-- Pages of the tree are never written. A branch that must write into the page in which it ends takes that page back
-  (`take_tail`), or copies its slots to a page of its own.
-- Contents are taken on trust: a node may be inserted before its step has computed it. Who copies from a page that this
-  very step fills must fill its copy from the same source; and a step that failed must `discard` what it inserted.
+- Pages of the tree are never written. A branch that must write into the page in which it ends takes
+  that page back (`take_tail`), or copies its slots to a page of its own.
+- Contents are taken on trust: a node may be inserted before its step has computed it. Who copies
+  from a page that this very step fills must fill its copy from the same source; and a step that
+  failed must `discard` what it inserted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lmprog.radix.answers import Inserted, Match, Tail
 from lmprog.radix.audit import audit, pages_of
 from lmprog.radix.holds import Holds
 from lmprog.radix.node import TOKEN_BYTES, Node, Tokens, can_end_at, common_run, subtree
 from lmprog.radix.pages import PageAllocator
+from lmprog.radix.tree_results import Inserted, Match, Tail
 
 
 class RadixTree:
@@ -57,21 +59,26 @@ class RadixTree:
     # -- finding and keeping
 
     def match(self, tokens: Tokens, salt: str = "", limit: int | None = None) -> Match:
-        """The longest prefix of `tokens[:limit]` that the tree knows, exact to the token. Counts as a use of it."""
+        """The longest prefix of `tokens[:limit]` that the tree knows, exact to the token. Counts as
+        a use of it.
+        """
         end = len(tokens) if limit is None else min(limit, len(tokens))
         found = self._find(self._holds.root(salt), tokens, tokens.tobytes(), end)
         self._holds.order.renew(found.node)
         return found
 
     def insert(self, tokens: Tokens, pages: Sequence[int], salt: str = "") -> Inserted:
-        """Keep `tokens`, whose page table is `pages`: a page for each `page_size` positions, the last perhaps partial.
+        """Keep `tokens`, whose page table is `pages`: a page for each `page_size` positions, the
+        last perhaps partial.
 
-        The tree takes over the pages of the tokens that it did not know yet. If the known part ends inside a page, the
-        caller's page there must hold all of its slots from its first on, and must not be one of the tree's.
-        Nobody stands on the result until it is locked.
+        The tree takes over the pages of the tokens that it did not know yet. If the known part ends
+        inside a page, the caller's page there must hold all of its slots from its first on, and
+        must not be one of the tree's. Nobody stands on the result until it is locked.
         """
         size = self._page_size
-        assert len(pages) == -(-len(tokens) // size), f"{len(pages)} pages of {size} for {len(tokens)} tokens"
+        assert len(pages) == -(-len(tokens) // size), (
+            f"{len(pages)} pages of {size} for {len(tokens)} tokens"
+        )
         key = tokens.tobytes()
         found = self._find(self._holds.root(salt), tokens, key, len(tokens))
         node, length, first_taken = found.node, found.length, len(pages)
@@ -84,10 +91,12 @@ class RadixTree:
         return Inserted(node, first_taken)
 
     def partial_page(self, node: Node, length: int) -> int | None:
-        """The page of the tree that holds the last `length % page_size` tokens of the path to position `length`.
+        """The page of the tree that holds the last `length % page_size` tokens of the path to
+        position `length`.
 
-        The position is in `node` or above it (others may have split the node). None when there are no such tokens.
-        It may be another page than at the time of the match: evictions move what is left of a path.
+        The position is in `node` or above it (others may have split the node). None when there are
+        no such tokens. It may be another page than at the time of the match: evictions move what is
+        left of a path.
         """
         while length <= node.begin and node.parent is not None:
             node = node.parent
@@ -96,8 +105,8 @@ class RadixTree:
     # -- standing somewhere
 
     def lock(self, node: Node, length: int | None = None) -> Node:
-        """Nothing of the path from the root to `length`, a position of `node` (None: its end), is evicted until the
-        node that this returns is unlocked. Locks are counted.
+        """Nothing of the path from the root to `length`, a position of `node` (None: its end), is
+        evicted until the node that this returns is unlocked. Locks are counted.
 
         A node is cut at `length`, so that no more is held than is stood on.
         """
@@ -108,11 +117,14 @@ class RadixTree:
         return node
 
     def unlock(self, node: Node) -> None:
-        """Take back one `lock(node)`. Counts as a use of its path. The node may have been discarded since."""
+        """Take back one `lock(node)`. Counts as a use of its path. The node may have been discarded
+        since.
+        """
         self._holds.unlock(node)
 
     def pin(self, node: Node) -> None:
-        """The path from the root to `node` is evicted only when nothing else is left, until `unpin(node)`. Counted.
+        """The path from the root to `node` is evicted only when nothing else is left, until
+        `unpin(node)`. Counted.
 
         A pin outlives its node: if the node is evicted, what is left of its path stays pinned.
         """
@@ -123,11 +135,13 @@ class RadixTree:
         self._holds.unpin(node)
 
     def take_tail(self, node: Node, length: int) -> Tail | None:
-        """Hand the page in which `node` ends at `length` to the caller, who stands there alone and has locked it once.
+        """Hand the page in which `node` ends at `length` to the caller, who stands there alone and
+        has locked it once.
 
-        The tokens in that page leave the tree, and the caller's lock moves to what is left of the path (`Tail.node`).
-        If others went on from here, each on a page of its own, the tokens stay. None, and nothing happens, if `length`
-        is not the node's end, or is a page boundary, or if somebody else may need the page.
+        The tokens in that page leave the tree, and the caller's lock moves to what is left of the
+        path (`Tail.node`). If others went on from here, each on a page of its own, the tokens stay.
+        None, and nothing happens, if `length` is not the node's end, or is a page boundary, or if
+        somebody else may need the page.
         """
         rest = length % self._page_size
         if not rest or not node.alive or node.end != length:
@@ -154,9 +168,11 @@ class RadixTree:
     # -- forgetting
 
     def evict(self, count: int) -> int:
-        """Give at least `count` pages back to the allocator, or all that can be given; says how many it was.
+        """Give at least `count` pages back to the allocator, or all that can be given; says how
+        many it was.
 
-        Least recently used first, leaves before their parents, from a leaf's end, no more of it than is asked for.
+        Least recently used first, leaves before their parents, from a leaf's end, no more of it
+        than is asked for.
         """
         freed = 0
         while freed < count:
@@ -171,13 +187,15 @@ class RadixTree:
         return self.evict(self._pages.num_pages + 1)
 
     def discard(self, node: Node, start: int | None = None) -> None:
-        """The contents of `node`, or of its path from position `start` on, are wrong: never match them again.
+        """The contents of `node`, or of its path from position `start` on, are wrong: never match
+        them again.
 
-        All that continues from there goes too. Pages go back at once, or when the last lock at or below their node is
-        taken back. Whoever stands on discarded tokens finds `node.alive` false, and owes only the unlock. Tokens before
-        `start` go too where only the discarded pages held them (less than a page of them).
-        Give `start` whenever others may have split the node since it was inserted: what a split puts above `node` is
-        wrong as well. Discarding twice is allowed.
+        All that continues from there goes too. Pages go back at once, or when the last lock at or
+        below their node is taken back. Whoever stands on discarded tokens finds `node.alive` false,
+        and owes only the unlock. Tokens before `start` go too where only the discarded pages held
+        them (less than a page of them). Give `start` whenever others may have split the node since
+        it was inserted: what a split puts above `node` is wrong as well. Discarding twice is
+        allowed.
         """
         top = node
         if start is not None:
@@ -199,7 +217,9 @@ class RadixTree:
     # -- looking at it
 
     def tick(self, now: float) -> None:
-        """Uses are marked with this moment from now on (`Node.used`). The tree itself makes nothing of it."""
+        """Uses are marked with this moment from now on (`Node.used`). The tree itself makes nothing
+        of it.
+        """
         self._holds.order.now = now
 
     def roots(self) -> list[Node]:
@@ -207,7 +227,9 @@ class RadixTree:
         return list(self._holds.used_roots.values())
 
     def walk(self) -> Iterator[Node]:
-        """Every node, parents before their children, roots left out. The tree must not change meanwhile."""
+        """Every node, parents before their children, roots left out. The tree must not change
+        meanwhile.
+        """
         for root in self.roots():
             for child in root.children.values():
                 yield from subtree(child)
@@ -297,10 +319,12 @@ class RadixTree:
         return upper
 
     def _mend(self, node: Node, standers_follow: bool = False) -> Node:
-        """`node` may have lost its last child: it is a leaf then, and needs a page for its end, or an end without one.
+        """`node` may have lost its last child: it is a leaf then, and needs a page for its end, or
+        an end without one.
 
-        Gives the node that is left: `node`, or the first ancestor of which something is left. Who stands on tokens that
-        go finds their node dead, so that nobody is cut short unawares; unless `standers_follow` to what is left.
+        Gives the node that is left: `node`, or the first ancestor of which something is left. Who
+        stands on tokens that go finds their node dead, so that nobody is cut short unawares; unless
+        `standers_follow` to what is left.
         """
         size = self._page_size
         while not node.children and node.end % size:
@@ -324,7 +348,9 @@ class RadixTree:
         return node
 
     def _evict_from(self, node: Node, want: int) -> int:
-        """Free up to `want` pages of the unlocked leaf `node`. It stays if that leaves something of it."""
+        """Free up to `want` pages of the unlocked leaf `node`. It stays if that leaves something of
+        it.
+        """
         holds = self._holds
         kept = len(node.pages) - want
         if kept > 0:
@@ -337,7 +363,9 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         if len(parent.children) == 1 and parent.end % self._page_size and parent.spare is None:
-            parent.spare = node.pages.pop(0)  # the parent ends in this page, and is about to be a leaf
+            parent.spare = node.pages.pop(
+                0
+            )  # the parent ends in this page, and is about to be a leaf
             holds.order.resized(node, -1)
             if not parent.locks:
                 holds.order.resized(parent, 1)

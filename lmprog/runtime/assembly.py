@@ -14,17 +14,17 @@ from pathlib import Path
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.calls import CallBuilder, Limits
-from lmprog.runtime.chat import ChatTemplate, load_template
-from lmprog.runtime.compiling import Workers
-from lmprog.runtime.constraints import Constraints
-from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.publishing import public_prefix
-from lmprog.runtime.realms import Realms
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.runtime.suggesting import suggested_sampling
-from lmprog.runtime.tokenizer import load_tokenizer
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.compile_pool import CompilePool
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.programs.public_prefixes import public_prefix
+from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate, load_template
+from lmprog.runtime.text.generation_config import suggested_sampling
+from lmprog.runtime.text.tokenizer import load_tokenizer
 from lmprog.transport import RuntimeChannel
 
 
@@ -34,13 +34,14 @@ def assemble(
     stage: Callable[[str], None] = lambda _: None,
     resolved: Callable[[str, str], None] = lambda _name, _value: None,
 ) -> tuple[Loop, wire.Welcome]:
-    """A loop that serves `channel` with the model of `config`. Raises ModelError and its like, all worded for users.
+    """A loop that serves `channel` with the model of `config`. Raises ModelError and its like, all
+    worded for users.
 
     `stage` is told what it is busy with, `resolved` what was decided where `config` left it open.
     """
     stage("imports its libraries")
-    from lmprog.runtime.engine import load_engine
-    from lmprog.runtime.sampler import Sampler
+    from lmprog.runtime.engine.engine import load_engine
+    from lmprog.runtime.engine.sampler import TorchSampler
 
     stage("loads the model")
     engine = load_engine(config)
@@ -52,25 +53,35 @@ def assemble(
     template: list[ChatTemplate] = []
 
     def chat_template() -> ChatTemplate:
-        """Loaded when the first role comes: a model without a template serves plain text all the same."""
+        """Loaded when the first role comes: a model without a template serves plain text all the
+        same.
+        """
         if not template:
             template.append(load_template(engine.location))
         return template[0]
 
-    prefixes = [public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix]
-    realms = Realms(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
-    limits = Limits(engine.vocab_size, scheduler.longest_lane, scheduler.check_fits, realms)
-    constraints = Constraints(tokenizer, engine.vocab_size, Workers())
-    calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(os.urandom(16)))
+    prefixes = [
+        public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix
+    ]
+    namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
+    limits = CallLimits(
+        engine.vocab_size, scheduler.longest_sequence, scheduler.check_fits, namespaces
+    )
+    constraints = CallConstraints(tokenizer, engine.vocab_size, CompilePool())
+    calls = CallBuilder(
+        tokenizer, limits, constraints, constraints.forcing, random.Random(os.urandom(16))
+    )
     welcome = wire.Welcome(
         version=wire.PROTOCOL_VERSION,
         model=config.model,
-        context_len=scheduler.longest_lane,
+        context_len=scheduler.longest_sequence,
         vocab_size=engine.vocab_size,
         page_size=scheduling.page_size,
         num_pages=scheduling.num_pages,
         pid=os.getpid(),
         suggested=suggested_sampling(engine.location),
     )
-    interpreter = Interpreter(scheduler, calls, chat_template, welcome, time.monotonic, channel.counters)
-    return Loop(channel, interpreter, scheduler, engine, Sampler(), time.monotonic), welcome
+    interpreter = Interpreter(
+        scheduler, calls, chat_template, welcome, time.monotonic, channel.counters
+    )
+    return Loop(channel, interpreter, scheduler, engine, TorchSampler(), time.monotonic), welcome

@@ -1,7 +1,7 @@
 """The loop: messages in, one forward pass, replies out.
 
-Everything it needs is given to it, so the same loop runs the real engine behind ZeroMQ and the simulation's fake
-model in virtual time. It knows the order of things and nothing else.
+Everything it needs is given to it, so the same loop runs the real engine behind ZeroMQ and the
+simulation's fake model in virtual time. It knows the order of things and nothing else.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 
 from lmprog import wire
 from lmprog.errors import ModelError
-from lmprog.runtime.batch import Batch, build_batch
-from lmprog.runtime.interpreter import Interpreter
-from lmprog.runtime.masks import fill_masks
-from lmprog.runtime.picks import Pick, Sampled, Score
-from lmprog.runtime.plan import Plan
-from lmprog.runtime.scheduler import Progress, Scheduler
+from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.logits_requests import fill_masks
+from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
+from lmprog.runtime.scheduling.scheduler import Progress, Scheduler
 from lmprog.transport import ClientId, Gone, RuntimeChannel
 
 log = logging.getLogger("lmprog")
@@ -35,16 +35,20 @@ Made = TypeVar("Made", covariant=True)
 Read = TypeVar("Read", contravariant=True)
 
 
-class Engine(Protocol[Made]):
-    """Runs one batch and gives the wanted logits, in the batch's order, in whatever form its sampler reads."""
+class StepEngine(Protocol[Made]):
+    """Runs one batch and gives the wanted logits, in the batch's order, in whatever form its
+    sampler reads.
+    """
 
     def forward(self, batch: Batch) -> Made: ...
 
 
-class Sampler(Protocol[Read]):
+class StepSampler(Protocol[Read]):
     """Picks tokens and scores given ones."""
 
-    def sample(self, logits: Read, picks: tuple[Pick, ...], scores: tuple[Score, ...]) -> Sampled: ...
+    def sample(
+        self, logits: Read, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> StepResults: ...
 
 
 class Loop:
@@ -55,14 +59,16 @@ class Loop:
         channel: RuntimeChannel,
         interpreter: Interpreter,
         scheduler: Scheduler,
-        engine: Engine[Logits],
-        sampler: Sampler[Logits],
+        engine: StepEngine[Logits],
+        sampler: StepSampler[Logits],
         clock: Callable[[], float],
     ) -> None:
         self.channel = channel
         self.interpreter = interpreter
         self.scheduler = scheduler
-        self._forward: Callable[[Plan], list[Progress]] = lambda plan: self._compute(plan, engine, sampler)
+        self._forward: Callable[[Plan], list[Progress]] = lambda plan: self._compute(
+            plan, engine, sampler
+        )
         self._clock = clock
         self._looked_at = 0
 
@@ -86,7 +92,9 @@ class Loop:
         return messages
 
     def _look_after(self) -> None:
-        """Once after each stretch of work: do the books of tree, pages and lanes balance? A server goes on if not."""
+        """Once after each stretch of work: do the books of tree, pages and sequences balance? A server
+        goes on if not.
+        """
         stats = self.scheduler.stats
         if stats.steps == self._looked_at or self.scheduler.tree.num_nodes > MOST_NODES_LOOKED_AT:
             return
@@ -95,9 +103,13 @@ class Loop:
             self.scheduler.check()
         except AssertionError:
             stats.invariant_failures += 1
-            log.exception("an invariant of the scheduler does not hold; please report this with the log")
+            log.exception(
+                "an invariant of the scheduler does not hold; please report this with the log"
+            )
 
-    def _compute(self, plan: Plan, engine: Engine[Logits], sampler: Sampler[Logits]) -> list[Progress]:
+    def _compute(
+        self, plan: Plan, engine: StepEngine[Logits], sampler: StepSampler[Logits]
+    ) -> list[Progress]:
         try:
             logits = engine.forward(build_batch(plan, self.scheduler.config.page_size))
             wanted = fill_masks(plan)  # processor work that hides behind a launch on a GPU
@@ -105,7 +117,9 @@ class Loop:
         except Exception as error:  # the engine's border: one step may fail, the runtime goes on
             log.exception("a step failed; its calls are ended")
             self.scheduler.stats.failed_steps += 1
-            return self.scheduler.fail(plan, ModelError(f"the step failed: {type(error).__name__}: {error}"))
+            return self.scheduler.fail(
+                plan, ModelError(f"the step failed: {type(error).__name__}: {error}")
+            )
         return self.scheduler.commit(plan, wanted, sampled)
 
     def _wait(self) -> float:

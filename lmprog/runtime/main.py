@@ -1,7 +1,7 @@
 """The runtime process: `python -m lmprog.runtime.main`, started by `lmprog.launch`.
 
-Tells its parent when it serves or why it cannot, runs the loop until it is told to stop, and ends when its parent
-does. Knows the process and nothing of what runs in it.
+Tells its parent when it serves or why it cannot, runs the loop until it is told to stop, and ends
+when its parent does. Knows the process and nothing of what runs in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from types import FrameType
 
 from lmprog.errors import LmprogError
-from lmprog.launch.child import Parent, config_from_json
+from lmprog.launch.parent_pipe import Parent, config_from_json
 from lmprog.transport import ZmqRuntimeChannel
 
 
@@ -34,7 +34,9 @@ def main() -> int:
     def ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever finds us hung asks where, and reads our log
+    faulthandler.register(
+        signal.SIGUSR1, all_threads=True
+    )  # whoever finds us hung asks where, and reads our log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     parent = Parent(asked.ready_fd, asked.parent_fd)
     parent.watch(stop.set)
@@ -49,7 +51,8 @@ def main() -> int:
         parent.failed(error)
         return 1
     gc.collect()
-    gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
+    # what was loaded lives as long as the process: the collector need not look at it again
+    gc.freeze()
     facts = {
         "model": welcome.model,
         "context_len": welcome.context_len,
@@ -57,7 +60,9 @@ def main() -> int:
         "num_pages": welcome.num_pages,
         **resolved,
     }
-    signal.signal(signal.SIGTERM, ask_to_stop)  # until here it ends us at once: there is nothing to finish
+    signal.signal(
+        signal.SIGTERM, ask_to_stop
+    )  # until here it ends us at once: there is nothing to finish
     parent.ready(channel.address, facts)
     while not stop.is_set():
         loop.step()

@@ -1,6 +1,8 @@
-"""`python -m lmprog.server --model nano --port 0`: a runtime and its gateway, in the plainest way, for tests.
+"""`python -m lmprog.server --model nano --port 0`: a runtime and its gateway, in the plainest way,
+for tests.
 
-`lmprog serve` is the command for people. Prints one line of JSON when it serves; ends well on SIGTERM and SIGINT.
+`lmprog serve` is the command for people. Prints one line of JSON when it serves; ends well on
+SIGTERM and SIGINT.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import sys
 import msgspec
 
 from lmprog.errors import InvalidParameter, LmprogError
-from lmprog.launch import Runtime
-from lmprog.server.run import HttpServer, bind, run, serve, url_of
-from lmprog.server.settings import Settings
+from lmprog.launch import RuntimeProcess
+from lmprog.server.http.http_server import HttpServer, bind, run, serve, url_of
+from lmprog.server.options.server_settings import ServerSettings
 
 
 def main() -> int:
@@ -25,7 +27,12 @@ def main() -> int:
     parser.add_argument("--model", default="nano")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--settings", default="{}", metavar="JSON", help="fields of Settings")
-    parser.add_argument("--options", default="{}", metavar="JSON", help="fields of RuntimeConfig and SchedulerConfig")
+    parser.add_argument(
+        "--options",
+        default="{}",
+        metavar="JSON",
+        help="fields of RuntimeConfig and SchedulerConfig",
+    )
     asked = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
@@ -38,11 +45,13 @@ def main() -> int:
 
 def _serve(model: str, options: str, settings_json: str, port: int) -> None:
     try:
-        settings = msgspec.convert({**msgspec.json.decode(settings_json), "port": port}, Settings)
+        settings = msgspec.convert(
+            {**msgspec.json.decode(settings_json), "port": port}, ServerSettings
+        )
     except (msgspec.DecodeError, TypeError) as error:
         raise InvalidParameter(f"The settings are wrong: {error}.", name="settings") from None
     bound = bind(settings)
-    with Runtime(model, log_to_stderr=True, **msgspec.json.decode(options)) as runtime:
+    with RuntimeProcess(model, log_to_stderr=True, **msgspec.json.decode(options)) as runtime:
 
         def ready(server: HttpServer) -> None:
             for number in (signal.SIGTERM, signal.SIGINT):

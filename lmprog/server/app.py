@@ -1,8 +1,8 @@
 """The application: the list of route modules, and the layers around them.
 
-A module of routes has `routes(gateway) -> list[Route]`. A route is a `Route` (needs a key where there are keys), an
-`auth.OpenRoute` (never) or an `auth.AdminRoute` (needs the admin's). Endpoints raise `HttpError` and the exceptions of
-`lmprog.errors`; what they answer is worded here.
+A module of routes has `routes(gateway) -> list[Route]`. A route is a `Route` (needs a key where
+there are keys), an `auth.OpenRoute` (never) or an `auth.AdminRoute` (needs the admin's). Endpoints
+raise `HttpError` and the exceptions of `lmprog.errors`; what they answer is worded here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from lmprog.errors import LmprogError
-from lmprog.server import anthropic, health, metrics, openapi, page, programs, responses
-from lmprog.server.auth import Guard
-from lmprog.server.entrance import Entrance
-from lmprog.server.errors import CLIENT_GONE, ClientGone, HttpError, Problem, problem_of, response_of
+from lmprog.server import anthropic, openapi, page, programs, responses
 from lmprog.server.gateway import Gateway
-from lmprog.server.native import about, generate, spelling
-from lmprog.server.openai import chat, completions, models
+from lmprog.server.http.auth import AuthMiddleware
+from lmprog.server.http.http_errors import (
+    CLIENT_GONE,
+    ClientGone,
+    HttpError,
+    Problem,
+    problem_of,
+    response_of,
+)
+from lmprog.server.http.middleware import RequestMiddleware
+from lmprog.server.openai import chat_completions, completions, models
+from lmprog.server.operations import health, metrics_route
+from lmprog.server.sglang import generate, server_info, tokenize
 
 
 class RouteModule(Protocol):
@@ -35,8 +43,17 @@ class RouteModule(Protocol):
 
 def route_modules() -> tuple[RouteModule, ...]:
     """Add yours here."""
-    dialects = (models, chat, completions, responses, anthropic, generate, about, spelling)
-    return (health, metrics, *dialects, programs, openapi, page)
+    dialects = (
+        models,
+        chat_completions,
+        completions,
+        responses,
+        anthropic,
+        generate,
+        server_info,
+        tokenize,
+    )
+    return (health, metrics_route, *dialects, programs, openapi, page)
 
 
 def build_app(gateway: Gateway) -> Starlette:
@@ -45,8 +62,8 @@ def build_app(gateway: Gateway) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Entrance, gateway=gateway, routes=routes),
-            Middleware(Guard, keyring=gateway.keyring, routes=routes),
+            Middleware(RequestMiddleware, gateway=gateway, routes=routes),
+            Middleware(AuthMiddleware, keyring=gateway.keyring, routes=routes),
         ],
         exception_handlers={
             HTTPException: _routing_failed,
@@ -88,6 +105,8 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 async def _broke(request: Request, error: Exception) -> Response:
     """Something of ours; the server's log has the trace."""
-    response = response_of(Problem(500, "The server failed; its log says more.", code="internal_error"))
+    response = response_of(
+        Problem(500, "The server failed; its log says more.", code="internal_error")
+    )
     response.headers["x-request-id"] = getattr(request.state, "request_id", "")
     return response

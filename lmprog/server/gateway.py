@@ -1,6 +1,8 @@
-"""What every route needs, in one place: the link to the runtime, the settings, the keys, the limits, the clock.
+"""What every route needs, in one place: the link to the runtime, the settings, the keys, the
+limits, the clock.
 
-Decides who is let in (`admit`) and which cache a request sees (`salt`). Knows no routes and no formats.
+Decides who is let in (`admit`) and which cache a request sees (`salt`). Knows no routes and no
+formats.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from contextlib import contextmanager
 
 from lmprog import wire
 from lmprog.errors import Overloaded, RuntimeGone
-from lmprog.server.auth import Keyring
-from lmprog.server.errors import HttpError, Problem, refused
-from lmprog.server.link import Link
-from lmprog.server.meters import Meters
-from lmprog.server.settings import Settings
-from lmprog.server.tracing import NoTraces, Traces
+from lmprog.server.http.auth import Keyring
+from lmprog.server.http.http_errors import HttpError, Problem, refused
+from lmprog.server.operations.meters import Meters
+from lmprog.server.operations.tracing import NoTraces, Traces
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.runtime_link import RuntimeLink
 
 
 class Gateway:
@@ -26,8 +28,8 @@ class Gateway:
 
     def __init__(
         self,
-        settings: Settings,
-        link: Link,
+        settings: ServerSettings,
+        link: RuntimeLink,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -65,9 +67,15 @@ class Gateway:
         return info
 
     @property
-    def suggested(self) -> wire.Suggested:
-        """How to sample where a request does not say, and what remains open then too. Raises like `info`."""
-        return self.info.suggested if self.settings.generation_config == "auto" else wire.Suggested()
+    def suggested(self) -> wire.SuggestedSampling:
+        """How to sample where a request does not say, and what remains open then too. Raises like
+        `info`.
+        """
+        return (
+            self.info.suggested
+            if self.settings.generation_config == "auto"
+            else wire.SuggestedSampling()
+        )
 
     @property
     def model_name(self) -> str:
@@ -90,16 +98,25 @@ class Gateway:
         name = self.model_name
         if asked and asked != name:
             raise refused(
-                f"The model {asked!r} does not exist; this server serves {name!r}.", "model", "model_not_found", 404
+                f"The model {asked!r} does not exist; this server serves {name!r}.",
+                "model",
+                "model_not_found",
+                404,
             )
         return name
 
     @contextmanager
     def admit(self, results: int = 1) -> Iterator[None]:
-        """Counts `results` as asked while the block runs. Raises 429 or 503 at once where there is no room."""
+        """Counts `results` as asked while the block runs. Raises 429 or 503 at once where there is
+        no room.
+        """
         if self.draining:
             self.meters.refused("draining")
-            raise HttpError(Problem(503, "The server is stopping; send the request to another one.", code="draining"))
+            raise HttpError(
+                Problem(
+                    503, "The server is stopping; send the request to another one.", code="draining"
+                )
+            )
         most = self.settings.max_running + self.settings.max_waiting
         if results > self.settings.max_waiting:
             self.meters.refused("too_many_results")

@@ -1,17 +1,18 @@
 """Channels: how ops reach a runtime and replies come back, over ZeroMQ or inside one process.
 
-The way in is here: the two protocols (`RuntimeChannel`, `ClientChannel`), their ZeroMQ implementations, and the local
-pair for tests and offline use. Everything that passes is a message of `lmprog.wire` in its encoded form, also between
-two ends in one process, so that what works locally works on the wire.
+The way in is here: the two protocols (`RuntimeChannel`, `ClientChannel`), their ZeroMQ
+implementations, and the local pair for tests and offline use. Everything that passes is a message
+of `lmprog.wire` in its encoded form, also between two ends in one process, so that what works
+locally works on the wire.
 """
 
 from __future__ import annotations
 
 from lmprog.transport.address import CurveClient, CurveServer
 from lmprog.transport.channel import ClientChannel, ClientId, Gone, RuntimeChannel
-from lmprog.transport.client import ZmqClientChannel
-from lmprog.transport.local import LocalClientChannel, LocalRuntimeChannel, local_pair
-from lmprog.transport.runtime import ZmqRuntimeChannel
+from lmprog.transport.client_channel import ZmqClientChannel
+from lmprog.transport.local_channel import LocalClientChannel, LocalRuntimeChannel, local_pair
+from lmprog.transport.runtime_channel import ZmqRuntimeChannel
 
 __all__ = [
     "ClientChannel",

@@ -1,7 +1,9 @@
-"""Which addresses are allowed, the keys that make a public one safe, and the limits that every socket gets.
+"""Which addresses are allowed, the keys that make a public one safe, and the limits that every
+socket gets.
 
-Closed by default: `ipc://` in a folder of the user's own, `tcp://` on loopback; anything that another machine could
-reach needs CURVE keys on both sides. This module knows ZeroMQ's options; it knows no messages.
+Closed by default: `ipc://` in a folder of the user's own, `tcp://` on loopback; anything that
+another machine could reach needs CURVE keys on both sides. This module knows ZeroMQ's options; it
+knows no messages.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from lmprog.errors import InvalidParameter
 
 HEARTBEAT_INTERVAL = 3.0
 HEARTBEAT_TIMEOUT = 15.0
-"""Seconds. A peer that *died* is noticed at once: the kernel closes its socket. Heartbeats are for one that hangs,
-or whose machine is gone; they are patient, because a loaded machine, or a virtual one that is paused for some seconds,
-must not lose its connections. ZeroMQ's own thread answers, so a long step or a busy client is not a hang."""
+"""Seconds. A peer that *died* is noticed at once: the kernel closes its socket. Heartbeats are for
+one that hangs, or whose machine is gone; they are patient, because a loaded machine, or a virtual
+one that is paused for some seconds, must not lose its connections. ZeroMQ's own thread answers, so
+a long step or a busy client is not a hang."""
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a connection may take to be made."""
@@ -56,33 +59,47 @@ class CurveClient:
 
 
 def check(address: str, has_keys: bool) -> str:
-    """The address itself, or `InvalidParameter` saying what is wrong with it and what to write instead."""
+    """The address itself, or `InvalidParameter` saying what is wrong with it and what to write
+    instead.
+    """
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in ("ipc", "tcp"):
-        raise _refused(address, "ipc://PATH or tcp://127.0.0.1:PORT", "is not an address that lmprog uses")
+        raise _refused(
+            address, "ipc://PATH or tcp://127.0.0.1:PORT", "is not an address that lmprog uses"
+        )
     if scheme == "ipc":
         if has_keys:
-            raise _refused(address, "tcp://HOST:PORT", "is protected by its folder; keys are for tcp")
+            raise _refused(
+                address, "tcp://HOST:PORT", "is protected by its folder; keys are for tcp"
+            )
         if not rest or len(rest.encode()) > _MAX_IPC_PATH:
-            raise _refused(address, f"a path of 1 to {_MAX_IPC_PATH} bytes", "cannot be the path of a socket")
+            raise _refused(
+                address, f"a path of 1 to {_MAX_IPC_PATH} bytes", "cannot be the path of a socket"
+            )
         return address
     host, separator, port = rest.rpartition(":")
     if not separator or not host or not (port == "*" or (port.isdecimal() and int(port) < 65536)):
         raise _refused(address, "tcp://HOST:PORT", "lacks a host or a port")
     if not has_keys and not _is_loopback(host.strip("[]")):
         raise _refused(
-            address, "tcp://127.0.0.1:PORT, or CURVE keys", "could be reached by others, who would run programs on it"
+            address,
+            "tcp://127.0.0.1:PORT, or CURVE keys",
+            "could be reached by others, who would run programs on it",
         )
     return address
 
 
 def check_free(address: str) -> None:
-    """Refuses an `ipc://` path on which somebody listens: binding there would quietly take it over."""
+    """Refuses an `ipc://` path on which somebody listens: binding there would quietly take it
+    over.
+    """
     if not address.startswith("ipc://"):
         return
     path = Path(address.removeprefix("ipc://"))
     if not path.parent.is_dir():
-        raise _refused(address, "a path in an existing folder", "lies in a folder that does not exist")
+        raise _refused(
+            address, "a path in an existing folder", "lies in a folder that does not exist"
+        )
     if not path.exists():
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -91,7 +108,9 @@ def check_free(address: str) -> None:
 
 
 def limit(zmq_socket: zmq.Socket[bytes], address: str) -> None:
-    """Sets what every socket of lmprog has: bounded queues and messages, no lingering, heartbeats."""
+    """Sets what every socket of lmprog has: bounded queues and messages, no lingering,
+    heartbeats.
+    """
     zmq_socket.setsockopt(zmq.LINGER, 0)
     zmq_socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     zmq_socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -104,7 +123,9 @@ def limit(zmq_socket: zmq.Socket[bytes], address: str) -> None:
 
 def refused_by_system(address: str, error: zmq.ZMQError) -> InvalidParameter:
     """What binding or connecting said, as an exception of ours."""
-    return _refused(address, "an address of this machine that is free", f"cannot be used: {error.strerror}")
+    return _refused(
+        address, "an address of this machine that is free", f"cannot be used: {error.strerror}"
+    )
 
 
 def _is_loopback(host: str) -> bool:
@@ -118,5 +139,8 @@ def _is_loopback(host: str) -> bool:
 
 def _refused(address: str, allowed: str, why: str) -> InvalidParameter:
     return InvalidParameter(
-        f"The address {address!r} {why}; use {allowed}.", name="address", value=address, allowed=allowed
+        f"The address {address!r} {why}; use {allowed}.",
+        name="address",
+        value=address,
+        allowed=allowed,
     )

@@ -1,7 +1,8 @@
 """Who may speak to the runtime: frames of strangers in, ops of greeted clients out.
 
-Shared by all runtime channels. Knows which clients have said `Hello` in our version, and counts what it drops. It
-knows no sockets: it is given frames and returns what to hand on and what to answer.
+Shared by all runtime channels. Knows which clients have said `Hello` in our version, and counts
+what it drops. It knows no sockets: it is given frames and returns what to hand on and what to
+answer.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Admission:
         self.counters["frames_malformed"] += 1
 
     def forget(self, client: ClientId) -> bool:
-        """True where the client had been welcome, so that its `Gone` is due; false the second time."""
+        """True where the client had been welcome, so that its `Gone` is due; false the second
+        time.
+        """
         self._refused.discard(client)
         if client not in self._welcome:
             return False
@@ -84,7 +87,9 @@ class Admission:
         return True
 
     def refuse_slow(self, limit: int) -> wire.Failed:
-        """The last thing that a client hears which does not read its replies; it may say `Hello` again."""
+        """The last thing that a client hears which does not read its replies; it may say `Hello`
+        again.
+        """
         self.counters["clients_too_slow"] += 1
         return wire.Failed(
             call=None,

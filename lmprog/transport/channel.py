@@ -1,7 +1,7 @@
 """The two ends of a channel as protocols, and the frames that cross it.
 
-This module knows how lists of messages become frames within the size limit. It knows no sockets, no threads, and
-nothing of what the messages mean.
+This module knows how lists of messages become frames within the size limit. It knows no sockets, no
+threads, and nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, ProtocolError
 
 UNDECODABLE = (wire.MalformedFrame, UnicodeDecodeError, RecursionError)
-"""All that decoding foreign bytes raises: text that is no UTF-8 comes out of msgspec as Python's own error."""
+"""All that decoding foreign bytes raises: text that is no UTF-8 comes out of msgspec as Python's
+own error.
+"""
 
 UNENCODABLE = (UnicodeEncodeError, OverflowError, TypeError)
-"""All that encoding raises: lone surrogates, integers of more than 64 bits, objects of foreign types."""
+"""All that encoding raises: lone surrogates, integers of more than 64 bits, objects of foreign
+types.
+"""
 
 ClientId: TypeAlias = bytes
 """Names a connected client; given by the channel, opaque, never used for another client."""
@@ -25,20 +29,28 @@ ClientId: TypeAlias = bytes
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Stands in the place of an op: this client vanished, and everything it owns can be freed. Comes exactly once."""
+    """Stands in the place of an op: this client vanished, and everything it owns can be freed.
+    Comes exactly once.
+    """
 
 
 class RuntimeChannel(Protocol):
-    """The runtime's end, used by one thread. Bad input is counted in `counters` and dropped; it never raises."""
+    """The runtime's end, used by one thread. Bad input is counted in `counters` and dropped; it
+    never raises.
+    """
 
     counters: dict[str, int]
 
     def receive(self, wait: float) -> list[tuple[ClientId, wire.Op | Gone]]:
-        """What has come, in order per client; waits up to `wait` seconds (0: not at all) when nothing has."""
+        """What has come, in order per client; waits up to `wait` seconds (0: not at all) when
+        nothing has.
+        """
         ...
 
     def send(self, replies: Sequence[tuple[ClientId, wire.Reply]]) -> None:
-        """Never waits. Replies for a client that is gone are dropped; its `Gone` comes from `receive`."""
+        """Never waits. Replies for a client that is gone are dropped; its `Gone` comes from
+        `receive`.
+        """
         ...
 
     def close(self) -> None:
@@ -55,33 +67,39 @@ class ClientChannel(Protocol):
     def send(self, ops: Sequence[wire.Op]) -> None:
         """One frame. Never waits for the runtime.
 
-        Raises `InvalidParameter` where a value is outside its declared range or the frame is too large (nothing is
-        sent then), `Overloaded` where too much is unsent, `RuntimeGone` where the runtime is known to have ended.
+        Raises `InvalidParameter` where a value is outside its declared range or the frame is too
+        large (nothing is sent then), `Overloaded` where too much is unsent, `RuntimeGone` where the
+        runtime is known to have ended.
         """
         ...
 
     def receive(self, timeout: float) -> list[wire.Reply]:
         """The next replies, in order; an empty list when none came within `timeout` seconds.
 
-        Replies that came before the runtime's end are still given out; then `RuntimeGone` is raised, by every call.
-        A reply with `call=None` (`Failed`) is about the whole connection.
+        Replies that came before the runtime's end are still given out; then `RuntimeGone` is
+        raised, by every call. A reply with `call=None` (`Failed`) is about the whole connection.
         """
         ...
 
     def close(self) -> None:
-        """Lets the runtime forget this client. Safe to repeat and to call from any thread; `receive` then raises."""
+        """Lets the runtime forget this client. Safe to repeat and to call from any thread;
+        `receive` then raises.
+        """
         ...
 
 
 def ops_frame(ops: Sequence[wire.Op]) -> bytes:
     """One frame, checked on the sender's side exactly as the receiver will check it.
 
-    The receiver drops what does not decode, so a value out of range must be found here or its call would never end.
+    The receiver drops what does not decode, so a value out of range must be found here or its call
+    would never end.
     """
     try:
         frame = wire.encode(tuple(ops))
     except UNENCODABLE as error:
-        raise InvalidParameter(f"An operation holds a value that cannot be sent: {error}.", name="ops") from None
+        raise InvalidParameter(
+            f"An operation holds a value that cannot be sent: {error}.", name="ops"
+        ) from None
     if len(frame) > wire.MAX_FRAME_BYTES:
         raise InvalidParameter(
             f"These operations take {len(frame)} bytes, more than the {wire.MAX_FRAME_BYTES} that one message may have;"
@@ -93,15 +111,17 @@ def ops_frame(ops: Sequence[wire.Op]) -> bytes:
     try:
         wire.decode_ops(frame)
     except UNDECODABLE as error:
-        raise InvalidParameter(f"An operation is outside its declared range: {error}.", name="ops") from None
+        raise InvalidParameter(
+            f"An operation is outside its declared range: {error}.", name="ops"
+        ) from None
     return frame
 
 
 def replies_frames(replies: Sequence[wire.Reply], limit: int = wire.MAX_FRAME_BYTES) -> list[bytes]:
     """The replies as few frames as the size limit allows, in order.
 
-    A single reply that cannot be sent (larger than any frame may be, or holding what has no encoding) becomes the
-    `Failed` of its call: never silence.
+    A single reply that cannot be sent (larger than any frame may be, or holding what has no
+    encoding) becomes the `Failed` of its call: never silence.
     """
     try:
         frame = wire.encode(tuple(replies))
@@ -117,7 +137,9 @@ def replies_frames(replies: Sequence[wire.Reply], limit: int = wire.MAX_FRAME_BY
     reply = replies[0]
     code = reply.code if isinstance(reply, wire.Failed) else "rejected"
     message = f"The answer cannot be sent: {why}."
-    return [wire.encode((wire.Failed(call=getattr(reply, "call", None), code=code, message=message),))]
+    return [
+        wire.encode((wire.Failed(call=getattr(reply, "call", None), code=code, message=message),))
+    ]
 
 
 def replies_of(frame: bytes) -> tuple[wire.Reply, ...]:
@@ -127,4 +149,6 @@ def replies_of(frame: bytes) -> tuple[wire.Reply, ...]:
     try:
         return wire.decode_replies(frame)
     except UNDECODABLE as error:
-        raise ProtocolError(f"The other side sent something that is no lmprog reply ({error}).") from None
+        raise ProtocolError(
+            f"The other side sent something that is no lmprog reply ({error})."
+        ) from None

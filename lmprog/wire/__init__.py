@@ -1,27 +1,49 @@
-"""Every message between a client and a runtime: frozen, tagged, with declared ranges; how they become bytes and back.
+"""Every message between a client and a runtime: frozen, tagged, with declared ranges; how they
+become bytes and back.
 
-A *frame* is one transport message: a msgpack list of these structs. A client's frame is a list of ops, so a whole
-program, or its longest static stretch, is one frame; a runtime's frame is a list of replies. Branches and calls are
-numbered by the client that uses them (numbers of two clients never meet) and a number is used once.
+A *frame* is one transport message: a msgpack list of these structs. A client's frame is a list of
+ops, so a whole program, or its longest static stretch, is one frame; a runtime's frame is a list of
+replies. Branches and calls are numbered by the client that uses them (numbers of two clients never
+meet) and a number is used once.
 
 Rules of the protocol:
 
-- The first message of a client is `Hello`; the runtime answers `Welcome`, or `Failed` with code `protocol`.
+- The first message of a client is `Hello`; the runtime answers `Welcome`, or `Failed` with code
+  `protocol`.
 - Ops of one branch run in their order, those of different branches concurrently.
-- Every call (`Gen`, `Select`, `Read`, `Describe`, `Inspect`, `Flush`) gets exactly one last reply: `Done`, `Chosen`,
-  `TextIs`, `Described`, `Snapshot` or `Failed`; `Delta`s come only before it. An op that is wrong but is no call (an
-  `Append` of an unknown reference, say) spoils its branch: the branch's later calls fail with that cause.
-- Frames that do not decode are counted and dropped by the receiver. Ranges declared here are checked while decoding;
-  what depends on a model (vocabulary, context) is checked by the interpreter.
+- Every call (`Generate`, `Select`, `Read`, `Describe`, `Inspect`, `Flush`) gets exactly one last
+  reply: `CallDone`, `Chosen`, `TextIs`, `Described`, `Snapshot` or `Failed`; `Delta`s come only
+  before it. An op that is wrong but is no call (an `Append` of an unknown reference, say) spoils
+  its branch: the branch's later calls fail with that cause.
+- Frames that do not decode are counted and dropped by the receiver. Ranges declared here are
+  checked while decoding; what depends on a model (vocabulary, context) is checked by the
+  interpreter.
 
-`base`, `asking`, `ops`, `replies` and `frames` are one file in spirit: everything is imported from here.
-This package knows no sockets and no tokens beyond their being integers.
+`base`, `asking`, `ops`, `replies` and `frames` are one file in spirit: everything is imported from
+here. This package knows no sockets and no tokens beyond their being integers.
 """
 
 from __future__ import annotations
 
-from lmprog.wire.asking import Choices, Constraint, Grammar, JsonSchema, Regex, Sampling, Suggested, suggested
-from lmprog.wire.base import (
+from lmprog.wire.frames import (
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    MalformedFrame,
+    decode_ops,
+    decode_replies,
+    encode,
+)
+from lmprog.wire.generation_fields import (
+    Choices,
+    Constraint,
+    Grammar,
+    JsonSchema,
+    Regex,
+    SamplingParams,
+    SuggestedSampling,
+    suggested,
+)
+from lmprog.wire.message import (
     SHARES_PUBLIC,
     ContestRule,
     FinishReason,
@@ -34,7 +56,6 @@ from lmprog.wire.base import (
     TokenId,
     Whitespace,
 )
-from lmprog.wire.frames import MAX_FRAME_BYTES, PROTOCOL_VERSION, MalformedFrame, decode_ops, decode_replies, encode
 from lmprog.wire.ops import (
     Append,
     Cancel,
@@ -47,7 +68,7 @@ from lmprog.wire.ops import (
     Flush,
     Fork,
     Gained,
-    Gen,
+    Generate,
     Hello,
     Inspect,
     Judge,
@@ -59,20 +80,20 @@ from lmprog.wire.ops import (
     RoleBegin,
     RoleEnd,
     Select,
-    Text,
-    Tokens,
+    TextPiece,
+    TokensPiece,
 )
 from lmprog.wire.replies import (
-    Choice,
+    CallDone,
     Chosen,
     Delta,
     Described,
-    Done,
     Failed,
-    LaneSeen,
     NodeSeen,
     Output,
     Reply,
+    ScoredChoice,
+    SequenceSeen,
     Snapshot,
     TextIs,
     TokenLogprob,
@@ -86,8 +107,8 @@ __all__ = [
     "PROTOCOL_VERSION",
     "SHARES_PUBLIC",
     "Append",
+    "CallDone",
     "Cancel",
-    "Choice",
     "Choices",
     "Chosen",
     "Close",
@@ -99,14 +120,13 @@ __all__ = [
     "Delta",
     "Describe",
     "Described",
-    "Done",
     "Encode",
     "Failed",
     "FinishReason",
     "Flush",
     "Fork",
     "Gained",
-    "Gen",
+    "Generate",
     "Grammar",
     "Hello",
     "Id",
@@ -114,7 +134,6 @@ __all__ = [
     "JsonSchema",
     "Judge",
     "Keep",
-    "LaneSeen",
     "MalformedFrame",
     "Message",
     "NodeSeen",
@@ -129,18 +148,20 @@ __all__ = [
     "Reply",
     "RoleBegin",
     "RoleEnd",
-    "Sampling",
+    "SamplingParams",
+    "ScoredChoice",
     "Select",
     "SelectMethod",
+    "SequenceSeen",
     "ShortText",
     "Snapshot",
-    "Suggested",
-    "Text",
+    "SuggestedSampling",
     "TextIs",
+    "TextPiece",
     "TokenId",
     "TokenLogprob",
-    "Tokens",
     "TokensAre",
+    "TokensPiece",
     "Usage",
     "Welcome",
     "Whitespace",

@@ -12,8 +12,9 @@ MAX_FRAME_BYTES = 32 * 1024 * 1024
 
 
 MalformedFrame = msgspec.DecodeError
-"""What `decode_*` raises: its subclass `ValidationError` for values out of range. Text that is no UTF-8 raises Python's
-own UnicodeDecodeError, and absurd nesting RecursionError: a receiver of foreign bytes expects these too."""
+"""What `decode_*` raises: its subclass `ValidationError` for values out of range. Text that is no
+UTF-8 raises Python's own UnicodeDecodeError, and absurd nesting RecursionError: a receiver of
+foreign bytes expects these too."""
 
 _encoder = msgspec.msgpack.Encoder()
 _ops = msgspec.msgpack.Decoder(tuple[Op, ...])

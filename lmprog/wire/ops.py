@@ -1,4 +1,6 @@
-"""What a client sends: pieces of text, and the ops of branches. See the package for the rules of their use."""
+"""What a client sends: pieces of text, and the ops of branches. See the package for the rules of
+their use.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +8,40 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from lmprog.wire.asking import Constraint, Sampling
-from lmprog.wire.base import ContestRule, Id, Keep, Message, SelectMethod, ShortText, TokenId
+from lmprog.wire.generation_fields import Constraint, SamplingParams
+from lmprog.wire.message import ContestRule, Id, Keep, Message, SelectMethod, ShortText, TokenId
 
 
-class Text(Message, frozen=True):
-    """`quoted`: names of special tokens in it are text, as they always are inside of a chat turn."""
+class TextPiece(Message, frozen=True):
+    """`quoted`: names of special tokens in it are text, as they always are inside of a chat
+    turn.
+    """
 
     text: str
     quoted: bool = False
 
 
-class Tokens(Message, frozen=True):
-    """Token ids, taken as they are: nothing is put before them. What text stands before them is tokenised by itself."""
+class TokensPiece(Message, frozen=True):
+    """Token ids, taken as they are: nothing is put before them. What text stands before them is
+    tokenised by itself.
+    """
 
     ids: tuple[TokenId, ...]
 
 
 class Ref(Message, frozen=True):
-    """The text of an earlier call's result; `index` picks one of `n`. The branch waits until it is known."""
+    """The text of an earlier call's result; `index` picks one of `n`. The branch waits until it is
+    known.
+    """
 
     call: Id
     index: Annotated[int, Meta(ge=0, le=127)] = 0
 
 
 class Gained(Message, frozen=True):
-    """All text that another branch gained since it was forked; waits until that branch has run its ops so far."""
+    """All text that another branch gained since it was forked; waits until that branch has run its
+    ops so far.
+    """
 
     branch: Id
 
@@ -47,11 +57,13 @@ class RoleEnd(Message, frozen=True):
 
 
 class Conversation(Message, frozen=True):
-    """A whole conversation as the checkpoint's own template writes it, up to where the assistant begins.
+    """A whole conversation as the checkpoint's own template writes it, up to where the assistant
+    begins.
 
-    `messages` and `tools` are JSON, in the shapes that templates know. A template whose source does not have `mark`
-    writes `plain` instead, without tools. Turns that are opened after it know nothing of its turns. Special tokens are
-    the template's alone: names of them in messages and tools are text.
+    `messages` and `tools` are JSON, in the shapes that templates know. A template whose source does
+    not have `mark` writes `plain` instead, without tools. Turns that are opened after it know
+    nothing of its turns. Special tokens are the template's alone: names of them in messages and
+    tools are text.
     """
 
     messages: Annotated[str, Meta(max_length=33_554_432)]
@@ -60,7 +72,7 @@ class Conversation(Message, frozen=True):
     mark: ShortText = ""
 
 
-Piece: TypeAlias = Text | Tokens | Ref | Gained | RoleBegin | RoleEnd | Conversation
+Piece: TypeAlias = TextPiece | TokensPiece | Ref | Gained | RoleBegin | RoleEnd | Conversation
 
 
 class Hello(Message, frozen=True):
@@ -69,7 +81,9 @@ class Hello(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """A new, empty branch. Branches of different `salt` share no page, but for public prefixes (`SHARES_PUBLIC`)."""
+    """A new, empty branch. Branches of different `salt` share no page, but for public prefixes
+    (`SHARES_PUBLIC`).
+    """
 
     branch: Id
     salt: ShortText = ""
@@ -81,27 +95,30 @@ class Append(Message, frozen=True):
 
 
 class Judge(Message, frozen=True):
-    """Asked about each result of a gen: how likely, after it and `text`, is the first of `choices` among them?"""
+    """Asked about each result of a gen: how likely, after it and `text`, is the first of `choices`
+    among them?
+    """
 
     text: Annotated[str, Meta(max_length=65_536)]
     choices: Annotated[tuple[str, ...], Meta(min_length=2, max_length=16)] = (" yes", " no")
 
 
-class Gen(Message, frozen=True):
+class Generate(Message, frozen=True):
     """Generate on `branch`, which goes on from the first of the `n` results.
 
     `heal`: the last token of literal text is decided once more, by the model.
 
-    With `keep` the branch goes on from another one: the "best" (by mean log-probability), the "fastest" (whose end
-    comes first), the earliest of the "majority" (of equal texts). Those that cannot be it any more are ended at once.
-    That one is the first output then, the others that ended follow in their order; a reference has index 0, and text
-    is streamed when it is known which it is. With a `judge` the best is the one that it finds best; nothing that it
-    reads or says stays in the branch.
+    With `keep` the branch goes on from another one: the "best" (by mean log-probability), the
+    "fastest" (whose end comes first), the earliest of the "majority" (of equal texts). Those that
+    cannot be it any more are ended at once. That one is the first output then, the others that
+    ended follow in their order; a reference has index 0, and text is streamed when it is known
+    which it is. With a `judge` the best is the one that it finds best; nothing that it reads or
+    says stays in the branch.
     """
 
     branch: Id
     call: Id
-    sampling: Sampling = Sampling()
+    sampling: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     stream: bool = False
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
@@ -142,8 +159,9 @@ class Cancel(Message, frozen=True):
 
 
 class Contest(Message, frozen=True):
-    """Of these calls (not yet referred to by another contest) one is wanted: the "first" that ends well, or the
-    "majority" of equal texts. The others are cancelled as soon as it is known, and their branches let go of memory."""
+    """Of these calls (not yet referred to by another contest) one is wanted: the "first" that ends
+    well, or the "majority" of equal texts. The others are cancelled as soon as it is known, and
+    their branches let go of memory."""
 
     calls: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=4096)]
     rule: ContestRule = "first"
@@ -173,13 +191,16 @@ class Decode(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """Asks for the runtime's figures: what `stats` counts, and the state of tree, pages and queue."""
+    """Asks for the runtime's figures: what `stats` counts, and the state of tree, pages and
+    queue.
+    """
 
     call: Id
 
 
 class Inspect(Message, frozen=True):
-    """Asks for a picture of the runtime now: the tree's largest nodes, who runs, who waits. It counts as no use.
+    """Asks for a picture of the runtime now: the tree's largest nodes, who runs, who waits. It
+    counts as no use.
 
     `with_text` asks for the first words of each node: only for those who may read every prompt.
     """
@@ -199,7 +220,7 @@ Op: TypeAlias = (
     Hello
     | Open
     | Append
-    | Gen
+    | Generate
     | Select
     | Fork
     | Close

@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lmprog.wire.asking import Suggested
-from lmprog.wire.base import FinishReason, Id, Message
+from lmprog.wire.generation_fields import SuggestedSampling
+from lmprog.wire.message import FinishReason, Id, Message
 
 
 class Welcome(Message, frozen=True):
@@ -18,11 +18,13 @@ class Welcome(Message, frozen=True):
     page_size: int
     num_pages: int
     pid: int
-    suggested: Suggested = Suggested()
+    suggested: SuggestedSampling = SuggestedSampling()
 
 
 class TokenLogprob(Message, frozen=True):
-    """One position: the token that stands there, its log-probability, and the most likely ones instead."""
+    """One position: the token that stands there, its log-probability, and the most likely ones
+    instead.
+    """
 
     token: int
     text: str
@@ -31,8 +33,8 @@ class TokenLogprob(Message, frozen=True):
 
 
 class Usage(Message, frozen=True):
-    """The work of one call. `prompt` counts its prompt once; `cached` and `computed` are sums over its lanes (the `n`
-    results of a gen, the options of a select), which share the prompt."""
+    """The work of one call. `prompt` counts its prompt once; `cached` and `computed` are sums over
+    its sequences (the `n` results of a gen, the options of a select), which share the prompt."""
 
     prompt: int = 0
     cached: int = 0
@@ -60,8 +62,9 @@ class Output(Message, frozen=True):
 
 
 class Delta(Message, frozen=True):
-    """More text of a running generation. Joined in order, an output's deltas are its text, and their `logprobs`, where
-    they were asked for, its tokens': each comes when its token is wholly inside the text given."""
+    """More text of a running generation. Joined in order, an output's deltas are its text, and
+    their `logprobs`, where they were asked for, its tokens': each comes when its token is wholly
+    inside the text given."""
 
     call: Id
     index: int
@@ -70,15 +73,17 @@ class Delta(Message, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Done(Message, frozen=True):
+class CallDone(Message, frozen=True):
     call: Id
     outputs: tuple[Output, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Choice(Message, frozen=True):
-    """One option of a select: its score under the method, its probability among the options, its tokens' logprobs."""
+class ScoredChoice(Message, frozen=True):
+    """One option of a select: its score under the method, its probability among the options, its
+    tokens' logprobs.
+    """
 
     score: float
     probability: float
@@ -89,7 +94,7 @@ class Choice(Message, frozen=True):
 class Chosen(Message, frozen=True):
     call: Id
     index: int
-    options: tuple[Choice, ...]
+    options: tuple[ScoredChoice, ...]
     usage: Usage
 
 
@@ -110,7 +115,9 @@ class Described(Message, frozen=True):
 
 
 class NodeSeen(Message, frozen=True):
-    """A node of the prefix tree. `parent` is its parent's place in the list, -1 where it hangs on its salt's root."""
+    """A node of the prefix tree. `parent` is its parent's place in the list, -1 where it hangs on
+    its salt's root.
+    """
 
     number: int
     """Stays its own while the tree changes; siblings that came later have higher ones."""
@@ -122,7 +129,7 @@ class NodeSeen(Message, frozen=True):
     age: float
     """Seconds since its last use; 0 while somebody stands on it."""
     locks: int
-    """Lanes that stand on it or below it now."""
+    """Sequences that stand on it or below it now."""
     pins: int
     """Live branches that stand on it or below it."""
     children_left_out: int
@@ -132,8 +139,10 @@ class NodeSeen(Message, frozen=True):
     """Its first words, where they were asked for."""
 
 
-class LaneSeen(Message, frozen=True):
-    """One token sequence that runs or waits: one of the `n` results of a gen, one course of a select."""
+class SequenceSeen(Message, frozen=True):
+    """One token sequence that runs or waits: one of the `n` results of a gen, one course of a
+    select.
+    """
 
     program: int
     branch: int
@@ -145,9 +154,11 @@ class LaneSeen(Message, frozen=True):
     num_tokens: int
     """Known so far, prompt and result."""
     computed: int
-    """Of those, the ones whose keys and values exist; for one that waits, those found in the tree."""
+    """Of those, the ones whose keys and values exist; for one that waits, those found in the
+    tree.
+    """
     cached: int
-    """Of the call, over its lanes."""
+    """Of the call, over its sequences."""
     generated: int
     forced: int
     max_tokens: int
@@ -163,7 +174,9 @@ class LaneSeen(Message, frozen=True):
 
 
 class Snapshot(Message, frozen=True):
-    """What the runtime looked like between two steps. `figures` are those of `Described`; times on its own clock."""
+    """What the runtime looked like between two steps. `figures` are those of `Described`; times on
+    its own clock.
+    """
 
     call: Id
     clock: float
@@ -171,14 +184,16 @@ class Snapshot(Message, frozen=True):
     nodes: tuple[NodeSeen, ...]
     nodes_left_out: int
     pages_left_out: int
-    running: tuple[LaneSeen, ...]
+    running: tuple[SequenceSeen, ...]
     running_left_out: int
-    waiting: tuple[LaneSeen, ...]
+    waiting: tuple[SequenceSeen, ...]
     waiting_left_out: int
 
 
 class Failed(Message, frozen=True):
-    """The last reply of a call that did not end well. `code` and `details` are those of `lmprog.errors`."""
+    """The last reply of a call that did not end well. `code` and `details` are those of
+    `lmprog.errors`.
+    """
 
     call: Id | None
     code: str
@@ -186,4 +201,6 @@ class Failed(Message, frozen=True):
     details: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
 
 
-Reply: TypeAlias = Welcome | Delta | Done | Chosen | TextIs | TokensAre | Described | Snapshot | Failed
+Reply: TypeAlias = (
+    Welcome | Delta | CallDone | Chosen | TextIs | TokensAre | Described | Snapshot | Failed
+)

@@ -6,8 +6,8 @@ import pytest
 from ragged import shape_of
 
 from lmprog.errors import NotSupported
-from lmprog.runtime.attention import NativeAttention
-from lmprog.runtime.attention.native import PATHS
+from lmprog.runtime.engine.attention import NativeAttention
+from lmprog.runtime.engine.attention.native_attention import PATHS
 
 
 def available(path: str) -> bool:

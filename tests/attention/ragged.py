@@ -1,4 +1,6 @@
-"""Random ragged batches for attention tests: rows with shared and own pages, in shuffled page order."""
+"""Random ragged batches for attention tests: rows with shared and own pages, in shuffled page
+order.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lmprog.runtime.attention.base import AttentionBackend, AttentionShape, LayerAttention
-from lmprog.runtime.batch import Batch
+from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
+from lmprog.runtime.engine.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,9 @@ def shape_of(
     num_layers: int = 1,
 ) -> AttentionShape:
     layer = LayerAttention(scale=dim**-0.5, window=window, softcap=softcap)
-    return AttentionShape((layer,) * num_layers, heads, kv_heads, dim, dim if v_dim is None else v_dim, dtype)
+    return AttentionShape(
+        (layer,) * num_layers, heads, kv_heads, dim, dim if v_dim is None else v_dim, dtype
+    )
 
 
 def batch_of(
@@ -44,7 +48,11 @@ def batch_of(
 ) -> Batch:
     """`mirrors` holds (token of the batch, second slot)."""
     positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in stretches])
-    slots = [s.pages[p // page_size] * page_size + p % page_size for s in stretches for p in _positions(s)]
+    slots = [
+        s.pages[p // page_size] * page_size + p % page_size
+        for s in stretches
+        for p in _positions(s)
+    ]
     mirrors = mirrors or []
     total = len(positions)
 
@@ -81,7 +89,10 @@ def inputs(
 
 
 def run_step(
-    backend: AttentionBackend, batch: Batch, qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], layer: int = 0
+    backend: AttentionBackend,
+    batch: Batch,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    layer: int = 0,
 ) -> torch.Tensor:
     backend.plan(batch)
     return backend.run(layer, *qkv)
@@ -90,13 +101,16 @@ def run_step(
 def random_rows(
     rng: np.random.Generator, num_pages: int, page_size: int, rows: int, longest: int
 ) -> list[list[Stretch]]:
-    """Two steps over the same rows: first their contexts (some stand on a common prefix), then a few tokens more.
+    """Two steps over the same rows: first their contexts (some stand on a common prefix), then a
+    few tokens more.
 
-    Pages are handed out in random order; rows that share a prefix share its whole pages from the first step on, where
-    one row writes them and all read them.
+    Pages are handed out in random order; rows that share a prefix share its whole pages from the
+    first step on, where one row writes them and all read them.
     """
     free = [int(page) for page in rng.permutation(num_pages)]
-    prefix_pages = [free.pop() for _ in range(int(rng.integers(0, max(1, longest // page_size // 2) + 1)))]
+    prefix_pages = [
+        free.pop() for _ in range(int(rng.integers(0, max(1, longest // page_size // 2) + 1)))
+    ]
     prefix = len(prefix_pages) * page_size
     first, second = [], []
     if prefix:

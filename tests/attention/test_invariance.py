@@ -1,4 +1,6 @@
-"""What the kernels guarantee to the last bit: a result depends on nothing but what it is computed from."""
+"""What the kernels guarantee to the last bit: a result depends on nothing but what it is computed
+from.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,16 @@ import torch
 from ragged import Stretch, batch_of, inputs, run_step, shape_of
 
 from lmprog.native import compiler
-from lmprog.runtime.attention import AttentionShape, NativeAttention
+from lmprog.runtime.engine.attention import AttentionShape, NativeAttention
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 SHAPES = {
     "f32": shape_of(heads=6, kv_heads=2, dim=24),
     "bf16": shape_of(heads=6, kv_heads=2, dim=24, dtype=torch.bfloat16),
-    "bf16 window": shape_of(heads=4, kv_heads=4, dim=16, dtype=torch.bfloat16, window=301, softcap=5.0),
+    "bf16 window": shape_of(
+        heads=4, kv_heads=4, dim=16, dtype=torch.bfloat16, window=301, softcap=5.0
+    ),
     "f32 window": shape_of(heads=3, kv_heads=1, dim=16, window=270),
 }
 LONG = 1100
@@ -35,7 +39,9 @@ def pages_for(tokens: int, page_size: int, first: int = 0) -> tuple[int, ...]:
     return tuple(range(first, first + -(-tokens // page_size)))
 
 
-def whole(shape: AttentionShape, path: str, qkv: QKV, page_size: int = 16, threads: int = 1) -> torch.Tensor:
+def whole(
+    shape: AttentionShape, path: str, qkv: QKV, page_size: int = 16, threads: int = 1
+) -> torch.Tensor:
     tokens = len(qkv[0])
     pages = pages_for(tokens, page_size)
     backend = NativeAttention(shape, len(pages), page_size, threads, path=path)
@@ -66,7 +72,9 @@ def test_token_by_token_gives_the_bits_of_the_whole(shape: AttentionShape, path:
 
 
 @pytest.mark.parametrize("page_size", [1, 8, 48])
-def test_page_size_and_page_numbers_change_no_bit(shape: AttentionShape, path: str, page_size: int) -> None:
+def test_page_size_and_page_numbers_change_no_bit(
+    shape: AttentionShape, path: str, page_size: int
+) -> None:
     qkv = numbers(shape, LONG)
     assert torch.equal(whole(shape, path, qkv, page_size), whole(shape, path, qkv))
     backwards = pages_for(LONG, page_size)[::-1]
@@ -76,17 +84,26 @@ def test_page_size_and_page_numbers_change_no_bit(shape: AttentionShape, path: s
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_the_number_of_threads_changes_no_bit(shape: AttentionShape, path: str, threads: int) -> None:
+def test_the_number_of_threads_changes_no_bit(
+    shape: AttentionShape, path: str, threads: int
+) -> None:
     qkv = numbers(shape, LONG)
     alone, together = (NativeAttention(shape, 94, 16, n, path=path) for n in (1, threads))
-    for stretch in (Stretch(0, LONG - 3, pages_for(LONG, 16)), Stretch(LONG - 3, 2, pages_for(LONG, 16))):
+    for stretch in (
+        Stretch(0, LONG - 3, pages_for(LONG, 16)),
+        Stretch(LONG - 3, 2, pages_for(LONG, 16)),
+    ):
         part = tuple(x[stretch.start : stretch.start + stretch.count] for x in qkv)
-        results = [run_step(backend, batch_of([stretch], 16), part) for backend in (alone, together)]  # type: ignore[arg-type]
+        results = [
+            run_step(backend, batch_of([stretch], 16), part) for backend in (alone, together)
+        ]  # type: ignore[arg-type]
         assert torch.equal(*results)
 
 
 def family(common: int) -> list[Stretch]:
-    """Decode rows on a tree of prefixes: all share `common` positions, four of them 512 more; one stands alone."""
+    """Decode rows on a tree of prefixes: all share `common` positions, four of them 512 more; one
+    stands alone.
+    """
     shared, more = pages_for(common, 16), pages_for(512, 16, 200)
     rows, free = [], 300
     for row in range(9):
@@ -106,7 +123,9 @@ def test_a_prefix_read_once_for_many_rows_gives_the_bits_of_each_alone(
     rows = family(1024)
     apart = NativeAttention(shape, 700, 16, path=path, share_prefixes=False)
     together = NativeAttention(shape, 700, 16, threads, path=path)
-    for (keys, values), (other_keys, other_values) in zip(apart.memory, together.memory, strict=True):
+    for (keys, values), (other_keys, other_values) in zip(
+        apart.memory, together.memory, strict=True
+    ):
         keys.fill_(0x3C)  # a finite number in both types, the same everywhere; then random rows
         values.fill_(0x3C)
         for first in range(0, 700, 25):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmprog.errors import InvalidParameter
-from lmprog.runtime.kv_pool import ALIGNMENT, KvPool, aligned, pages_that_fit
+from lmprog.runtime.engine.kv_pool import ALIGNMENT, KvPool, aligned, pages_that_fit
 
 
 def test_only_whole_pages_fit() -> None:

@@ -1,4 +1,6 @@
-"""The C++ kernels against the reference, on every path of this processor, page size, head size and mask."""
+"""The C++ kernels against the reference, on every path of this processor, page size, head size and
+mask.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ragged import Stretch, batch_of, inputs, random_rows, run_step, shape_of
 
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
-from lmprog.runtime.attention import (
+from lmprog.runtime.engine.attention import (
     AttentionShape,
     NativeAttention,
     ReferenceAttention,
@@ -22,7 +24,14 @@ from lmprog.runtime.attention import (
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 PAGE_SIZES = (1, 2, 8, 16, 32)
-HEADS = ((4, 2, 32, 32), (14, 2, 64, 64), (3, 3, 80, 40), (8, 1, 128, 128), (2, 1, 9, 5), (2, 2, 256, 256))
+HEADS = (
+    (4, 2, 32, 32),
+    (14, 2, 64, 64),
+    (3, 3, 80, 40),
+    (8, 1, 128, 128),
+    (2, 1, 9, 5),
+    (2, 2, 256, 256),
+)
 """(query heads, kv heads, head_dim, v_head_dim); 9 and 5 need padding everywhere."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -34,7 +43,9 @@ def poison(backend: NativeAttention) -> None:
         values.fill_(255)
 
 
-def compare(shape: AttentionShape, page_size: int, seed: int, path: str, longest: int = 400) -> None:
+def compare(
+    shape: AttentionShape, page_size: int, seed: int, path: str, longest: int = 400
+) -> None:
     print(f"seed {seed}")
     rng, torch_rng = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     num_pages = 8 * -(-900 // page_size)
@@ -46,7 +57,10 @@ def compare(shape: AttentionShape, page_size: int, seed: int, path: str, longest
         qkv = inputs(torch_rng, shape, batch.num_tokens)
         tolerance = TOLERANCE[shape.dtype]
         torch.testing.assert_close(
-            run_step(native, batch, qkv), run_step(reference, batch, qkv), rtol=tolerance, atol=tolerance
+            run_step(native, batch, qkv),
+            run_step(reference, batch, qkv),
+            rtol=tolerance,
+            atol=tolerance,
         )
 
 
@@ -62,7 +76,9 @@ def test_native_agrees_with_the_reference_for_every_head_size(
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_native_agrees_with_the_reference_for_every_page_size(path: str, dtype: torch.dtype, page_size: int) -> None:
+def test_native_agrees_with_the_reference_for_every_page_size(
+    path: str, dtype: torch.dtype, page_size: int
+) -> None:
     compare(shape_of(dim=24, dtype=dtype), page_size, 200 + page_size, path)
 
 
@@ -82,7 +98,9 @@ def test_softcap_alone_agrees_over_a_wide_range_of_scores(path: str) -> None:
     batch = batch_of([Stretch(0, 40, (2, 0, 1))], 16)
     native, reference = NativeAttention(shape, 4, 16, path=path), ReferenceAttention(shape, 4, 16)
     for size in (0.01, 1.0, 30.0):
-        ours, judge = (run_step(backend, batch, (size * q, size * k, v)) for backend in (native, reference))
+        ours, judge = (
+            run_step(backend, batch, (size * q, size * k, v)) for backend in (native, reference)
+        )
         torch.testing.assert_close(ours, judge, rtol=2e-5, atol=2e-5)
 
 
@@ -90,11 +108,16 @@ def test_softcap_alone_agrees_over_a_wide_range_of_scores(path: str) -> None:
 def test_a_score_far_above_all_others_is_taken_wherever_it_stands(path: str, largest: int) -> None:
     shape = shape_of()
     q, k, v = inputs(torch.Generator().manual_seed(14), shape, 600)
-    k[largest] = 40 * q[599, ::2]  # each kv head's first query: scores of some 200, where exp overflows from 89 on
+    k[largest] = (
+        40 * q[599, ::2]
+    )  # each kv head's first query: scores of some 200, where exp overflows from 89 on
     batch = batch_of([Stretch(0, 600, tuple(range(38)))], 16)
     native, reference = NativeAttention(shape, 38, 16, path=path), ReferenceAttention(shape, 38, 16)
     torch.testing.assert_close(
-        run_step(native, batch, (q, k, v)), run_step(reference, batch, (q, k, v)), rtol=1e-5, atol=1e-5
+        run_step(native, batch, (q, k, v)),
+        run_step(reference, batch, (q, k, v)),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
@@ -102,7 +125,9 @@ def test_bf16_queries_give_bf16_results() -> None:
     shape = shape_of(dtype=torch.bfloat16)
     batch = batch_of([Stretch(0, 40, (2, 0, 1))], 16)
     qkv = inputs(torch.Generator().manual_seed(10), shape, 40, torch.bfloat16)
-    ours, judge = (run_step(kind(shape, 4, 16), batch, qkv) for kind in (NativeAttention, ReferenceAttention))
+    ours, judge = (
+        run_step(kind(shape, 4, 16), batch, qkv) for kind in (NativeAttention, ReferenceAttention)
+    )
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours, judge, rtol=2e-2, atol=2e-2)
 
@@ -113,7 +138,9 @@ def test_float16_is_kept_in_float32() -> None:
     q, k, v = inputs(torch.Generator().manual_seed(11), shape, 40, torch.float16)
     native, reference = NativeAttention(shape, 4, 16), ReferenceAttention(shape, 4, 16)
     assert native.bytes_per_page == 2 * reference.bytes_per_page
-    torch.testing.assert_close(run_step(native, batch, (q, k, v)), run_step(reference, batch, (q, k, v)))
+    torch.testing.assert_close(
+        run_step(native, batch, (q, k, v)), run_step(reference, batch, (q, k, v))
+    )
 
 
 def test_slots_nobody_wrote_never_reach_a_result(path: str) -> None:
@@ -121,8 +148,12 @@ def test_slots_nobody_wrote_never_reach_a_result(path: str) -> None:
         for page_size in (3, 16):
             native = NativeAttention(shape_of(dtype=dtype), 20, page_size, path=path)
             poison(native)
-            batch = batch_of([Stretch(0, 17, tuple(range(19, 19 - -(-17 // page_size), -1)))], page_size)
-            out = run_step(native, batch, inputs(torch.Generator().manual_seed(1), native.shape, 17))
+            batch = batch_of(
+                [Stretch(0, 17, tuple(range(19, 19 - -(-17 // page_size), -1)))], page_size
+            )
+            out = run_step(
+                native, batch, inputs(torch.Generator().manual_seed(1), native.shape, 17)
+            )
             assert bool(torch.isfinite(out).all())
 
 
@@ -131,7 +162,9 @@ def test_a_query_that_is_not_finite_spoils_no_other_row(path: str) -> None:
     q, k, v = inputs(torch.Generator().manual_seed(2), shape, 2)
     q[0] = math.nan
     out = run_step(
-        NativeAttention(shape, 2, 16, path=path), batch_of([Stretch(0, 1, (0,)), Stretch(0, 1, (1,))], 16), (q, k, v)
+        NativeAttention(shape, 2, 16, path=path),
+        batch_of([Stretch(0, 1, (0,)), Stretch(0, 1, (1,))], 16),
+        (q, k, v),
     )
     assert bool(torch.isnan(out[0]).all())
     assert bool(torch.isfinite(out[1]).all())
@@ -143,7 +176,8 @@ def test_copies_and_mirrors_move_slots_as_the_reference_does(dtype: torch.dtype)
     rng = torch.Generator().manual_seed(12)
     backends = NativeAttention(shape, 12, 4, threads=2), ReferenceAttention(shape, 12, 4)
     first = batch_of([Stretch(0, 11, (7, 3, 5))], 4, mirrors=[(8, 4), (9, 5), (10, 6)])
-    # Sources that are targets too; then one row on the copied and mirrored slots, one on the two that changed places.
+    # Sources that are targets too; then one row on the copied and mirrored slots, one on the two
+    # that changed places.
     copies = [(28, 8), (29, 9), (30, 10), (31, 11), (28, 29), (29, 28)]
     second = batch_of([Stretch(11, 2, (2, 3, 1, 9)), Stretch(4, 1, (7, 6))], 4, copies=copies)
     for batch in (first, second):
@@ -160,7 +194,10 @@ def test_values_that_lie_apart_in_memory_are_read_in_place() -> None:
     fused = torch.randn(5, 3, 2, 8, generator=torch.Generator().manual_seed(13))
     q, k, v = fused[:, 0], fused[:, 1], fused[:, 2]
     batch = batch_of([Stretch(0, 5, (0,))], 16)
-    ours, judge = (run_step(kind(shape, 1, 16), batch, (q, k, v)) for kind in (NativeAttention, ReferenceAttention))
+    ours, judge = (
+        run_step(kind(shape, 1, 16), batch, (q, k, v))
+        for kind in (NativeAttention, ReferenceAttention)
+    )
     torch.testing.assert_close(ours, judge)
 
 

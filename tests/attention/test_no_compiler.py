@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import torch
-from lmprog.runtime.attention import AttentionShape, LayerAttention, make_attention
+from lmprog.runtime.engine.attention import AttentionShape, LayerAttention, make_attention
 shape = AttentionShape((LayerAttention(1.0),), 1, 1, 8, 8, torch.float32)
 print(type(make_attention(None, shape, 1, 16)).__name__)
 """

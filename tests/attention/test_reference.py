@@ -1,4 +1,6 @@
-"""The judge is judged by a float64 sum written out position by position, and by torch's own attention."""
+"""The judge is judged by a float64 sum written out position by position, and by torch's own
+attention.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import pytest
 import torch
 from ragged import Stretch, batch_of, inputs, run_step, shape_of
 
-from lmprog.runtime.attention.base import AttentionShape, LayerAttention
-from lmprog.runtime.attention.reference import ReferenceAttention, attend
+from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
+from lmprog.runtime.engine.attention.reference import ReferenceAttention, attend
 
 
 def oracle(
@@ -23,9 +25,18 @@ def oracle(
             first = 0 if layer.window is None else max(0, position - layer.window + 1)
             scores = []
             for key in range(first, position + 1):
-                score = sum(a * b for a, b in zip(q[n, head].tolist(), k[key, head // group].tolist(), strict=True))
+                score = sum(
+                    a * b
+                    for a, b in zip(
+                        q[n, head].tolist(), k[key, head // group].tolist(), strict=True
+                    )
+                )
                 score *= layer.scale
-                scores.append(score if layer.softcap is None else layer.softcap * math.tanh(score / layer.softcap))
+                scores.append(
+                    score
+                    if layer.softcap is None
+                    else layer.softcap * math.tanh(score / layer.softcap)
+                )
             weights = [math.exp(score - max(scores)) for score in scores]
             for weight, key in zip(weights, range(first, position + 1), strict=True):
                 out[n, head] += weight / sum(weights) * v[key, head // group].double()
@@ -34,7 +45,9 @@ def oracle(
 
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_reference_equals_a_float64_sum_over_visible_positions(window: int | None, softcap: float | None) -> None:
+def test_reference_equals_a_float64_sum_over_visible_positions(
+    window: int | None, softcap: float | None
+) -> None:
     rng = torch.Generator().manual_seed(1)
     shape = shape_of(heads=4, kv_heads=2, dim=8, v_dim=5, window=window, softcap=softcap)
     q, k, v = inputs(rng, shape, 7)
@@ -99,5 +112,7 @@ def test_slots_nobody_wrote_never_reach_a_result() -> None:
 
 def test_bytes_per_page_counts_keys_and_values_of_all_layers() -> None:
     layers = (LayerAttention(1.0),) * 3
-    shape = AttentionShape(layers, num_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=6, dtype=torch.bfloat16)
+    shape = AttentionShape(
+        layers, num_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=6, dtype=torch.bfloat16
+    )
     assert ReferenceAttention(shape, 2, 16).bytes_per_page == 3 * 16 * 2 * (8 + 6) * 2

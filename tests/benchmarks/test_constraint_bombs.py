@@ -1,4 +1,6 @@
-"""Hard patterns of strangers: all are answered, and the work that others wait for stays what it was."""
+"""Hard patterns of strangers: all are answered, and the work that others wait for stays what it
+was.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,8 @@ def test_fifty_hard_constraints_are_answered_and_cost_others_little() -> None:
     too_large = sum(isinstance(bomb, wire.Regex) and TOO_LARGE in bomb.pattern for bomb in asked)
     assert too_large > 0
     assert len(bench.refused) == too_large
-    assert all("1000000000" in refusal.message or "repeat" in refusal.message for refusal in bench.refused)
+    assert all(
+        "1000000000" in refusal.message or "repeat" in refusal.message for refusal in bench.refused
+    )
     assert len(beside) == len(alone), "every step that brings the streams text still does"
     assert beside[int(0.99 * len(beside))] <= alone[int(0.99 * len(alone))] + MORE_MS

@@ -1,4 +1,6 @@
-"""The benchmark of whole programs, at a tiny scale: its counts agree with the runtime's, its sides with each other."""
+"""The benchmark of whole programs, at a tiny scale: its counts agree with the runtime's, its sides
+with each other.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from benchmarks.workloads.questions import Hellaswag, InBatch
 from benchmarks.workloads.shape import Workload
 from benchmarks.workloads.text import Pieces, Writer
 from lmprog import wire
-from lmprog.runtime.model.locate import NANO
-from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
+from lmprog.runtime.engine.model.locate import NANO
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
 
 
-def small(kind: type[Workload], tokenizer: ByteTokenizer | HfTokenizer, scale: float = 0.02) -> Workload:
+def small(
+    kind: type[Workload], tokenizer: ByteTokenizer | HfTokenizer, scale: float = 0.02
+) -> Workload:
     return kind(Writer(Pieces(tokenizer), f"1 {kind.name}", scale, 0.02))
 
 
@@ -57,23 +61,31 @@ def test_the_peer_gives_the_same_texts() -> None:
 
 
 def test_the_lower_bound_counts_each_distinct_prefix_once() -> None:
-    """Two forks of `ab` that go on with `c` and `d`, of which the last generated token needs no computing."""
+    """Two forks of `ab` that go on with `c` and `d`, of which the last generated token needs no
+    computing.
+    """
     tokenizer = ByteTokenizer()
     ops: list[wire.Op] = [
         wire.Open(1),
-        wire.Append(1, (wire.Text("ab"),)),
+        wire.Append(1, (wire.TextPiece("ab"),)),
         wire.Fork(1, (2, 3)),
-        wire.Append(2, (wire.Text("c"),)),
-        wire.Gen(2, 4),
-        wire.Append(3, (wire.Text("d"), wire.Ref(4))),
-        wire.Gen(3, 5),
+        wire.Append(2, (wire.TextPiece("c"),)),
+        wire.Generate(2, 4),
+        wire.Append(3, (wire.TextPiece("d"), wire.Ref(4))),
+        wire.Generate(3, 5),
     ]
     done = [
-        wire.Done(4, (wire.Output("xyz", tuple(tokenizer.encode("xyz")), "length"),), wire.Usage(prompt=4)),
-        wire.Done(5, (wire.Output("x", tuple(tokenizer.encode("x")), "length"),), wire.Usage(prompt=7)),
+        wire.CallDone(
+            4, (wire.Output("xyz", tuple(tokenizer.encode("xyz")), "length"),), wire.Usage(prompt=4)
+        ),
+        wire.CallDone(
+            5, (wire.Output("x", tuple(tokenizer.encode("x")), "length"),), wire.Usage(prompt=7)
+        ),
     ]
     booked = account(ops, done, tokenizer)
-    assert booked.unique == len({"<start>", "a", "ab", "abc", "abcx", "abcxy", "abd", "abdx", "abdxy", "abdxyz"})
+    assert booked.unique == len(
+        {"<start>", "a", "ab", "abc", "abcx", "abcxy", "abd", "abdx", "abdxy", "abdxyz"}
+    )
     assert (booked.calls, booked.prompt, booked.decoded, booked.longest) == (2, 4 + 7, 2, 8)
 
 
@@ -98,6 +110,10 @@ def test_a_random_checkpoint_is_made_once(tmp_path: Path) -> None:
     name, folder = checkpoint("random:64x1", tmp_path)
     assert folder is not None
     assert name == str(folder)
-    assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in folder.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
     with pytest.raises(ValueError, match="random:<hidden>x<layers>"):
         checkpoint("random:65x1", tmp_path)

@@ -1,4 +1,6 @@
-"""The benchmark of shipping: both forms do the same, whole takes fewer messages, and the way is as long as it says."""
+"""The benchmark of shipping: both forms do the same, whole takes fewer messages, and the way is as
+long as it says.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,20 @@ import pytest
 from benchmarks.delays import DelayedChannel
 from benchmarks.shipping import PROGRAMS, measured, ship
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, RuntimeGone
-from lmprog.lang.backends.runtime import RuntimeBackend, describe
-from lmprog.lang.backends.textual import Answer, TextRuntime
 
 
 class Echo:
     """Answers with the end of the prompt."""
 
-    def answer(self, prompt: str, op: wire.Gen | wire.Select) -> Answer | LmprogError | None:
+    def answer(
+        self, prompt: str, op: wire.Generate | wire.Select
+    ) -> TextAnswer | LmprogError | None:
         if isinstance(op, wire.Select):
-            return Answer(scores=tuple(-float(index) for index, _ in enumerate(op.choices)))
-        return Answer(texts=(prompt[-9:-1].replace("'", ""),))
+            return TextAnswer(scores=tuple(-float(index) for index, _ in enumerate(op.choices)))
+        return TextAnswer(texts=(prompt[-9:-1].replace("'", ""),))
 
 
 @pytest.fixture
@@ -32,7 +36,9 @@ def channel() -> Iterator[DelayedChannel]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_both_forms_give_the_same_and_whole_takes_fewer_messages(channel: DelayedChannel, name: str) -> None:
+def test_both_forms_give_the_same_and_whole_takes_fewer_messages(
+    channel: DelayedChannel, name: str
+) -> None:
     with RuntimeBackend(channel) as backend:
         whole, single = measured(backend, channel, PROGRAMS[name], 4, 1)
         assert whole.messages < single.messages

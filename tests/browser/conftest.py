@@ -1,4 +1,6 @@
-"""A window, and servers for it to look at: before a fake runtime of a chosen pace, and before nano."""
+"""A window, and servers for it to look at: before a fake runtime of a chosen pace, and before
+nano.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ import pytest
 
 from lmprog.launch import Connection
 from lmprog.server.gateway import Gateway
-from lmprog.server.link import Link
-from lmprog.server.run import HttpServer, bind, serve_gateway, url_of
-from lmprog.server.settings import Settings
+from lmprog.server.http.http_server import HttpServer, bind, serve_gateway, url_of
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.runtime_link import RuntimeLink
 from tests.server.fake_runtime import Fake
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Site:
 
     def __init__(self, fake: Fake, **settings: Any) -> None:
         self._fake = fake
-        self._settings = Settings(**{"port": 0, "ui_show_text": True, **settings})
+        self._settings = ServerSettings(**{"port": 0, "ui_show_text": True, **settings})
         self._bound = bind(self._settings)
         self.url = url_of(self._bound)
         self._server: HttpServer | None = None
@@ -57,7 +59,7 @@ class Site:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._gateway = Gateway(self._settings, Link())
+        self._gateway = Gateway(self._settings, RuntimeLink())
         self._gateway.link.replace(self._fake.connect("http"))
 
         def ready(server: HttpServer) -> None:
@@ -89,8 +91,12 @@ class Site:
 
 
 @contextmanager
-def opened(window: Window, *, pace: float = 0.0, width: int = 1400, **settings: Any) -> Iterator[tuple[Site, Fake]]:
-    """The page of a server before a fake runtime whose steps take `pace` seconds; left before the server ends."""
+def opened(
+    window: Window, *, pace: float = 0.0, width: int = 1400, **settings: Any
+) -> Iterator[tuple[Site, Fake]]:
+    """The page of a server before a fake runtime whose steps take `pace` seconds; left before the
+    server ends.
+    """
     with Fake(pace=pace) as fake:
         served = Site(fake, **settings)
         try:

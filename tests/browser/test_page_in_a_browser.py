@@ -1,4 +1,6 @@
-"""The page as people meet it. The runtime is a fake one, so that every text is possible and any pace."""
+"""The page as people meet it. The runtime is a fake one, so that every text is possible and any
+pace.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_chat_is_answered_and_appears_in_the_tree(window: Window) -> None:
         window.live()
         window.fill("#chat-input", "hello there")
         window.submit("chat")
-        window.until(lambda: "generated" in window.text("#chat-log .result .note"), "the answer's work")
+        window.until(
+            lambda: "generated" in window.text("#chat-log .result .note"), "the answer's work"
+        )
         assert "hello there" in window.text("#chat-log .turn.user")
         window.until(lambda: window.count("#plot .node") > 0, "a tree")
         assert not window.one("#tree-empty").is_displayed()
@@ -42,7 +46,9 @@ def test_a_chat_is_answered_and_appears_in_the_tree(window: Window) -> None:
         window.submit("chat")
         window.until(lambda: window.count("#chat-log .result details") == 2, "the second answer")
         window.until(lambda: window.count("#plot .node") > nodes, "a larger tree")
-        assert "hello there" in window.text("#chat-log .result:last-child .t-cached"), "the first turn was cached"
+        assert "hello there" in window.text("#chat-log .result:last-child .t-cached"), (
+            "the first turn was cached"
+        )
 
 
 def test_what_runs_is_shown_while_it_runs_and_can_be_stopped(window: Window) -> None:
@@ -56,7 +62,9 @@ def test_what_runs_is_shown_while_it_runs_and_can_be_stopped(window: Window) -> 
         window.until(lambda: window.count("#plot .ghost") == 4, "what is being written")
         window.until(lambda: window.count("#plot .hot") > 0, "what is in use")
         window.until(lambda: window.text("#busy") == "4", "the figure")
-        before = window.script("return document.querySelector('#plot .ghost rect').width.baseVal.value")
+        before = window.script(
+            "return document.querySelector('#plot .ghost rect').width.baseVal.value"
+        )
         begin = window.text("#batch li .counts")
         window.until(lambda: window.text("#batch li .counts") != begin, "the counts move")
         assert before > 0
@@ -65,7 +73,7 @@ def test_what_runs_is_shown_while_it_runs_and_can_be_stopped(window: Window) -> 
         window.submit("fork")
         window.until(lambda: window.count("#batch li") == 0, "nothing runs")
         assert window.text("#panel-fork button[type=submit]") == "Fork"
-        assert not fake.scheduler.seated
+        assert not fake.scheduler.running
 
 
 def test_forks_stand_side_by_side_and_share_their_prompt(window: Window) -> None:
@@ -75,7 +83,10 @@ def test_forks_stand_side_by_side_and_share_their_prompt(window: Window) -> None
         window.fill("#panel-fork input[name=forks]", "3")
         window.submit("fork")
         window.until(lambda: window.count("#panel-fork .result details") == 3, "three results")
-        summaries = sorted(str(element.get_property("textContent")) for element in window.all("#panel-fork summary"))
+        summaries = sorted(
+            str(element.get_property("textContent"))
+            for element in window.all("#panel-fork summary")
+        )
         assert [" 0 of " in text for text in summaries] == [True, False, False]
 
 
@@ -116,7 +127,9 @@ def test_json_keeps_its_schema_and_shows_what_was_forced(window: Window) -> None
         assert "The schema is no JSON" in window.text("#panel-json .error")
         window.fill("#json-schema", '{"type": "nonsense"}')
         window.submit("json")
-        window.until(lambda: "nonsense" in window.text("#panel-json .error"), "the runtime's own words")
+        window.until(
+            lambda: "nonsense" in window.text("#panel-json .error"), "the runtime's own words"
+        )
 
 
 def test_hostile_text_stays_text(window: Window) -> None:
@@ -151,8 +164,15 @@ def test_the_tree_can_be_walked_by_keyboard(window: Window) -> None:
         window.script(press, "ArrowRight")
         assert window.text("#details") != first
         assert window.count("#plot .focused") == 1
-        active = window.script("return document.querySelector('#plot').getAttribute('aria-activedescendant')")
-        assert window.script("return document.getElementById(arguments[0]).getAttribute('aria-level')", active) == "2"
+        active = window.script(
+            "return document.querySelector('#plot').getAttribute('aria-activedescendant')"
+        )
+        assert (
+            window.script(
+                "return document.getElementById(arguments[0]).getAttribute('aria-level')", active
+            )
+            == "2"
+        )
         window.script(press, "ArrowLeft")
         assert window.text("#details").split(" · ")[0] == first.split(" · ")[0]
 
@@ -162,7 +182,9 @@ def test_light_and_dark_follow_the_system_until_somebody_chooses(window: Window)
     with opened(window):
         light = window.script(background)
         window.theme("dark")
-        dark = window.until(lambda: window.script(background) != light and window.script(background), "dark")
+        dark = window.until(
+            lambda: window.script(background) != light and window.script(background), "dark"
+        )
         window.click("#theme")
         assert window.script(background) == light
         window.driver.refresh()
@@ -180,7 +202,10 @@ def test_nothing_is_wider_than_the_window(window: Window, width: int) -> None:
         for name in TABS:
             window.tab(name)
             window.submit(name)
-            window.until(functools.partial(window.count, f"#panel-{name} .result .note:not(:empty)"), "a result")
+            window.until(
+                functools.partial(window.count, f"#panel-{name} .result .note:not(:empty)"),
+                "a result",
+            )
             assert window.overflow() <= 0, name
         wide = window.script(
             "return [...document.querySelectorAll('main *')].filter("
@@ -201,13 +226,17 @@ def test_the_key_is_asked_for_sent_as_a_header_and_forgotten_on_request(window: 
         window.live()
         window.submit("chat")
         window.until(lambda: window.count("#chat-log .result details"), "an answer")
-        asked = window.script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+        asked = window.script(
+            "return performance.getEntriesByType('resource').map(entry => entry.name)"
+        )
         assert not [url for url in [*asked, window.driver.current_url] if "the-key" in url]
         window.driver.refresh()
         window.live()
         window.click("#key-forget")
         window.until(lambda: window.one("#key").is_displayed(), "the question again")
-        said = [one for one in window.complaints() if "401" not in one]  # the browser tells of refusals itself
+        said = [
+            one for one in window.complaints() if "401" not in one
+        ]  # the browser tells of refusals itself
         assert said == []
 
 

@@ -1,4 +1,5 @@
-"""A tour of the page before nano while programs run: what it says is right, and its pictures are kept to be looked at.
+"""A tour of the page before nano while programs run: what it says is right, and its pictures are
+kept to be looked at.
 
 `docs/images/page-light.png` and `page-dark.png` are the tour's pictures of that name.
 """
@@ -26,7 +27,12 @@ SHOWN = (
     "Review: I think the movie is excellent. I loved it.\nSentiment: positive\n\n"
     "Review: The room was dirty. I will not come back.\nSentiment: negative\n\n"
 )
-REVIEWS = ("The concert was boring.", "What a lovely hotel!", "The movie was terrible.", "I loved it.")
+REVIEWS = (
+    "The concert was boring.",
+    "What a lovely hotel!",
+    "The movie was terrible.",
+    "I loved it.",
+)
 FACTS = "Mia is 31 years old. Mia lives in Oslo. Ben is a baker. Mia has a dog. Ben likes the color green.\n"
 QUESTIONS = ("How old is Mia?", "What is Ben's job?", "Where does Mia live?", "What does Ben like?")
 TOPICS = ("saving money", "sleeping well", "writing letters")
@@ -44,7 +50,9 @@ async def ask(s: lmprog.Branch, questions: list[str], length: int) -> list[str]:
     s.append(FACTS)
     async with s.fork(len(questions)) as branches:
         branches += [f"Q: {question}\nA:" for question in questions]
-        return await branches.map(lambda b: b.gen(max_tokens=length, temperature=1.0, ignore_eos=True))
+        return await branches.map(
+            lambda b: b.gen(max_tokens=length, temperature=1.0, ignore_eos=True)
+        )
 
 
 @lmprog.function
@@ -72,7 +80,9 @@ def programs(address: str) -> Iterator[None]:
             while not over.is_set():
                 try:
                     classify.using(backend=backend).run(rng.choice(REVIEWS))
-                    ask.using(backend=backend).run(rng.sample(QUESTIONS, 3), rng.choice((40, 60, 90)))
+                    ask.using(backend=backend).run(
+                        rng.sample(QUESTIONS, 3), rng.choice((40, 60, 90))
+                    )
                     tips.using(backend=backend).run(rng.choice(TOPICS))
                     over.wait(2 * rng.random())
                 except Exception as error:  # noqa: BLE001 - the thread's border: told below
@@ -107,7 +117,12 @@ def play(window: Window) -> None:
     window.tab("json")
     window.submit("json")
     window.until(lambda: window.count("#panel-json .t-forced"), "a value")
-    assert set(json.loads(window.text("#panel-json .result > .text"))) == {"name", "age", "town", "animal"}
+    assert set(json.loads(window.text("#panel-json .result > .text"))) == {
+        "name",
+        "age",
+        "town",
+        "animal",
+    }
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

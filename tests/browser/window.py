@@ -1,4 +1,6 @@
-"""A browser window on one page: looking, clicking, waiting, and pictures that are kept for people to look at."""
+"""A browser window on one page: looking, clicking, waiting, and pictures that are kept for people
+to look at.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,20 @@ ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 PATIENCE = 90.0
 """Seconds; no test is about speed."""
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-color-profile=srgb"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-dev-shm-usage",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--force-color-profile=srgb",
+    ),
 )
 
 Found = TypeVar("Found")
@@ -67,13 +81,17 @@ class Window:
 
     def text(self, selector: str) -> str:
         """What the element says, whether it can be seen or not."""
-        return str(self.script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+        return str(
+            self.script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        )
 
     def count(self, selector: str) -> int:
         return len(self.all(selector))
 
     def click(self, selector: str) -> None:
-        self.script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
+        self.script(
+            "document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector
+        )
         self.one(selector).click()
 
     def fill(self, selector: str, text: str) -> None:
@@ -103,7 +121,9 @@ class Window:
                 return found
             time.sleep(0.05)
         self.picture("waited-in-vain")
-        raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}; the page says {self.text('body')[:2000]!r}")
+        raise AssertionError(
+            f"waited {PATIENCE:g} s in vain: {what}; the page says {self.text('body')[:2000]!r}"
+        )
 
     def live(self) -> None:
         """Waits until the page has drawn a picture."""
@@ -119,9 +139,13 @@ class Window:
         return [f"{entry['level']}: {entry['message']}" for entry in log]
 
     def picture(self, name: str, *, whole: bool = False) -> Path:
-        """Keeps a screenshot under the artefacts; of the whole page, or of what the window shows."""
+        """Keeps a screenshot under the artefacts; of the whole page, or of what the window
+        shows.
+        """
         ARTIFACTS.mkdir(exist_ok=True)
-        taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole})
+        taken = self.driver.execute_cdp_cmd(
+            "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole}
+        )
         path = ARTIFACTS / f"{name}.png"
         path.write_bytes(base64.b64decode(taken["data"]))
         return path

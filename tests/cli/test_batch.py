@@ -31,7 +31,9 @@ def command(files: tuple[Path, Path], url: str, *more: str) -> int:
     return main(["batch", "-i", str(files[0]), "-o", str(files[1]), "--url", url, *more])
 
 
-def test_every_line_is_answered_in_the_batch_format(files: tuple[Path, Path], served: tuple[str, str]) -> None:
+def test_every_line_is_answered_in_the_batch_format(
+    files: tuple[Path, Path], served: tuple[str, str]
+) -> None:
     source, target = files
     source.write_text(
         "\n".join(
@@ -52,7 +54,10 @@ def test_every_line_is_answered_in_the_batch_format(files: tuple[Path, Path], se
         assert one["response"]["status_code"] == 200
         assert one["response"]["request_id"]
     assert made["chat-1"]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
-    assert made["chat-1"]["response"]["body"]["choices"] == made["chat-2"]["response"]["body"]["choices"]
+    assert (
+        made["chat-1"]["response"]["body"]["choices"]
+        == made["chat-2"]["response"]["body"]["choices"]
+    )
 
 
 def good(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -63,7 +68,9 @@ def test_what_is_answered_is_not_asked_again_and_a_torn_line_is(
     files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = files
-    source.write_text("\n".join(line(f"{number}", "/v1/completions", prompt=f"{number}") for number in range(5)))
+    source.write_text(
+        "\n".join(line(f"{number}", "/v1/completions", prompt=f"{number}") for number in range(5))
+    )
     with ScriptedHttp(good) as server:
         assert command(files, server.url) == 0
         whole = target.read_bytes().splitlines(keepends=True)

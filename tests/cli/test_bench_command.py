@@ -12,11 +12,20 @@ from lmprog.cli.bench import percentile
 
 def test_a_percentile_is_a_value_that_was_seen() -> None:
     values = [4.0, 1.0, 3.0, 2.0]
-    assert [percentile(values, percent) for percent in (0, 25, 50, 75, 99, 100)] == [1, 1, 2, 3, 4, 4]
+    assert [percentile(values, percent) for percent in (0, 25, 50, 75, 99, 100)] == [
+        1,
+        1,
+        2,
+        3,
+        4,
+        4,
+    ]
     assert math.isnan(percentile([], 50))
 
 
-def test_all_requests_are_counted(served: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_requests_are_counted(
+    served: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--clients", "2", "--requests", "5", "--max-tokens", "4", "--api-key", served[1]]
     assert main(["bench", served[0], *arguments]) == 0
     said = capsys.readouterr().out
@@ -26,7 +35,9 @@ def test_all_requests_are_counted(served: tuple[str, str], capsys: pytest.Captur
     assert " nan" not in said
 
 
-def test_failures_are_told_and_make_it_fail(served: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_are_told_and_make_it_fail(
+    served: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--requests", "2", "--max-tokens", "1000000", "--api-key", served[1]]
     assert main(["bench", served[0], *arguments]) == 1
     said = capsys.readouterr()

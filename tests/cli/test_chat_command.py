@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.cli import chat, main
-from lmprog.cli.endpoint import Endpoint
-from lmprog.lang.backends.runtime import RuntimeBackend
+from lmprog.cli.http_endpoint import Endpoint
 from lmprog.lang.client import Client
 from tests.server.fake_runtime import Fake
 
@@ -41,7 +41,16 @@ def test_a_conversation_over_http_knows_what_was_said(
     served: tuple[str, str], typed: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("Hello\n/reset\nHello\nAgain\n/what\n/help\n")
-    arguments = ["chat", served[0], "--api-key", served[1], "--temperature", "0", "--max-tokens", "5"]
+    arguments = [
+        "chat",
+        served[0],
+        "--api-key",
+        served[1],
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "5",
+    ]
     assert main(arguments) == 0
     first, forgotten, second, third, *rest = capsys.readouterr().out.splitlines()
     assert forgotten == "forgotten"
@@ -50,7 +59,9 @@ def test_a_conversation_over_http_knows_what_was_said(
     assert "/what" in rest[0]
 
 
-def test_turns_are_written_by_the_template_and_only_what_is_new_travels(backend: RuntimeBackend) -> None:
+def test_turns_are_written_by_the_template_and_only_what_is_new_travels(
+    backend: RuntimeBackend,
+) -> None:
     talk = chat.OnBranch(backend, SHORT)
     talk.reset("Be brief.")
     first = "".join(talk.say("Hello"))
@@ -65,7 +76,9 @@ def test_turns_are_written_by_the_template_and_only_what_is_new_travels(backend:
     assert after.count("Hello") == 1
 
 
-def test_a_stopped_answer_keeps_what_was_said_and_the_conversation_goes_on(backend: RuntimeBackend) -> None:
+def test_a_stopped_answer_keeps_what_was_said_and_the_conversation_goes_on(
+    backend: RuntimeBackend,
+) -> None:
     talk = chat.OnBranch(backend, {"temperature": 0.0, "max_tokens": 900})
     talk.reset(None)
     pieces = talk.say("Tell me a long story")
@@ -79,7 +92,7 @@ def test_a_stopped_answer_keeps_what_was_said_and_the_conversation_goes_on(backe
 
 
 def _shortened(talk: chat.OnBranch) -> chat.OnBranch:
-    talk._sampling = wire.Sampling(**SHORT)
+    talk._sampling = wire.SamplingParams(**SHORT)
     return talk
 
 
@@ -122,7 +135,10 @@ def test_the_system_prompt_can_be_changed(
     typed("/system Be loud.\n/system\n/quit\nnever reached\n")
     assert main(["chat", served[0], "--api-key", served[1]]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said == ["forgotten; the system prompt is 'Be loud.'", "forgotten; the system prompt is none"]
+    assert said == [
+        "forgotten; the system prompt is 'Be loud.'",
+        "forgotten; the system prompt is none",
+    ]
 
 
 def test_a_wrong_key_and_a_dead_server_are_one_sentence(

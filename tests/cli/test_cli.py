@@ -43,7 +43,11 @@ not_a_program = 3
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "lmprog.cli", *arguments], capture_output=True, text=True, cwd=SOURCE, check=False
+        [sys.executable, "-m", "lmprog.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=SOURCE,
+        check=False,
     )
 
 
@@ -93,7 +97,9 @@ def test_help_takes_less_than_300_ms_of_processor_time() -> None:
 
 def test_importing_the_package_or_the_command_imports_neither_torch_nor_sockets() -> None:
     code = "import sys, lmprog, lmprog.cli; print({'torch', 'zmq', 'numpy', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SOURCE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=SOURCE, check=True
+    )
     assert done.stdout == "set()\n"
 
 
@@ -115,7 +121,9 @@ def test_importing_the_package_or_the_command_imports_neither_torch_nor_sockets(
         (["sim", "--steps", "0"], "not positive"),
     ],
 )
-def test_what_is_unknown_or_wrong_is_refused_with_code_2_and_one_sentence(arguments: list[str], sentence: str) -> None:
+def test_what_is_unknown_or_wrong_is_refused_with_code_2_and_one_sentence(
+    arguments: list[str], sentence: str
+) -> None:
     done = command(*arguments)
     assert done.returncode == 2
     assert sentence in done.stderr.splitlines()[-1]
@@ -165,11 +173,13 @@ def test_run_takes_the_sampling_that_the_program_leaves_open(
     (tmp_path / "forking.py").write_text(FORKING)
     scripted = Scripted(["a", "b"])
     monkeypatch.setattr("lmprog.cli.run.Runtime", lambda model: scripted)
-    assert main(["run", f"{tmp_path}/forking.py::drafts", "--temperature", "0.5", "--seed", "3"]) == 0
+    assert (
+        main(["run", f"{tmp_path}/forking.py::drafts", "--temperature", "0.5", "--seed", "3"]) == 0
+    )
     assert "result: ['a', 'b']" in capsys.readouterr().out
     asked = [one.op for one in scripted.asked]
-    assert all(isinstance(op, wire.Gen) and op.sampling.temperature == 0.5 for op in asked)
-    assert all(isinstance(op, wire.Gen) and op.sampling.seed is not None for op in asked)
+    assert all(isinstance(op, wire.Generate) and op.sampling.temperature == 0.5 for op in asked)
+    assert all(isinstance(op, wire.Generate) and op.sampling.seed is not None for op in asked)
 
 
 def test_failures_of_several_branches_are_told_in_sentences(
@@ -201,9 +211,14 @@ def test_print_config_tells_values_and_who_chose_them_and_no_keys() -> None:
 
 
 def test_every_field_of_the_configurations_has_an_option() -> None:
-    given = parser().parse_args(["serve", "m", "--page-size", "1", "--no-share", "--dtype", "float16"])
+    given = parser().parse_args(
+        ["serve", "m", "--page-size", "1", "--no-share", "--dtype", "float16"]
+    )
     assert options_of(given) == {"page_size": 1, "share": False, "dtype": "float16"}
-    named = {*RuntimeConfig.__dataclass_fields__, *SchedulerConfig.__dataclass_fields__} - {"model", "scheduler"}
+    named = {*RuntimeConfig.__dataclass_fields__, *SchedulerConfig.__dataclass_fields__} - {
+        "model",
+        "scheduler",
+    }
     assert named <= set(vars(given))
 
 
@@ -241,7 +256,9 @@ def test_doctor_has_one_line_for_every_look_and_a_fix_for_every_fault(
 ) -> None:
     monkeypatch.setenv("LMPROG_NATIVE", "0")
     monkeypatch.setenv("LMPROG_CACHE", "/proc/nowhere")
-    monkeypatch.delitem(doctor.LOOKS, "torch")  # imports for seconds, and is looked at by the next test
+    monkeypatch.delitem(
+        doctor.LOOKS, "torch"
+    )  # imports for seconds, and is looked at by the next test
     doctor.run()
     lines = capsys.readouterr().out.splitlines()
     for name in doctor.LOOKS:

@@ -1,7 +1,8 @@
-"""A model small enough to enumerate: it writes texts with given weights, in its tokenizer's own tokens.
+"""A model small enough to enumerate: it writes texts with given weights, in its tokenizer's own
+tokens.
 
-Its tokenizer merges pairs of pieces in a fixed order, as byte pair encoding does. Every path of a generation is walked,
-so what comes out is the exact distribution over texts, not a sample of it.
+Its tokenizer merges pairs of pieces in a fixed order, as byte pair encoding does. Every path of a
+generation is walked, so what comes out is the exact distribution over texts, not a sample of it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from lmprog.runtime.fsm.constraint import Constraint
-from lmprog.runtime.generation import Forcing, Generation, Settings
-from lmprog.runtime.tokenizer import ByteStream
-from lmprog.wire import Sampling
+from lmprog.constraints.constraint import Constraint
+from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings
+from lmprog.runtime.text.tokenizer import ByteStream
+from lmprog.wire import SamplingParams
 
 PROMPT = "ab"
 
 
 class PairTokenizer:
-    """Letters a, b, c, then one token per merge, then the end. See `runtime.tokenizer.Tokenizer`."""
+    """Letters a, b, c, then one token per merge, then the end. See
+    `runtime.tokenizer.Tokenizer`.
+    """
 
     prefix: tuple[int, ...] = ()
 
@@ -43,7 +46,9 @@ class PairTokenizer:
                 at += 1
         return [self.pieces.index(part) for part in parts]
 
-    def encode_quoting(self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True) -> list[int]:
+    def encode_quoting(
+        self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True
+    ) -> list[int]:
         return self.encode(text, start)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
@@ -81,7 +86,10 @@ class SmallModel:
     def __init__(self, tokenizer: PairTokenizer, weights: dict[str, float]) -> None:
         self.tokenizer = tokenizer
         self.prompt = tokenizer.encode(PROMPT)
-        self.written = {(*self.written_as(text), tokenizer.eos_ids[0]): weight for text, weight in weights.items()}
+        self.written = {
+            (*self.written_as(text), tokenizer.eos_ids[0]): weight
+            for text, weight in weights.items()
+        }
 
     def written_as(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(PROMPT + text)[len(self.prompt) :])
@@ -100,9 +108,13 @@ class LeftItsPath(Exception):
     """The generation stands where this model has no opinion."""
 
 
-def distribution(model: SmallModel, constraint: Constraint, forcing: Forcing | None) -> tuple[dict[str, float], int]:
+def distribution(
+    model: SmallModel, constraint: Constraint, forcing: Forcing | None
+) -> tuple[dict[str, float], int]:
     """The probability of each text, and how many tokens were forced over all paths."""
-    settings = Settings(Sampling(), 200, model.tokenizer.eos_ids, len(model.prompt), constraint, forcing)
+    settings = GenerationSettings(
+        SamplingParams(), 200, model.tokenizer.eos_ids, len(model.prompt), constraint, forcing
+    )
     found: dict[str, float] = {}
     num_forced = 0
     first, tokens = Generation(settings, 0), array("i", model.prompt)
@@ -117,7 +129,9 @@ def distribution(model: SmallModel, constraint: Constraint, forcing: Forcing | N
             num_forced += task.forced
             continue
         mask = constraint.mask(task.guide, task.left)
-        weights = {token: weight for token, weight in model.next(written).items() if mask.allows(token)}
+        weights = {
+            token: weight for token, weight in model.next(written).items() if mask.allows(token)
+        }
         if not weights:
             raise LeftItsPath(model.tokenizer.decode(written))
         total = sum(weights.values())

@@ -1,4 +1,6 @@
-"""A constrained generation ends complete within its tokens, whatever the model wants and whatever would stop it."""
+"""A constrained generation ends complete within its tokens, whatever the model wants and whatever
+would stop it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.errors import GrammarError
-from lmprog.runtime.tokenizer import Tokenizer
+from lmprog.runtime.text.tokenizer import Tokenizer
 from tests.constrained.writer import Writer, byte_tokenizer, constraints_of, nano_tokenizer
 
 REGEXES = [
@@ -67,18 +69,22 @@ def is_instance(constraint: wire.Constraint, text: str) -> bool:
             return text in texts
         case wire.JsonSchema(schema=schema):
             try:
-                return bool(jsonschema.Draft202012Validator(json.loads(schema)).is_valid(json.loads(text)))
+                return bool(
+                    jsonschema.Draft202012Validator(json.loads(schema)).is_valid(json.loads(text))
+                )
             except ValueError:
                 return False
     raise AssertionError(constraint)
 
 
-def any_sampling(rng: random.Random, tokenizer: Tokenizer, constraint: wire.Constraint) -> wire.Sampling:
+def any_sampling(
+    rng: random.Random, tokenizer: Tokenizer, constraint: wire.Constraint
+) -> wire.SamplingParams:
     """Anything that pulls at a generation; `max_tokens` from the least that is accepted."""
     compiled = constraints_of(tokenizer).compile(constraint)
     least = max(1, compiled.distance(compiled.start))
     some = [token for token in range(tokenizer.vocab_size) if rng.random() < 0.05]
-    return wire.Sampling(
+    return wire.SamplingParams(
         temperature=rng.choice([0.0, 0.5, 1.0, 5.0, 100.0]),
         seed=rng.randrange(2**32),
         max_tokens=least + rng.choice([0, 0, 1, 2, 3, 5, 8, 20, 60]),
@@ -87,7 +93,9 @@ def any_sampling(rng: random.Random, tokenizer: Tokenizer, constraint: wire.Cons
         stop=rng.choice([(), (), ('"',), ("a", " "), ("}", ",", "e")]),
         stop_regex=rng.choice([(), (), (r"[0-9]",)]),
         stop_token_ids=tuple(rng.sample(some, min(len(some), 64))) if rng.random() < 0.3 else (),
-        logit_bias=tuple((token, rng.choice([-100.0, 100.0])) for token in some[:1024]) if rng.random() < 0.3 else (),
+        logit_bias=tuple((token, rng.choice([-100.0, 100.0])) for token in some[:1024])
+        if rng.random() < 0.3
+        else (),
         n=rng.choice([1, 1, 1, 3]),
     )
 
@@ -99,9 +107,11 @@ def test_every_finished_text_is_an_instance_whatever_the_model_wants(name: str) 
     num_forced = num_outputs = 0
     for seed in range(NUM_ROUNDS):
         writer = Writer(tokenizer, forcing=seed % 5 > 0)
-        asked = [(constraint, any_sampling(rng, tokenizer, constraint)) for constraint in CONSTRAINTS]
+        asked = [
+            (constraint, any_sampling(rng, tokenizer, constraint)) for constraint in CONSTRAINTS
+        ]
         for (constraint, sampling), reply in zip(asked, writer.ask(*asked), strict=True):
-            assert isinstance(reply, wire.Done), (constraint, sampling, reply)
+            assert isinstance(reply, wire.CallDone), (constraint, sampling, reply)
             assert sampling.max_tokens is not None
             for output in reply.outputs:
                 assert is_instance(constraint, output.text), (seed, constraint, sampling, output)
@@ -116,34 +126,36 @@ def test_every_finished_text_is_an_instance_whatever_the_model_wants(name: str) 
 def test_max_tokens_that_cannot_hold_the_shortest_instance_is_refused_with_both_numbers() -> None:
     writer = Writer(byte_tokenizer())
     digits = wire.Regex(r"\d{12}")
-    (refused,) = writer.ask((digits, wire.Sampling(max_tokens=11)))
+    (refused,) = writer.ask((digits, wire.SamplingParams(max_tokens=11)))
     assert isinstance(refused, wire.Failed)
     assert refused.code == "unsatisfiable"
     assert "12" in refused.message
     assert "11" in refused.message
-    (held,) = writer.ask((digits, wire.Sampling(max_tokens=12)))
-    assert isinstance(held, wire.Done)
+    (held,) = writer.ask((digits, wire.SamplingParams(max_tokens=12)))
+    assert isinstance(held, wire.CallDone)
     assert held.outputs[0].finish == "constraint"
 
 
 def test_a_used_up_budget_in_a_complete_text_is_the_constraints_end() -> None:
-    (reply,) = Writer(byte_tokenizer()).ask((wire.Regex("a*"), wire.Sampling(max_tokens=7, ignore_eos=True)))
-    assert isinstance(reply, wire.Done)
+    (reply,) = Writer(byte_tokenizer()).ask(
+        (wire.Regex("a*"), wire.SamplingParams(max_tokens=7, ignore_eos=True))
+    )
+    assert isinstance(reply, wire.CallDone)
     assert (reply.outputs[0].text, reply.outputs[0].finish) == ("a" * 7, "constraint")
 
 
 def test_a_constraint_that_takes_only_the_empty_text_ends_at_once() -> None:
-    (reply,) = Writer(byte_tokenizer()).ask((wire.Regex(""), wire.Sampling(max_tokens=7)))
-    assert isinstance(reply, wire.Done)
+    (reply,) = Writer(byte_tokenizer()).ask((wire.Regex(""), wire.SamplingParams(max_tokens=7)))
+    assert isinstance(reply, wire.CallDone)
     assert (reply.outputs[0].text, reply.outputs[0].finish) == ("", "constraint")
 
 
 def test_a_stop_counts_only_where_the_text_before_it_is_complete() -> None:
-    sampling = wire.Sampling(max_tokens=9, stop=("b",), ignore_eos=True)
+    sampling = wire.SamplingParams(max_tokens=9, stop=("b",), ignore_eos=True)
     (inside,) = Writer(byte_tokenizer()).ask((wire.Regex("aab[cd]b"), sampling))
     (whole,) = Writer(byte_tokenizer()).ask((wire.Regex("aa(bc)?"), sampling))
-    assert isinstance(inside, wire.Done)
-    assert isinstance(whole, wire.Done)
+    assert isinstance(inside, wire.CallDone)
+    assert isinstance(whole, wire.CallDone)
     assert inside.outputs[0].text in ("aabcb", "aabdb")
     assert inside.outputs[0].finish == "constraint"
     assert (whole.outputs[0].text, whole.outputs[0].finish) == ("aa", "stop")
@@ -151,35 +163,41 @@ def test_a_stop_counts_only_where_the_text_before_it_is_complete() -> None:
 
 def test_a_stop_token_inside_an_instance_is_text() -> None:
     quote = ord('"')
-    sampling = wire.Sampling(max_tokens=12, stop_token_ids=(quote,))
+    sampling = wire.SamplingParams(max_tokens=12, stop_token_ids=(quote,))
     (reply,) = Writer(byte_tokenizer()).ask((wire.Regex('"[ab]{3}"'), sampling))
-    assert isinstance(reply, wire.Done)
+    assert isinstance(reply, wire.CallDone)
     assert re.fullmatch('"[ab]{3}"', reply.outputs[0].text)
 
 
 def test_every_token_has_its_log_probability_where_they_are_wanted() -> None:
-    sampling = wire.Sampling(max_tokens=60, logprobs=1)
-    (reply,) = Writer(nano_tokenizer()).ask((wire.Choices(("The quick brown fox jumps over the dog.",)), sampling))
-    assert isinstance(reply, wire.Done)
+    sampling = wire.SamplingParams(max_tokens=60, logprobs=1)
+    (reply,) = Writer(nano_tokenizer()).ask(
+        (wire.Choices(("The quick brown fox jumps over the dog.",)), sampling)
+    )
+    assert isinstance(reply, wire.CallDone)
     output = reply.outputs[0]
     assert [one.token for one in output.logprobs] == list(output.tokens)
 
 
-def test_a_constraint_that_outgrows_its_limits_fails_its_own_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_constraint_that_outgrows_its_limits_fails_its_own_call_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     writer = Writer(byte_tokenizer())
     broken = writer.constraints.compile(wire.Regex("broken[abc]+"))
 
     def too_large(*_: object) -> None:
         raise GrammarError("the constraint grew beyond its limits", position=None)
 
-    long = wire.Sampling(max_tokens=20, ignore_eos=True)
+    long = wire.SamplingParams(max_tokens=20, ignore_eos=True)
     for verb in ("mask", "advance"):
         with monkeypatch.context() as patch:
             patch.setattr(broken, verb, too_large)
-            other, failed = writer.ask((wire.Regex("other[abc]+"), long), (wire.Regex("broken[abc]+"), long))
+            other, failed = writer.ask(
+                (wire.Regex("other[abc]+"), long), (wire.Regex("broken[abc]+"), long)
+            )
         assert isinstance(failed, wire.Failed), verb
         assert failed.code == "grammar"
-        assert isinstance(other, wire.Done), verb
+        assert isinstance(other, wire.CallDone), verb
         assert len(other.outputs[0].text) == 20
 
 
@@ -190,6 +208,6 @@ def test_forced_tokens_never_use_up_what_the_rest_needs() -> None:
     compiled = constraints_of(tokenizer).compile(constraint)
     least = compiled.distance(compiled.start)
     assert least < len(tokenizer.encode(text, start=False))
-    (reply,) = Writer(tokenizer).ask((constraint, wire.Sampling(max_tokens=least)))
-    assert isinstance(reply, wire.Done)
+    (reply,) = Writer(tokenizer).ask((constraint, wire.SamplingParams(max_tokens=least)))
+    assert isinstance(reply, wire.CallDone)
     assert (reply.outputs[0].text, len(reply.outputs[0].tokens)) == (text, least)

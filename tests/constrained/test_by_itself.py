@@ -53,7 +53,10 @@ def test_every_kind_accepts_what_it_says() -> None:
 
 def test_a_grammar_says_which_engine_serves_it() -> None:
     pytest.importorskip("llguidance")
-    assert lmprog.constraint(grammar='start: "if" NAME | NAME "=" NAME\nNAME: /[a-z]+/').engine == "llguidance"
+    assert (
+        lmprog.constraint(grammar='start: "if" NAME | NAME "=" NAME\nNAME: /[a-z]+/').engine
+        == "llguidance"
+    )
     made = lmprog.constraint(grammar='start: "(" start ")" | "x"')
     assert made.engine == "lmprog"
     assert made.accepts("((x))")
@@ -95,7 +98,9 @@ def test_a_mask_holds_the_tokens_that_may_follow() -> None:
     with pytest.raises(ValueError, match="not allowed"):
         made.mask([ord("b")], letters)
     nano = nano_tokenizer()
-    allowed = {nano.token_bytes(token) for token in lmprog.constraint(regex="the cat").mask([], nano)}
+    allowed = {
+        nano.token_bytes(token) for token in lmprog.constraint(regex="the cat").mask([], nano)
+    }
     assert b"t" in allowed
     assert all(piece and b"the cat".startswith(piece) for piece in allowed)
 
@@ -115,10 +120,14 @@ def test_the_picture_joins_what_is_forced_and_shows_ways_back() -> None:
     assert sorted(titles) == [">", "ab", "c", "id:␣<"]
     assert len(list(picture.iter("{http://www.w3.org/2000/svg}circle"))) == 2 + 2  # the end has two
     many = lmprog.constraint(regex="[a-c]{100}").svg(5)
-    assert many.count("stroke-dasharray") == 1, "the state after the fifth has moves that are not shown"
+    assert many.count("stroke-dasharray") == 1, (
+        "the state after the fifth has moves that are not shown"
+    )
 
 
-def test_the_command_explains_a_regex_and_a_schema_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_explains_a_regex_and_a_schema_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["constraint", "explain", "id-[0-9]{3}"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"states\s+7$", said, re.MULTILINE)
@@ -135,8 +144,12 @@ def test_the_command_explains_a_regex_and_a_schema_file(tmp_path: Path, capsys: 
     assert main(["constraint", "explain", "("]) == 2
 
 
-def test_the_command_says_what_is_wrong_with_a_schema_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["constraint", "explain", str(tmp_path / "none.json")]) == 2, "a name of no file is not a regex"
+def test_the_command_says_what_is_wrong_with_a_schema_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["constraint", "explain", str(tmp_path / "none.json")]) == 2, (
+        "a name of no file is not a regex"
+    )
     assert "No such file" in capsys.readouterr().err
     (tmp_path / "folder.json").mkdir()
     assert main(["constraint", "explain", str(tmp_path / "folder.json")]) == 2
@@ -145,7 +158,9 @@ def test_the_command_says_what_is_wrong_with_a_schema_file(tmp_path: Path, capsy
     assert main(["constraint", "explain", str(tmp_path / "bytes.json")]) == 2
     assert "not UTF-8" in capsys.readouterr().err
     (tmp_path / "marked.json").write_bytes(b'\xef\xbb\xbf{"type": "boolean"}')
-    assert main(["constraint", "explain", str(tmp_path / "marked.json")]) == 0, "a byte order mark is no part of a text"
+    assert main(["constraint", "explain", str(tmp_path / "marked.json")]) == 0, (
+        "a byte order mark is no part of a text"
+    )
     assert main(["constraint", "explain", r"[a-z]+\.json"]) == 0, "a regex may end so"
 
 

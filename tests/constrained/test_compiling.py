@@ -10,16 +10,16 @@ import pytest
 
 from lmprog import wire
 from lmprog.errors import GrammarError
-from lmprog.runtime import compiling, constraints
-from lmprog.runtime.compiling import Workers
-from lmprog.runtime.constraints import Constraints
+from lmprog.runtime.programs import call_constraints, compile_pool
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.transport import Gone
 from tests.constrained.writer import ME, Writer, byte_tokenizer
 
-FIVE = wire.Sampling(max_tokens=5)
+FIVE = wire.SamplingParams(max_tokens=5)
 
 
-class Later(Workers):
+class Later(CompilePool):
     """Runs jobs when the test says so."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Counting:
     """A worker whose job calls a function again and again."""
 
     def __init__(self) -> None:
-        self.workers = Workers()
+        self.workers = CompilePool()
         self.calls = 0
         self.stopped = threading.Event()
         self.workers.submit(self._count)
@@ -70,7 +70,7 @@ class Slow:
     def __init__(self) -> None:
         workers = Later()
         self.jobs = workers.jobs
-        self.made = Constraints(byte_tokenizer(), workers=workers)
+        self.made = CallConstraints(byte_tokenizer(), workers=workers)
         self.writer = Writer(byte_tokenizer(), constraints=self.made)
 
     def say(self, *ops: wire.Op | Gone) -> None:
@@ -80,8 +80,8 @@ class Slow:
         constraint = None if pattern is None else wire.Regex(pattern)
         self.say(
             wire.Open(number),
-            wire.Append(number, (wire.Text("x"),)),
-            wire.Gen(number, number, FIVE, constraint, timeout=timeout),
+            wire.Append(number, (wire.TextPiece("x"),)),
+            wire.Generate(number, number, FIVE, constraint, timeout=timeout),
         )
 
     def replies(self, steps: int = 12) -> dict[int | None, wire.Reply]:
@@ -91,7 +91,9 @@ class Slow:
             self.writer.loop.step()
             found += [reply for _, reply in self.writer.channel.sent]
             self.writer.channel.sent = []
-        return {reply.call: reply for reply in found if isinstance(reply, wire.Done | wire.Failed)}
+        return {
+            reply.call: reply for reply in found if isinstance(reply, wire.CallDone | wire.Failed)
+        }
 
     def compile(self) -> None:
         while self.jobs:
@@ -99,7 +101,7 @@ class Slow:
 
 
 def text_of(reply: wire.Reply) -> str:
-    assert isinstance(reply, wire.Done), reply
+    assert isinstance(reply, wire.CallDone), reply
     return reply.outputs[0].text
 
 
@@ -143,7 +145,9 @@ def test_a_wrong_constraint_fails_its_own_calls_only() -> None:
     assert text_of(replies[2]) == "abc"
 
 
-def test_a_call_that_waits_for_its_constraint_can_be_cancelled_and_its_branch_goes_on_to_say_so() -> None:
+def test_a_call_that_waits_for_its_constraint_can_be_cancelled_and_its_branch_goes_on_to_say_so() -> (
+    None
+):
     slow = Slow()
     slow.gen(1, "abc")
     slow.replies(2)
@@ -176,7 +180,7 @@ def test_nobody_hears_of_a_constraint_whose_branch_is_gone(end: wire.Op | Gone) 
 
 
 def test_a_compile_that_took_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constraints, "MAX_COMPILE_SECONDS", 0.0)
+    monkeypatch.setattr(call_constraints, "MAX_COMPILE_SECONDS", 0.0)
     slow = Slow()
     slow.gen(1, "abc|" * 100)
     slow.gen(2, "abc")
@@ -196,7 +200,7 @@ def test_what_breaks_in_a_worker_is_an_answer_too(monkeypatch: pytest.MonkeyPatc
     slow = Slow()
     slow.gen(1, "abc")
     slow.replies(2)
-    monkeypatch.setattr(constraints, "compile_constraint", broken)
+    monkeypatch.setattr(call_constraints, "compile_constraint", broken)
     slow.compile()
     assert code_of(slow.replies()[1]) == "grammar"
 
@@ -204,7 +208,7 @@ def test_what_breaks_in_a_worker_is_an_answer_too(monkeypatch: pytest.MonkeyPatc
 def test_workers_run_jobs_on_threads_of_their_own_in_order() -> None:
     ran: list[tuple[int, bool]] = []
     finished = threading.Event()
-    workers = Workers()
+    workers = CompilePool()
     caller = threading.get_ident()
     for number in range(20):
         workers.submit(lambda number=number: ran.append((number, threading.get_ident() != caller)))  # type: ignore[misc]
@@ -214,7 +218,9 @@ def test_workers_run_jobs_on_threads_of_their_own_in_order() -> None:
 
 
 def test_the_worker_stands_still_while_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "STANDSTILL", 60.0)  # however slowly this machine runs the test
+    monkeypatch.setattr(
+        compile_pool, "STANDSTILL", 60.0
+    )  # however slowly this machine runs the test
     counting = Counting()
     counting.workers.turn(busy=True)
     assert counting.stands_still()
@@ -238,8 +244,10 @@ def test_the_worker_goes_on_by_itself_after_a_standstill() -> None:
 
 def test_tokens_without_logits_are_never_allowed() -> None:
     tokenizer = byte_tokenizer()
-    few = Constraints(tokenizer, num_logits=ord("c") + 1)
+    few = CallConstraints(tokenizer, num_logits=ord("c") + 1)
     mask = few.compile(wire.Regex("[a-z]")).mask(few.compile(wire.Regex("[a-z]")).start)
-    assert [token for token in range(tokenizer.vocab_size) if mask.allows(token)] == [ord(letter) for letter in "abc"]
+    assert [token for token in range(tokenizer.vocab_size) if mask.allows(token)] == [
+        ord(letter) for letter in "abc"
+    ]
     with pytest.raises(GrammarError):
         few.compile(wire.Regex("("))

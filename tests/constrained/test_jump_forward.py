@@ -13,9 +13,9 @@ import pytest
 
 from lmprog import wire
 from lmprog.constrained import Constrained
-from lmprog.runtime.constraints import CONTEXT_TOKENS, Constraints
-from lmprog.runtime.fsm.constraint import Constraint
-from lmprog.runtime.generation import Generation, Settings
+from lmprog.constraints.constraint import Constraint
+from lmprog.runtime.programs.call_constraints import CONTEXT_TOKENS, CallConstraints
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from tests.constrained.small_model import (
     LeftItsPath,
     PairTokenizer,
@@ -39,7 +39,9 @@ def random_language(rng: random.Random) -> tuple[str, list[str]]:
     parts: list[list[str]] = []
     for _ in range(rng.randrange(1, 4)):
         parts.append([word(6, 18)])
-        parts.append(list(dict.fromkeys([word(1, 4), word(1, 4), *([""] if rng.random() < 0.4 else [])])))
+        parts.append(
+            list(dict.fromkeys([word(1, 4), word(1, 4), *([""] if rng.random() < 0.4 else [])]))
+        )
     pattern = "".join("(" + "|".join(part) + ")" for part in parts)
     return pattern, list(dict.fromkeys("".join(chosen) for chosen in itertools.product(*parts)))
 
@@ -47,33 +49,39 @@ def random_language(rng: random.Random) -> tuple[str, list[str]]:
 @dataclass(frozen=True)
 class Case:
     tokenizer: PairTokenizer
-    constraints: Constraints
+    constraints: CallConstraints
     constraint: Constraint
     language: list[str]
     model: SmallModel
 
 
 def random_case(seed: int) -> Case:
-    """A tokenizer, a language all of whose texts leave the prompt's tokens as they are, and a model."""
+    """A tokenizer, a language all of whose texts leave the prompt's tokens as they are, and a
+    model.
+    """
     rng = random.Random(seed)
     while True:
         tokenizer = random_tokenizer(rng)
         pattern, language = random_language(rng)
         if all(keeps_prompt(tokenizer, text) for text in language):
-            constraints = Constraints(tokenizer)
+            constraints = CallConstraints(tokenizer)
             constraint = constraints.compile(wire.Regex(pattern))
             model = random_model(rng, tokenizer, language, constraint)
             return Case(tokenizer, constraints, constraint, language, model)
 
 
-def random_model(rng: random.Random, tokenizer: PairTokenizer, language: list[str], inside: Constraint) -> SmallModel:
-    """Writes the language's texts, and others: the masks have work to do. Left out is what would lead a masked model
-    off its own tokens, where it has no opinion that could be compared."""
+def random_model(
+    rng: random.Random, tokenizer: PairTokenizer, language: list[str], inside: Constraint
+) -> SmallModel:
+    """Writes the language's texts, and others: the masks have work to do. Left out is what would
+    lead a masked model off its own tokens, where it has no opinion that could be compared."""
     weights = {text: rng.random() for text in language}
     lawful = SmallModel(tokenizer, weights)
     for _ in range(200):
         text = rng.choice(language)
-        other = text[: rng.randrange(len(text))] + "".join(rng.choices("abc", k=rng.randrange(1, 4)))
+        other = text[: rng.randrange(len(text))] + "".join(
+            rng.choices("abc", k=rng.randrange(1, 4))
+        )
         if other in weights or not keeps_prompt(tokenizer, other):
             continue
         state, allowed = inside.start, list[int]()
@@ -87,7 +95,9 @@ def random_model(rng: random.Random, tokenizer: PairTokenizer, language: list[st
     return SmallModel(tokenizer, weights)
 
 
-def all_forced(tokenizer: PairTokenizer, constraint: Constraint, state: int, standing: array[int]) -> tuple[int, ...]:
+def all_forced(
+    tokenizer: PairTokenizer, constraint: Constraint, state: int, standing: array[int]
+) -> tuple[int, ...]:
     """What a naive engine appends: the forced text in its own tokens, up to its very end."""
     return tuple(tokenizer.encode(constraint.forced(state).decode()))
 
@@ -113,16 +123,22 @@ def test_forcing_text_to_its_very_end_would_change_it() -> None:
         case = random_case(seed)
         masked, _ = distribution(case.model, case.constraint, None)
         try:
-            naive, _ = distribution(case.model, case.constraint, functools.partial(all_forced, case.tokenizer))
+            naive, _ = distribution(
+                case.model, case.constraint, functools.partial(all_forced, case.tokenizer)
+            )
             num_changed += naive != pytest.approx(masked, abs=1e-12)
         except LeftItsPath:
             num_changed += 1
     assert num_changed > NUM_MODELS / 4
 
 
-@pytest.mark.parametrize("asked", [*map(wire.Regex, REGEXES), *(wire.JsonSchema(json.dumps(one)) for one in SCHEMAS)])
+@pytest.mark.parametrize(
+    "asked", [*map(wire.Regex, REGEXES), *(wire.JsonSchema(json.dumps(one)) for one in SCHEMAS)]
+)
 def test_a_model_that_writes_canonical_tokens_gets_canonical_tokens(asked: wire.Constraint) -> None:
-    """The shipped model's tokenizer; the model wants one instance, in the tokenizer's own tokens."""
+    """The shipped model's tokenizer; the model wants one instance, in the tokenizer's own
+    tokens.
+    """
     tokenizer = nano_tokenizer()
     constraints = constraints_of(tokenizer)
     compiled, drawn = constraints.compile(asked), Constrained(asked)
@@ -132,8 +148,13 @@ def test_a_model_that_writes_canonical_tokens_gets_canonical_tokens(asked: wire.
         wanted = tokenizer.encode("Write it as JSON:\n" + text)
         assert wanted[: len(prompt)] == prompt
         wanted = [*wanted[len(prompt) :], tokenizer.eos_ids[0]]
-        settings = Settings(
-            wire.Sampling(), 4 * len(wanted) + 50, tokenizer.eos_ids, len(prompt), compiled, constraints.forcing
+        settings = GenerationSettings(
+            wire.SamplingParams(),
+            4 * len(wanted) + 50,
+            tokenizer.eos_ids,
+            len(prompt),
+            compiled,
+            constraints.forcing,
         )
         task, tokens = Generation(settings, 0), array("i", prompt)
         task.open(tokens)
@@ -147,7 +168,12 @@ def test_a_model_that_writes_canonical_tokens_gets_canonical_tokens(asked: wire.
 def test_forced_text_is_tokenised_as_it_stands_behind_the_text_before_it() -> None:
     assert CONTEXT_TOKENS > 0
     tokenizer = PairTokenizer([("b", "a")])
-    constraints = Constraints(tokenizer)
+    constraints = CallConstraints(tokenizer)
     constraint = constraints.compile(wire.Regex("aaaaaaaaaaaa"))
-    assert constraints.forcing(constraint, constraint.start, array("i", tokenizer.encode("ab"))) == ()
-    assert constraints.forcing(constraint, constraint.start, array("i", tokenizer.encode("aa"))) == (0,) * 12
+    assert (
+        constraints.forcing(constraint, constraint.start, array("i", tokenizer.encode("ab"))) == ()
+    )
+    assert (
+        constraints.forcing(constraint, constraint.start, array("i", tokenizer.encode("aa")))
+        == (0,) * 12
+    )

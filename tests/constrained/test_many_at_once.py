@@ -16,10 +16,18 @@ def test_two_hundred_programs_under_a_hundred_schemas_all_end() -> None:
     @lmprog.function
     async def extract(s: lmprog.Branch, number: int) -> str:
         names = orders[number % len(orders)]
-        fields = {name: {"type": "integer" if name == "age" else "string", "maxLength": 12} for name in names}
+        fields = {
+            name: {"type": "integer" if name == "age" else "string", "maxLength": 12}
+            for name in names
+        }
         if "age" in fields:
             del fields["age"]["maxLength"]
-        schema = {"type": "object", "properties": fields, "required": list(names), "additionalProperties": False}
+        schema = {
+            "type": "object",
+            "properties": fields,
+            "required": list(names),
+            "additionalProperties": False,
+        }
         s.append(f"Text: Mia is 31 years old.\nExtract {', '.join(names)} as JSON.\nJSON: ")
         text: str = await s.gen(schema=schema, max_tokens=80, temperature=0, timeout=60)
         return text if isinstance(text, str) else json.dumps(text)

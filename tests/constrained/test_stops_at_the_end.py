@@ -1,24 +1,37 @@
-"""A constrained text may end by a stop where it may be all, and is never more than the constraint allows."""
+"""A constrained text may end by a stop where it may be all, and is never more than the constraint
+allows.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from lmprog import wire
-from lmprog.lang import typed
+from lmprog.lang.ops import typed
 from tests.runtime.talk import Talk, done, text
 from tests.runtime.words import Words
 
 LINES = Words("12", "34", "5\n", "\n", "\n\n", " ", "EN", "END", ":")
-NEVER_ENDS = wire.Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
+NEVER_ENDS = wire.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-def said(pattern: str, bias: dict[str, float], max_tokens: int = 12, **sampling: object) -> wire.Output:
-    """What is written after "n:" by a model that likes some tokens: the output, once it is checked."""
+def said(
+    pattern: str, bias: dict[str, float], max_tokens: int = 12, **sampling: object
+) -> wire.Output:
+    """What is written after "n:" by a model that likes some tokens: the output, once it is
+    checked.
+    """
     liked = tuple((LINES.ids[piece.encode()], value) for piece, value in bias.items())
-    settings = wire.Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logit_bias=liked, **sampling)  # type: ignore[arg-type]
+    settings = wire.SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logit_bias=liked, **sampling
+    )  # type: ignore[arg-type]
     talk = Talk(tokenizer=LINES)
-    replies = talk.ask(wire.Open(1), text(1, "n:"), wire.Gen(1, 2, settings, wire.Regex(pattern)), wire.Read(1, 3))
+    replies = talk.ask(
+        wire.Open(1),
+        text(1, "n:"),
+        wire.Generate(1, 2, settings, wire.Regex(pattern)),
+        wire.Read(1, 3),
+    )
     (output,) = done(replies)[2].outputs
     (whole,) = [reply.text for reply in replies if isinstance(reply, wire.TextIs)]
     assert whole == "n:" + output.text
@@ -28,7 +41,9 @@ def said(pattern: str, bias: dict[str, float], max_tokens: int = 12, **sampling:
 
 def test_a_number_ends_at_the_line_where_the_model_would_end_it() -> None:
     liked = {"\n": 50.0, "12": 20.0}
-    assert said("[0-9]+", liked).text == "12" * 12, "without a stop the digits go on to the end of the budget"
+    assert said("[0-9]+", liked).text == "12" * 12, (
+        "without a stop the digits go on to the end of the budget"
+    )
     output = said("[0-9]+", liked, stop=("\n",))
     assert (output.text, output.finish, output.stopped_by) == ("12", "stop", "\n")
 
@@ -48,10 +63,15 @@ def test_a_stop_of_several_tokens_is_finished_once_it_is_begun() -> None:
 
 
 def test_what_the_constraint_allows_is_text() -> None:
-    """After "12" a line break is allowed; it may be all there, so the text ends; after "12 " it may not."""
+    """After "12" a line break is allowed; it may be all there, so the text ends; after "12 " it may
+    not.
+    """
     assert said("12(\n34)?", {"\n": 50.0, "12": 40.0}, stop=("\n",)).text == "12"
     assert (
-        said("12(E[a-zA-Z]{3})?", {"E": 50.0, "12": 60.0, "N": 30.0, "D": 31.0}, stop=("END!",)).text == "12ENND"[:6]
+        said(
+            "12(E[a-zA-Z]{3})?", {"E": 50.0, "12": 60.0, "N": 30.0, "D": 31.0}, stop=("END!",)
+        ).text
+        == "12ENND"[:6]
         or 1
     )
     output = said("12 \n34", {"12": 60.0}, stop=("\n",))
@@ -72,6 +92,8 @@ def test_a_stop_token_ends_it_where_it_may_be_all() -> None:
     assert (output.text, output.finish, output.stopped_by) == ("1212", "stop", LINES.ids[b"\n"])
 
 
-@pytest.mark.parametrize(("tp", "expected"), [(int, ("\n",)), (float, ("\n",)), (str, ()), (bool, ()), (list[int], ())])
+@pytest.mark.parametrize(
+    ("tp", "expected"), [(int, ("\n",)), (float, ("\n",)), (str, ()), (bool, ()), (list[int], ())]
+)
 def test_bare_values_end_with_their_line(tp: object, expected: tuple[str, ...]) -> None:
     assert typed.natural_stops(tp) == expected

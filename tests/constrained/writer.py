@@ -1,4 +1,6 @@
-"""A whole core with real constraints and a fake model of random logits: what the constrained tests stand on."""
+"""A whole core with real constraints and a fake model of random logits: what the constrained tests
+stand on.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ import lmprog
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
-from lmprog.runtime.calls import CallBuilder, Limits
-from lmprog.runtime.chat import ChatTemplate
-from lmprog.runtime.constraints import Constraints
-from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.runtime.simulation.model import FakeEngine
-from lmprog.runtime.simulation.sampler import PlainSampler
-from lmprog.runtime.simulation.world import SimChannel
-from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.plain_sampler import PlainSampler
+from lmprog.simulation.world import SimChannel
 
 ME = b"me"
 CONTEXT = 2000
@@ -40,7 +42,11 @@ class Writer:
     """Answers gens; `forcing` False leaves every token to the masks."""
 
     def __init__(
-        self, tokenizer: Tokenizer, forcing: bool = True, engine: Any = None, constraints: Constraints | None = None
+        self,
+        tokenizer: Tokenizer,
+        forcing: bool = True,
+        engine: Any = None,
+        constraints: CallConstraints | None = None,
     ) -> None:
         config = SchedulerConfig(page_size=16, num_pages=1024)
         self.now = 0.0
@@ -49,18 +55,26 @@ class Writer:
         self.scheduler = Scheduler(config, CONTEXT)
         self.engine = engine or FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
         self.constraints = constraints or constraints_of(tokenizer)
-        limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
+        limits = CallLimits(
+            tokenizer.vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits
+        )
         forced = self.constraints.forcing if forcing else None
         calls = CallBuilder(tokenizer, limits, self.constraints, forced, random.Random(1))
-        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 16, 1024, 1)
+        welcome = wire.Welcome(
+            wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 16, 1024, 1
+        )
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self._clock)
-        self.loop = Loop(self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self._clock)
+        self.loop = Loop(
+            self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self._clock
+        )
         self._numbers = 0
 
     def _clock(self) -> float:
         return self.now
 
-    def ask(self, *gens: tuple[wire.Constraint | None, wire.Sampling]) -> list[wire.Done | wire.Failed]:
+    def ask(
+        self, *gens: tuple[wire.Constraint | None, wire.SamplingParams]
+    ) -> list[wire.CallDone | wire.Failed]:
         """Each gen on a branch of its own, all at once; their last replies in order."""
         calls = []
         for constraint, sampling in gens:
@@ -68,28 +82,34 @@ class Writer:
             number = self._numbers
             ops = (
                 wire.Open(number),
-                wire.Append(number, (wire.Text(f"Text {number}: "),)),
-                wire.Gen(number, number, sampling, constraint),
+                wire.Append(number, (wire.TextPiece(f"Text {number}: "),)),
+                wire.Generate(number, number, sampling, constraint),
             )
             self.channel.inbox += [(ME, op) for op in ops]
             calls.append(number)
-        last: dict[int | None, wire.Done | wire.Failed] = {}
+        last: dict[int | None, wire.CallDone | wire.Failed] = {}
         for _ in range(5000):
             self.loop.step()
             sent, self.channel.sent = self.channel.sent, []
-            last.update({reply.call: reply for _, reply in sent if isinstance(reply, wire.Done | wire.Failed)})
+            last.update(
+                {
+                    reply.call: reply
+                    for _, reply in sent
+                    if isinstance(reply, wire.CallDone | wire.Failed)
+                }
+            )
             if len(last) == len(calls):
                 break
         self.scheduler.check()
         return [last[call] for call in calls]
 
 
-_made: dict[int, Constraints] = {}
+_made: dict[int, CallConstraints] = {}
 
 
-def constraints_of(tokenizer: Tokenizer) -> Constraints:
+def constraints_of(tokenizer: Tokenizer) -> CallConstraints:
     """One for each of the two tokenizers above, so that its index is made once."""
-    return _made.setdefault(id(tokenizer), Constraints(tokenizer))
+    return _made.setdefault(id(tokenizer), CallConstraints(tokenizer))
 
 
 def _no_template() -> ChatTemplate:

@@ -1,4 +1,6 @@
-"""One runtime on the shipped model for all examples: the one that each starts in its last lines when it is run."""
+"""One runtime on the shipped model for all examples: the one that each starts in its last lines
+when it is run.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Every example: values of the right types and numbers, constraints kept, work shared, and the shape of what it prints.
+"""Every example: values of the right types and numbers, constraints kept, work shared, and the
+shape of what it prints.
 
-Which answers are right is the model's business and is tested where the model is; here a right answer is asked for only
-where the shipped model gives it without doubt. The figures are the runtime's own.
+Which answers are right is the model's business and is tested where the model is; here a right
+answer is asked for only where the shipped model gives it without doubt. The figures are the
+runtime's own.
 """
 
 from __future__ import annotations
@@ -49,11 +51,14 @@ def lines_of(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> list[st
     return printed_by(example, capsys).splitlines()
 
 
-# --- all of them -----------------------------------------------------------------------------------------------------
+# --- all of them
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_every_file_of_the_folder_is_tested_here() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(name_of(example) for example in ALL)
+    assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(
+        name_of(example) for example in ALL
+    )
 
 
 def name_of(example: ModuleType) -> str:
@@ -78,7 +83,9 @@ def test_the_program_that_an_example_names_runs_without_arguments(example: Modul
 
 def test_a_file_runs_as_a_script_with_a_model() -> None:
     command = [sys.executable, str(FOLDER / "hello.py"), "--model", "nano"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ}, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ}, check=True
+    )
     assert "value: " in done.stdout
     assert done.stderr == ""
 
@@ -91,7 +98,8 @@ def test_the_command_runs_a_program_of_an_example(nano: lmprog.Runtime) -> None:
     assert "\nresult: " in done.stdout
 
 
-# --- one by one ------------------------------------------------------------------------------------------------------
+# --- one by one
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_hello_answers_from_the_text_and_finds_it_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +112,9 @@ def test_hello_answers_from_the_text_and_finds_it_again(capsys: pytest.CaptureFi
     assert re.fullmatch(r"work:  \d+ prompt tokens, \d+ of them found in the tree", lines[-1])
 
 
-def test_few_shot_select_gives_probabilities_and_computes_its_examples_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_shot_select_gives_probabilities_and_computes_its_examples_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     results = few_shot_select.label.map(few_shot_select.REVIEWS)
     assert len(results) == len(few_shot_select.REVIEWS)
     for chosen in results:
@@ -121,12 +131,20 @@ def test_fork_tips_expands_each_tip_on_the_shared_list(capsys: pytest.CaptureFix
     assert len(run.value) == 4
     assert all(isinstance(tip.short, str) and "\n" not in tip.short + tip.long for tip in run.value)
     assert run.usage.cached > run.usage.prompt / 2
-    assert [line[:2] for line in lines_of(fork_tips, capsys) if line[:1].isdigit()][:3] == ["1.", "2.", "3."]
+    assert [line[:2] for line in lines_of(fork_tips, capsys) if line[:1].isdigit()][:3] == [
+        "1.",
+        "2.",
+        "3.",
+    ]
 
 
-def test_extract_json_gives_objects_of_the_type_and_of_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+def test_extract_json_gives_objects_of_the_type_and_of_the_schema(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     before = lmprog.get_server_info()
-    run = extract_json.person.run("Ben is 45 years old. Ben lives in Lima. Ben likes cooking. Ben is sad today.")
+    run = extract_json.person.run(
+        "Ben is 45 years old. Ben lives in Lima. Ben likes cooking. Ben is sad today."
+    )
     after = lmprog.get_server_info()
     assert after["generated_tokens"] - before["generated_tokens"] == run.usage.generated
     assert after["forced_tokens"] - before["forced_tokens"] == run.usage.forced
@@ -141,18 +159,27 @@ def test_extract_json_gives_objects_of_the_type_and_of_the_schema(capsys: pytest
     assert printed_by(extract_json, capsys).startswith("Person(name='")
 
 
-def test_multi_turn_chat_remembers_and_never_computes_a_turn_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_multi_turn_chat_remembers_and_never_computes_a_turn_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = multi_turn_chat.chat.run()
     turns = len(multi_turn_chat.TURNS)
     assert len(run.value) == turns
-    assert [message["role"] for message in run.messages()] == ["system", *["user", "assistant"] * turns]
+    assert [message["role"] for message in run.messages()] == [
+        "system",
+        *["user", "assistant"] * turns,
+    ]
     assert run.usage.cached > run.usage.prompt / 2
     assert "Mia" in run.value[3]
     assert "red" in run.value[4]
-    assert sum(line.startswith("assistant: ") for line in lines_of(multi_turn_chat, capsys)) == turns
+    assert (
+        sum(line.startswith("assistant: ") for line in lines_of(multi_turn_chat, capsys)) == turns
+    )
 
 
-def test_react_tools_only_ever_names_tools_and_observes_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_react_tools_only_ever_names_tools_and_observes_what_they_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = react_tools.react.run(most=3)
     assert 1 <= len(run.value) <= 3
     for step in run.value:
@@ -165,17 +192,22 @@ def test_react_tools_only_ever_names_tools_and_observes_what_they_say(capsys: py
 
 
 @pytest.mark.parametrize(
-    ("expression", "result"), [("12 * 7", "84"), ("7-12", "-5"), ("__import__", "This cannot be computed.")]
+    ("expression", "result"),
+    [("12 * 7", "84"), ("7-12", "-5"), ("__import__", "This cannot be computed.")],
 )
 def test_react_tools_computes_only_what_it_reads(expression: str, result: str) -> None:
     assert react_tools.calc(expression) == result
 
 
-def test_tree_of_thought_keeps_the_best_few_of_each_level(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tree_of_thought_keeps_the_best_few_of_each_level(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = tree_of_thought.solve.using(seed=1).run(depth=2, proposals=3, width=2)
     answer, best = run.value
     assert answer == "15"
-    assert len({thought.steps for thought in best}) == len(best) in (1, 2), "equal proposals are one thought"
+    assert len({thought.steps for thought in best}) == len(best) in (1, 2), (
+        "equal proposals are one thought"
+    )
     for thought in best:
         assert all(re.fullmatch(tree_of_thought.STEP, f" {step}\n") for step in thought.steps)
         assert len(thought.steps) == 2
@@ -187,26 +219,38 @@ def test_tree_of_thought_keeps_the_best_few_of_each_level(capsys: pytest.Capture
     assert "answer: 15" in lines
 
 
-def test_skeleton_of_thought_expands_every_point_it_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+def test_skeleton_of_thought_expands_every_point_it_wrote(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     state = skeleton_of_thought.answer.using(temperature=0).run()
     assert re.fullmatch(skeleton_of_thought.POINTS, state["skeleton"])
     assert len(state["paragraph"]) == 3
     points = state["skeleton"].splitlines()
-    assert state.ret_value == "\n".join(f"{p}.{t}" for p, t in zip(points, state["paragraph"], strict=True))
+    assert state.ret_value == "\n".join(
+        f"{p}.{t}" for p, t in zip(points, state["paragraph"], strict=True)
+    )
     assert state.usage.cached > state.usage.prompt / 2
     assert printed_by(skeleton_of_thought, capsys).startswith(state["skeleton"])
 
 
 def test_judge_weighs_both_orders(capsys: pytest.CaptureFixture[str]) -> None:
     question, first, second = judge.PAIRS[2]
-    verdicts = [judge.judge.run(question, a, b).value for a, b in ((first, second), (second, first))]
+    verdicts = [
+        judge.judge.run(question, a, b).value for a, b in ((first, second), (second, first))
+    ]
     forward, backward = (one.sure if one.better == first else 1 - one.sure for one in verdicts)
     assert forward == pytest.approx(backward)  # of the same answer, whichever was named first
     assert all(0.5 <= one.sure <= 1 for one in verdicts)
-    assert re.findall(r"^  better: ([12]) \(\d+%\)$", printed_by(judge, capsys), re.MULTILINE) == ["2", "1", "1"]
+    assert re.findall(r"^  better: ([12]) \(\d+%\)$", printed_by(judge, capsys), re.MULTILINE) == [
+        "2",
+        "1",
+        "1",
+    ]
 
 
-def test_batch_progress_shows_a_bar_and_keeps_what_went_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_progress_shows_a_bar_and_keeps_what_went_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     batch_progress.main(items=12)
     printed = capsys.readouterr()
     assert "100%" in printed.err
@@ -217,9 +261,13 @@ def test_batch_progress_shows_a_bar_and_keeps_what_went_well(capsys: pytest.Capt
     assert lines[-2].startswith("11 of 12 done")
 
 
-def test_streaming_shows_the_value_in_pieces_and_ends_with_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_streaming_shows_the_value_in_pieces_and_ends_with_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     events = list(streaming.story.using(temperature=0).stream())
-    deltas = [event.delta for event in events if isinstance(event, lmprog.Text) and event.var == "ending"]
+    deltas = [
+        event.delta for event in events if isinstance(event, lmprog.Text) and event.var == "ending"
+    ]
     values = {event.var: event.value for event in events if isinstance(event, lmprog.Value)}
     assert "".join(deltas) == values["ending"]
     assert values["mood"] in (" positive", " negative", " neutral")
@@ -228,7 +276,9 @@ def test_streaming_shows_the_value_in_pieces_and_ends_with_done(capsys: pytest.C
     assert printed.startswith(f"{values['ending']}\n[ending is there: ")
 
 
-def test_async_programs_run_together_in_time_and_in_a_race(capsys: pytest.CaptureFixture[str]) -> None:
+def test_async_programs_run_together_in_time_and_in_a_race(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = lines_of(async_programs, capsys)
     for question, line in zip(async_programs.QUESTIONS, lines, strict=False):
         assert line.startswith(question)

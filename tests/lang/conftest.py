@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmprog.lang.backends.runtime import RuntimeBackend, describe
+from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from tests.lang.small_runtime import Real, Small
 
 

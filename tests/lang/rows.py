@@ -1,4 +1,6 @@
-"""What the tests of the operator spelling's rows share: programs on a script, and the keywords of sampling."""
+"""What the tests of the operator spelling's rows share: programs on a script, and the keywords of
+sampling.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def one(body: Callable[..., object], *answers: Any, **options: Any) -> tuple[Any
         return lmprog.function(body).run(backend=scripted, **options), scripted
 
 
-def op_of(scripted: Scripted, index: int = 0) -> wire.Gen:
+def op_of(scripted: Scripted, index: int = 0) -> wire.Generate:
     op = scripted.asked[index].op
-    assert isinstance(op, wire.Gen)
+    assert isinstance(op, wire.Generate)
     return op

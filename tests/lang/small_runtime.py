@@ -1,4 +1,6 @@
-"""A runtime in a thread of this process, real in everything but the model: what tests of both halves stand on."""
+"""A runtime in a thread of this process, real in everything but the model: what tests of both
+halves stand on.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.assembly import assemble
-from lmprog.runtime.calls import CallBuilder, Limits
-from lmprog.runtime.chat import ChatTemplate
-from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.runtime.simulation.letters import LetterTokenizer
-from lmprog.runtime.simulation.model import FakeEngine
-from lmprog.runtime.simulation.sampler import PlainSampler
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.transport import LocalRuntimeChannel
 
 CONTEXT = 400
@@ -36,12 +38,18 @@ class Small:
         config = SchedulerConfig(page_size=4, num_pages=2000)
         self.scheduler = Scheduler(config, CONTEXT)
         engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
-        limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
+        limits = CallLimits(
+            tokenizer.vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits
+        )
         calls = CallBuilder(tokenizer, limits, None, None, random.Random(1))
-        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 4, 2000, 0)
+        welcome = wire.Welcome(
+            wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 4, 2000, 0
+        )
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, time.monotonic)
         self.channel = LocalRuntimeChannel()
-        loop = Loop(self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic)
+        loop = Loop(
+            self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic
+        )
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(loop,))
         self._thread.start()

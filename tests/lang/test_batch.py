@@ -39,7 +39,9 @@ def test_map_keeps_the_order_and_sums_the_work(program: lmprog.Program[[str], st
 
 
 @pytest.mark.parametrize("program", [plain, awaiting])
-def test_collected_errors_are_raised_where_their_value_is_read(program: lmprog.Program[[str], str]) -> None:
+def test_collected_errors_are_raised_where_their_value_is_read(
+    program: lmprog.Program[[str], str],
+) -> None:
     with Scripted(_echo) as scripted:
         results = program.map(["a", "bad", "c"], backend=scripted, on_error="collect")
     assert results.values == ["A", "C"]
@@ -49,7 +51,9 @@ def test_collected_errors_are_raised_where_their_value_is_read(program: lmprog.P
 
 
 @pytest.mark.parametrize("program", [plain, awaiting])
-def test_by_default_map_raises_the_first_failure_and_ends_the_others(program: lmprog.Program[[str], str]) -> None:
+def test_by_default_map_raises_the_first_failure_and_ends_the_others(
+    program: lmprog.Program[[str], str],
+) -> None:
     def script(prompt: str) -> Scripting:
         if prompt == "bad":
             return ModelError("no bad")
@@ -86,7 +90,9 @@ def test_run_batch_takes_dicts_and_tuples() -> None:
     with Scripted(_echo) as scripted:
         states = plain.run_batch([{"word": "x"}, ("y",)], backend=scripted, num_threads=2)
         assert [state["a"] for state in states] == ["X", "Y"]
-        lazily = plain.run_batch([{"word": "x"}, {"word": "y"}], backend=scripted, generator_style=True)
+        lazily = plain.run_batch(
+            [{"word": "x"}, {"word": "y"}], backend=scripted, generator_style=True
+        )
         assert [state.ret_value for state in lazily] == ["X", "Y"]
 
 

@@ -1,4 +1,6 @@
-"""Deadlines and token budgets of runs and forks: what is over raises, and what was running is cancelled."""
+"""Deadlines and token budgets of runs and forks: what is over raises, and what was running is
+cancelled.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.errors import DeadlineExceeded, InvalidParameter
-from lmprog.lang.backends.runtime import RuntimeBackend, describe
 from lmprog.testing import Hold, Scripted
 
 
@@ -29,11 +31,16 @@ async def awaiting(s: lmprog.Branch) -> str:
 
 
 @pytest.mark.parametrize("program", [endless, awaiting])
-def test_a_run_stops_where_its_tokens_are_used_up(backend: RuntimeBackend, program: lmprog.Program[[], str]) -> None:
-    with pytest.raises(DeadlineExceeded, match=r"this run are used up \(max_total_tokens=40") as caught:
+def test_a_run_stops_where_its_tokens_are_used_up(
+    backend: RuntimeBackend, program: lmprog.Program[[], str]
+) -> None:
+    with pytest.raises(
+        DeadlineExceeded, match=r"this run are used up \(max_total_tokens=40"
+    ) as caught:
         program.using(backend=backend, max_total_tokens=40).run()
     assert caught.value.code == "deadline"
-    # prompts and results: 3+4, 7+4, 11+4 are 33; the fourth call's prompt alone is beyond the budget
+    # prompts and results: 3+4, 7+4, 11+4 are 33; the fourth call's prompt alone is beyond the
+    # budget
     assert describe(backend)["generated_tokens"] in range(12, 20)
 
 
@@ -41,14 +48,18 @@ def test_a_run_within_its_tokens_is_not_touched(backend: RuntimeBackend) -> None
     @lmprog.function
     def program(s: lmprog.Branch) -> str:
         s.append("abc")
-        return s.gen(max_tokens=4, ignore_eos=True).value + s.gen(max_tokens=4, ignore_eos=True).value
+        return (
+            s.gen(max_tokens=4, ignore_eos=True).value + s.gen(max_tokens=4, ignore_eos=True).value
+        )
 
     assert len(program.using(backend=backend, max_total_tokens=3 + 4 + 7 + 4).run().value) == 8
     with pytest.raises(DeadlineExceeded):
         program.using(backend=backend, max_total_tokens=3 + 4 + 7 + 3).run()
 
 
-def test_a_generation_that_the_budget_cuts_short_is_never_given_as_a_whole_one(backend: RuntimeBackend) -> None:
+def test_a_generation_that_the_budget_cuts_short_is_never_given_as_a_whole_one(
+    backend: RuntimeBackend,
+) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> str:
         s.append("abc")
@@ -77,7 +88,11 @@ def test_what_runs_when_the_tokens_are_used_up_is_cancelled() -> None:
         async with s.fork(3) as branches:
             await branches.map(lambda b: b.gen())
 
-    answers: list[str | Hold] = [Hold(), Hold(), "many words are more than the budget allows, by far"]
+    answers: list[str | Hold] = [
+        Hold(),
+        Hold(),
+        "many words are more than the budget allows, by far",
+    ]
     with Scripted(answers) as scripted, pytest.raises(DeadlineExceeded, match="used up"):
         program.using(backend=scripted, max_total_tokens=8).run()
     cancels = [op for frame in scripted.frames for op in frame if isinstance(op, wire.Cancel)]

@@ -1,4 +1,6 @@
-"""Best of k, race and vote, as programs say them: on a runtime that decides by itself, and on one that cannot."""
+"""Best of k, race and vote, as programs say them: on a runtime that decides by itself, and on one
+that cannot.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import Cancelled, ContextOverflow, InvalidParameter, ProgramError
-from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Small
 
@@ -32,13 +34,17 @@ def settle(runtime: Small) -> dict[str, float]:
 async def raced(s: lmprog.Branch) -> tuple[str, list[bool]]:
     s.append("once upon a time ")
     async with s.fork(len(LENGTHS)) as branches:
-        gens = [b.gen(max_tokens=n, ignore_eos=True) for b, n in zip(branches, LENGTHS, strict=True)]
+        gens = [
+            b.gen(max_tokens=n, ignore_eos=True) for b, n in zip(branches, LENGTHS, strict=True)
+        ]
         text = await lmprog.race(*gens)
         await asyncio.wait([asyncio.ensure_future(gen.wait_async()) for gen in gens])
         return text, [isinstance(gen.failure(), Cancelled) for gen in gens]
 
 
-def test_a_race_is_won_by_the_first_and_the_others_are_cancelled(small: Small, backend: RuntimeBackend) -> None:
+def test_a_race_is_won_by_the_first_and_the_others_are_cancelled(
+    small: Small, backend: RuntimeBackend
+) -> None:
     run = raced.using(backend=backend).run()
     text, cancelled = run.value
     assert len(text) == 4
@@ -52,7 +58,9 @@ def test_a_race_is_won_by_the_first_and_the_others_are_cancelled(small: Small, b
 def raced_plainly(s: lmprog.Branch) -> str:
     s.append("once upon a time ")
     with s.fork(2) as branches:
-        return lmprog.race(branches[0].gen(max_tokens=50, ignore_eos=True), branches[1].gen(max_tokens=2)).value
+        return lmprog.race(
+            branches[0].gen(max_tokens=50, ignore_eos=True), branches[1].gen(max_tokens=2)
+        ).value
 
 
 def test_a_plain_program_races_too(backend: RuntimeBackend) -> None:
@@ -65,7 +73,8 @@ async def voted(s: lmprog.Branch, texts: tuple[str, ...], length: int) -> str:
         for branch, text in zip(branches, texts, strict=True):
             branch.append(text)
         gens = [
-            b.gen(max_tokens=length + 30 * (i == 2), temperature=0, ignore_eos=True) for i, b in enumerate(branches)
+            b.gen(max_tokens=length + 30 * (i == 2), temperature=0, ignore_eos=True)
+            for i, b in enumerate(branches)
         ]
         return await lmprog.vote(gens)
 
@@ -92,7 +101,9 @@ async def all_fail(s: lmprog.Branch) -> str:
         return await lmprog.race(branches[0].gen(), branches[1].gen())
 
 
-def test_who_fails_takes_no_part_and_when_all_fail_the_first_failure_is_raised(backend: RuntimeBackend) -> None:
+def test_who_fails_takes_no_part_and_when_all_fail_the_first_failure_is_raised(
+    backend: RuntimeBackend,
+) -> None:
     assert len(one_fails.using(backend=backend).run().value) == 3
     with pytest.raises(ContextOverflow) as caught:
         all_fail.using(backend=backend).run()
@@ -143,7 +154,8 @@ def test_what_is_kept_is_one_of_four() -> None:
         lmprog.gen(n=2, keep="worst")  # type: ignore[call-overload]
 
 
-# --- a backend that knows no contests: the client decides -------------------------------------------------------------
+# --- a backend that knows no contests: the client decides
+# -------------------------------------------------------------
 
 
 def test_without_a_runtime_that_decides_the_client_does_and_cancels() -> None:

@@ -1,4 +1,6 @@
-"""What SGLang's frontend (0.5.23) does wrong, and must never happen here; numbered as in the list of its defects."""
+"""What SGLang's frontend (0.5.23) does wrong, and must never happen here; numbered as in the list
+of its defects.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def test_01_reading_a_failed_gen_raises_its_cause_and_not_key_error() -> None:
         s += "x" + lmprog.gen("a")
         s["a"]
 
-    with Scripted([ModelError("not finite")]) as scripted, pytest.raises(ModelError, match="not finite"):
+    with (
+        Scripted([ModelError("not finite")]) as scripted,
+        pytest.raises(ModelError, match="not finite"),
+    ):
         program.using(backend=scripted).run()
 
 
@@ -63,7 +68,10 @@ def test_01_the_traceback_shows_the_line_of_the_program() -> None:
     with Scripted([ModelError("not finite")]) as scripted, pytest.raises(ModelError) as caught:
         program.using(backend=scripted).run()
     lines = [(str(entry.path), entry.lineno + 1) for entry in caught.traceback]
-    assert (__file__, test_01_the_traceback_shows_the_line_of_the_program.__code__.co_firstlineno + 4) in lines
+    assert (
+        __file__,
+        test_01_the_traceback_shows_the_line_of_the_program.__code__.co_firstlineno + 4,
+    ) in lines
 
 
 def test_02_a_run_with_a_failed_gen_raises_even_if_nobody_read_it() -> None:
@@ -76,7 +84,9 @@ def test_02_a_run_with_a_failed_gen_raises_even_if_nobody_read_it() -> None:
 
 
 @pytest.mark.parametrize("read", [lambda s: s["b"], lambda s: s.text()], ids=["variable", "text"])
-def test_03_04_nothing_hangs_after_the_runtime_died(read: Callable[[lmprog.Branch], object]) -> None:
+def test_03_04_nothing_hangs_after_the_runtime_died(
+    read: Callable[[lmprog.Branch], object],
+) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
         s += "x" + lmprog.gen("a")
@@ -130,7 +140,10 @@ def test_07_the_users_stop_list_is_not_changed() -> None:
         program.using(backend=scripted, stop=["END"]).run(stops)
         program.using(backend=scripted, stop=["END"]).run(stops)
     assert stops == ["\n"]
-    assert all(isinstance(asked.op, wire.Gen) and asked.op.sampling.stop == ("\n",) for asked in scripted.asked)
+    assert all(
+        isinstance(asked.op, wire.Generate) and asked.op.sampling.stop == ("\n",)
+        for asked in scripted.asked
+    )
 
 
 def test_08_bind_keeps_the_programs_settings() -> None:
@@ -145,12 +158,17 @@ def test_08_bind_keeps_the_programs_settings() -> None:
         bound.using(backend=scripted).run(a="1")
     assert scripted.prompts == ["12"]
     asked = scripted.asked[0].op
-    assert isinstance(asked, wire.Gen)
+    assert isinstance(asked, wire.Generate)
     assert asked.sampling.temperature == 0
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: lmprog.gen("x", choices=[]), lambda: lmprog.select("x", []), lambda: lmprog.select("x", [""])]
+    "make",
+    [
+        lambda: lmprog.gen("x", choices=[]),
+        lambda: lmprog.select("x", []),
+        lambda: lmprog.select("x", [""]),
+    ],
 )
 def test_09_no_choices_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(InvalidParameter, match="at least one text"):
@@ -298,7 +316,7 @@ def test_22_a_generated_string_may_contain_punctuation() -> None:
 
 @pytest.mark.parametrize("text", ["1e-3", "0.001", "-2.5E+10", "7"])
 def test_22_a_generated_float_may_have_an_exponent(text: str) -> None:
-    """The rest of defect 22 is about APIs: see `tests/lang/backends`."""
+    """The rest of defect 22 is about APIs: see `tests/backends`."""
 
     @lmprog.function
     def program(s: lmprog.Branch) -> float:
@@ -308,7 +326,7 @@ def test_22_a_generated_float_may_have_an_exponent(text: str) -> None:
     with Scripted([text]) as scripted:
         assert program.using(backend=scripted).run().value == float(text)
         asked = scripted.asked[0].op
-    assert isinstance(asked, wire.Gen)
+    assert isinstance(asked, wire.Generate)
     assert isinstance(asked.constraint, wire.JsonSchema)
     assert lmprog.constraint(schema=asked.constraint.schema).accepts(text)
 

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from lmprog.lang.backends.default import set_default_backend
+from lmprog.backends.default import set_default_backend
 from lmprog.testing import Scripted
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"(?:<!-- answers: (?P<answers>.*?) -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"(?:<!-- answers: (?P<answers>.*?) -->\n)?```python\n(?P<code>.*?)```", re.DOTALL
+)
 
 
-@pytest.mark.parametrize(("name", "least"), [("README.md", 1), ("docs/language.md", 17), ("docs/from-sglang.md", 5)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("README.md", 1), ("docs/language.md", 17), ("docs/from-sglang.md", 5)]
+)
 def test_every_block_of_a_page_runs_as_it_says(name: str, least: int, tmp_path: Path) -> None:
     page = (ROOT / name).read_text()
     blocks = list(BLOCK.finditer(page))

@@ -1,4 +1,6 @@
-"""The default backend: a runtime process started when the first program needs it, with the shipped model."""
+"""The default backend: a runtime process started when the first program needs it, with the shipped
+model.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,15 @@ from pathlib import Path
 import pytest
 
 import lmprog
+from lmprog.backends.embedded import Runtime
 from lmprog.cli import main
 from lmprog.errors import InvalidParameter, RuntimeGone
-from lmprog.lang.backends.embedded import Runtime
 
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
-    not (ROOT / "lmprog" / "nano" / "model.safetensors").exists(), reason="the shipped model is not in this checkout"
+    not (ROOT / "lmprog" / "nano" / "model.safetensors").exists(),
+    reason="the shipped model is not in this checkout",
 )
 
 
@@ -53,7 +56,9 @@ def test_a_program_runs_on_the_shipped_model(runtime: Runtime) -> None:
     assert run.usage.cached > 0
     assert lmprog.get_server_info(runtime)["open_branches"] == 0
     lmprog.flush_cache(runtime)
-    assert program.using(backend=runtime, temperature=0).run().value == run.value, "the cache never changes the answer"
+    assert program.using(backend=runtime, temperature=0).run().value == run.value, (
+        "the cache never changes the answer"
+    )
 
 
 def test_one_model_is_named_once() -> None:
@@ -96,7 +101,9 @@ def test_a_program_without_a_backend_starts_a_runtime_and_leaves_none_behind() -
         "hello.run()\n"
         "print(int(lmprog.get_server_info()['pid']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     with pytest.raises(ProcessLookupError):

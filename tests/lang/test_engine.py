@@ -33,7 +33,9 @@ def test_one_prompt_gives_one_result_and_many_give_a_list(engine: lmprog.Engine)
 def test_a_stream_tells_the_whole_text_again_and_again(engine: lmprog.Engine) -> None:
     params = {"max_new_tokens": 6, "temperature": 0}
     pieces = list(engine.generate("One, two,", params, stream=True))
-    assert all(after["text"].startswith(before["text"]) for before, after in itertools.pairwise(pieces))
+    assert all(
+        after["text"].startswith(before["text"]) for before, after in itertools.pairwise(pieces)
+    )
     assert pieces[-1]["text"] == engine.generate("One, two,", params)["text"]
     assert pieces[-1]["meta_info"]["prompt_tokens"] > 0
 

@@ -1,7 +1,9 @@
-"""Where each promise of the language is tested: the table is the promise, and a test that it names must exist.
+"""Where each promise of the language is tested: the table is the promise, and a test that it names
+must exist.
 
-The rows are those of the language's own description: the plain spelling, the operator spelling, what goes beyond, and
-the 22 defects of SGLang's frontend (0.5.23). A row names tests as `file::test`; the beginning of a name is enough.
+The rows are those of the language's own description: the plain spelling, the operator spelling,
+what goes beyond, and the 22 defects of SGLang's frontend (0.5.23). A row names tests as
+`file::test`; the beginning of a name is enough.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ PLAIN = {
     "a seed replays": "lang/test_with_runtime.py::test_a_seed_replays lang/test_replay.py::test_the_seed_of_a_run",
     "save and replay": "lang/test_replay.py::test_a_saved_run_is_done_again",
     "embedded, remote, HTTP, API, scripted": "lang/test_embedded.py::test_a_program_runs_on_the_shipped_model "
-    "lang/test_embedded.py::test_a_second_client lang/backends/test_endpoint.py::test_on_lmprogs_server "
-    "lang/backends/test_openai.py::test_a_program_of_text",
+    "lang/test_embedded.py::test_a_second_client backends/test_endpoint.py::test_on_lmprogs_server "
+    "backends/test_openai.py::test_a_program_of_text",
 }
 OPERATOR = {
     "every module level name": "lang/test_rows_operator.py::test_a_module_level_name",
@@ -94,7 +96,7 @@ BEYOND = {
     "lang/test_contests.py::test_a_race lang/test_contests.py::test_a_vote",
     "a race of branches": "lang/test_racing.py::test_pending_results lang/test_racing.py::test_coroutines_race",
     "a thousand programs at once": "lang/test_thousand.py::test_every_program",
-    "speculation on APIs": "lang/backends/test_speculation.py::test_three_fields",
+    "speculation on APIs": "backends/test_speculation.py::test_three_fields",
     "preview, explain, replay": "lang/test_rehearsal.py::test_what_is_previewed lang/test_replay.py::test_a_saved_run",
 }
 DEFECTS = {
@@ -105,7 +107,7 @@ DEFECTS = {
     5: "lang/test_defects.py::test_05_",
     6: "lang/test_defects.py::test_06_",
     7: "lang/test_defects.py::test_07_",
-    8: "lang/test_defects.py::test_08_ lang/backends/test_speculation.py::test_08_22_",
+    8: "lang/test_defects.py::test_08_ backends/test_speculation.py::test_08_22_",
     9: "lang/test_defects.py::test_09_",
     10: "lang/test_defects.py::test_10_",
     11: "lang/test_rehearsal.py::test_11_",
@@ -121,24 +123,33 @@ DEFECTS = {
     20: "text/test_chat.py::test_a_checkpoint_without_a_template text/test_chat.py::test_the_plain_template "
     "text/test_chat.py::test_the_texts_around",
     21: "lang/test_defects.py::test_21_a_hundred_coroutines lang/test_defects.py::test_21_a_hundred_plain "
-    "lang/test_running.py::test_a_run_out_of_time lang/backends/test_openai_failures.py::test_a_passing_failure",
+    "lang/test_running.py::test_a_run_out_of_time backends/test_openai_failures.py::test_a_passing_failure",
     22: "lang/test_defects.py::test_22_a_generated_string lang/test_defects.py::test_22_a_generated_float "
-    "lang/backends/test_anthropic.py::test_22_ lang/backends/test_speculation.py::test_22_",
+    "backends/test_anthropic.py::test_22_ backends/test_speculation.py::test_22_",
 }
-ROWS = [*PLAIN.items(), *OPERATOR.items(), *BEYOND.items(), *((f"defect {n}", named) for n, named in DEFECTS.items())]
+ROWS = [
+    *PLAIN.items(),
+    *OPERATOR.items(),
+    *BEYOND.items(),
+    *((f"defect {n}", named) for n, named in DEFECTS.items()),
+]
 
 
 @cache
 def _tests_of(file: str) -> tuple[str, ...]:
     """The names of the tests in a file that are not skipped outright."""
-    return tuple(re.findall(r"^(?:async )?def (test_\w+)", (TESTS / file).read_text(), re.MULTILINE))
+    return tuple(
+        re.findall(r"^(?:async )?def (test_\w+)", (TESTS / file).read_text(), re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize(("row", "named"), ROWS, ids=[row for row, _ in ROWS])
 def test_every_row_has_its_tests(row: str, named: str) -> None:
     for name in named.split():
         file, _, beginning = name.partition("::")
-        assert any(test.startswith(beginning) for test in _tests_of(file)), f"{row}: there is no test {name}"
+        assert any(test.startswith(beginning) for test in _tests_of(file)), (
+            f"{row}: there is no test {name}"
+        )
 
 
 def test_every_defect_is_in_the_table() -> None:

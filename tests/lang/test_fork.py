@@ -8,7 +8,14 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.errors import Cancelled, ContextOverflow, InvalidParameter, LmprogError, ModelError, ProgramError
+from lmprog.errors import (
+    Cancelled,
+    ContextOverflow,
+    InvalidParameter,
+    LmprogError,
+    ModelError,
+    ProgramError,
+)
 from lmprog.testing import Hold, Scripted, Scripting
 
 
@@ -25,10 +32,27 @@ def test_branches_share_the_prefix_and_nothing_of_it_is_sent_again() -> None:
 
     with Scripted(["1", "2", "3"]) as scripted:
         assert program.using(backend=scripted).run().value == ["1", "2", "3"]
-    texts = [piece for frame in scripted.frames for op in frame if isinstance(op, wire.Append) for piece in op.pieces]
-    assert texts == [wire.Text("a long prefix")]
-    assert [type(op) for op in scripted.frames[1]] == [wire.Open, wire.Append, wire.Fork, wire.Gen, wire.Gen, wire.Gen]
-    assert {asked.op.sampling.temperature for asked in scripted.asked if isinstance(asked.op, wire.Gen)} == {0.5}
+    texts = [
+        piece
+        for frame in scripted.frames
+        for op in frame
+        if isinstance(op, wire.Append)
+        for piece in op.pieces
+    ]
+    assert texts == [wire.TextPiece("a long prefix")]
+    assert [type(op) for op in scripted.frames[1]] == [
+        wire.Open,
+        wire.Append,
+        wire.Fork,
+        wire.Generate,
+        wire.Generate,
+        wire.Generate,
+    ]
+    assert {
+        asked.op.sampling.temperature
+        for asked in scripted.asked
+        if isinstance(asked.op, wire.Generate)
+    } == {0.5}
 
 
 def test_map_runs_coroutines_and_plain_functions() -> None:
@@ -122,7 +146,10 @@ def test_several_failures_are_a_group() -> None:
             for branch in branches:
                 branch.gen()
 
-    with Scripted([ModelError("a"), ModelError("b")]) as scripted, pytest.raises(ExceptionGroup) as caught:
+    with (
+        Scripted([ModelError("a"), ModelError("b")]) as scripted,
+        pytest.raises(ExceptionGroup) as caught,
+    ):
         program.using(backend=scripted).run()
     assert sorted(str(error) for error in caught.value.exceptions) == ["a", "b"]
 
@@ -233,7 +260,10 @@ def test_a_child_inherits_the_failure_of_its_parent() -> None:
         async with s.fork(1) as [child]:
             await child.gen()
 
-    with Scripted([ModelError("broken")]) as scripted, pytest.raises(LmprogError, match="broken") as caught:
+    with (
+        Scripted([ModelError("broken")]) as scripted,
+        pytest.raises(LmprogError, match="broken") as caught,
+    ):
         program.using(backend=scripted).run()
     assert isinstance(caught.value, ModelError)
 

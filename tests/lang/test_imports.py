@@ -9,13 +9,15 @@ HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "jinja2"
 
 
 def _python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     return done.stdout.strip()
 
 
 def test_importing_the_frontend_loads_nothing_heavy() -> None:
     loaded = _python(
-        "import sys, lmprog, lmprog.testing, lmprog.lang.program, lmprog.lang.backends.default; lmprog.function\n"
+        "import sys, lmprog, lmprog.testing, lmprog.lang.programs.program, lmprog.backends.default; lmprog.function\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert loaded == "[]"
@@ -32,7 +34,9 @@ def test_no_module_of_the_client_half_loads_anything_heavy() -> None:
 
 
 def test_importing_lmprog_takes_less_than_three_tenths_of_a_second() -> None:
-    """In time of the processor, so that a busy machine does not count; with everything that `function` needs."""
+    """In time of the processor, so that a busy machine does not count; with everything that
+    `function` needs.
+    """
     code = "import time; import lmprog; lmprog.function; print(time.process_time())"
     assert min(float(_python(code)) for _ in range(3)) < 0.3
 

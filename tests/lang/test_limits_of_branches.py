@@ -71,7 +71,10 @@ def test_the_smallest_limit_decides_and_its_time_begins_with_it() -> None:
     with Scripted(["a"] * 4) as scripted:
         limits = program.using(backend=scripted, timeout=50).run().value
     expected = (50, 20, 20, 50)
-    assert all(limit is not None and most - 15 < limit <= most for limit, most in zip(limits, expected, strict=True))
+    assert all(
+        limit is not None and most - 15 < limit <= most
+        for limit, most in zip(limits, expected, strict=True)
+    )
 
 
 def test_a_limit_of_nothing_is_refused() -> None:

@@ -9,7 +9,9 @@ from lmprog.testing import Hold, Scripted, Scripting
 
 
 def test_a_thousand_programs_on_one_loop_leave_nothing_behind() -> None:
-    """Ten in a hundred are cancelled, five raise: everyone else gets its value, and no branch stays open."""
+    """Ten in a hundred are cancelled, five raise: everyone else gets its value, and no branch stays
+    open.
+    """
 
     @lmprog.function
     async def program(s: lmprog.Branch, index: int) -> int:

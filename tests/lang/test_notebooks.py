@@ -44,7 +44,9 @@ def test_a_plain_program_runs_in_a_cell() -> None:
 
 
 def test_previews_are_written_in_a_cell() -> None:
-    """This hung: what was asked waited for the end of the turn of the loop that waited for the answer."""
+    """This hung: what was asked waited for the end of the turn of the loop that waited for the
+    answer.
+    """
     with Scripted() as scripted:
         program = waiting.using(backend=scripted)
         assert in_a_cell(lambda: program.preview("a b"))["gen 1"].text == "a b"

@@ -1,4 +1,6 @@
-"""Objects that are still being written: they only grow, cost no more than their text, and end as the value."""
+"""Objects that are still being written: they only grow, cost no more than their text, and end as
+the value.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lmprog
-from lmprog.lang.growing import Growing, plain
-from lmprog.lang.partial import Partial, PartialText
-from lmprog.lang.types import value_of
+from lmprog.lang.ops.type_schemas import value_of
+from lmprog.lang.streaming.growing_json import GrowingJson, plain
+from lmprog.lang.streaming.partial import Partial, PartialText
 from lmprog.testing import Scripted
 
 
@@ -82,7 +84,8 @@ def _grew(before: Any, after: Any) -> bool:
     return bool(before == after)
 
 
-# --- single cases -----------------------------------------------------------------------------------------------------
+# --- single cases
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_members_come_one_by_one_and_are_none_before() -> None:
@@ -128,7 +131,9 @@ def test_what_a_union_is_shows_only_when_it_is_certain() -> None:
 
 def test_a_pydantic_model_is_not_validated_before_it_is_complete() -> None:
     pydantic = pytest.importorskip("pydantic")
-    model = pydantic.create_model("Invoice", vendor=(str, ...), total=(float, pydantic.Field(gt=0, alias="sum")))
+    model = pydantic.create_model(
+        "Invoice", vendor=(str, ...), total=(float, pydantic.Field(gt=0, alias="sum"))
+    )
     seen = _by_character(model, '{"vendor": "AC", "sum": 1.5}')
     assert (seen[0].vendor, seen[0].total) == (None, None)
     assert [invoice.vendor for invoice in seen][1:4] == ["", "A", "AC"]
@@ -150,7 +155,11 @@ def test_escapes_that_are_cut_wait_for_their_rest() -> None:
 
 def test_an_event_shows_what_had_come_when_it_was_made_however_late_it_is_read() -> None:
     text = PartialText("v", Row)
-    events = [event for piece in ('{"name": "a', 'bc", "tags": ["x"', ', "y"]}') if (event := text.feed(piece))]
+    events = [
+        event
+        for piece in ('{"name": "a', 'bc", "tags": ["x"', ', "y"]}')
+        if (event := text.feed(piece))
+    ]
     assert [event.value for event in reversed(events)] == [
         {"name": "abc", "tags": ["x", "y"]},
         {"name": "abc", "tags": ["x"]},
@@ -158,20 +167,33 @@ def test_an_event_shows_what_had_come_when_it_was_made_however_late_it_is_read()
     ]
 
 
-# --- properties -------------------------------------------------------------------------------------------------------
+# --- properties
+# -------------------------------------------------------------------------------------------------------
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 
 
-@given(st.lists(_JSON, max_size=5) | st.dictionaries(st.text(max_size=3), _JSON, max_size=5), st.booleans(), st.data())
-def test_any_json_cut_anywhere_grows_to_what_it_is(value: Any, is_ascii: bool, data: st.DataObject) -> None:
+@given(
+    st.lists(_JSON, max_size=5) | st.dictionaries(st.text(max_size=3), _JSON, max_size=5),
+    st.booleans(),
+    st.data(),
+)
+def test_any_json_cut_anywhere_grows_to_what_it_is(
+    value: Any, is_ascii: bool, data: st.DataObject
+) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii, indent=data.draw(st.sampled_from([None, 1])))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=12)) | {0, len(text)})
-    growing = Growing()
+    growing = GrowingJson()
     seen = []
     for begin, end in itertools.pairwise(cuts):
         if growing.feed(text[begin:end]):
@@ -203,7 +225,21 @@ def _of(kind: Any, *args: Any) -> Any:
 
 
 def _random_type(rng: random.Random, depth: int = 0) -> Any:
-    kind = rng.choice(["int", "str", "bool", "float", "enum", "list", "dict", "optional", "record", "typed", "tuple"])
+    kind = rng.choice(
+        [
+            "int",
+            "str",
+            "bool",
+            "float",
+            "enum",
+            "list",
+            "dict",
+            "optional",
+            "record",
+            "typed",
+            "tuple",
+        ]
+    )
     if depth > 2 and kind in ("list", "dict", "optional", "record", "typed", "tuple"):
         kind = "str"
     plain_types = {"int": int, "str": str, "bool": bool, "float": float, "enum": Color}
@@ -230,7 +266,11 @@ def _random_value(rng: random.Random, tp: Any) -> Any:
     if tp in (int, float):
         return rng.randint(-1000, 1000) if tp is int else rng.uniform(-5, 5)
     if tp in (str, bool):
-        return "".join(rng.choices('ab "\\é\n😀', k=rng.randint(0, 12))) if tp is str else rng.random() < 0.5
+        return (
+            "".join(rng.choices('ab "\\é\n😀', k=rng.randint(0, 12)))
+            if tp is str
+            else rng.random() < 0.5
+        )
     if tp is Color:
         return rng.choice(["red", "blue"])
     if origin is list:
@@ -241,7 +281,11 @@ def _random_value(rng: random.Random, tp: Any) -> Any:
         return [_random_value(rng, arg) for arg in args]
     if type(None) in args:
         return None if rng.random() < 0.3 else _random_value(rng, args[0])
-    hints = {f.name: f.type for f in dataclasses.fields(tp)} if dataclasses.is_dataclass(tp) else tp.__annotations__
+    hints = (
+        {f.name: f.type for f in dataclasses.fields(tp)}
+        if dataclasses.is_dataclass(tp)
+        else tp.__annotations__
+    )
     return {name: _random_value(rng, hint) for name, hint in hints.items()}
 
 
@@ -276,10 +320,13 @@ def test_a_long_string_costs_as_much_as_it_is_long() -> None:
 
     small, large = events(2_000), events(64_000)
     assert large[1] == 10 + 11 * 64_000
-    assert large[0] < 32 * max(small[0], 0.002) * 8, "32 times the text may not take 1,024 times as long"
+    assert large[0] < 32 * max(small[0], 0.002) * 8, (
+        "32 times the text may not take 1,024 times as long"
+    )
 
 
-# --- in a stream ------------------------------------------------------------------------------------------------------
+# --- in a stream
+# ------------------------------------------------------------------------------------------------------
 
 
 @lmprog.function

@@ -1,4 +1,6 @@
-"""The picture of a trace: everything is in it once, nothing overlaps, time runs downwards, no text becomes markup."""
+"""The picture of a trace: everything is in it once, nothing overlaps, time runs downwards, no text
+becomes markup.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import lmprog
 from lmprog import wire
 from lmprog.lang.rehearsal.drawing import drawing_of
 from lmprog.lang.rehearsal.graph import Graph
-from lmprog.lang.rehearsal.svg import Box, boxes_of
+from lmprog.lang.rehearsal.graph_svg import Box, boxes_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -84,7 +86,9 @@ def test_a_parent_that_goes_on_has_a_column_of_its_own() -> None:
 
 def _random_ops(rng: random.Random, s: lmprog.Branch, depth: int = 0) -> None:
     for _ in range(rng.randint(1, 3)):
-        kind = rng.choice(["text", "gen", "select", "fork", "copy"] if depth < 3 else ["text", "gen"])
+        kind = rng.choice(
+            ["text", "gen", "select", "fork", "copy"] if depth < 3 else ["text", "gen"]
+        )
         if kind == "text":
             s.append("some words " * rng.randint(1, 20))
         elif kind == "gen":

@@ -1,6 +1,8 @@
-"""Programs of the shapes that SGLang's own examples have, with only their import changed: on a script and on nano.
+"""Programs of the shapes that SGLang's own examples have, with only their import changed: on a
+script and on nano.
 
-On nano the values are the model's business; here it counts that every program runs to its end and keeps its form.
+On nano the values are the model's business; here it counts that every program runs to its end and
+keeps its form.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 import lmprog as sgl
-from lmprog.lang.backends import Backend
+from lmprog.backends import Backend
 from lmprog.testing import Scripted
 
 NANO = Path(__file__).parents[2] / "lmprog" / "nano" / "model.safetensors"
@@ -52,7 +54,9 @@ def tip_suggestion(s):
 def address(s):
     s += "Q: What is the address of this machine?\n"
     s += "A: " + sgl.gen(
-        "answer", temperature=0, regex=r"((25[0-5]|2[0-4]\d|[01]?\d\d?).){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)"
+        "answer",
+        temperature=0,
+        regex=r"((25[0-5]|2[0-4]\d|[01]?\d\d?).){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)",
     )
 
 
@@ -120,9 +124,17 @@ def tree_search(s, question, num_branches):
 
 @sgl.function
 def parallel_sample(s, question, n):
-    s += "Question: 1 + 2 = ?\nReasoning: I add 1 and 2.\nAnswer = 3\n\nQuestion: " + question + "\nReasoning:"
+    s += (
+        "Question: 1 + 2 = ?\nReasoning: I add 1 and 2.\nAnswer = 3\n\nQuestion: "
+        + question
+        + "\nReasoning:"
+    )
     forks = s.fork(n)
-    forks += sgl.gen("reasoning", stop="\n", max_tokens=12) + "\nAnswer = " + sgl.gen("answer", stop="\n", max_tokens=4)
+    forks += (
+        sgl.gen("reasoning", stop="\n", max_tokens=12)
+        + "\nAnswer = "
+        + sgl.gen("answer", stop="\n", max_tokens=4)
+    )
     forks.join()
 
 
@@ -161,15 +173,21 @@ def test_regex_and_a_streamed_answer(scripted: Callable[..., Scripted]) -> None:
     assert "".join(state.text_iter()) == "Q: Where?\nA: In the city."
 
 
-def test_a_batch_with_a_bar(scripted: Callable[..., Scripted], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_with_a_bar(
+    scripted: Callable[..., Scripted], capsys: pytest.CaptureFixture[str]
+) -> None:
     scripted(lambda prompt: prompt.split()[-2])
-    states = text_qa.run_batch([{"question": "the first"}, {"question": "the second"}], progress_bar=True)
+    states = text_qa.run_batch(
+        [{"question": "the first"}, {"question": "the second"}], progress_bar=True
+    )
     assert [state["answer"] for state in states] == ["first", "second"]
     assert "2/2" in capsys.readouterr().err
 
 
 def test_multi_turn_few_shot_and_json(scripted: Callable[..., Scripted]) -> None:
-    answer = '{\n    "name": "Kay",\n    "color": "red",\n    "tail": {\n        "knots": 7\n    }\n}'
+    answer = (
+        '{\n    "name": "Kay",\n    "color": "red",\n    "tail": {\n        "knots": 7\n    }\n}'
+    )
     scripted(["Oslo.", "Lima.", "bad", answer])
     state = multi_turn.run(question_1="Norway?", question_2="Peru?", max_new_tokens=256)
     assert [turn["content"] for turn in state.messages()][2::2] == ["Oslo.", "Lima."]
@@ -181,7 +199,9 @@ def test_multi_turn_few_shot_and_json(scripted: Callable[..., Scripted]) -> None
 
 def test_tree_search_gathers_level_by_level(scripted: Callable[..., Scripted]) -> None:
     scripted(lambda prompt: str(prompt.count("<|assistant|>")))
-    [state] = tree_search.run_batch([{"question": "3 + 4?", "num_branches": 2}], temperature=0, num_threads=4)
+    [state] = tree_search.run_batch(
+        [{"question": "3 + 4?", "num_branches": 2}], temperature=0, num_threads=4
+    )
     assert state["plan"] == ["1", "1"]
     assert state["answer"] == [["2", "2"], ["2", "2"]]
     assert state["score"] == [[["3", "3"], ["3", "3"]], [["3", "3"], ["3", "3"]]]
@@ -205,16 +225,29 @@ def nano() -> Iterator[Backend]:
 
 
 def test_all_of_them_run_on_nano(nano: Backend) -> None:
-    assert tool_choice.run(question="What is 5 + 5?", temperature=0)["tool"] in ("calculator", "search engine")
+    assert tool_choice.run(question="What is 5 + 5?", temperature=0)["tool"] in (
+        "calculator",
+        "search engine",
+    )
     assert "In summary" in tip_suggestion.run(temperature=0).text()
     assert re.fullmatch(r"(\d{1,3}.){3}\d{1,3}", address.run()["answer"])
     states = text_qa.run_batch([{"question": "Who?"}, {"question": "Where?"}], temperature=0)
     assert all("\n" not in state["answer"] for state in states)
     chat = multi_turn.run(question_1="Hello!", question_2="And now?", temperature=0)
-    assert [turn["role"] for turn in chat.messages()] == ["system", "user", "assistant", "user", "assistant"]
+    assert [turn["role"] for turn in chat.messages()] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     label = few_shot.run(review="I loved it.").get_meta_info("label")
     assert len(label["normalized_prompt_logprobs"]) == 2
-    assert json.loads(kite.run(name="Kay", temperature=0)["json_output"])["color"] in ("red", "blue", "green")
+    assert json.loads(kite.run(name="Kay", temperature=0)["json_output"])["color"] in (
+        "red",
+        "blue",
+        "green",
+    )
     tree = tree_search.run(question="3 + 4?", num_branches=2, temperature=0)
     assert [[len(scores) for scores in level] for level in tree["score"]] == [[2, 2], [2, 2]]
     assert len(parallel_sample.run(question="3 + 4 = ?", n=3)["answer"]) == 3

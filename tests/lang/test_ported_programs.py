@@ -23,7 +23,13 @@ def test_a_chat_of_several_turns() -> None:
             state = multi_turn.run(question_1="France?", question_2="Germany?", temperature=0)
         finally:
             sgl.set_default_backend(None)
-        assert [turn["role"] for turn in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
+        assert [turn["role"] for turn in state.messages()] == [
+            "system",
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+        ]
         assert state["answer_2"] == "Berlin."
         assert "Germany?" in state.text()
 
@@ -76,7 +82,9 @@ def test_a_character_by_regular_expression_and_a_batch() -> None:
         return f'{{"name": "{prompt.split()[0]}", "age": 11}}'
 
     with Scripted(script) as backend:
-        states = character.run_batch([{"name": "Ann"}, {"name": "Bob"}], backend=backend, temperature=0, num_threads=2)
+        states = character.run_batch(
+            [{"name": "Ann"}, {"name": "Bob"}], backend=backend, temperature=0, num_threads=2
+        )
     assert [state["json"] for state in states] == [script("Ann"), script("Bob")]
 
 
@@ -91,7 +99,9 @@ def test_a_judge_with_dimensions_in_forks_a_group_append_and_a_join() -> None:
         forks += sgl.gen("judgement", max_tokens=64, stop="END")
         forks.join()
         s += "\n".join(s["judgement"])
-        s += "\nGrade: " + sgl.select("grade", choices=["A", "B"], choices_method=sgl.greedy_token_selection)
+        s += "\nGrade: " + sgl.select(
+            "grade", choices=["A", "B"], choices_method=sgl.greedy_token_selection
+        )
         return s["grade"]
 
     with Scripted(["clear", "plain", "B"]) as backend:

@@ -1,4 +1,6 @@
-"""Who decides how a generation is sampled: its call, a branch's view, a fork, the run, the program, the defaults."""
+"""Who decides how a generation is sampled: its call, a branch's view, a fork, the run, the program,
+the defaults.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.errors import InvalidParameter
-from lmprog.lang.sampling import Sampling
+from lmprog.lang.ops.sampling import Sampling
 from lmprog.testing import Scripted
 
 # Every field of `Sampling`, with three values that differ from its default and from each other.
@@ -34,10 +36,17 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "prompt_logprobs": (1, 2, 3),
     "n": (2, 3, 4),
 }
-LEVELS = ("call", "view", "fork", "run", "sampling of the run", "program")  # from the strongest to the weakest
+LEVELS = (
+    "call",
+    "view",
+    "fork",
+    "run",
+    "sampling of the run",
+    "program",
+)  # from the strongest to the weakest
 
 
-def _asked(levels: dict[str, dict[str, Any]]) -> wire.Sampling:
+def _asked(levels: dict[str, dict[str, Any]]) -> wire.SamplingParams:
     """The sampling that travels when each of the levels says something."""
 
     @lmprog.function
@@ -49,10 +58,12 @@ def _asked(levels: dict[str, dict[str, Any]]) -> wire.Sampling:
     of_run: dict[str, Any] = dict(levels.get("run", {}))
     if "sampling of the run" in levels:
         of_run["sampling"] = Sampling(**levels["sampling of the run"])
-    with Scripted(lambda prompt: ["y"] * count if (count := _count(levels)) > 1 else "y") as scripted:
+    with Scripted(
+        lambda prompt: ["y"] * count if (count := _count(levels)) > 1 else "y"
+    ) as scripted:
         program.using(**levels.get("program", {})).using(backend=scripted, **of_run).run()
     op = scripted.asked[0].op
-    assert isinstance(op, wire.Gen)
+    assert isinstance(op, wire.Generate)
     return op.sampling
 
 
@@ -71,8 +82,13 @@ def test_the_stronger_level_counts(field: str, stronger: str, weaker: str) -> No
     first, second, _ = VALUES[field]
     sent = getattr(_asked({weaker: {field: second}, stronger: {field: first}}), field)
     if field == "seed" and stronger != "call":
-        # a seed of more than one call is not used as it is: each call has one of its own, made from it
-        assert sent == _asked({stronger: {field: first}}).seed != _asked({weaker: {field: second}}).seed
+        # a seed of more than one call is not used as it is: each call has one of its own, made from
+        # it
+        assert (
+            sent
+            == _asked({stronger: {field: first}}).seed
+            != _asked({weaker: {field: second}}).seed
+        )
     else:
         assert sent == first
 
@@ -88,7 +104,7 @@ def test_levels_that_say_different_things_all_count(field: str) -> None:
 
 def test_where_nobody_says_anything_the_defaults_count() -> None:
     sampling = _asked({})
-    assert sampling == wire.Sampling(seed=sampling.seed)
+    assert sampling == wire.SamplingParams(seed=sampling.seed)
     assert sampling.seed is not None, "every run can be done again"
 
 
@@ -99,11 +115,16 @@ def test_a_later_using_counts_over_an_earlier_one_and_run_over_both() -> None:
         s.gen()
 
     with Scripted(["a", "b"]) as scripted:
-        settled = program.using(temperature=0.25, top_p=0.5).using(temperature=0.5, backend=scripted)
+        settled = program.using(temperature=0.25, top_p=0.5).using(
+            temperature=0.5, backend=scripted
+        )
         settled.run()
         settled.run(temperature=0.75)  # type: ignore[call-arg]
-    sent = [asked.op.sampling for asked in scripted.asked if isinstance(asked.op, wire.Gen)]
-    assert [(sampling.temperature, sampling.top_p) for sampling in sent] == [(0.5, 0.5), (0.75, 0.5)]
+    sent = [asked.op.sampling for asked in scripted.asked if isinstance(asked.op, wire.Generate)]
+    assert [(sampling.temperature, sampling.top_p) for sampling in sent] == [
+        (0.5, 0.5),
+        (0.75, 0.5),
+    ]
 
 
 def test_a_nested_program_has_its_own_settings_over_the_callers_branch() -> None:
@@ -119,7 +140,7 @@ def test_a_nested_program_has_its_own_settings_over_the_callers_branch() -> None
     with Scripted(["a"]) as scripted:
         outer.using(backend=scripted, temperature=0.75, min_p=0.5).run()
     op = scripted.asked[0].op
-    assert isinstance(op, wire.Gen)
+    assert isinstance(op, wire.Generate)
     assert (op.sampling.top_k, op.sampling.temperature, op.sampling.min_p) == (3, 0.25, 0.5)
 
 
@@ -142,5 +163,9 @@ def test_a_select_takes_seed_and_temperature_of_its_call_only() -> None:
 
     with Scripted(["a", "a"]) as scripted:
         program.using(backend=scripted, temperature=0.9).run()
-    sent = [(asked.op.temperature, asked.op.seed) for asked in scripted.asked if isinstance(asked.op, wire.Select)]
+    sent = [
+        (asked.op.temperature, asked.op.seed)
+        for asked in scripted.asked
+        if isinstance(asked.op, wire.Select)
+    ]
     assert sent == [(0.0, None), (0.5, 7)]

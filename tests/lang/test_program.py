@@ -79,7 +79,7 @@ def test_a_turn_with_content_cannot_be_entered_again(one: Scripted) -> None:
 
     with pytest.raises(ProgramError, match=r"with s.user\(\)"):
         program.using(backend=one).run()
-    one.client.call(wire.Gen(1, 99))  # the script is not used up otherwise
+    one.client.call(wire.Generate(1, 99))  # the script is not used up otherwise
     one._script.clear()
 
 
@@ -126,8 +126,8 @@ def test_text_between_two_calls_is_one_append_and_a_lone_call_one_frame(one: Scr
     program.using(backend=one).run()
     opened, appended, asked = one.frames[1]
     assert isinstance(opened, wire.Open)
-    assert appended == wire.Append(1, (wire.Text("abc"),))
-    assert isinstance(asked, wire.Gen)
+    assert appended == wire.Append(1, (wire.TextPiece("abc"),))
+    assert isinstance(asked, wire.Generate)
 
 
 def test_the_ops_of_one_turn_of_the_event_loop_are_one_frame() -> None:
@@ -153,7 +153,7 @@ def test_typed_generations_are_confined_and_returned_as_their_type() -> None:
     with Scripted(["no"]) as scripted:
         assert program.using(backend=scripted).run().value == "no"
     asked = scripted.asked[0].op
-    assert isinstance(asked, wire.Gen)
+    assert isinstance(asked, wire.Generate)
     assert asked.constraint == wire.Choices(("yes", "no"))
 
 
@@ -168,7 +168,9 @@ def test_constraints_by_keyword_travel_as_they_are() -> None:
 
     with Scripted(["12", "{}", "v", "z"]) as scripted:
         program.using(backend=scripted).run()
-    assert [asked.op.constraint for asked in scripted.asked if isinstance(asked.op, wire.Gen)] == [
+    assert [
+        asked.op.constraint for asked in scripted.asked if isinstance(asked.op, wire.Generate)
+    ] == [
         wire.Regex("[0-9]+"),
         wire.JsonSchema('{"type": "object", "properties": {"b": {}, "a": {}}}'),
         wire.Choices(("u", "v")),

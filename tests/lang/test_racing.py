@@ -1,4 +1,6 @@
-"""`branches.race(function)`: the first branch whose function ends well wins, the others are cancelled."""
+"""`branches.race(function)`: the first branch whose function ends well wins, the others are
+cancelled.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import time
 import pytest
 
 import lmprog
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import Cancelled, ContextOverflow, ModelError, ProgramError
-from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.testing import Hold, Scripted, Scripting
 from tests.lang.small_runtime import Small
 from tests.lang.test_contests import settle

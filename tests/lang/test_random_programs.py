@@ -1,4 +1,6 @@
-"""Programs drawn at random: what the client says a branch's text is, is what the runtime has, whatever happened."""
+"""Programs drawn at random: what the client says a branch's text is, is what the runtime has,
+whatever happened.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.lang.backends.runtime import RuntimeBackend
+from lmprog.backends.runtime_backend import RuntimeBackend
 
 
 class Author:
-    """Writes a program while it runs: random ops on random branches of a growing and shrinking set."""
+    """Writes a program while it runs: random ops on random branches of a growing and shrinking
+    set.
+    """
 
     def __init__(self, s: lmprog.Branch, rng: random.Random) -> None:
         self.rng = rng
@@ -25,7 +29,20 @@ class Author:
     async def act(self) -> None:
         rng = self.rng
         branch = rng.choice(self.live)
-        kind = rng.choice(["text", "gen", "gen", "select", "reference", "reference", "fork", "join", "await", "turn"])
+        kind = rng.choice(
+            [
+                "text",
+                "gen",
+                "gen",
+                "select",
+                "reference",
+                "reference",
+                "fork",
+                "join",
+                "await",
+                "turn",
+            ]
+        )
         if kind == "text":
             branch.append(rng.choice(["so ", "and then ", "", "x"]))
         elif kind == "gen":
@@ -72,6 +89,10 @@ async def drawn(s: lmprog.Branch, seed: int) -> int:
 
 
 @pytest.mark.parametrize("together", [1, 8])
-def test_client_and_runtime_agree_on_every_text(backend: RuntimeBackend, together: int, seed: int) -> None:
-    results = drawn.map(range(seed, seed + 150), backend=backend, concurrency=together, on_error="collect")
+def test_client_and_runtime_agree_on_every_text(
+    backend: RuntimeBackend, together: int, seed: int
+) -> None:
+    results = drawn.map(
+        range(seed, seed + 150), backend=backend, concurrency=together, on_error="collect"
+    )
     assert results.errors == {}

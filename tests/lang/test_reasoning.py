@@ -1,4 +1,6 @@
-"""Reasoning told apart from the answer: in values, streams, chats, references, forks, and by SGLang's names."""
+"""Reasoning told apart from the answer: in values, streams, chats, references, forks, and by
+SGLang's names.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from hypothesis import strategies as st
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import InvalidParameter, ModelError, ProgramError
-from lmprog.lang.backends.runtime import RuntimeBackend
-from lmprog.lang.reasoning import Marks, Splitter
+from lmprog.lang.streaming.reasoning import Marks, Splitter
 from lmprog.testing import Hold, Scripted, Scripting
 
 THOUGHT = "<think>\none two three\n</think>\n\nthe answer"
@@ -43,7 +45,11 @@ def test_where_the_prompt_opened_it_the_text_begins_as_reasoning() -> None:
     assert opened.split("cut short") == ("cut short", "")
 
 
-@given(st.text(alphabet="<>/think ab\n", max_size=30), st.lists(st.integers(1, 5), max_size=30), st.booleans())
+@given(
+    st.text(alphabet="<>/think ab\n", max_size=30),
+    st.lists(st.integers(1, 5), max_size=30),
+    st.booleans(),
+)
 def test_pieces_are_told_apart_like_the_whole(text: str, sizes: list[int], opened: bool) -> None:
     for whole in (text, f"<think>{text}</think>{text}"):
         marks = Marks(opened=opened)
@@ -67,7 +73,9 @@ def test_the_value_is_the_answer_and_the_branch_goes_on_from_it() -> None:
     with Scripted([THOUGHT, "done"]) as scripted:
         run = program.using(backend=scripted).run()
     assert run.value == ("the answer", "one two three", "done", "Q: the answer so done")
-    assert scripted.prompts == ["Q: ", "Q: the answer so "], "later calls do not see what was thought"
+    assert scripted.prompts == ["Q: ", "Q: the answer so "], (
+        "later calls do not see what was thought"
+    )
     assert run["a"] == "the answer"
     assert run["a_reasoning_content"] == "one two three"
 
@@ -80,7 +88,9 @@ def test_reasoning_tokens_are_counted() -> None:
 
     with Scripted(["<think> one two </think> the answer"]) as scripted:
         run = program.using(backend=scripted).run()
-    assert run.value.meta.reasoning_tokens == 4, "the marks are counted with what stands between them"
+    assert run.value.meta.reasoning_tokens == 4, (
+        "the marks are counted with what stands between them"
+    )
     assert run.value.meta.usage.generated == 6
     assert run.get_meta_info("a")["reasoning_tokens"] == 4
 
@@ -132,7 +142,9 @@ def test_a_chat_keeps_the_answer_only() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
         s += lmprog.user("Why?")
-        s += lmprog.assistant(lmprog.separate_reasoning(lmprog.gen("answer", max_tokens=32), model_type="deepseek-r1"))
+        s += lmprog.assistant(
+            lmprog.separate_reasoning(lmprog.gen("answer", max_tokens=32), model_type="deepseek-r1")
+        )
         s += lmprog.user("And?")
         s += lmprog.assistant(lmprog.gen("more"))
 
@@ -147,11 +159,18 @@ def test_a_chat_keeps_the_answer_only() -> None:
 def test_sglangs_spelling_reaches_every_generation_of_an_expression() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
-        s += lmprog.separate_reasoning("A: " + lmprog.gen("a") + " B: " + lmprog.gen("b"), model_type="qwen3")
+        s += lmprog.separate_reasoning(
+            "A: " + lmprog.gen("a") + " B: " + lmprog.gen("b"), model_type="qwen3"
+        )
 
     with Scripted(["<think>1</think>x", "<think>2</think>y"]) as scripted:
         state = program.using(backend=scripted).run()
-    assert [state[name] for name in ("a", "b", "a_reasoning_content", "b_reasoning_content")] == ["x", "y", "1", "2"]
+    assert [state[name] for name in ("a", "b", "a_reasoning_content", "b_reasoning_content")] == [
+        "x",
+        "y",
+        "1",
+        "2",
+    ]
     assert state.text() == "A: x B: y"
     with pytest.raises(InvalidParameter, match=r"'gpt-9'.*qwen3"):
         lmprog.separate_reasoning(lmprog.gen("a"), model_type="gpt-9")
@@ -222,7 +241,9 @@ def test_a_cancelled_branch_stops_its_reasoning() -> None:
         return [Hold(), ModelError("not finite"), "and on"][len(scripted.asked) - 1]  # type: ignore[return-value]
 
     with Scripted(script) as scripted:
-        assert program.using(backend=scripted).run().value == [], "while the run goes on, nobody thinks for nobody"
+        assert program.using(backend=scripted).run().value == [], (
+            "while the run goes on, nobody thinks for nobody"
+        )
     assert len(scripted.asked) == 3
 
 

@@ -1,4 +1,6 @@
-"""Lazy references in strings: marks are found again, and never mistaken for text or text for them."""
+"""Lazy references in strings: marks are found again, and never mistaken for text or text for
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.errors import ProgramError
-from lmprog.lang.references import Mark, split
+from lmprog.lang.branches.references import Mark, split
 from lmprog.testing import Hold, Scripted
 
 
@@ -40,7 +42,11 @@ def test_a_pending_generation_in_an_f_string_is_sent_as_a_reference_without_wait
     with Scripted(lambda prompt: Hold() if prompt == "Write." else "good") as scripted:
         assert grade.using(backend=scripted).run().value == "good"
     appended = [op for frame in scripted.frames for op in frame if isinstance(op, wire.Append)]
-    assert [type(piece) for piece in appended[1].pieces] == [wire.Text, wire.Ref, wire.Text]
+    assert [type(piece) for piece in appended[1].pieces] == [
+        wire.TextPiece,
+        wire.Ref,
+        wire.TextPiece,
+    ]
     assert scripted.prompts[-1] == "Write.a poemGrade: a poem!"
 
 
@@ -119,7 +125,9 @@ def test_a_variable_can_be_put_into_later_text_whatever_it_is() -> None:
             s.append("<")
             s.gen(name="inside")
             s.append(">")
-        s.append(" ", s.var("topic"), " ", s.var("inside"), " ", s.var("part"))  # nothing of it is waited for
+        s.append(
+            " ", s.var("topic"), " ", s.var("inside"), " ", s.var("part")
+        )  # nothing of it is waited for
         return await s.atext()
 
     with Scripted(["one"]) as scripted:

@@ -1,4 +1,6 @@
-"""What a program would do, without doing it: traces, previews, explanations; and that the run then does just that."""
+"""What a program would do, without doing it: traces, previews, explanations; and that the run then
+does just that.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.errors import ProgramError
-from lmprog.lang.backends.runtime import RuntimeBackend, describe
+from lmprog.lang.ops.type_schemas import schema_of, value_of
 from lmprog.lang.rehearsal.graph import Planned
 from lmprog.lang.rehearsal.instances import placeholder
 from lmprog.lang.rehearsal.prompts import split
-from lmprog.lang.types import schema_of, value_of
 from lmprog.testing import Scripted
 
 
@@ -137,7 +139,9 @@ def test_previewed_tokens_are_those_of_the_run(backend: RuntimeBackend) -> None:
     program = drafts.using(backend=backend, ignore_eos=True)
     preview = program.preview("the topic ")
     run = program.run("the topic ")
-    longest = {planned.label: planned.op.sampling.max_tokens for planned in preview.graph.calls.values()}  # type: ignore[union-attr]
+    longest = {
+        planned.label: planned.op.sampling.max_tokens for planned in preview.graph.calls.values()
+    }  # type: ignore[union-attr]
     for prompt, gen in zip(preview.prompts, run.scope.gens, strict=True):
         assert gen.usage is not None
         results = sum(longest[label] or 0 for label in prompt.results)
@@ -146,7 +150,9 @@ def test_previewed_tokens_are_those_of_the_run(backend: RuntimeBackend) -> None:
     assert [prompt.is_exact for prompt in preview.prompts] == [True, False, False, False]
 
 
-def test_explained_tokens_are_those_of_a_run_that_generates_as_much_as_it_may(backend: RuntimeBackend) -> None:
+def test_explained_tokens_are_those_of_a_run_that_generates_as_much_as_it_may(
+    backend: RuntimeBackend,
+) -> None:
     @lmprog.function
     async def program(s: lmprog.Branch) -> None:
         s.append("a prefix ")
@@ -244,7 +250,9 @@ class Tree:
     least: tuple[int, str] = (0, "")
 
 
-@pytest.mark.parametrize("tp", [int, float, bool, list[int], dict[str, int], Tree, Tree | None, Literal[3, 4]])
+@pytest.mark.parametrize(
+    "tp", [int, float, bool, list[int], dict[str, int], Tree, Tree | None, Literal[3, 4]]
+)
 def test_a_placeholder_of_a_type_is_a_value_of_it(tp: Any) -> None:
     text = placeholder(wire.JsonSchema(json.dumps(schema_of(tp))), "⟨x⟩")
     value_of(tp, text)
@@ -274,7 +282,7 @@ def test_placeholders_keep_to_the_bounds_of_a_schema(schema: dict[str, Any], val
 
 
 def test_a_text_is_cut_at_its_results_in_their_order_and_keeps_other_mentions() -> None:
-    x, y = (Planned(name, wire.Gen(1, 1)) for name in "xy")
+    x, y = (Planned(name, wire.Generate(1, 1)) for name in "xy")
     assert split("a⟨x⟩b⟨x⟩⟨y⟩", [x, y]) == ("a", x, "b⟨x⟩", y)
     assert split("⟨x⟩⟨y⟩c", [x, y]) == ("", x, y, "c")
     assert split("", []) == ("",)
@@ -292,9 +300,13 @@ def test_counts_without_a_tokenizer_are_called_approximate() -> None:
     assert "about 1 tokens" in str(preview)
 
 
-def test_counts_of_a_runtime_are_exact_unless_a_result_stands_in_literal_text(backend: RuntimeBackend) -> None:
+def test_counts_of_a_runtime_are_exact_unless_a_result_stands_in_literal_text(
+    backend: RuntimeBackend,
+) -> None:
     cost = drafts.using(backend=backend).explain("health")
-    assert [call.is_exact for call in cost.calls] == [True, False, False, False], "the first result is in a later text"
+    assert [call.is_exact for call in cost.calls] == [True, False, False, False], (
+        "the first result is in a later text"
+    )
     assert str(cost).endswith("(about: a result stands in literal text, and its mark was counted)")
 
     @lmprog.function

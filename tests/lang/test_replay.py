@@ -11,10 +11,10 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.cli import main
 from lmprog.errors import ContextOverflow, ModelError, ProtocolError, RequestRejected
-from lmprog.lang.backends.runtime import RuntimeBackend
-from lmprog.lang.replay import Recording, replay
+from lmprog.lang.programs.run_replay import Recording, replay
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 
@@ -48,7 +48,11 @@ def test_a_saved_run_is_done_again_token_for_token_although_no_seed_was_given(
         run.save(path)
         replayed = replay(path, backend)
         assert replayed.differences == ()
-        assert (replayed.num_calls, replayed.num_tokens, replayed.num_skipped) == (5, 2 * 5 + 3 * 4, 0)
+        assert (replayed.num_calls, replayed.num_tokens, replayed.num_skipped) == (
+            5,
+            2 * 5 + 3 * 4,
+            0,
+        )
 
 
 def test_joined_text_is_replayed(backend: RuntimeBackend, tmp_path: Path) -> None:
@@ -76,7 +80,9 @@ def test_contests_under_load_are_replayed_with_what_won_them(real: Real, tmp_pat
     """The runs share their steps with others, and the replays have the runtime to themselves."""
 
     async def main() -> list[lmprog.Run[str]]:
-        return await asyncio.gather(*(contested.using(backend=backend).arun(number) for number in range(12)))
+        return await asyncio.gather(
+            *(contested.using(backend=backend).arun(number) for number in range(12))
+        )
 
     with RuntimeBackend(real.channel.connect()) as backend:
         for number, run in enumerate(asyncio.run(main())):
@@ -91,7 +97,9 @@ def test_another_majority_is_a_difference(tmp_path: Path) -> None:
     @lmprog.function
     async def program(s: lmprog.Branch) -> str:
         async with s.fork(3) as branches:
-            return await lmprog.vote([b.gen(name=name) for b, name in zip(branches, "uvw", strict=True)])
+            return await lmprog.vote(
+                [b.gen(name=name) for b, name in zip(branches, "uvw", strict=True)]
+            )
 
     with Scripted(["a", "b", "b"]) as scripted:
         run = program.using(backend=scripted).run()
@@ -133,12 +141,21 @@ def test_the_seed_of_a_run_repeats_it(backend: RuntimeBackend) -> None:
     assert len(seen) > 1, "runs without a seed differ"
 
 
-def test_a_difference_names_the_call_and_both_results(backend: RuntimeBackend, tmp_path: Path) -> None:
+def test_a_difference_names_the_call_and_both_results(
+    backend: RuntimeBackend, tmp_path: Path
+) -> None:
     run = program.using(backend=backend, ignore_eos=True).run("the question ")
     recording = Recording.of(run.scope)
-    call, done = next((call, result) for call, result in recording.results.items() if isinstance(result, wire.Done))
+    call, done = next(
+        (call, result)
+        for call, result in recording.results.items()
+        if isinstance(result, wire.CallDone)
+    )
     output = wire.Output("other", (1, 2), "stop")
-    wrong = {**recording.results, call: wire.Done(call, (output, *done.outputs[1:]), done.usage)}
+    wrong = {
+        **recording.results,
+        call: wire.CallDone(call, (output, *done.outputs[1:]), done.usage),
+    }
     replayed = dataclasses.replace(recording, results=wrong).replay(backend)
     assert not replayed.is_same
     [difference] = replayed.differences
@@ -160,7 +177,9 @@ def test_calls_that_failed_are_left_out(backend: RuntimeBackend, tmp_path: Path)
     assert (replayed.num_calls, replayed.num_skipped, replayed.is_same) == (1, 1, True)
 
 
-def test_a_run_within_another_is_replayed_without_that_other(backend: RuntimeBackend, tmp_path: Path) -> None:
+def test_a_run_within_another_is_replayed_without_that_other(
+    backend: RuntimeBackend, tmp_path: Path
+) -> None:
     """It was given a result that its own recording does not have."""
     path = tmp_path / "inner.json"
 
@@ -207,7 +226,9 @@ def test_another_model_is_refused_with_both_names(backend: RuntimeBackend, tmp_p
 def test_files_that_are_no_saved_runs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     with Scripted(["one"]) as scripted:
-        lmprog.function(lambda s: s.append(lmprog.gen("x"))).using(backend=scripted).run().save(path)
+        lmprog.function(lambda s: s.append(lmprog.gen("x"))).using(backend=scripted).run().save(
+            path
+        )
     about = json.loads(path.read_text())
     assert about["calls"] == [{"call": about["calls"][0]["call"], "label": "x", "result": ["one"]}]
 
@@ -233,7 +254,9 @@ def test_files_that_are_no_saved_runs_are_refused(tmp_path: Path) -> None:
         Recording.read(path)
 
 
-def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_is_wrong_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["replay", str(tmp_path / "absent.json")]) == 2
     assert "no saved run" in capsys.readouterr().err
     assert main(["replay", "x", "--address", "ipc://x", "--model", "y"]) == 2

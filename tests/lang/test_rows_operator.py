@@ -23,7 +23,8 @@ MODULE = (
 )  # fmt: skip
 
 
-# --- module level -----------------------------------------------------------------------------------------------------
+# --- module level
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODULE)
@@ -32,7 +33,9 @@ def test_a_module_level_name_is_there(name: str) -> None:
     assert name in sgl.__all__
 
 
-@pytest.mark.parametrize("make", [lambda: sgl.image("a.png"), lambda: sgl.video("a.mp4", 8)], ids=["image", "video"])
+@pytest.mark.parametrize(
+    "make", [lambda: sgl.image("a.png"), lambda: sgl.video("a.mp4", 8)], ids=["image", "video"]
+)
 def test_images_and_videos_are_refused_clearly(make: Callable[[], object]) -> None:
     with pytest.raises(NotSupported, match="not supported by this model"):
         make()
@@ -76,7 +79,11 @@ def test_set_default_backend_flush_cache_and_get_server_info() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [sgl.token_length_normalized, sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized],
+    [
+        sgl.token_length_normalized,
+        sgl.greedy_token_selection,
+        sgl.unconditional_likelihood_normalized,
+    ],
     ids=lambda method: method.name,
 )
 def test_a_choice_method_travels_by_its_name(method: Any) -> None:
@@ -98,11 +105,14 @@ def test_a_select_may_draw_with_a_temperature() -> None:
     assert (op.temperature, op.seed is not None) == (0.5, True)
 
 
-# --- gen --------------------------------------------------------------------------------------------------------------
+# --- gen
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("keyword", "value", "field", "sent"), [*SAMPLING, *BESIDES])
-def test_a_keyword_of_gen_reaches_the_runtime(keyword: str, value: Any, field: str, sent: Any) -> None:
+def test_a_keyword_of_gen_reaches_the_runtime(
+    keyword: str, value: Any, field: str, sent: Any
+) -> None:
     def program(s):
         s += "x" + sgl.gen("a", **{keyword: value})
 
@@ -137,14 +147,18 @@ def test_the_logprob_options_of_gen_go_together() -> None:
     ],
     ids=["regex", "json_schema", "ebnf"],
 )
-def test_a_constraint_of_gen_travels_as_it_is(options: dict[str, Any], constraint: wire.Constraint) -> None:
+def test_a_constraint_of_gen_travels_as_it_is(
+    options: dict[str, Any], constraint: wire.Constraint
+) -> None:
     def program(s):
         s += "x" + sgl.gen("a", **options)
 
     assert op_of(one(program, "aa")[1]).constraint == constraint
 
 
-@pytest.mark.parametrize(("dtype", "answer", "value"), [(int, "3", 3), (float, "1e-3", 0.001), (bool, "true", True)])
+@pytest.mark.parametrize(
+    ("dtype", "answer", "value"), [(int, "3", 3), (float, "1e-3", 0.001), (bool, "true", True)]
+)
 def test_gen_dtype_confines_and_converts(dtype: type, answer: str, value: object) -> None:
     def program(s):
         s += "x" + sgl.gen("a", dtype=dtype)

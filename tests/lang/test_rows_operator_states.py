@@ -1,4 +1,6 @@
-"""Every name of the operator spelling that runs programs, and of states and groups. One row, one test."""
+"""Every name of the operator spelling that runs programs, and of states and groups. One row, one
+test.
+"""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, attr-defined"
 from __future__ import annotations
@@ -13,13 +15,17 @@ from lmprog.errors import ModelError, ProgramError, UnknownName
 from lmprog.testing import Scripted
 from tests.lang.rows import BESIDES, SAMPLING, one, op_of
 
-# --- run, run_batch, bind, trace, cache, nesting ----------------------------------------------------------------------
+# --- run, run_batch, bind, trace, cache, nesting
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value", "field", "sent"), [row for row in SAMPLING if row[0] != "max_tokens"] + BESIDES[1:]
+    ("keyword", "value", "field", "sent"),
+    [row for row in SAMPLING if row[0] != "max_tokens"] + BESIDES[1:],
 )
-def test_a_keyword_of_run_holds_for_every_gen(keyword: str, value: Any, field: str, sent: Any) -> None:
+def test_a_keyword_of_run_holds_for_every_gen(
+    keyword: str, value: Any, field: str, sent: Any
+) -> None:
     def program(s):
         s += "x" + sgl.gen("a") + sgl.gen("b")
 
@@ -31,14 +37,21 @@ def test_run_max_new_tokens_is_the_limit_of_a_gen_without_one_and_128_by_default
     def program(s):
         s += "x" + sgl.gen("a") + sgl.gen("b", max_tokens=3)
 
-    assert [op_of(one(program, "y", "z", max_new_tokens=50)[1], index).sampling.max_tokens for index in (0, 1)] == [
+    assert [
+        op_of(one(program, "y", "z", max_new_tokens=50)[1], index).sampling.max_tokens
+        for index in (0, 1)
+    ] == [
         50,
         3,
     ]
     sampling = op_of(one(program, "y", "z")[1]).sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (
-        (128, 1.0, 1.0, -1, 0.0)
-    )
+    assert (
+        sampling.max_tokens,
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+    ) == ((128, 1.0, 1.0, -1, 0.0))
 
 
 def test_run_n_return_logprob_stream_and_use_thread() -> None:
@@ -46,11 +59,17 @@ def test_run_n_return_logprob_stream_and_use_thread() -> None:
         s += "x" + sgl.gen("a")
 
     assert one(program, ["u", "v"], n=2)[0]["a"] == ["u", "v"]
-    sampling = op_of(one(program, "y", return_logprob=True, top_logprobs_num=1, logprob_start_len=0)[1]).sampling
+    sampling = op_of(
+        one(program, "y", return_logprob=True, top_logprobs_num=1, logprob_start_len=0)[1]
+    ).sampling
     assert (sampling.logprobs, sampling.prompt_logprobs) == (1, 1)
     assert one(program, "y", use_thread=False)[0]["a"] == "y"
     with Scripted(["one two"]) as scripted:
-        assert list(sgl.function(program).run(backend=scripted, stream=True).text_iter()) == ["x", "one", " two"]
+        assert list(sgl.function(program).run(backend=scripted, stream=True).text_iter()) == [
+            "x",
+            "one",
+            " two",
+        ]
 
 
 @pytest.mark.parametrize("generator", [False, True])
@@ -111,7 +130,8 @@ def test_a_program_called_with_a_state_goes_on_there() -> None:
     assert one(program, "c")[0].text() == "a[bc]d"
 
 
-# --- state ------------------------------------------------------------------------------------------------------------
+# --- state
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_state_takes_text_ops_roles_and_lists_and_refuses_none() -> None:
@@ -142,7 +162,12 @@ def test_variables_are_read_set_and_asked_for() -> None:
         return s.get_meta_info("a")["finish_reason"]["type"]
 
     state, _ = one(program, "A")
-    assert (state.ret_value, state["c"], "b" in state, state.get_var("b")) == ("stop", 3, True, "set")
+    assert (state.ret_value, state["c"], "b" in state, state.get_var("b")) == (
+        "stop",
+        3,
+        True,
+        "set",
+    )
 
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
@@ -175,7 +200,9 @@ def test_var_scope_fork_copy_text_sync_and_error() -> None:
         s += sgl.gen("x")
         assert isinstance(s.error(), ModelError)
 
-    one(failing, ModelError("not finite"))  # the program has looked at the error, so the run does not raise it
+    one(
+        failing, ModelError("not finite")
+    )  # the program has looked at the error, so the run does not raise it
 
 
 def test_text_iter_and_text_async_iter_of_all_and_of_one_variable() -> None:
@@ -192,7 +219,8 @@ def test_text_iter_and_text_async_iter_of_all_and_of_one_variable() -> None:
         assert asyncio.run(main("x", True))[-1][1]["completion_tokens"] == 2
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
+# --- groups
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_is_indexed_iterated_and_appended_to_in_four_ways() -> None:
@@ -203,12 +231,18 @@ def test_a_group_is_indexed_iterated_and_appended_to_in_four_ways() -> None:
         forks += ["b", "c"]
         forks += lambda i: str(i)
         assert len(forks) == 2
-        assert [fork.text() for fork in forks] == [forks[0].text(), forks[1].text()] == ["aUb0", "aVc1"]
+        assert (
+            [fork.text() for fork in forks]
+            == [forks[0].text(), forks[1].text()]
+            == ["aUb0", "aVc1"]
+        )
 
     one(program, "U", "V")
 
 
-@pytest.mark.parametrize(("mode", "text"), [("gather_variable", "s"), ("concate_and_append", "saUaV")])
+@pytest.mark.parametrize(
+    ("mode", "text"), [("gather_variable", "s"), ("concate_and_append", "saUaV")]
+)
 def test_a_join_gathers_variables_or_appends_what_was_gained(mode: str, text: str) -> None:
     def program(s):
         s += "s"

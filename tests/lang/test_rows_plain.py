@@ -1,4 +1,6 @@
-"""What the plain spelling promises and no other file tests; `test_every_row` says where the rest is tested."""
+"""What the plain spelling promises and no other file tests; `test_every_row` says where the rest is
+tested.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import pytest
 
 import lmprog
 from lmprog import errors
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow
-from lmprog.lang.backends.runtime import RuntimeBackend
 from lmprog.testing import Scripted
 
 
@@ -23,7 +25,10 @@ def test_a_program_keeps_its_signature_and_its_branch_may_have_any_name() -> Non
         writer.append(mail * k)
         return writer.gen().value
 
-    assert str(inspect.signature(program)) == "(writer: 'lmprog.Branch', mail: 'str', *, k: 'int' = 3) -> 'str'"
+    assert (
+        str(inspect.signature(program))
+        == "(writer: 'lmprog.Branch', mail: 'str', *, k: 'int' = 3) -> 'str'"
+    )
     assert (program.function.__name__, program.__doc__) == ("program", "What it does.")
     with Scripted(["x"]) as scripted:
         assert program.using(backend=scripted).run("a", k=2).value == "x"
@@ -52,12 +57,17 @@ async def triage(s: lmprog.Branch, mail: str, k: int = 3) -> Invoice | None:
 
 
 def test_the_program_of_the_description_runs_as_it_stands() -> None:
-    invoices = [f'{{"vendor": "{name}", "total": {total}}}' for name, total in (("A", 5), ("B", 7.5), ("C", 7.5))]
+    invoices = [
+        f'{{"vendor": "{name}", "total": {total}}}'
+        for name, total in (("A", 5), ("B", 7.5), ("C", 7.5))
+    ]
     with Scripted(["invoice", "yes", *invoices]) as scripted:
         run = triage.using(backend=scripted).run("Dear Sirs")
     assert run.value == Invoice(vendor="B", total=7.5)
     assert run.messages()[-1] == {"role": "assistant", "content": '{"vendor":"B","total":7.5}'}
-    with Scripted(lambda prompt: "complaint" if prompt.count("complaint") == 0 else "no") as scripted:
+    with Scripted(
+        lambda prompt: "complaint" if prompt.count("complaint") == 0 else "no"
+    ) as scripted:
         results = triage.map(["one", "two"], concurrency=64, on_error="collect", backend=scripted)
     assert list(results) == [None, None]
 
@@ -73,14 +83,20 @@ def test_nothing_hidden_is_added_to_a_prompt() -> None:
     assert scripted.prompts == ["only this"]
 
 
-def test_map_keeps_the_order_collects_errors_and_shows_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_map_keeps_the_order_collects_errors_and_shows_a_bar(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     @lmprog.function
     async def program(s: lmprog.Branch, mail: str) -> str:
         s.append(mail)
         return await s.gen()
 
-    with Scripted(lambda prompt: ContextOverflow("no") if prompt == "b" else prompt.upper()) as scripted:
-        found = program.map(["a", "b", "c"], concurrency=2, progress=True, on_error="collect", backend=scripted)
+    with Scripted(
+        lambda prompt: ContextOverflow("no") if prompt == "b" else prompt.upper()
+    ) as scripted:
+        found = program.map(
+            ["a", "b", "c"], concurrency=2, progress=True, on_error="collect", backend=scripted
+        )
     assert (found.values, list(found.errors)) == (["A", "C"], [1])
     assert (found[0], found[2]) == ("A", "C")
     with pytest.raises(ContextOverflow):
@@ -106,7 +122,9 @@ def test_a_value_has_its_meta_information_and_a_run_the_sum(backend: RuntimeBack
     assert run.usage.generated == 8
 
 
-def test_a_transcript_is_the_text_in_parts_with_what_is_known_of_each(backend: RuntimeBackend) -> None:
+def test_a_transcript_is_the_text_in_parts_with_what_is_known_of_each(
+    backend: RuntimeBackend,
+) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
         s.append("abc")
@@ -127,7 +145,9 @@ def test_a_notebook_shows_hostile_names_texts_and_errors_as_text() -> None:
         s.append("x")
         s.gen("last")
 
-    with Scripted(["</span><b>&amp;", "<i>", ContextOverflow('<u title="x">too long</u>')]) as scripted:
+    with Scripted(
+        ["</span><b>&amp;", "<i>", ContextOverflow('<u title="x">too long</u>')]
+    ) as scripted:
         [run] = program.run_batch([()], backend=scripted)
     page = run._repr_html_()
     tags = {tag.split()[0].strip("</>") for tag in _tags(page)}
@@ -161,7 +181,9 @@ def _tags(page: str) -> list[str]:
         ("ValidationFailed", "LmprogError", ("text",)),
     ],
 )
-def test_errors_are_one_tree_and_carry_their_numbers(name: str, above: str, fields: tuple[str, ...]) -> None:
+def test_errors_are_one_tree_and_carry_their_numbers(
+    name: str, above: str, fields: tuple[str, ...]
+) -> None:
     kind = getattr(errors, name)
     assert kind.__bases__ == (getattr(errors, above),)
     error = kind("why", **dict.fromkeys(fields, 1))

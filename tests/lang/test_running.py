@@ -44,7 +44,9 @@ def test_a_nested_call_has_the_sampling_of_its_program_over_that_of_the_branch()
 
     with Scripted(["a", "b"]) as scripted:
         outer.using(backend=scripted, temperature=0.5).run()
-    assert [a.op.sampling.temperature for a in scripted.asked if isinstance(a.op, wire.Gen)] == [0.25, 0.5]
+    assert [
+        a.op.sampling.temperature for a in scripted.asked if isinstance(a.op, wire.Generate)
+    ] == [0.25, 0.5]
 
 
 def test_a_nested_run_has_a_branch_of_its_own_and_its_work_is_counted() -> None:
@@ -70,7 +72,10 @@ def test_a_running_program_cannot_block_its_event_loop() -> None:
         s.append("x")
         return s.gen().value
 
-    with Scripted(lambda prompt: Hold()) as scripted, pytest.raises(ProgramError, match="`await` before it"):
+    with (
+        Scripted(lambda prompt: Hold()) as scripted,
+        pytest.raises(ProgramError, match="`await` before it"),
+    ):
         program.using(backend=scripted).run()
 
 

@@ -9,12 +9,12 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.errors import InvalidParameter
-from lmprog.lang.sampling import Sampling, sampling_of
+from lmprog.lang.ops.sampling import Sampling, sampling_of
 from lmprog.testing import Scripted
 
 
-def _asked(scripted: Scripted) -> list[wire.Sampling]:
-    return [asked.op.sampling for asked in scripted.asked if isinstance(asked.op, wire.Gen)]
+def _asked(scripted: Scripted) -> list[wire.SamplingParams]:
+    return [asked.op.sampling for asked in scripted.asked if isinstance(asked.op, wire.Generate)]
 
 
 def test_a_call_goes_over_its_branch_over_the_run_over_the_defaults() -> None:
@@ -46,7 +46,9 @@ def test_a_call_goes_over_its_branch_over_the_run_over_the_defaults() -> None:
         ("stop", ["x"] * 17, "at most 16"),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_name_value_and_range(name: str, value: object, allowed: str) -> None:
+def test_a_value_out_of_range_is_refused_with_name_value_and_range(
+    name: str, value: object, allowed: str
+) -> None:
     with pytest.raises(InvalidParameter) as caught:
         sampling_of({name: value})
     assert caught.value.name == name
@@ -64,7 +66,9 @@ def test_contradicting_settings_are_refused_when_they_meet() -> None:
         Sampling(min_tokens=5).over(Sampling(max_tokens=3)).resolve()
 
 
-@pytest.mark.parametrize(("name", "value"), [("timeout", 0), ("timeout", 1e6), ("priority", 101), ("priority", "high")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("timeout", 0), ("timeout", 1e6), ("priority", 101), ("priority", "high")]
+)
 def test_urgency_out_of_range_is_refused_where_it_is_written(name: str, value: object) -> None:
     options: dict[str, Any] = {name: value}
     for make in (lambda: lmprog.gen("x", **options), lambda: lmprog.select("x", ["a"], **options)):
@@ -77,7 +81,9 @@ def test_a_value_of_one_stop_string_is_a_list_of_one() -> None:
 
 
 def test_sglangs_spellings_mean_the_same() -> None:
-    merged = sampling_of({"max_new_tokens": 5, "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0})
+    merged = sampling_of(
+        {"max_new_tokens": 5, "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0}
+    )
     assert merged.given() == {"max_tokens": 5, "logprobs": 2, "prompt_logprobs": 2}
 
 

@@ -1,4 +1,6 @@
-"""Shown runs: every part of the text is there once, and is what the runtime's counts say that it is."""
+"""Shown runs: every part of the text is there once, and is what the runtime's counts say that it
+is.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import time
 import pytest
 
 import lmprog
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow
-from lmprog.lang.backends.runtime import RuntimeBackend
-from lmprog.lang.show import Part, parts_of
+from lmprog.lang.programs.work_view import ShownPart, parts_of
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 
@@ -32,8 +34,11 @@ def test_what_an_earlier_run_computed_is_shown_as_cached(backend: RuntimeBackend
     )
     assert [part.kind for part in parts_of(fresh.branch.cursor)][:2] == ["computed", "generated"]
     assert [part.kind for part in parts_of(again.branch.cursor)][:2] == ["cached", "generated"]
-    assert [part.kind for part in parts_of(longer.branch.cursor)][:2] == ["partly cached", "generated"]
-    assert parts_of(fresh.branch.cursor)[-1] == Part("unused", " the end")
+    assert [part.kind for part in parts_of(longer.branch.cursor)][:2] == [
+        "partly cached",
+        "generated",
+    ]
+    assert parts_of(fresh.branch.cursor)[-1] == ShownPart("unused", " the end")
 
 
 def test_the_parts_are_the_text(backend: RuntimeBackend) -> None:
@@ -67,11 +72,18 @@ def test_forced_text_is_shaded_otherwise_than_generated_text(real: Real) -> None
 
     with RuntimeBackend(real.channel.connect()) as backend:
         run = confined.using(backend=backend).run()
-    kinds = {part.note.split(":")[0]: part.kind for part in run.transcript if "tokens generated" in part.note}
+    kinds = {
+        part.note.split(":")[0]: part.kind
+        for part in run.transcript
+        if "tokens generated" in part.note
+    }
     assert kinds == {"all": "forced", "some": "partly forced", "none": "generated"}
     page = run._repr_html_()
     colors = {
-        text: color for color, text in re.findall(r'<span style="background:(#\w+)" title="[^"]*">([^<]+)</span>', page)
+        text: color
+        for color, text in re.findall(
+            r'<span style="background:(#\w+)" title="[^"]*">([^<]+)</span>', page
+        )
     }
     forced = colors["the same always"]
     partly = next(color for text, color in colors.items() if text.endswith("of all of them"))

@@ -8,8 +8,8 @@ import pytest
 
 import lmprog
 from lmprog.errors import ModelError, ProgramError, UnknownName
-from lmprog.lang import scope as scopes
-from lmprog.lang.client import Call, CallOp, Client
+from lmprog.lang.client import CallOp, Client, ClientCall
+from lmprog.lang.programs import scope as scopes
 from lmprog.testing import Hold, Scripted
 
 
@@ -133,11 +133,13 @@ def test_a_run_that_does_not_stream_says_so() -> None:
             list(state.text_iter())
 
 
-def test_a_follower_may_look_at_a_generation_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_may_look_at_a_generation_before_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looked: list[bool] = []
     begin = Client.begin
 
-    def look_and_begin(client: Client, op: CallOp, call: Call) -> None:
+    def look_and_begin(client: Client, op: CallOp, call: ClientCall) -> None:
         scope = scopes.current.get()
         assert scope is not None
         looked.extend(gen.done() for gen in scope.gens)

@@ -1,4 +1,6 @@
-"""A thousand programs with forks on one loop and one real runtime: some are cancelled, some fail, nothing is left."""
+"""A thousand programs with forks on one loop and one real runtime: some are cancelled, some fail,
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import time
 import traceback
 
 import lmprog
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow
-from lmprog.lang.backends.runtime import RuntimeBackend
 from tests.lang.small_runtime import Real
 
 NUM_PROGRAMS = 1000
@@ -70,7 +72,9 @@ async def run_all(backend: RuntimeBackend) -> list[object]:
 
 def own_line(error: BaseException) -> str:
     """The innermost line of the program's own in the traceback."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "program"]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "program"
+    ]
     return (frames[-1].line or "") if frames else ""
 
 

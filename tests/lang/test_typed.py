@@ -68,7 +68,7 @@ def test_a_generation_comes_back_as_its_type(tp: object, text: str, value: objec
     with Scripted([text]) as scripted:
         assert typed.using(backend=scripted).run(tp).value == value
     asked = scripted.asked[0].op
-    assert isinstance(asked, wire.Gen)
+    assert isinstance(asked, wire.Generate)
     assert (asked.constraint is None) == (tp is str)
 
 
@@ -83,7 +83,9 @@ def test_strings_to_choose_from_travel_bare_and_objects_as_a_schema_in_their_ord
     with Scripted(["red", '{"x": 1, "y": 2}']) as scripted:
         typed.using(backend=scripted).run(Color)
         typed.using(backend=scripted).run(Point)
-    bare, schema = (asked.op.constraint for asked in scripted.asked if isinstance(asked.op, wire.Gen))
+    bare, schema = (
+        asked.op.constraint for asked in scripted.asked if isinstance(asked.op, wire.Generate)
+    )
     assert bare == wire.Choices(("red", "blue"))
     assert isinstance(schema, wire.JsonSchema)
     assert list(json.loads(schema.schema)["$defs"]["Point"]["properties"]) == ["x", "y"]
@@ -124,7 +126,12 @@ def test_of_a_union_of_models_it_is_the_one_that_has_all_that_was_written() -> N
     open_one = pydantic.create_model("Open", __config__={"extra": "allow"}, x=(int, ...))
     in_small = pydantic.create_model("InSmall", a=(small, ...))
     in_large = pydantic.create_model("InLarge", a=(large, ...))
-    texts = ['{"x": 1, "y": 2}', '{"a": {"x": 1, "y": 2}}', '{"x": 1, "z": 2}', '[{"x": 1}, {"x": 1, "y": 2}]']
+    texts = [
+        '{"x": 1, "y": 2}',
+        '{"a": {"x": 1, "y": 2}}',
+        '{"x": 1, "z": 2}',
+        '[{"x": 1}, {"x": 1, "y": 2}]',
+    ]
     with Scripted(texts) as scripted:
         program = typed.using(backend=scripted)
         assert program.run(small | large).value == large(x=1, y=2)
@@ -150,10 +157,13 @@ def test_of_a_union_of_models_it_is_the_one_that_has_all_that_was_written() -> N
     ],
 )
 def test_what_may_be_a_number_ends_with_its_line(tp: object, stop: tuple[str, ...]) -> None:
-    with Scripted(lambda prompt: LmprogError("not asked further")) as scripted, pytest.raises(LmprogError):
+    with (
+        Scripted(lambda prompt: LmprogError("not asked further")) as scripted,
+        pytest.raises(LmprogError),
+    ):
         typed.using(backend=scripted).run(tp)
     asked = scripted.asked[0].op
-    assert isinstance(asked, wire.Gen)
+    assert isinstance(asked, wire.Generate)
     assert asked.sampling.stop == stop
 
 

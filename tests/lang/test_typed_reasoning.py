@@ -10,9 +10,9 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow, ModelError
-from lmprog.lang.backends.runtime import RuntimeBackend
-from lmprog.lang.reasoning import Marks
+from lmprog.lang.streaming.reasoning import Marks
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 
@@ -29,7 +29,9 @@ KITE = '{"name": "a red kite", "sizes": [3, 14]}'
 @lmprog.function
 async def number(s: lmprog.Branch) -> tuple[int, str | None]:
     s.append("Q: ")
-    gen = s.gen(int, name="n", reasoning=True, max_tokens=50, temperature=0.5, min_tokens=1, logprobs=1)
+    gen = s.gen(
+        int, name="n", reasoning=True, max_tokens=50, temperature=0.5, min_tokens=1, logprobs=1
+    )
     s.append(" so ")  # nothing is awaited before
     s.gen(name="end")
     return await gen, gen.reasoning
@@ -43,9 +45,11 @@ def test_thoughts_are_free_and_the_answer_has_its_type() -> None:
     assert run.text() == "Q: 4 so done"
     assert scripted.prompts == ["Q: <think>", "Q: <think>two and\ntwo </think>", "Q: 4 so "]
     thought, answer, _ = (asked.op for asked in scripted.asked)
-    assert isinstance(thought, wire.Gen)
-    assert isinstance(answer, wire.Gen)
-    assert (thought.constraint, thought.sampling.stop) == (None, ("</think>",)), "a line's end does not end it"
+    assert isinstance(thought, wire.Generate)
+    assert isinstance(answer, wire.Generate)
+    assert (thought.constraint, thought.sampling.stop) == (None, ("</think>",)), (
+        "a line's end does not end it"
+    )
     assert isinstance(answer.constraint, wire.JsonSchema)
     assert answer.sampling.stop == ("\n",)
     assert (thought.sampling.min_tokens, thought.sampling.logprobs) == (0, None)
@@ -64,7 +68,9 @@ def test_thoughts_are_free_and_the_answer_has_its_type() -> None:
         ({"dtype": Literal["yes", "no"]}, "yes", "yes"),
     ],
 )
-def test_every_constraint_can_be_reasoned_about(options: dict[str, object], answer: str, value: object) -> None:
+def test_every_constraint_can_be_reasoned_about(
+    options: dict[str, object], answer: str, value: object
+) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> object:
         s.user("Why?")
@@ -103,7 +109,9 @@ def test_a_stream_tells_thoughts_then_the_growing_answer() -> None:
     assert kinds[0] == "Thought"
     assert set(kinds[kinds.index("Text") :]) == {"Text", "Partial", "Value", "Done"}
     assert {event.var for event in events if not isinstance(event, lmprog.Done)} == {"kite"}
-    assert "".join(event.delta for event in events if isinstance(event, lmprog.Thought)) == "a kite?"
+    assert (
+        "".join(event.delta for event in events if isinstance(event, lmprog.Thought)) == "a kite?"
+    )
     assert "".join(event.delta for event in events if isinstance(event, lmprog.Text)) == KITE
     values = [event.value for event in events if isinstance(event, lmprog.Value)]
     assert values == [Kite("a red kite", [3, 14])], "what was thought is no value"
@@ -119,7 +127,13 @@ def test_a_reference_and_a_join_take_the_answer_without_waiting() -> None:
         return await s.gen()
 
     def script(prompt: str) -> str:
-        return "hm" if prompt.endswith("<think>") else str(prompt.count("[")) if prompt.endswith("</think>") else "end"
+        return (
+            "hm"
+            if prompt.endswith("<think>")
+            else str(prompt.count("["))
+            if prompt.endswith("</think>")
+            else "end"
+        )
 
     with Scripted(script) as scripted:
         assert program.using(backend=scripted).run().value == "end"
@@ -168,7 +182,10 @@ def test_a_failure_that_nobody_read_ends_the_run_once() -> None:
     def program(s: lmprog.Branch) -> None:
         s.gen(int, reasoning=True)
 
-    with Scripted([ModelError("not finite")]) as scripted, pytest.raises(ModelError, match="not finite"):
+    with (
+        Scripted([ModelError("not finite")]) as scripted,
+        pytest.raises(ModelError, match="not finite"),
+    ):
         program.using(backend=scripted).run()
 
 

@@ -89,12 +89,21 @@ OTHERS = {
 
 def _mypy(*paths: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("mypy")
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", *map(str, paths)]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        *map(str, paths),
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
 
 
 def test_mypy_infers_the_types_of_programs_and_values() -> None:
-    """The snippet asserts types, and expects an error (an ignore that is used) wherever a mistake is made."""
+    """The snippet asserts types, and expects an error (an ignore that is used) wherever a mistake
+    is made.
+    """
     done = _mypy(Path(__file__).with_name("typing_snippet.py"))
     assert done.returncode == 0, done.stdout
 

@@ -1,4 +1,6 @@
-"""Programs on the real interpreter, scheduler and tree in this process, with the fake model: the two halves agree."""
+"""Programs on the real interpreter, scheduler and tree in this process, with the fake model: the
+two halves agree.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.errors import ContextOverflow, DeadlineExceeded, InvalidParameter, RuntimeGone
-from lmprog.lang.backends.runtime import RuntimeBackend, describe
-from lmprog.lang.choices import ChoiceMethod
+from lmprog.lang.ops.choices import ChoiceMethod
 from tests.lang.small_runtime import Small
 
 
@@ -63,8 +65,12 @@ def test_the_double_and_the_runtime_read_the_same_text(backend: RuntimeBackend) 
 
 def test_what_the_runtime_streams_is_the_value(backend: RuntimeBackend) -> None:
     events = list(agreed.using(backend=backend, ignore_eos=True).stream("the question"))
-    text = "".join(event.delta for event in events if isinstance(event, lmprog.Text) and event.var == "first")
-    [value] = [event.value for event in events if isinstance(event, lmprog.Value) and event.var == "first"]
+    text = "".join(
+        event.delta for event in events if isinstance(event, lmprog.Text) and event.var == "first"
+    )
+    [value] = [
+        event.value for event in events if isinstance(event, lmprog.Value) and event.var == "first"
+    ]
     assert text == value
     assert isinstance(events[-1], lmprog.Done)
 
@@ -81,7 +87,9 @@ def test_each_of_n_results_has_its_own_log_probabilities(backend: RuntimeBackend
     for meta, text in zip(metas, run.value.texts, strict=True):
         assert "".join(item.text for item in meta.logprobs) == text
         assert [len(item.top) for item in meta.logprobs] == [2] * 4
-        assert [len(item.top) for item in meta.prompt_logprobs] == [1] * 2  # the first token has nothing before it
+        assert [len(item.top) for item in meta.prompt_logprobs] == [
+            1
+        ] * 2  # the first token has nothing before it
     assert len(run.get_meta_info("x")["input_top_logprobs"]) == 2
 
 
@@ -93,7 +101,9 @@ def test_each_of_n_results_has_its_own_log_probabilities(backend: RuntimeBackend
         lmprog.unconditional_likelihood_normalized,
     ],
 )
-def test_a_select_shows_the_log_probabilities_of_its_options(backend: RuntimeBackend, method: ChoiceMethod) -> None:
+def test_a_select_shows_the_log_probabilities_of_its_options(
+    backend: RuntimeBackend, method: ChoiceMethod
+) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> lmprog.Selected:
         s.append("abc")
@@ -102,11 +112,15 @@ def test_a_select_shows_the_log_probabilities_of_its_options(backend: RuntimeBac
     run = program.using(backend=backend).run()
     assert set(run.value.logprobs) == {"ab", "cde"}
     assert all(run.value.logprobs.values())
-    assert any(run.value.baselines.values()) == (method is lmprog.unconditional_likelihood_normalized)
+    assert any(run.value.baselines.values()) == (
+        method is lmprog.unconditional_likelihood_normalized
+    )
     assert run.get_meta_info("x")["normalized_prompt_logprobs"] == list(run.value.scores.values())
 
 
-def test_refusals_of_the_runtime_are_raised_and_leave_the_branch_usable(backend: RuntimeBackend) -> None:
+def test_refusals_of_the_runtime_are_raised_and_leave_the_branch_usable(
+    backend: RuntimeBackend,
+) -> None:
     @lmprog.function
     async def program(s: lmprog.Branch) -> str:
         s.append("abc")
@@ -130,7 +144,9 @@ def test_a_call_out_of_time_raises(backend: RuntimeBackend) -> None:
         program.using(backend=backend).run()
 
 
-def test_cancelling_a_task_frees_its_branches_in_the_runtime(backend: RuntimeBackend, small: Small) -> None:
+def test_cancelling_a_task_frees_its_branches_in_the_runtime(
+    backend: RuntimeBackend, small: Small
+) -> None:
     @lmprog.function
     async def program(s: lmprog.Branch) -> None:
         s.append("abc")
@@ -175,7 +191,9 @@ def test_many_programs_share_one_prefix(backend: RuntimeBackend) -> None:
 
 
 def test_plain_programs_in_many_threads_leave_nothing_behind(backend: RuntimeBackend) -> None:
-    """Joins close branches while other threads ask: every value is right, and the fixture finds no branch open."""
+    """Joins close branches while other threads ask: every value is right, and the fixture finds no
+    branch open.
+    """
 
     @lmprog.function
     def program(s: lmprog.Branch, word: str) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, assert_type
 
 import lmprog
-from lmprog.lang.fork import Branches
-from lmprog.lang.mapped import Mapped, Raced
-from lmprog.lang.ops import GenOp
+from lmprog.lang.branches.fork_group import Branches
+from lmprog.lang.branches.mapped import Mapped, Raced
+from lmprog.lang.ops.expressions import GenOp
 
 
 class Color(enum.Enum):

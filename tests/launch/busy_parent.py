@@ -1,4 +1,6 @@
-"""A program that starts the real runtime, generates without end on 16 branches, and waits to be killed."""
+"""A program that starts the real runtime, generates without end on 16 branches, and waits to be
+killed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A runtime process without a model: it speaks the same two pipes and the same wire, and does what its "model" says.
+"""A runtime process without a model: it speaks the same two pipes and the same wire, and does what
+its "model" says.
 
-`python -m scripted_child` takes the arguments of the real one. The model's name is the script: `ok`, `die`, `silent`,
-`fails`, `stubborn` (ignores SIGTERM and its parent's end), `slow` (two seconds of stages).
+`python -m scripted_child` takes the arguments of the real one. The model's name is the script:
+`ok`, `die`, `silent`, `fails`, `stubborn` (ignores SIGTERM and its parent's end), `slow` (two
+seconds of stages).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import time
 
 from lmprog import wire
 from lmprog.errors import ContextOverflow
-from lmprog.launch.child import Parent, config_from_json
+from lmprog.launch.parent_pipe import Parent, config_from_json
 from lmprog.transport import ZmqRuntimeChannel
 
 
@@ -37,7 +39,9 @@ def main() -> None:
     begin(config.model, parent)
     channel = ZmqRuntimeChannel(given.address)
     parent.ready(channel.address, {"model": config.model, "page_size": config.scheduler.page_size})
-    welcome = wire.Welcome(wire.PROTOCOL_VERSION, config.model, 64, 256, config.scheduler.page_size, 16, 0)
+    welcome = wire.Welcome(
+        wire.PROTOCOL_VERSION, config.model, 64, 256, config.scheduler.page_size, 16, 0
+    )
     while not stopped.is_set():
         for client, message in channel.receive(0.05):
             if isinstance(message, wire.Hello):

@@ -19,10 +19,10 @@ import pytest
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import ContextOverflow, InvalidParameter, ProtocolError, RuntimeGone, UnknownName
-from lmprog.launch import Runtime, connect, greet
-from lmprog.launch.child import config_from_json, config_to_json
-from lmprog.launch.process import Child
-from lmprog.launch.runtime import configured
+from lmprog.launch import RuntimeProcess, connect, greet
+from lmprog.launch.child_process import Child
+from lmprog.launch.parent_pipe import config_from_json, config_to_json
+from lmprog.launch.runtime_process import configured
 from lmprog.transport import LocalRuntimeChannel
 
 HERE = Path(__file__).parent
@@ -34,8 +34,8 @@ def the_scripted_child_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), source]))
 
 
-def scripted(script: str = "ok", **options: Any) -> Runtime:
-    return Runtime(script, module="scripted_child", **options)
+def scripted(script: str = "ok", **options: Any) -> RuntimeProcess:
+    return RuntimeProcess(script, module="scripted_child", **options)
 
 
 def runs(pid: int) -> bool:
@@ -105,7 +105,9 @@ def test_a_silent_start_ends_with_what_it_was_doing() -> None:
         scripted("silent", startup_timeout=1.5)
 
 
-def test_a_failed_start_leaves_no_folder_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_leaves_no_folder_and_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for script in ("die", "fails", "silent"):
         with pytest.raises((RuntimeGone, ContextOverflow)):
@@ -126,11 +128,15 @@ def test_a_child_that_cannot_even_be_started_leaves_nothing(tmp_path: Path) -> N
 def test_a_slow_start_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="lmprog")
     scripted("slow").close()
-    assert [record.message for record in caplog.records] == [f"lmprog: the runtime reads part {n}" for n in range(4)]
+    assert [record.message for record in caplog.records] == [
+        f"lmprog: the runtime reads part {n}" for n in range(4)
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_dead_runtime_fails_every_client_within_two_seconds_and_says_how(number: signal.Signals) -> None:
+def test_a_dead_runtime_fails_every_client_within_two_seconds_and_says_how(
+    number: signal.Signals,
+) -> None:
     with scripted() as runtime:
         connections = [runtime.connect() for _ in range(3)]
         messages: list[str] = []
@@ -168,7 +174,9 @@ def test_a_runtime_that_ignores_its_end_is_killed_after_the_grace() -> None:
 @pytest.mark.parametrize("script", ["ok", "stubborn"])
 def test_no_child_outlives_a_killed_parent_by_two_seconds(script: str) -> None:
     parent = subprocess.Popen(
-        [sys.executable, str(HERE / "parent.py"), script, "waits"], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(HERE / "parent.py"), script, "waits"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert parent.stdout
     pid = int(parent.stdout.readline())
@@ -184,7 +192,10 @@ def test_no_child_outlives_a_killed_parent_by_two_seconds(script: str) -> None:
 @pytest.mark.parametrize("ending", ["ends", "raises"])
 def test_a_program_that_forgets_to_close_leaves_nothing_behind(ending: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(HERE / "parent.py"), "ok", ending], capture_output=True, text=True, check=False
+        [sys.executable, str(HERE / "parent.py"), "ok", ending],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     pid, address = done.stdout.split()
     assert ends_within(int(pid), 2.0)
@@ -232,7 +243,9 @@ def test_a_file_in_the_users_folder_does_not_stand_in_for_a_module(
 
 def test_options_are_laid_over_both_configurations() -> None:
     config = configured(RuntimeConfig(model="m", threads=3), {"page_size": 1, "dtype": "bfloat16"})
-    assert config == RuntimeConfig(model="m", threads=3, dtype="bfloat16", scheduler=SchedulerConfig(page_size=1))
+    assert config == RuntimeConfig(
+        model="m", threads=3, dtype="bfloat16", scheduler=SchedulerConfig(page_size=1)
+    )
     assert config_from_json(config_to_json(config)) == config
 
 

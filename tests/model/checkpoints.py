@@ -27,13 +27,17 @@ _SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a checkpoint: the name of its classes in transformers, and fields of its config."""
+    """What makes a checkpoint: the name of its classes in transformers, and fields of its
+    config.
+    """
 
     family: str
     fields: dict[str, Any] = field(default_factory=dict)
 
     def config(self) -> Any:
-        kind = getattr(transformers, f"{self.family}Config", None) or getattr(transformers, f"{self.family}TextConfig")
+        kind = getattr(transformers, f"{self.family}Config", None) or getattr(
+            transformers, f"{self.family}TextConfig"
+        )
         if self.family == "Gemma3":
             kind = transformers.Gemma3TextConfig
         return kind(**(_SIZES | self.fields))
@@ -43,7 +47,9 @@ class Recipe:
         torch.manual_seed(len(self.family))
         model = getattr(transformers, f"{self.family}ForCausalLM")(self.config()).eval()
         with torch.no_grad():
-            for weight in model.parameters():  # norms and biases are all ones and zeros otherwise, and hide mistakes
+            for weight in (
+                model.parameters()
+            ):  # norms and biases are all ones and zeros otherwise, and hide mistakes
                 weight.add_(torch.randn_like(weight) * (0.1 if weight.dim() == 1 else 0.05))
         model.save_pretrained(folder, **saving)
         return model
@@ -62,18 +68,29 @@ NATIVE = {
 FOREIGN = {
     "gemma2": Recipe(
         "Gemma2",
-        {"head_dim": 16, "sliding_window": 37, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 0.2},
+        {
+            "head_dim": 16,
+            "sliding_window": 37,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 0.2,
+        },
     ),
     "gemma3": Recipe(
         "Gemma3",
-        {"head_dim": 16, "sliding_window": 37, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        {
+            "head_dim": 16,
+            "sliding_window": 37,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        }
         | {"num_hidden_layers": 4},
     ),
     "phi3": Recipe("Phi3", {"sliding_window": 50}),
     "olmo2": Recipe("Olmo2"),
 }
 VARIANTS = {
-    "llama-biases": Recipe("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-biases": Recipe(
+        "Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    ),
     "llama-mha": Recipe("Llama", {"num_key_value_heads": 4, "head_dim": 32}),
     "llama-linear": Recipe("Llama", _rope(rope_type="linear", factor=4.0)),
     "llama-dynamic": Recipe("Llama", _rope(rope_type="dynamic", factor=4.0)),
@@ -87,7 +104,11 @@ VARIANTS = {
             high_freq_factor=4.0,
         ),
     ),
-    "llama-yarn": Recipe("Llama", _rope(rope_type="yarn", factor=16.0, original_max_position_embeddings=64)),
-    "qwen2-some-windows": Recipe("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "llama-yarn": Recipe(
+        "Llama", _rope(rope_type="yarn", factor=16.0, original_max_position_embeddings=64)
+    ),
+    "qwen2-some-windows": Recipe(
+        "Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    ),
     "qwen3-biases": Recipe("Qwen3", {"attention_bias": True} | _rope(rope_type="default")),
 }

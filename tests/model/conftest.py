@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.engine import Engine, load_engine
+from lmprog.runtime.engine.engine import ModelEngine, load_engine
 from tests.model.checkpoints import VOCABULARY, Recipe
 from tests.model.driver import Greedy
 
@@ -30,7 +30,7 @@ class Judged:
     prompts: list[list[int]]
     wanted: list[Greedy]
 
-    def engine(self, **config: Any) -> Engine:
+    def engine(self, **config: Any) -> ModelEngine:
         return load_engine(RuntimeConfig(model=str(self.folder), kv_memory_mb=32, **config))
 
 
@@ -49,7 +49,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
             model = recipe.make(folder)
             draw = random.Random(name)
             prompts = [[draw.randrange(VOCABULARY) for _ in range(length)] for length in LENGTHS]
-            made[name] = Judged(folder, model, prompts, [generated(model, prompt) for prompt in prompts])
+            made[name] = Judged(
+                folder, model, prompts, [generated(model, prompt) for prompt in prompts]
+            )
         return made[name]
 
     return make

@@ -1,7 +1,9 @@
-"""Drives an engine by hand: prompts in, greedy tokens and log-probabilities out, with no scheduler and no tree.
+"""Drives an engine by hand: prompts in, greedy tokens and log-probabilities out, with no scheduler
+and no tree.
 
-Every sequence gets pages of its own, shuffled, so that a table that is read wrongly shows. Steps are made as the test
-asks: how many tokens of a prompt at once, one sequence after the other or all in one batch.
+Every sequence gets pages of its own, shuffled, so that a table that is read wrongly shows. Steps
+are made as the test asks: how many tokens of a prompt at once, one sequence after the other or all
+in one batch.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from typing import cast
 
 import torch
 
-from lmprog.runtime.batch import Batch, build_batch
-from lmprog.runtime.engine import Engine
-from lmprog.runtime.plan import Plan, Row
-from lmprog.runtime.request import Lane
+from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.engine.engine import ModelEngine
+from lmprog.runtime.scheduling.plan import Plan, Row
+from lmprog.runtime.scheduling.sequence import Sequence
 
-_NO_LANE = cast(Lane, None)
-"""No lane stands behind the rows made here, and `build_batch` asks for none."""
+_NO_LANE = cast(Sequence, None)
+"""No sequence stands behind the rows made here, and `build_batch` asks for none."""
 
 
 @dataclass
@@ -50,15 +52,19 @@ class Greedy:
 class Driver:
     """Runs sequences on `engine`. All of its pages belong to the driver while a call lasts."""
 
-    def __init__(self, engine: Engine, page_size: int, seed: int = 0) -> None:
+    def __init__(self, engine: ModelEngine, page_size: int, seed: int = 0) -> None:
         self._engine = engine
         self._page_size = page_size
         self._random = random.Random(seed)
         self.last_shapes: list[tuple[int, ...]] = []
         """Of the logits of every step of the last call."""
 
-    def greedy(self, prompts: list[list[int]], num_new: int, chunk: int = 0, together: bool = True) -> list[Greedy]:
-        """The greedy continuations. `chunk` limits the tokens of a prompt in one step (0: no limit)."""
+    def greedy(
+        self, prompts: list[list[int]], num_new: int, chunk: int = 0, together: bool = True
+    ) -> list[Greedy]:
+        """The greedy continuations. `chunk` limits the tokens of a prompt in one step (0: no
+        limit).
+        """
         sequences = self._placed(prompts, num_new)
         for group in [sequences] if together else [[sequence] for sequence in sequences]:
             while running := [sequence for sequence in group if not sequence.done]:
@@ -98,7 +104,9 @@ class Driver:
                 sequence.new.append(int(logprobs.argmax()))
 
     def _batch(self, parts: list[tuple[Sequence, list[int], int]]) -> Batch:
-        """`parts`: a sequence, its tokens of this step, and the first of them whose logits are wanted."""
+        """`parts`: a sequence, its tokens of this step, and the first of them whose logits are
+        wanted.
+        """
         rows = []
         for sequence, taken, logits_from in parts:
             start, end = sequence.computed, sequence.computed + len(taken)

@@ -12,10 +12,10 @@ import torch
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, ModelError
-from lmprog.runtime.engine import Threads, default_threads, load_engine
-from lmprog.runtime.model.locate import NANO, locate
-from lmprog.runtime.model.shape import read_config, read_shape
-from lmprog.runtime.model.weights import load_weights
+from lmprog.runtime.engine.engine import Threads, default_threads, load_engine
+from lmprog.runtime.engine.model.locate import NANO, locate
+from lmprog.runtime.engine.model.shape import read_config, read_shape
+from lmprog.runtime.engine.model.weights import load_weights
 from tests.model.checkpoints import CONTEXT, NATIVE
 from tests.model.conftest import Judge
 from tests.model.driver import Driver
@@ -45,14 +45,19 @@ def test_a_model_that_is_not_there_is_refused_with_the_reason(name: str, reason:
         load_engine(RuntimeConfig(model=name))
 
 
-def test_a_hub_id_without_the_hub_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_without_the_hub_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelError, match=r"pip install 'lmprog\[hub\]'"):
         locate("owner/name")
 
 
 def test_a_dummy_is_the_same_every_time() -> None:
-    runs = [Driver(load_engine(RuntimeConfig(model="dummy:tiny")), 16).greedy([PROMPT], 20) for _ in range(2)]
+    runs = [
+        Driver(load_engine(RuntimeConfig(model="dummy:tiny")), 16).greedy([PROMPT], 20)
+        for _ in range(2)
+    ]
     assert runs[0][0].new == runs[1][0].new
     assert len(set(runs[0][0].new)) > 3
 
@@ -84,7 +89,9 @@ def test_tokens_without_wanted_logits_cost_no_logits() -> None:
 
 
 def test_memory_is_counted_in_pages_of_the_wanted_size() -> None:
-    config = RuntimeConfig(model="dummy:tiny", kv_memory_mb=1, scheduler=SchedulerConfig(page_size=8))
+    config = RuntimeConfig(
+        model="dummy:tiny", kv_memory_mb=1, scheduler=SchedulerConfig(page_size=8)
+    )
     engine = load_engine(config)
     assert engine.num_pages == (1 << 20) // engine.attention.bytes_per_page
     usual = load_engine(RuntimeConfig(model="dummy:tiny"))
@@ -130,13 +137,15 @@ def test_a_small_step_takes_one_thread_and_a_large_one_all(monkeypatch: pytest.M
 def test_the_engine_counts_the_weights_that_a_token_meets(judged: Judge) -> None:
     made = judged("llama", NATIVE["llama"])
     weights = load_weights(made.folder, read_shape(read_config(made.folder)), torch.float32)
-    products = sum(weight.numel() for name, weight in made.model.named_parameters() if "proj.weight" in name)
+    products = sum(
+        weight.numel() for name, weight in made.model.named_parameters() if "proj.weight" in name
+    )
     assert weights.num_weights == products + made.model.lm_head.weight.numel()
 
 
 def test_loading_a_native_model_imports_nothing_that_takes_seconds() -> None:
     code = (
-        "import sys; from lmprog.config import RuntimeConfig; from lmprog.runtime.engine import load_engine\n"
+        "import sys; from lmprog.config import RuntimeConfig; from lmprog.runtime.engine.engine import load_engine\n"
         "load_engine(RuntimeConfig(model='nano', kv_memory_mb=16))\n"
         "print([m for m in ('transformers', 'torch._dynamo', 'sympy', 'huggingface_hub') if m in sys.modules])"
     )

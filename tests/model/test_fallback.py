@@ -12,14 +12,18 @@ from torch import Tensor
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import ModelError
-from lmprog.runtime.attention.base import AttentionBackend, AttentionShape, LayerAttention
-from lmprog.runtime.batch import Batch
-from lmprog.runtime.engine import load_engine
-from lmprog.runtime.model.selfcheck import check
+from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.model.selfcheck import check
 from tests.model.checkpoints import FOREIGN, Recipe
 from tests.model.conftest import Judge
 
-GPT_OSS = {"num_local_experts": 2, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+GPT_OSS = {
+    "num_local_experts": 2,
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,9 @@ GPT_OSS = {"num_local_experts": 2, "head_dim": 16, "rope_parameters": {"rope_typ
         (Recipe("GptOss", GPT_OSS), "wants s_aux"),
     ],
 )
-def test_architectures_that_do_not_fit_pages_are_refused(tmp_path: Path, recipe: Recipe, reason: str) -> None:
+def test_architectures_that_do_not_fit_pages_are_refused(
+    tmp_path: Path, recipe: Recipe, reason: str
+) -> None:
     recipe.make(tmp_path)
     with pytest.raises(ModelError, match=reason):
         load_engine(RuntimeConfig(model=str(tmp_path)))
@@ -61,7 +67,9 @@ def test_missing_weights_of_a_foreign_model_are_named(judged: Judge, tmp_path: P
 
 
 class Counting:
-    """A model with a state of its own: how many tokens it has computed, or `forgets` and starts again every step."""
+    """A model with a state of its own: how many tokens it has computed, or `forgets` and starts
+    again every step.
+    """
 
     vocab_size = 10
 
@@ -91,7 +99,13 @@ def test_a_state_beside_keys_and_values_is_found_when_it_is_lost_between_steps()
 
 
 def test_a_rope_that_changes_with_length_limits_the_context(tmp_path: Path) -> None:
-    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+    rope: dict[str, Any] = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 128,
+    }
     rope |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    Recipe("Phi3", {"rope_parameters": rope, "original_max_position_embeddings": 128}).make(tmp_path)
+    Recipe("Phi3", {"rope_parameters": rope, "original_max_position_embeddings": 128}).make(
+        tmp_path
+    )
     assert load_engine(RuntimeConfig(model=str(tmp_path))).context_len == 128

@@ -1,11 +1,13 @@
-"""What transformers generates greedily, we generate: every architecture, alone or mixed, in chunks or whole."""
+"""What transformers generates greedily, we generate: every architecture, alone or mixed, in chunks
+or whole.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lmprog.runtime.engine import Engine
+from lmprog.runtime.engine.engine import ModelEngine
 from tests.model.checkpoints import FOREIGN, NATIVE, VARIANTS
 from tests.model.conftest import NUM_NEW, Judge, Judged
 from tests.model.driver import Driver, Greedy
@@ -20,7 +22,7 @@ def assert_equal(got: list[Greedy], judged: Judged) -> None:
 
 
 @pytest.fixture(scope="module", params=[*NATIVE, *FOREIGN])
-def case(request: pytest.FixtureRequest, judged: Judge) -> tuple[Judged, Engine]:
+def case(request: pytest.FixtureRequest, judged: Judge) -> tuple[Judged, ModelEngine]:
     name: str = request.param
     made = judged(name, (NATIVE | FOREIGN)[name])
     return made, made.engine()
@@ -28,19 +30,23 @@ def case(request: pytest.FixtureRequest, judged: Judge) -> tuple[Judged, Engine]
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 0])
 def test_mixed_batches_in_chunks_of_any_size_generate_what_transformers_does(
-    case: tuple[Judged, Engine], chunk: int
+    case: tuple[Judged, ModelEngine], chunk: int
 ) -> None:
     made, engine = case
     assert_equal(Driver(engine, PAGE_SIZE).greedy(made.prompts, NUM_NEW, chunk), made)
 
 
-def test_each_prompt_alone_generates_what_transformers_does(case: tuple[Judged, Engine]) -> None:
+def test_each_prompt_alone_generates_what_transformers_does(
+    case: tuple[Judged, ModelEngine],
+) -> None:
     made, engine = case
     assert_equal(Driver(engine, PAGE_SIZE).greedy(made.prompts, NUM_NEW, together=False), made)
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_every_variant_of_a_native_shape_scores_a_prompt_as_transformers_does(name: str, judged: Judge) -> None:
+def test_every_variant_of_a_native_shape_scores_a_prompt_as_transformers_does(
+    name: str, judged: Judge
+) -> None:
     made = judged(name, VARIANTS[name])
     driver = Driver(made.engine(), PAGE_SIZE)
     assert_equal(driver.greedy(made.prompts, NUM_NEW), made)

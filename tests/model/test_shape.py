@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lmprog.errors import ModelError
-from lmprog.runtime.model.locate import NANO
-from lmprog.runtime.model.rope import Rope
-from lmprog.runtime.model.shape import read_config, read_shape
+from lmprog.runtime.engine.model.locate import NANO
+from lmprog.runtime.engine.model.rope import Rope
+from lmprog.runtime.engine.model.shape import read_config, read_shape
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -28,7 +28,12 @@ LLAMA: dict[str, Any] = {
 def test_what_config_json_leaves_out_is_what_the_family_takes_for_granted() -> None:
     shape = read_shape(LLAMA)
     assert (shape.num_kv_heads, shape.head_dim, shape.windows) == (4, 16, (None, None, None))
-    assert (shape.qkv_bias, shape.qk_norm, shape.tied_head, shape.norm_eps) == (False, False, False, 1e-6)
+    assert (shape.qkv_bias, shape.qk_norm, shape.tied_head, shape.norm_eps) == (
+        False,
+        False,
+        False,
+        1e-6,
+    )
     assert shape.rope == Rope(10_000.0)
 
 
@@ -49,7 +54,12 @@ def test_qwen3_normalizes_heads_of_128_where_nothing_else_is_said() -> None:
         ({"model_type": "mistral", "sliding_window": None}, (None, None, None)),
         ({"model_type": "qwen2", "sliding_window": 9}, (None, None, None)),
         (
-            {"model_type": "qwen2", "sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1},
+            {
+                "model_type": "qwen2",
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
             (None, 9, 9),
         ),
         (
@@ -59,7 +69,9 @@ def test_qwen3_normalizes_heads_of_128_where_nothing_else_is_said() -> None:
         ),
     ],
 )
-def test_a_window_is_read_for_each_layer(fields: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+def test_a_window_is_read_for_each_layer(
+    fields: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
     assert read_shape(LLAMA | {"num_key_value_heads": 2} | fields).windows == windows
 
 
@@ -91,17 +103,24 @@ def test_both_spellings_of_rope_mean_the_same(fields: dict[str, Any]) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}}, "mrope_section"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}},
+            "mrope_section",
+        ),
         ({"rope_scaling": {"factor": 2.0}}, "factor"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor"),
     ],
 )
-def test_what_the_decoder_cannot_compute_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+def test_what_the_decoder_cannot_compute_is_refused_by_name(
+    fields: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ModelError, match=named):
         read_shape(LLAMA | fields)
 
 
-@pytest.mark.parametrize("name", ["_name_or_path", "bos_token_id", "transformers_version", "torch_dtype"])
+@pytest.mark.parametrize(
+    "name", ["_name_or_path", "bos_token_id", "transformers_version", "torch_dtype"]
+)
 def test_fields_that_change_no_mathematics_are_passed_over(name: str) -> None:
     assert read_shape(LLAMA | {name: "anything"}) == read_shape(LLAMA)
 
@@ -115,7 +134,9 @@ def test_fields_that_change_no_mathematics_are_passed_over(name: str) -> None:
         (json.dumps(LLAMA | {"auto_map": {"AutoModel": "modeling_x.X"}}), "auto_map"),
     ],
 )
-def test_a_folder_without_a_usable_config_is_refused(tmp_path: Path, text: str | None, named: str) -> None:
+def test_a_folder_without_a_usable_config_is_refused(
+    tmp_path: Path, text: str | None, named: str
+) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=named):

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmprog.errors import ModelError
-from lmprog.runtime.model.decoder import Weights
-from lmprog.runtime.model.shape import ModelShape, read_config, read_shape
-from lmprog.runtime.model.weights import load_weights
+from lmprog.runtime.engine.model.decoder import Weights
+from lmprog.runtime.engine.model.shape import ModelShape, read_config, read_shape
+from lmprog.runtime.engine.model.weights import load_weights
 from tests.model.checkpoints import NATIVE
 from tests.model.conftest import Judge
 
@@ -53,13 +53,22 @@ def test_a_sharded_checkpoint_is_read_like_a_whole_one(whole: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "missing weights: model.layers.1.mlp.up_proj.weight"),
-        (lambda t: t.update({"model.layers.0.extra": torch.ones(2)}), "does not explain: model.layers.0.extra"),
+        (
+            lambda t: t.pop("model.layers.1.mlp.up_proj.weight"),
+            "missing weights: model.layers.1.mlp.up_proj.weight",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.extra": torch.ones(2)}),
+            "does not explain: model.layers.0.extra",
+        ),
         (
             lambda t: t.update({"model.norm.weight": torch.ones(3)}),
             r"wrong sizes: model.norm.weight is \[3\] instead of \[64\]",
         ),
-        (lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}), "model.norm.weight is I8"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}),
+            "model.norm.weight is I8",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_the_config_are_named(
@@ -105,7 +114,10 @@ def test_pickled_weights_are_refused_with_the_reason(whole: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("index", "named"),
     [
-        (json.dumps({"weight_map": {"a": "gone.safetensors"}}), "files that are not there: gone.safetensors"),
+        (
+            json.dumps({"weight_map": {"a": "gone.safetensors"}}),
+            "files that are not there: gone.safetensors",
+        ),
         (json.dumps({"weights": {}}), "malformed"),
         ("{", "malformed"),
     ],
@@ -127,5 +139,11 @@ def test_a_weight_in_two_files_is_refused(whole: Path, tmp_path: Path) -> None:
 
 def test_weights_are_converted_once_to_the_wanted_type(whole: Path) -> None:
     weights = load(whole, torch.bfloat16)
-    kept = (weights.embedding, weights.head, weights.norm, weights.layers[0].qkv, weights.layers[0].down)
+    kept = (
+        weights.embedding,
+        weights.head,
+        weights.norm,
+        weights.layers[0].qkv,
+        weights.layers[0].down,
+    )
     assert {tensor.dtype for tensor in kept} == {torch.bfloat16}

@@ -1,5 +1,5 @@
-"""The shipped model keeps its bars on the fast subset of the evaluation, through lmprog programs, two points lower for
-so few items."""
+"""The shipped model keeps its bars on the fast subset of the evaluation, through lmprog programs,
+two points lower for so few items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The shipped files: small, an ordinary Llama, and the same numbers as the network that was trained."""
+"""The shipped files: small, an ordinary Llama, and the same numbers as the network that was
+trained.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NANO = Path(__file__).parents[2] / "lmprog" / "nano"
 
 
 def test_the_folder_is_at_most_sixteen_megabytes() -> None:
-    assert sum(path.stat().st_size for path in NANO.rglob("*") if path.is_file()) <= 16 * 1024 * 1024
+    assert (
+        sum(path.stat().st_size for path in NANO.rglob("*") if path.is_file()) <= 16 * 1024 * 1024
+    )
 
 
 def test_the_weights_are_bfloat16() -> None:
@@ -49,7 +53,9 @@ def test_transformers_loads_it_unchanged_and_gives_the_same_logits() -> None:
     assert isinstance(theirs, LlamaForCausalLM)
     ours = Nano(_shape()).eval()
     tensors = load_file(NANO / "model.safetensors")
-    ours.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()})
+    ours.load_state_dict(
+        {name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()}
+    )
     tokenizer = Tokenizer.from_file(str(NANO / "tokenizer.json"))
     for number in range(5):
         ids = torch.tensor([encode(tokenizer, document(Split.HELD, number)).ids])

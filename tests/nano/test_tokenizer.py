@@ -1,4 +1,6 @@
-"""Nano's tokenizer: nothing is lost, digits stand alone, a word is the same tokens wherever it stands."""
+"""Nano's tokenizer: nothing is lost, digits stand alone, a word is the same tokens wherever it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def _shared() -> Tokenizer:
 
 def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("1234567890").tokens == list("1234567890")
-    assert [t for t in tokenizer.get_vocab() if sum(c.isdigit() for c in t) > 0 and len(t) > 1] == []
+    assert [
+        t for t in tokenizer.get_vocab() if sum(c.isdigit() for c in t) > 0 and len(t) > 1
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["Rovan", "Tarmelford", "gearezok", "Mia"])
@@ -71,7 +75,9 @@ def test_a_document_is_encoded_segment_by_segment(tokenizer: Tokenizer) -> None:
         tokens = encode(tokenizer, doc)
         assert tokenizer.decode(list(tokens.ids), skip_special_tokens=False) == doc.text
         said = [i for i, answer in zip(tokens.ids, tokens.answer, strict=True) if answer]
-        assert tokenizer.decode(said, skip_special_tokens=False) == "".join(s.text for s in doc.segments if s.answer)
+        assert tokenizer.decode(said, skip_special_tokens=False) == "".join(
+            s.text for s in doc.segments if s.answer
+        )
 
 
 def test_the_chat_template_is_stable_under_more_messages() -> None:

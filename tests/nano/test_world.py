@@ -1,4 +1,6 @@
-"""The generator: the same seed gives the same text, what is held out stays out, answers follow from the prompt."""
+"""The generator: the same seed gives the same text, what is held out stays out, answers follow from
+the prompt.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,12 @@ def test_every_field_has_further_wordings_and_none_of_them_is_held() -> None:
     assert set(FURTHER) == set(fields)
     for place, added in FURTHER.items():
         field = fields[place]
-        for use, wording in (("say", field.say), ("no", field.say_no), ("ask", field.ask), ("who", field.who)):
+        for use, wording in (
+            ("say", field.say),
+            ("no", field.say_no),
+            ("ask", field.ask),
+            ("who", field.who),
+        ):
             assert (use in added) <= (wording is not None)
             assert not set(added.get(use, ())) & set(wording.held if wording else ())
             assert set(added.get(use, ())) <= set(wording.train if wording else ())
@@ -93,7 +100,10 @@ def test_a_frame_keeps_what_a_sentence_says_and_never_makes_a_held_one() -> None
                     assert ("{n}" in made, "{v}" in made, "{a}" in made) == tuple(
                         place in template for place in ("{n}", "{v}", "{a}")
                     )
-    assert framed(draw, "{n} is old.", Wording(("{n} is old.",), tuple(_frames_of("{n} is old.")))) == "{n} is old."
+    assert (
+        framed(draw, "{n} is old.", Wording(("{n} is old.",), tuple(_frames_of("{n} is old."))))
+        == "{n} is old."
+    )
 
 
 def _frames_of(template: str) -> set[str]:
@@ -120,7 +130,9 @@ def test_a_reading_answer_is_told_by_the_passage_or_unknown() -> None:
     for number in range(300):
         draw = Draw(f"reading:{number}")
         passage = draw_passage(draw)
-        told = {shown(value) for _, _, value in passage.facts()} | {record.name for record in passage.records}
+        told = {shown(value) for _, _, value in passage.facts()} | {
+            record.name for record in passage.records
+        }
         asked = reading.ask(draw, passage)
         assert asked.answer in told | {"yes", "no", reading.UNKNOWN}
         if asked.kind in ("value", "who"):
@@ -159,21 +171,27 @@ def test_a_choice_is_among_its_choices_and_its_labels_are_in_the_prompt() -> Non
 
 def _value(expression: str) -> int:
     terms = re.findall(r"(?:^|([+-]) )(\d+(?: \* \d+)*)", expression)
-    return sum((-1 if sign == "-" else 1) * math.prod(map(int, term.split(" * "))) for sign, term in terms)
+    return sum(
+        (-1 if sign == "-" else 1) * math.prod(map(int, term.split(" * "))) for sign, term in terms
+    )
 
 
 def test_a_calculation_of_the_tools_is_observed_rightly() -> None:
     seen = 0
     for number in range(200):
         text = document(Split.TRAIN, number, next(m for m in SHARES if m.__name__ == "tools")).text
-        for expression, result in re.findall(r"calc\[([0-9 +*-]+)\]\nObservation[^:]*: (-?\d+)", text):
+        for expression, result in re.findall(
+            r"calc\[([0-9 +*-]+)\]\nObservation[^:]*: (-?\d+)", text
+        ):
             assert _value(expression) == int(result)
             seen += 1
     assert seen > 20
 
 
 def test_an_item_is_right_only_if_the_answer_is_the_same() -> None:
-    item = items_of(document(Split.HELD, 3, next(m for m in SHARES if m.__name__ == "arithmetic")))[0]
+    item = items_of(document(Split.HELD, 3, next(m for m in SHARES if m.__name__ == "arithmetic")))[
+        0
+    ]
     assert item.right(item.answer)
     assert not item.right(item.answer + "1")
     shaped = _items(Family.EXTRACTION, 1)[0]

@@ -1,4 +1,6 @@
-"""A small tree with its allocator and a short way to write tokens: what the rules of the tree are stated on."""
+"""A small tree with its allocator and a short way to write tokens: what the rules of the tree are
+stated on.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from lmprog.radix import Node, PageAllocator, RadixTree
 
 
 class Bench:
-    """A tree with its allocator. `add` inserts as a branch would: pages that the tree has first, then fresh ones."""
+    """A tree with its allocator. `add` inserts as a branch would: pages that the tree has first,
+    then fresh ones.
+    """
 
     def __init__(self, num_pages: int = 32, page_size: int = 4) -> None:
         self.size = page_size

@@ -1,4 +1,6 @@
-"""Lanes that come, go on, go and fail, on a tree with too little memory: any order of them keeps every invariant."""
+"""Sequences that come, go on, go and fail, on a tree with too little memory: any order of them keeps
+every invariant.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.radix.simulated_lanes import Lane, Lanes, ints
+from tests.radix.simulated_sequences import Sequence, Sequences, ints
 
 EXAMPLES = int(os.environ.get("LMPROG_RADIX_EXAMPLES", "300"))  # of 50 steps, for each page size
 SEEDS = int(os.environ.get("LMPROG_RADIX_SEEDS", "60"))  # of 200 steps, for each page size
@@ -24,47 +26,47 @@ class Life:
     """Verbs that take any numbers, so that a machine or a dice can play them."""
 
     def __init__(self, page_size: int) -> None:
-        self.it = Lanes(page_size, 24 if page_size < 16 else 12)
+        self.it = Sequences(page_size, 24 if page_size < 16 else 12)
         self.past = [ints()]  # token sequences that were seen once: new ones begin like old ones
 
-    def lane(self, which: int) -> Lane | None:
-        living = [lane for lane in self.it.lanes if lane.node.alive]
+    def sequence(self, which: int) -> Sequence | None:
+        living = [sequence for sequence in self.it.sequences if sequence.node.alive]
         return living[which % len(living)] if living else None
 
     def start(self, which: int, cut: int, more: list[int], salt: int, keep: bool) -> None:
         old = self.past[which % len(self.past)]
         tokens = old[: cut % (len(old) + 1)] + ints(*more)
-        if len(self.it.lanes) >= 6:
-            self.it.drop(self.it.lanes[which % 6])
+        if len(self.it.sequences) >= 6:
+            self.it.drop(self.it.sequences[which % 6])
         if self.it.start(tokens, "ab"[salt % 2], keep):
             self.past.append(tokens)
 
     def extend(self, which: int, more: list[int]) -> None:
-        lane = self.lane(which)
-        if lane and self.it.extend(lane, ints(*more)):
-            self.past.append(lane.tokens)
+        sequence = self.sequence(which)
+        if sequence and self.it.extend(sequence, ints(*more)):
+            self.past.append(sequence.tokens)
 
     def keep(self, which: int, swap: bool, let_go_first: bool) -> None:
-        lane = self.lane(which)
-        if lane:
-            self.it.keep(lane, let_go_first)
+        sequence = self.sequence(which)
+        if sequence:
+            self.it.keep(sequence, let_go_first)
             if swap:
-                self.it.swap(lane)
+                self.it.swap(sequence)
 
     def drop(self, which: int, keep: bool) -> None:
-        if self.it.lanes:
-            lane = self.it.lanes[which % len(self.it.lanes)]
-            if keep and lane.node.alive:
-                self.it.keep(lane)
-            self.it.drop(lane)
+        if self.it.sequences:
+            sequence = self.it.sequences[which % len(self.it.sequences)]
+            if keep and sequence.node.alive:
+                self.it.keep(sequence)
+            self.it.drop(sequence)
 
     def fail(self, which: int, cut: int, whole: bool) -> None:
-        if self.it.lanes:
-            lane = self.it.lanes[which % len(self.it.lanes)]
-            self.it.discard(lane, None if whole else cut % (lane.node.end + 1))
+        if self.it.sequences:
+            sequence = self.it.sequences[which % len(self.it.sequences)]
+            self.it.discard(sequence, None if whole else cut % (sequence.node.end + 1))
 
     def pin(self, which: int) -> None:
-        nodes = [*self.it.tree.walk(), *(lane.node for lane in self.it.lanes)]
+        nodes = [*self.it.tree.walk(), *(sequence.node for sequence in self.it.sequences)]
         if nodes:
             node = nodes[which % len(nodes)]
             self.it.tree.pin(node)
@@ -83,7 +85,7 @@ class Life:
         assert self.it.tree.clear() == could
         self.it.forget_all_but_the_tree()
         assert not self.it.tree.num_evictable
-        if not any(lane.node.parent for lane in self.it.lanes):
+        if not any(sequence.node.parent for sequence in self.it.sequences):
             assert not self.it.tree.num_nodes
 
     def match(self, which: int, cut: int, more: list[int], salt: int) -> None:
@@ -91,12 +93,16 @@ class Life:
         tokens = old + ints(*more)
         limit = cut % (len(tokens) + 1)
         name = "ab"[salt % 2]
-        self.it.check_match(self.it.tree.match(memoryview(tokens), name, limit), tokens[:limit], name)
+        self.it.check_match(
+            self.it.tree.match(memoryview(tokens), name, limit), tokens[:limit], name
+        )
 
     def end(self) -> None:
-        """When all are gone, nothing holds a page but the tree, and the tree can give back every one."""
-        for lane in list(self.it.lanes):
-            self.it.drop(lane)
+        """When all are gone, nothing holds a page but the tree, and the tree can give back every
+        one.
+        """
+        for sequence in list(self.it.sequences):
+            self.it.drop(sequence)
         while self.it.pins:
             self.unpin(0)
         self.it.check()
@@ -163,12 +169,17 @@ class LifeMachine(RuleBasedStateMachine):
 
 TestLife = pytest.mark.slow(LifeMachine.TestCase)
 TestLife.settings = settings(
-    max_examples=4 * EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=4 * EXAMPLES,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
 def play(seed: int, page_size: int, num_steps: int) -> None:
-    """One life by dice. Nothing is cleared midway, and runs are longer: fuller trees than the machine's."""
+    """One life by dice. Nothing is cleared midway, and runs are longer: fuller trees than the
+    machine's.
+    """
     dice = random.Random(seed)
     life = Life(page_size)
 
@@ -179,7 +190,8 @@ def play(seed: int, page_size: int, num_steps: int) -> None:
         return [dice.randrange(2) for _ in range(dice.randint(1, 3 * page_size // 2 + 3))]
 
     verbs: list[Callable[[], None]] = [
-        *[lambda: life.start(number(), number(), tokens(), number() % 4 // 3, dice.random() < 0.8)] * 6,
+        *[lambda: life.start(number(), number(), tokens(), number() % 4 // 3, dice.random() < 0.8)]
+        * 6,
         *[lambda: life.extend(number(), tokens())] * 5,
         *[lambda: life.keep(number(), dice.random() < 0.5, dice.random() < 0.5)] * 3,
         *[lambda: life.drop(number(), dice.random() < 0.7)] * 4,

@@ -1,4 +1,6 @@
-"""A bounded look at the tree: complete where there is room, the largest first where there is not; no use."""
+"""A bounded look at the tree: complete where there is room, the largest first where there is not;
+no use.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def lived(life: list[tuple[list[int], str, str]]) -> Bench:
 
 
 @given(lives)
-def test_with_room_for_all_the_sums_are_the_tree_s_own_counts(life: list[tuple[list[int], str, str]]) -> None:
+def test_with_room_for_all_the_sums_are_the_tree_s_own_counts(
+    life: list[tuple[list[int], str, str]],
+) -> None:
     tree = lived(life).tree
     seen = picture_of(tree, 1000)
     nodes = list(tree.walk())
@@ -48,7 +52,9 @@ def test_with_room_for_all_the_sums_are_the_tree_s_own_counts(life: list[tuple[l
 
 
 @given(lives, st.integers(0, 6))
-def test_parents_come_first_and_of_what_can_come_the_largest(life: list[tuple[list[int], str, str]], most: int) -> None:
+def test_parents_come_first_and_of_what_can_come_the_largest(
+    life: list[tuple[list[int], str, str]], most: int
+) -> None:
     tree = lived(life).tree
     seen = picture_of(tree, most)
     assert len(seen.nodes) == min(most, tree.num_nodes)
@@ -93,7 +99,10 @@ def test_a_node_keeps_its_number_when_it_is_split(bench: Bench) -> None:
     whole, other = bench.add(1, 2, 3, 4), bench.add(9)
     assert (whole.number, other.number) == (1, 2)
     bench.add(1, 2, 7)
-    assert [(node.number, list(node.tokens)) for node in sorted(bench.tree.walk(), key=lambda node: node.number)] == [
+    assert [
+        (node.number, list(node.tokens))
+        for node in sorted(bench.tree.walk(), key=lambda node: node.number)
+    ] == [
         (1, [1, 2]),
         (2, [9]),
         (3, [3, 4]),
@@ -101,7 +110,9 @@ def test_a_node_keeps_its_number_when_it_is_split(bench: Bench) -> None:
     ]
 
 
-def test_the_work_is_bounded_however_many_children_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_is_bounded_however_many_children_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = Bench(num_pages=3000, page_size=1)
     for token in range(2000):
         bench.add(token)

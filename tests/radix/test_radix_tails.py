@@ -124,7 +124,9 @@ def test_pages_of_a_discarded_node_wait_for_the_last_lock_below_it(bench: Bench)
     assert bench.tree.num_cached == 0
 
 
-def test_what_was_discarded_can_be_inserted_anew_while_the_old_is_still_locked(bench: Bench) -> None:
+def test_what_was_discarded_can_be_inserted_anew_while_the_old_is_still_locked(
+    bench: Bench,
+) -> None:
     node = bench.add(1, 2, 3, 4)
     bench.tree.lock(node)
     bench.tree.discard(node)

@@ -23,7 +23,9 @@ def test_a_match_is_exact_to_the_token_inside_a_page(bench: Bench) -> None:
 
 def test_a_match_stops_at_its_limit(bench: Bench) -> None:
     node = bench.add(1, 2, 3, 4, 5, 6, 7)
-    assert bench.tree.match(ints(1, 2, 3, 4, 5, 6, 7), limit=4) == Match(node, 4, node.pages[:1], None)
+    assert bench.tree.match(ints(1, 2, 3, 4, 5, 6, 7), limit=4) == Match(
+        node, 4, node.pages[:1], None
+    )
     assert bench.tree.match(ints(1, 2, 3, 4, 5, 6, 7), limit=99).length == 7
 
 
@@ -97,7 +99,9 @@ def test_after_a_split_the_object_is_the_lower_part_and_the_holds_reach_both(ben
     bench.tree.unpin(node)
 
 
-def test_a_branch_that_was_matched_inside_a_node_finds_its_last_page_after_a_split(bench: Bench) -> None:
+def test_a_branch_that_was_matched_inside_a_node_finds_its_last_page_after_a_split(
+    bench: Bench,
+) -> None:
     node = bench.add(1, 2, 3, 4, 5, 6, 7, 8)
     bench.tree.lock(node)
     bench.add(1, 2, 3, 4, 5, 6, 9)

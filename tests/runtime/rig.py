@@ -1,31 +1,33 @@
-"""A scheduler driven by hand, with the fake model behind it or a real one: what the scheduler's tests stand on."""
+"""A scheduler driven by hand, with the fake model behind it or a real one: what the scheduler's
+tests stand on.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.batch import build_batch
-from lmprog.runtime.generation import Generation, Scoring, Settings
-from lmprog.runtime.masks import fill_masks
-from lmprog.runtime.plan import Plan
-from lmprog.runtime.realms import Realm
-from lmprog.runtime.request import Call, Lane
-from lmprog.runtime.scheduler import Progress, Scheduler
-from lmprog.runtime.simulation.model import FakeEngine, reference_logits
-from lmprog.runtime.simulation.sampler import PlainSampler
-from lmprog.wire import Sampling
+from lmprog.runtime.engine.batch import build_batch
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings, Scoring
+from lmprog.runtime.scheduling.logits_requests import fill_masks
+from lmprog.runtime.scheduling.namespaces import Namespace
+from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.scheduler import Progress, Scheduler
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.simulation.fake_engine import FakeEngine, reference_logits
+from lmprog.simulation.plain_sampler import PlainSampler
+from lmprog.wire import SamplingParams
 
 VOCAB = 97
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass
 class Rig:
-    """Steps a scheduler until it is idle, ending lanes as the delivery would."""
+    """Steps a scheduler until it is idle, ending sequences as the delivery would."""
 
     config: SchedulerConfig
     context_len: int = 4096
@@ -39,36 +41,46 @@ class Rig:
         self.sampler = self.sampler or PlainSampler()
         self.plans: list[Plan] = []
 
-    def gen(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY, **lane: Realm) -> Lane:
+    def gen(
+        self,
+        prompt: Iterable[int],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        **sequence: Namespace,
+    ) -> Sequence:
         self.scheduler.check_fits(len(prompt), max_tokens)
-        call = Call(key=None, prompt_len=len(prompt))
-        settings = Settings(sampling, max_tokens, (), len(prompt))
-        made = Lane(call, array("i", prompt), Generation(settings, sampling.seed or 0), **lane)
-        call.lanes.append(made)
+        call = SequenceGroup(key=None, prompt_len=len(prompt))
+        settings = GenerationSettings(sampling, max_tokens, (), len(prompt))
+        made = Sequence(
+            call, array("i", prompt), Generation(settings, sampling.seed or 0), **sequence
+        )
+        call.sequences.append(made)
         self.scheduler.submit(call)
         return made
 
-    def score(self, tokens: Sequence[int], first: int, finals: tuple[int, ...]) -> Lane:
-        call = Call(key=None, prompt_len=len(tokens))
-        made = Lane(call, array("i", tokens), Scoring(first, finals))
-        call.lanes.append(made)
+    def score(self, tokens: Sequence[int], first: int, finals: tuple[int, ...]) -> Sequence:
+        call = SequenceGroup(key=None, prompt_len=len(tokens))
+        made = Sequence(call, array("i", tokens), Scoring(first, finals))
+        call.sequences.append(made)
         self.scheduler.submit(call)
         return made
 
     def step(self) -> list[Progress]:
         scheduler = self.scheduler
-        if self.preempt_every and scheduler.step % self.preempt_every == 0 and scheduler.seated:
-            scheduler.preempt(scheduler.seated[-1])
+        if self.preempt_every and scheduler.step % self.preempt_every == 0 and scheduler.running:
+            scheduler.preempt(scheduler.running[-1])
         plan = scheduler.plan()
         self.plans.append(plan)
         if not plan.rows:
             return []
         wanted = fill_masks(plan)
         logits = self.engine.forward(build_batch(plan, self.config.page_size))
-        progress = scheduler.commit(plan, wanted, self.sampler.sample(logits, wanted.picks, wanted.scores))
+        progress = scheduler.commit(
+            plan, wanted, self.sampler.sample(logits, wanted.picks, wanted.scores)
+        )
         for one in progress:
             if one.ended:
-                node = scheduler.end(one.lane)
+                node = scheduler.end(one.sequence)
                 if node is not None:
                     scheduler.unpin(node)
         scheduler.check()
@@ -82,7 +94,7 @@ class Rig:
         raise AssertionError(f"not idle after {most} steps")
 
 
-def expected(prompt: Sequence[int], count: int) -> list[int]:
+def expected(prompt: Iterable[int], count: int) -> list[int]:
     """Greedy tokens of the fake model, computed without pages."""
     tokens = list(prompt)
     for _ in range(count):

@@ -1,4 +1,6 @@
-"""An interpreter with the fake model behind it, spoken to op by op: what the interpreter's tests stand on."""
+"""An interpreter with the fake model behind it, spoken to op by op: what the interpreter's tests
+stand on.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +9,53 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.calls import CallBuilder, Limits
-from lmprog.runtime.chat import ChatTemplate
-from lmprog.runtime.constraints import Constraints
-from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.runtime.simulation.letters import LetterTokenizer
-from lmprog.runtime.simulation.model import FakeEngine
-from lmprog.runtime.simulation.sampler import PlainSampler
-from lmprog.runtime.simulation.world import SimChannel
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.plain_sampler import PlainSampler
+from lmprog.simulation.world import SimChannel
 from lmprog.transport import Gone
 
 ME = b"me"
-GREEDY = wire.Sampling(temperature=0.0, max_tokens=5, ignore_eos=True)
+GREEDY = wire.SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
 
 class Talk:
     """`say` hands ops in, `until_idle` gives all replies that come of them."""
 
-    def __init__(self, tokenizer: Any = None, engine: Any = None, sampler: Any = None, **changes: Any) -> None:
+    def __init__(
+        self, tokenizer: Any = None, engine: Any = None, sampler: Any = None, **changes: Any
+    ) -> None:
         """Without an engine the fake model answers."""
         config = SchedulerConfig(**{"page_size": 4, "num_pages": 64, **changes})
         self.now = 0.0
         self.tokenizer = tokenizer or LetterTokenizer()
         self.channel = SimChannel()
         self.scheduler = Scheduler(config, context_len=200)
-        self.engine = engine or FakeEngine(config.num_pages, config.page_size, self.tokenizer.vocab_size)
+        self.engine = engine or FakeEngine(
+            config.num_pages, config.page_size, self.tokenizer.vocab_size
+        )
         vocab_size = self.tokenizer.vocab_size if engine is None else engine.vocab_size
-        limits = Limits(vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits)
-        calls = CallBuilder(self.tokenizer, limits, Constraints(self.tokenizer), None, random.Random(1))
-        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, self.tokenizer.vocab_size, 4, 64, 1)
+        limits = CallLimits(vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits)
+        calls = CallBuilder(
+            self.tokenizer, limits, CallConstraints(self.tokenizer), None, random.Random(1)
+        )
+        welcome = wire.Welcome(
+            wire.PROTOCOL_VERSION, "fake", 200, self.tokenizer.vocab_size, 4, 64, 1
+        )
         self.interpreter = Interpreter(self.scheduler, calls, _template, welcome, lambda: self.now)
         self.loop = Loop(
-            self.channel, self.interpreter, self.scheduler, self.engine, sampler or PlainSampler(), self._time
+            self.channel,
+            self.interpreter,
+            self.scheduler,
+            self.engine,
+            sampler or PlainSampler(),
+            self._time,
         )
         self.say(wire.Hello(wire.PROTOCOL_VERSION))
         self.step()
@@ -72,11 +87,11 @@ class Talk:
 
 
 def text(branch: int, *texts: str) -> wire.Append:
-    return wire.Append(branch, tuple(wire.Text(one) for one in texts))
+    return wire.Append(branch, tuple(wire.TextPiece(one) for one in texts))
 
 
-def done(replies: list[wire.Reply]) -> dict[int, wire.Done]:
-    return {reply.call: reply for reply in replies if isinstance(reply, wire.Done)}
+def done(replies: list[wire.Reply]) -> dict[int, wire.CallDone]:
+    return {reply.call: reply for reply in replies if isinstance(reply, wire.CallDone)}
 
 
 def failed(replies: list[wire.Reply]) -> dict[int | None, wire.Failed]:

@@ -11,12 +11,16 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import lmprog
-from lmprog.runtime.branch import Branch
-from lmprog.runtime.cuts import Cutter
-from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from lmprog.runtime.programs.branch import RuntimeBranch
+from lmprog.runtime.text.cuts import Cutter
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 
 NANO = Path(lmprog.__file__).parent / "nano"
-CORPUS = ["the quick brown fox jumps over the lazy dog", "what is 12 + 7? it is 19.", "x y z: [a] {b}\n\nnew line"] * 20
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "what is 12 + 7? it is 19.",
+    "x y z: [a] {b}\n\nnew line",
+] * 20
 
 
 def over_words(folder: Path) -> HfTokenizer:
@@ -25,7 +29,9 @@ def over_words(folder: Path) -> HfTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     return HfTokenizer(folder)
 
@@ -37,7 +43,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     return ByteTokenizer() if request.param == "bytes" else over_words(tmp_path)
 
 
-def settle(branch: Branch, tokenizer: Tokenizer, cutter: Cutter) -> None:
+def settle(branch: RuntimeBranch, tokenizer: Tokenizer, cutter: Cutter) -> None:
     cut = cutter.last(branch.pending)
     if cut:
         branch.settle(tokenizer, cut)
@@ -71,7 +77,7 @@ def test_settling_early_and_often_changes_no_token(tokenizer: Tokenizer, seed: i
         "…",
         "\t",
     ]
-    branch, whole, cutter = Branch(1), "", Cutter(tokenizer)
+    branch, whole, cutter = RuntimeBranch(1), "", Cutter(tokenizer)
     for _ in range(60):
         text = dice.choice(words) + dice.choice(["", " ", " ", " "])
         branch.append(text)
@@ -95,12 +101,12 @@ def test_a_fork_does_not_tokenise_the_parents_text_again() -> None:
     cutter = Cutter(counting)
     assert cutter.can_cut
     encoded.clear()
-    parent = Branch(1)
+    parent = RuntimeBranch(1)
     parent.birth()
     parent.append("Mia lives in a small town near the sea and has a dog. " * 40)
     settle(parent, counting, cutter)
     for number in range(16):
-        child = Branch(number)
+        child = RuntimeBranch(number)
         child.birth(parent)
         child.append(f"Question {number}")
         tokens = list(child.tokens_with(counting))
@@ -109,9 +115,11 @@ def test_a_fork_does_not_tokenise_the_parents_text_again() -> None:
 
 
 @pytest.mark.parametrize(("gained", "is_literal"), [("", True), ("x", False)])
-def test_a_generation_that_gave_nothing_leaves_the_literal_end_literal(gained: str, is_literal: bool) -> None:
+def test_a_generation_that_gave_nothing_leaves_the_literal_end_literal(
+    gained: str, is_literal: bool
+) -> None:
     """A client that keeps texts cannot tell such a branch from one where nothing was generated."""
-    branch = Branch(1)
+    branch = RuntimeBranch(1)
     branch.birth()
     branch.append("http:")
     branch.adopt(array("i", [0]), gained, rest=":")

@@ -1,5 +1,6 @@
-"""The promise of the whole runtime, on a real (small, random, float32) model: whatever is shared, cut, mixed,
-preempted or forked, greedy tokens are those of each prompt alone with the cache off, and so are log-probabilities."""
+"""The promise of the whole runtime, on a real (small, random, float32) model: whatever is shared,
+cut, mixed, preempted or forked, greedy tokens are those of each prompt alone with the cache off,
+and so are log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,19 +11,21 @@ from typing import Any
 import pytest
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.runtime.engine import Engine, load_engine
-from lmprog.runtime.sampler import Sampler
-from lmprog.wire import Sampling
+from lmprog.runtime.engine.engine import ModelEngine, load_engine
+from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.wire import SamplingParams
 from tests.runtime.rig import Rig
 
 NUM_PROMPTS = 32
 NEW_TOKENS = 12
-GREEDY = Sampling(temperature=0.0, logprobs=0)
+GREEDY = SamplingParams(temperature=0.0, logprobs=0)
 
 
 @cache
 def prompts() -> list[list[int]]:
-    """Prompts that share prefixes of all kinds: none, inside a page, at a page's end, nearly everything, everything."""
+    """Prompts that share prefixes of all kinds: none, inside a page, at a page's end, nearly
+    everything, everything.
+    """
     dice = random.Random(5)
     base = [dice.randrange(256) for _ in range(90)]
     made = []
@@ -33,7 +36,7 @@ def prompts() -> list[list[int]]:
     return made
 
 
-def engine_for(scheduler: SchedulerConfig, attention: Any) -> Engine:
+def engine_for(scheduler: SchedulerConfig, attention: Any) -> ModelEngine:
     pages = scheduler.num_pages * scheduler.page_size
     memory = max(1, pages * 2048 // (1 << 20) + 1)
     return load_engine(
@@ -49,7 +52,7 @@ def engine_for(scheduler: SchedulerConfig, attention: Any) -> Engine:
 
 
 @cache
-def engines(page_size: int, attention: str) -> Engine:
+def engines(page_size: int, attention: str) -> ModelEngine:
     """A model is loaded once for each layout of pages."""
     return engine_for(SchedulerConfig(page_size=page_size, num_pages=4096 // page_size), attention)
 
@@ -58,10 +61,12 @@ def answers(rig: Rig, at_once: int) -> tuple[list[list[int]], list[float]]:
     tokens, logprobs = [], []
     todo = prompts()
     for start in range(0, len(todo), at_once):
-        lanes = [rig.gen(prompt, NEW_TOKENS, GREEDY) for prompt in todo[start : start + at_once]]
+        sequences = [
+            rig.gen(prompt, NEW_TOKENS, GREEDY) for prompt in todo[start : start + at_once]
+        ]
         rig.run()
-        tokens += [list(lane.tokens) for lane in lanes]
-        logprobs += [one.logprob for lane in lanes for one in lane.task.logprobs]  # type: ignore[union-attr]
+        tokens += [list(sequence.tokens) for sequence in sequences]
+        logprobs += [one.logprob for sequence in sequences for one in sequence.task.logprobs]  # type: ignore[union-attr]
     return tokens, logprobs
 
 
@@ -69,7 +74,7 @@ def rig_for(attention: str, preempt_every: int = 0, **changes: Any) -> Rig:
     config = SchedulerConfig(**{"page_size": 16, "num_pages": 256, **changes})
     engine = engines(config.page_size, attention)
     assert engine.num_pages >= config.num_pages
-    return Rig(config, 512, preempt_every, engine, Sampler())
+    return Rig(config, 512, preempt_every, engine, TorchSampler())
 
 
 @cache
@@ -117,10 +122,10 @@ def test_forks_answer_as_if_each_were_alone(page_size: int, count: int, common: 
     rig = rig_for("native", page_size=page_size, num_pages=4096 // page_size)
     first = rig.gen(parent, 4, GREEDY)
     rig.run()
-    lanes = [rig.gen([*first.tokens, *child[common:]], 8, GREEDY) for child in children]
+    sequences = [rig.gen([*first.tokens, *child[common:]], 8, GREEDY) for child in children]
     rig.run()
-    for lane, child in zip(lanes, children, strict=True):
+    for sequence, child in zip(sequences, children, strict=True):
         single = rig_for("native", share=False)
         solo = single.gen([*first.tokens, *child[common:]], 8, GREEDY)
         single.run()
-        assert list(lane.tokens) == list(solo.tokens)
+        assert list(sequence.tokens) == list(solo.tokens)

@@ -1,4 +1,6 @@
-"""Healing: the last literal token is decided once more, exactly, where that can matter, and nowhere else."""
+"""Healing: the last literal token is decided once more, exactly, where that can matter, and nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from array import array
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.branch import Branch
-from lmprog.runtime.calls import CallBuilder, Limits
-from lmprog.runtime.constraints import Constraints
-from lmprog.runtime.generation import Generation
-from lmprog.runtime.ongoing import Ongoing
-from lmprog.runtime.request import Call
+from lmprog.runtime.programs.active_call import ActiveCall
+from lmprog.runtime.programs.branch import RuntimeBranch
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.scheduling.generation import Generation
+from lmprog.runtime.scheduling.sequence import SequenceGroup
 from tests.constrained.small_model import PairTokenizer, random_tokenizer
 from tests.runtime.talk import Talk, done, text
 from tests.runtime.words import Words
@@ -31,30 +33,31 @@ def built(
     constraint: wire.Constraint | None = None,
     heal: bool = True,
     **sampling: object,
-) -> Call:
+) -> SequenceGroup:
     """The call that a gen on a branch with this literal text becomes."""
-    constraints = Constraints(tokenizer)
-    limits = Limits(tokenizer.vocab_size, LONGEST, lambda prompt, most: None)
+    constraints = CallConstraints(tokenizer)
+    limits = CallLimits(tokenizer.vocab_size, LONGEST, lambda prompt, most: None)
     calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(0))
-    branch = Branch(1)
+    branch = RuntimeBranch(1)
     branch.birth()
     branch.append(prompt)
-    settings = wire.Sampling(**{"max_tokens": 5, **sampling})  # type: ignore[arg-type]
-    op = wire.Gen(1, 1, settings, constraint, heal=heal)
-    ongoing = Ongoing(b"", op, branch, [])
-    calls.begin_constraint(ongoing)
+    settings = wire.SamplingParams(**{"max_tokens": 5, **sampling})  # type: ignore[arg-type]
+    op = wire.Generate(1, 1, settings, constraint, heal=heal)
+    active = ActiveCall(b"", op, branch, [])
+    calls.begin_constraint(active)
     for compiling in constraints.collect():
         assert compiling.known
-    return calls.build(ongoing, 0.0)
+    return calls.build(active, 0.0)
 
 
-def seam_of(call: Call) -> bytes | None:
-    task = call.lanes[0].task
+def seam_of(call: SequenceGroup) -> bytes | None:
+    task = call.sequences[0].task
     assert isinstance(task, Generation)
     return task.settings.seam.text if task.settings.seam else None
 
 
-# --- the distribution, enumerated -----------------------------------------------------------------------------------
+# --- the distribution, enumerated
+# -----------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -69,12 +72,12 @@ def share(seed: int, tokens: array[int], allowed: list[int]) -> dict[int, float]
     return {token: one / total for token, one in found.items()}
 
 
-def texts_of(tokenizer: PairTokenizer, call: Call, seed: int) -> dict[str, float]:
+def texts_of(tokenizer: PairTokenizer, call: SequenceGroup, seed: int) -> dict[str, float]:
     """The probability of each text, by walking every path of the runtime's own generation."""
-    lane = call.lanes[0]
-    assert isinstance(lane.task, Generation)
+    sequence = call.sequences[0]
+    assert isinstance(sequence.task, Generation)
     found: dict[str, float] = {}
-    paths = [(lane.task, lane.tokens, 1.0)]
+    paths = [(sequence.task, sequence.tokens, 1.0)]
     while paths:
         task, tokens, chance = paths.pop()
         if task.finish is not None:
@@ -82,7 +85,9 @@ def texts_of(tokenizer: PairTokenizer, call: Call, seed: int) -> dict[str, float
             found[written] = found.get(written, 0.0) + chance
             continue
         row = task.mask()
-        allowed = [token for token in range(tokenizer.vocab_size) if row is None or row.allows(token)]
+        allowed = [
+            token for token in range(tokenizer.vocab_size) if row is None or row.allows(token)
+        ]
         for token, part in share(seed, tokens, allowed).items():
             other, longer = copy.copy(task), tokens[:]
             other.accept(token, longer)
@@ -90,7 +95,9 @@ def texts_of(tokenizer: PairTokenizer, call: Call, seed: int) -> dict[str, float
     return found
 
 
-def texts_by_definition(tokenizer: PairTokenizer, prompt: str, max_tokens: int, seed: int) -> dict[str, float]:
+def texts_by_definition(
+    tokenizer: PairTokenizer, prompt: str, max_tokens: int, seed: int
+) -> dict[str, float]:
     """The same from the definition, with strings: no masks, no pieces, no guides."""
     standing = tokenizer.encode(prompt)
     names = [tokenizer.token_text(token) for token in range(tokenizer.vocab_size)]
@@ -101,8 +108,14 @@ def texts_by_definition(tokenizer: PairTokenizer, prompt: str, max_tokens: int, 
             written = tokenizer.decode(tokens)
             found[written] = found.get(written, 0.0) + chance
             return
-        allowed = [t for t, name in enumerate(names) if name and (name.startswith(seam) or seam.startswith(name))]
-        for token, part in share(seed, tokens, allowed if seam else list(range(len(names)))).items():
+        allowed = [
+            t
+            for t, name in enumerate(names)
+            if name and (name.startswith(seam) or seam.startswith(name))
+        ]
+        for token, part in share(
+            seed, tokens, allowed if seam else list(range(len(names)))
+        ).items():
             name = names[token]
             longer = array("i", [*tokens, token])
             if not name:
@@ -140,7 +153,9 @@ def test_the_distribution_over_texts_is_that_of_the_last_token_decided_once_more
 @pytest.mark.parametrize("seed", range(20))
 def test_with_a_constraint_every_text_is_the_prompt_and_a_whole_match(seed: int) -> None:
     rng = random.Random(100 + seed)
-    language = list(dict.fromkeys("".join(rng.choices("abc", k=rng.randrange(1, 4))) for _ in range(5)))
+    language = list(
+        dict.fromkeys("".join(rng.choices("abc", k=rng.randrange(1, 4))) for _ in range(5))
+    )
     while True:
         tokenizer = random_tokenizer(rng, num_merges=7)
         prompt = "".join(rng.choices("abc", k=6))
@@ -152,7 +167,8 @@ def test_with_a_constraint_every_text_is_the_prompt_and_a_whole_match(seed: int)
     assert abs(sum(found.values()) - 1) < 1e-9
 
 
-# --- which seams ----------------------------------------------------------------------------------------------------
+# --- which seams
+# ----------------------------------------------------------------------------------------------------
 
 SEAMS: dict[str, tuple[str, bytes | None]] = {
     "http: becomes ://": ("see http:", b":"),
@@ -171,11 +187,19 @@ def test_the_seam_is(name: str) -> None:
     call = built(URL, prompt)
     assert seam_of(call) == expected
     tokens = URL.encode(prompt)
-    assert list(call.lanes[0].tokens) == (tokens if expected is None else tokens[:-1])
+    assert list(call.sequences[0].tokens) == (tokens if expected is None else tokens[:-1])
     assert call.prompt_len == len(tokens)
 
 
-INSIDE = Words("caf", "\u20ac".encode()[2:] + b"s", "\u00e9s", "\u00e9", "\u20ac".encode()[:2], "\u20ac.", "a\u00e9")
+INSIDE = Words(
+    "caf",
+    "\u20ac".encode()[2:] + b"s",
+    "\u00e9s",
+    "\u00e9",
+    "\u20ac".encode()[:2],
+    "\u20ac.",
+    "a\u00e9",
+)
 """Tokens that begin or end inside of a character."""
 
 
@@ -199,12 +223,16 @@ def test_a_character_of_several_bytes_is_healed_whole_or_not_at_all(
     call = built(INSIDE, prompt)
     assert seam_of(call) == (None if expected is None else expected.encode())
     if expected is not None:
-        task = call.lanes[0].task
+        task = call.sequences[0].task
         assert isinstance(task, Generation)
         row = task.mask()
         assert row is not None
         pieces = {INSIDE.pieces[token] for token in range(INSIDE.vocab_size) if row.allows(token)}
-        begun = {piece for piece in pieces if piece is not None and not piece.startswith(expected.encode())}
+        begun = {
+            piece
+            for piece in pieces
+            if piece is not None and not piece.startswith(expected.encode())
+        }
         assert all(expected.encode().startswith(piece) for piece in begun)
         assert any(piece is not None and len(piece) > len(expected.encode()) for piece in pieces)
 
@@ -218,12 +246,15 @@ def test_nothing_is_healed_unasked_nor_where_the_prompt_itself_is_scored() -> No
 def test_a_constraint_says_what_may_stand_beyond_the_seam() -> None:
     assert seam_of(built(URL, "see http:", wire.Regex("[a-z]+"))) is None, "only :// is longer"
     call = built(URL, "see http:", wire.Regex("//[a-z]"))
-    task = call.lanes[0].task
+    task = call.sequences[0].task
     assert isinstance(task, Generation)
     row = task.mask()
     assert row is not None
-    assert {URL.pieces[token] for token in range(URL.vocab_size) if row.allows(token)} == {b":", b"://"}
-    tokens = call.lanes[0].tokens
+    assert {URL.pieces[token] for token in range(URL.vocab_size) if row.allows(token)} == {
+        b":",
+        b"://",
+    }
+    tokens = call.sequences[0].tokens
     assert task.accept(URL.ids[b"://"], tokens) == 1
     row = task.mask()
     assert row is not None
@@ -233,30 +264,44 @@ def test_a_constraint_says_what_may_stand_beyond_the_seam() -> None:
 
 def test_a_stop_token_may_be_in_the_seam_and_not_go_beyond_it() -> None:
     inside = built(URL, "see http:", stop_token_ids=(URL.ids[b":"],))
-    task = inside.lanes[0].task
+    task = inside.sequences[0].task
     assert isinstance(task, Generation)
-    assert task.accept(URL.ids[b":"], inside.lanes[0].tokens) == 1
+    assert task.accept(URL.ids[b":"], inside.sequences[0].tokens) == 1
     assert task.finish is None
     assert (task.generated, task.respelled, task.prompt_len) == (0, 1, len(URL.encode("see http:")))
     assert seam_of(built(URL, "see http:", stop_token_ids=(URL.ids[b"://"],))) is None
 
 
-# --- in the runtime -------------------------------------------------------------------------------------------------
+# --- in the runtime
+# -------------------------------------------------------------------------------------------------
 
-GREEDY = wire.Sampling(temperature=0.0, max_tokens=4, ignore_eos=True)
+GREEDY = wire.SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
 LONGER = ((URL.ids[b"://"], 90.0),)
 SAME = ((URL.ids[b":"], 90.0),)
 
 
-def asked(prompt: str, logit_bias: tuple[tuple[int, float], ...], **more: object) -> tuple[Talk, wire.Done, list[str]]:
+def asked(
+    prompt: str, logit_bias: tuple[tuple[int, float], ...], **more: object
+) -> tuple[Talk, wire.CallDone, list[str]]:
     """A healed generation after `prompt`; also what was streamed."""
     talk = Talk(tokenizer=URL)
-    settings = wire.Sampling(
-        **{"temperature": 0.0, "max_tokens": 3, "ignore_eos": True, "logit_bias": logit_bias, **more}  # type: ignore
+    settings = wire.SamplingParams(
+        **{
+            "temperature": 0.0,
+            "max_tokens": 3,
+            "ignore_eos": True,
+            "logit_bias": logit_bias,
+            **more,
+        }  # type: ignore
     )
-    replies = talk.ask(wire.Open(1), text(1, prompt), wire.Gen(1, 7, settings, stream=True, heal=True), wire.Read(1, 8))
+    replies = talk.ask(
+        wire.Open(1),
+        text(1, prompt),
+        wire.Generate(1, 7, settings, stream=True, heal=True),
+        wire.Read(1, 8),
+    )
     (whole,) = [reply for reply in replies if isinstance(reply, wire.TextIs)]
     assert whole.text == prompt + done(replies)[7].outputs[0].text
     deltas = [reply.text for reply in replies if isinstance(reply, wire.Delta)]
@@ -299,8 +344,10 @@ def test_taken_as_it_was_the_answer_is_that_without_healing() -> None:
         last = URL.encode(prompt)[-1]
         _, healed, _ = asked(prompt, ((last, 60.0),), max_tokens=1)
         talk = Talk(tokenizer=URL)
-        settings = wire.Sampling(temperature=0.0, max_tokens=1, ignore_eos=True, logit_bias=((last, 60.0),))
-        plain = done(talk.ask(wire.Open(1), text(1, prompt), wire.Gen(1, 7, settings)))[7]
+        settings = wire.SamplingParams(
+            temperature=0.0, max_tokens=1, ignore_eos=True, logit_bias=((last, 60.0),)
+        )
+        plain = done(talk.ask(wire.Open(1), text(1, prompt), wire.Generate(1, 7, settings)))[7]
         assert healed.outputs[0].text == plain.outputs[0].text
 
 
@@ -308,8 +355,10 @@ def test_where_nothing_can_heal_no_step_and_no_cached_token_is_lost() -> None:
     figures = []
     for heal in (False, True):
         talk = Talk(tokenizer=URL)
-        talk.ask(wire.Open(1), text(1, "the word the word"), wire.Gen(1, 1, GREEDY, heal=heal))
-        again = talk.ask(wire.Open(2), text(2, "the word the word"), wire.Gen(2, 2, GREEDY, heal=heal))
+        talk.ask(wire.Open(1), text(1, "the word the word"), wire.Generate(1, 1, GREEDY, heal=heal))
+        again = talk.ask(
+            wire.Open(2), text(2, "the word the word"), wire.Generate(2, 2, GREEDY, heal=heal)
+        )
         usage = done(again)[2].usage
         figures.append((usage.cached, usage.computed, usage.generated, talk.scheduler.step))
     assert figures[0] == figures[1]
@@ -317,20 +366,20 @@ def test_where_nothing_can_heal_no_step_and_no_cached_token_is_lost() -> None:
 
 def test_a_branch_that_ends_in_anything_but_literal_text_is_not_healed() -> None:
     talk = Talk(tokenizer=URL)
-    talk.ask(wire.Open(1), text(1, "see http:"), wire.Gen(1, 1, GREEDY))
+    talk.ask(wire.Open(1), text(1, "see http:"), wire.Generate(1, 1, GREEDY))
     branch = talk.interpreter.clients[b"me"].branches[1]
     assert not branch.ends_literal, "generated"
-    talk.ask(wire.Append(1, (wire.Text("the "),)))
+    talk.ask(wire.Append(1, (wire.TextPiece("the "),)))
     assert branch.ends_literal
-    talk.ask(wire.Append(1, (wire.Text(""),)))
+    talk.ask(wire.Append(1, (wire.TextPiece(""),)))
     assert branch.ends_literal, "nothing was appended"
     talk.ask(wire.Append(1, (wire.RoleBegin("user"),)))
     assert not branch.ends_literal, "a template's"
-    talk.ask(wire.Append(1, (wire.Text("x:"), wire.RoleEnd("user"))))
+    talk.ask(wire.Append(1, (wire.TextPiece("x:"), wire.RoleEnd("user"))))
     assert not branch.ends_literal, "a template's"
-    talk.ask(wire.Append(1, (wire.Tokens(tuple(URL.encode("http:"))),)))
+    talk.ask(wire.Append(1, (wire.TokensPiece(tuple(URL.encode("http:"))),)))
     assert not branch.ends_literal, "given as tokens"
-    talk.ask(wire.Append(1, (wire.Text(":"),)), wire.Select(1, 2, (":", "the")))
+    talk.ask(wire.Append(1, (wire.TextPiece(":"),)), wire.Select(1, 2, (":", "the")))
     assert not branch.ends_literal, "selected"
 
 
@@ -338,10 +387,14 @@ def test_forks_and_results_share_all_before_the_seam() -> None:
     talk = Talk(tokenizer=URL)
     prompt = "the word " * 6 + "http:"
     tokens = URL.encode(prompt)
-    many = wire.Sampling(temperature=1.0, seed=3, max_tokens=2, ignore_eos=True, n=4)
-    usage = done(talk.ask(wire.Open(1), text(1, prompt), wire.Gen(1, 1, many, heal=True)))[1].usage
+    many = wire.SamplingParams(temperature=1.0, seed=3, max_tokens=2, ignore_eos=True, n=4)
+    usage = done(talk.ask(wire.Open(1), text(1, prompt), wire.Generate(1, 1, many, heal=True)))[
+        1
+    ].usage
     assert usage.computed <= len(tokens) - 1 + 4 * 3 + 4
     talk.ask(wire.Open(2), text(2, prompt), wire.Fork(2, (3, 4)))
-    replies = talk.ask(wire.Gen(3, 5, GREEDY, heal=True), wire.Gen(4, 6, GREEDY, heal=True))
+    replies = talk.ask(
+        wire.Generate(3, 5, GREEDY, heal=True), wire.Generate(4, 6, GREEDY, heal=True)
+    )
     for call in (5, 6):
         assert done(replies)[call].usage.cached >= len(tokens) - 1 - 4

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.realms import Realm, Realms
+from lmprog.runtime.scheduling.namespaces import Namespace, Namespaces
 from lmprog.wire import SHARES_PUBLIC
 from tests.runtime.rig import VOCAB, Rig, expected
 
@@ -17,7 +17,10 @@ PUBLIC = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 6, 6], [9]]
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def border(tokens: Sequence[int]) -> int:
@@ -27,63 +30,70 @@ def border(tokens: Sequence[int]) -> int:
 @pytest.mark.parametrize("page_size", [1, 3, 4])
 @pytest.mark.parametrize("seed", range(12))
 def test_nobody_is_told_more_than_what_is_public_or_their_own(page_size: int, seed: int) -> None:
-    """Random prompts of several salts: what is found is at most what the salt left by itself, or the public prefix; and
-    that prefix is found, while nothing is evicted. And answers are what they are without any cache."""
+    """Random prompts of several salts: what is found is at most what the salt left by itself, or
+    the public prefix; and that prefix is found, while nothing is evicted. And answers are what they
+    are without any cache."""
     dice = random.Random(seed)
     roomy = seed % 2 == 0
     num_pages = 4096 if roomy else 24
     config = SchedulerConfig(page_size=page_size, num_pages=num_pages, token_budget=32)
     rig = Rig(config, context_len=40 if roomy else 20)
-    realms = Realms(VOCAB, PUBLIC)
+    namespaces = Namespaces(VOCAB, PUBLIC)
     own: dict[str, list[list[int]]] = {}
     left: list[list[int]] = []
     for _ in range(60):
         salt = dice.choice(["", "x", SHARES_PUBLIC + "a", SHARES_PUBLIC + "b", SHARES_PUBLIC + "c"])
         start = dice.choice([*PUBLIC, [1, 2, 3], []])
         prompt = [*start, *(dice.randrange(3) for _ in range(dice.randrange(1, 6)))]
-        realm = realms.of(array("i", prompt), salt)
+        namespace = namespaces.of(array("i", prompt), salt)
         mine = max((common(prompt, one) for one in own.get(salt, ())), default=0)
         reach = {"": len(prompt), "x": 0}.get(salt, border(prompt))
         public = max((min(common(prompt, one), reach) for one in left), default=0)
-        lane = rig.gen(prompt, 3, realm=realm)
+        sequence = rig.gen(prompt, 3, namespace=namespace)
         rig.run()
-        assert list(lane.tokens) == prompt + expected(prompt, 3)
-        assert lane.call.cached <= min(max(mine, public), len(prompt) - 1), (salt, prompt)
-        assert not roomy or lane.call.cached >= min(public, len(prompt) - 1), (salt, prompt)
-        own.setdefault(salt, []).append(list(lane.tokens)[:-1])
+        assert list(sequence.tokens) == prompt + expected(prompt, 3)
+        assert sequence.call.cached <= min(max(mine, public), len(prompt) - 1), (salt, prompt)
+        assert not roomy or sequence.call.cached >= min(public, len(prompt) - 1), (salt, prompt)
+        own.setdefault(salt, []).append(list(sequence.tokens)[:-1])
         if salt.startswith(SHARES_PUBLIC) or not salt:
-            shared = len(lane.tokens) - 1 if not salt else border(prompt)
-            left.append(list(lane.tokens)[:shared])
+            shared = len(sequence.tokens) - 1 if not salt else border(prompt)
+            left.append(list(sequence.tokens)[:shared])
 
 
 def test_a_sequence_is_apart_from_the_end_of_its_longest_public_prefix_on() -> None:
-    realms = Realms(10, PUBLIC)
-    one, other = (realms.of(array("i", [1, 2, 3, 4, 5, 7, 8]), SHARES_PUBLIC + salt) for salt in "ab")
+    namespaces = Namespaces(10, PUBLIC)
+    one, other = (
+        namespaces.of(array("i", [1, 2, 3, 4, 5, 7, 8]), SHARES_PUBLIC + salt) for salt in "ab"
+    )
     assert (one.root, one.border) == (other.root, other.border) == ("", 5)
-    keys = [list(realm.keys(array("i", [1, 2, 3, 4, 5, 7, 8]))) for realm in (one, other)]
+    keys = [list(namespace.keys(array("i", [1, 2, 3, 4, 5, 7, 8]))) for namespace in (one, other)]
     assert keys == [[1, 2, 3, 4, 5, -3, 8], [1, 2, 3, 4, 5, -13, 8]]
-    assert [realms.token(key) for key in (*keys[0], *keys[1])] == [1, 2, 3, 4, 5, 7, 8] * 2
+    assert [namespaces.token(key) for key in (*keys[0], *keys[1])] == [1, 2, 3, 4, 5, 7, 8] * 2
     assert list(one.keys(array("i", [1, 2, 3, 4, 5]))) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "salt", "realm"),
+    ("tokens", "salt", "namespace"),
     [
-        ([1, 2, 3, 4], "~a", Realm("~a")),
-        ([1, 2, 3, 4, 5], "a", Realm("a")),
-        ([1, 2, 3, 4, 5], "", Realm("")),
-        ([], "~a", Realm("~a")),
-        ([1, 2, 3, 4, 5, 6, 6, 6], "~a", Realm("", 8, 10)),
+        ([1, 2, 3, 4], "~a", Namespace("~a")),
+        ([1, 2, 3, 4, 5], "a", Namespace("a")),
+        ([1, 2, 3, 4, 5], "", Namespace("")),
+        ([], "~a", Namespace("~a")),
+        ([1, 2, 3, 4, 5, 6, 6, 6], "~a", Namespace("", 8, 10)),
     ],
     ids=["not whole", "a salt that shares nothing", "no salt", "nothing", "the longer one"],
 )
-def test_only_who_holds_all_of_a_public_prefix_shares_it(tokens: list[int], salt: str, realm: Realm) -> None:
-    assert Realms(10, PUBLIC).of(array("i", tokens), salt) == realm
+def test_only_who_holds_all_of_a_public_prefix_shares_it(
+    tokens: list[int], salt: str, namespace: Namespace
+) -> None:
+    assert Namespaces(10, PUBLIC).of(array("i", tokens), salt) == namespace
 
 
 def test_salts_beyond_those_that_can_be_told_apart_share_nothing() -> None:
-    realms = Realms(2**30, [[1]])
-    found = [realms.of(array("i", [1, 2]), f"~{number}") for number in range(4)]
-    assert [realm.root for realm in found] == ["", "", "~2", "~3"]
-    assert [array("i", realm.keys(array("i", [1, 2**30 - 1]))).itemsize for realm in found] == [4] * 4
-    assert realms.of(array("i", [1, 2]), "~0") == found[0]
+    namespaces = Namespaces(2**30, [[1]])
+    found = [namespaces.of(array("i", [1, 2]), f"~{number}") for number in range(4)]
+    assert [namespace.root for namespace in found] == ["", "", "~2", "~3"]
+    assert [
+        array("i", namespace.keys(array("i", [1, 2**30 - 1]))).itemsize for namespace in found
+    ] == [4] * 4
+    assert namespaces.of(array("i", [1, 2]), "~0") == found[0]

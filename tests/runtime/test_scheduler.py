@@ -8,9 +8,9 @@ import pytest
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, Overloaded
-from lmprog.runtime.realms import Realm
-from lmprog.runtime.simulation.model import reference_logits
-from lmprog.runtime.simulation.sampler import log_softmax
+from lmprog.runtime.scheduling.namespaces import Namespace
+from lmprog.simulation.fake_engine import reference_logits
+from lmprog.simulation.plain_sampler import log_softmax
 from tests.runtime.rig import VOCAB, Rig, expected
 
 
@@ -24,36 +24,40 @@ def config(**changes: object) -> SchedulerConfig:
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("max_chunk", [0, 1, 7])
-def test_what_is_generated_does_not_depend_on_pages_or_chunks(page_size: int, max_chunk: int) -> None:
+def test_what_is_generated_does_not_depend_on_pages_or_chunks(
+    page_size: int, max_chunk: int
+) -> None:
     rig = Rig(config(page_size=page_size, max_chunk=max_chunk))
     prompts = [tokens(seed, length) for seed, length in enumerate([1, 2, 5, 16, 33])]
-    lanes = [rig.gen(prompt, 9) for prompt in prompts]
+    sequences = [rig.gen(prompt, 9) for prompt in prompts]
     rig.run()
-    for prompt, lane in zip(prompts, lanes, strict=True):
-        assert list(lane.tokens) == prompt + expected(prompt, 9)
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        assert list(sequence.tokens) == prompt + expected(prompt, 9)
 
 
 @pytest.mark.parametrize("common", [0, 1, 4, 31, 32, 33, 100])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_sixteen_branches_of_one_step_compute_their_common_prefix_once(common: int, page_size: int) -> None:
+def test_sixteen_branches_of_one_step_compute_their_common_prefix_once(
+    common: int, page_size: int
+) -> None:
     rig = Rig(config(page_size=page_size))
     prefix = tokens(1, common)
     prompts = [[*prefix, branch, *tokens(100 + branch, 20)] for branch in range(16)]
-    lanes = [rig.gen(prompt, 1) for prompt in prompts]
+    sequences = [rig.gen(prompt, 1) for prompt in prompts]
     rig.step()
     assert rig.plans[0].num_tokens == common + 16 * 21
-    for prompt, lane in zip(prompts, lanes, strict=True):
-        assert list(lane.tokens) == prompt + expected(prompt, 1)
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        assert list(sequence.tokens) == prompt + expected(prompt, 1)
 
 
 def test_equal_prompts_of_one_step_compute_all_but_their_last_token_once() -> None:
     rig = Rig(config(page_size=16))
     prompt = tokens(1, 37)
-    lanes = [rig.gen(prompt, 5) for _ in range(8)]
+    sequences = [rig.gen(prompt, 5) for _ in range(8)]
     rig.step()
     assert rig.plans[0].num_tokens == 36 + 8
     rig.run()
-    assert all(list(lane.tokens) == prompt + expected(prompt, 5) for lane in lanes)
+    assert all(list(sequence.tokens) == prompt + expected(prompt, 5) for sequence in sequences)
 
 
 def test_generated_tokens_are_found_again() -> None:
@@ -76,39 +80,45 @@ def test_preemption_every_third_step_changes_nothing(page_size: int) -> None:
     rig = Rig(config(page_size=page_size, max_chunk=5), preempt_every=3)
     shared = tokens(3, 18)
     prompts = [shared + tokens(seed, seed) for seed in range(1, 8)]
-    lanes = [rig.gen(prompt, 24) for prompt in prompts]
+    sequences = [rig.gen(prompt, 24) for prompt in prompts]
     rig.run()
     assert rig.scheduler.stats.preemptions > 3
-    for prompt, lane in zip(prompts, lanes, strict=True):
-        assert list(lane.tokens) == prompt + expected(prompt, 24)
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        assert list(sequence.tokens) == prompt + expected(prompt, 24)
 
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("num_pages", [12, 15, 40])
 def test_a_tiny_pool_ends_in_right_answers(num_pages: int, share: bool) -> None:
-    rig = Rig(config(page_size=4, num_pages=num_pages, share=share, token_budget=16), context_len=40)
+    rig = Rig(
+        config(page_size=4, num_pages=num_pages, share=share, token_budget=16), context_len=40
+    )
     prompts = [tokens(seed % 3, 10) + tokens(seed, seed % 9) for seed in range(20)]
-    lanes = [rig.gen(prompt, 12) for prompt in prompts]
+    sequences = [rig.gen(prompt, 12) for prompt in prompts]
     rig.run()
-    for prompt, lane in zip(prompts, lanes, strict=True):
-        assert list(lane.tokens) == prompt + expected(prompt, 12)
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        assert list(sequence.tokens) == prompt + expected(prompt, 12)
 
 
 def test_scoring_gives_the_log_probabilities_of_the_given_tokens() -> None:
     rig = Rig(config(max_chunk=6))
     text = tokens(5, 17)
-    lane = rig.score(text, first=9, finals=(3, 4))
+    sequence = rig.score(text, first=9, finals=(3, 4))
     rig.run()
-    task = lane.task
+    task = sequence.task
     found = [scored.logprob for scored in task.logprobs]
     likely = [log_softmax(reference_logits(text[:end], VOCAB)) for end in range(9, 18)]
     assert found == pytest.approx([likely[i][text[9 + i]] for i in range(8)], abs=1e-6)
-    assert [one.logprob for one in task.final_logprobs] == pytest.approx([likely[8][3], likely[8][4]], abs=1e-6)
+    assert [one.logprob for one in task.final_logprobs] == pytest.approx(
+        [likely[8][3], likely[8][4]], abs=1e-6
+    )
 
 
 def test_a_call_that_can_never_fit_is_refused_with_the_numbers() -> None:
     rig = Rig(config(page_size=4, num_pages=8), context_len=1000)
-    with pytest.raises(ContextOverflow, match=r"20 tokens; with max_tokens=9 that is 29 > 28") as caught:
+    with pytest.raises(
+        ContextOverflow, match=r"20 tokens; with max_tokens=9 that is 29 > 28"
+    ) as caught:
         rig.gen(tokens(1, 20), 9)
     assert (caught.value.prompt, caught.value.max_tokens, caught.value.limit) == (20, 9, 28)
     rig.gen(tokens(1, 20), 8)
@@ -139,7 +149,7 @@ def test_a_row_that_is_not_finite_ends_alone_and_leaves_nothing_in_the_tree() ->
     bad = rig.gen([*shared, 96, 7, 8, 9, 10, 11], 4)
     good = rig.gen([*shared, 8, 9], 4)
     failed = [one for one in rig.step() if one.error]
-    assert [one.lane for one in failed] == [bad]
+    assert [one.sequence for one in failed] == [bad]
     rig.run()
     assert list(good.tokens) == [*shared, 8, 9, *expected([*shared, 8, 9], 4)]
     rig.engine.poison = set()
@@ -154,15 +164,18 @@ def test_a_row_that_is_not_finite_ends_alone_and_leaves_nothing_in_the_tree() ->
 def test_all_policies_answer_everything(policy: str) -> None:
     rig = Rig(config(page_size=4, num_pages=24, token_budget=8, policy=policy), context_len=64)
     prompts = [tokens(seed % 4, 8) + tokens(seed, seed % 5 + 1) for seed in range(30)]
-    lanes = [rig.gen(prompt, 4) for prompt in prompts]
+    sequences = [rig.gen(prompt, 4) for prompt in prompts]
     rig.run()
-    assert all(list(lane.tokens) == p + expected(p, 4) for p, lane in zip(prompts, lanes, strict=True))
+    assert all(
+        list(sequence.tokens) == p + expected(p, 4)
+        for p, sequence in zip(prompts, sequences, strict=True)
+    )
 
 
 def test_branches_of_different_salts_share_nothing() -> None:
     rig = Rig(config(page_size=4))
     prompt = tokens(1, 20)
-    rig.gen(prompt, 1, realm=Realm("a"))
-    rig.gen(prompt, 1, realm=Realm("b"))
+    rig.gen(prompt, 1, namespace=Namespace("a"))
+    rig.gen(prompt, 1, namespace=Namespace("b"))
     rig.step()
     assert rig.plans[0].num_tokens == 40

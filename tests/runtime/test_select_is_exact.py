@@ -1,5 +1,5 @@
-"""A select scores each option as transformers scores the whole text alone: on a real (small, random) checkpoint, also
-where the tokenizer merges an option with the text before it."""
+"""A select scores each option as transformers scores the whole text alone: on a real (small,
+random) checkpoint, also where the tokenizer merges an option with the text before it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tokenizers.processors import TemplateProcessing
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.runtime.engine import Engine, load_engine
-from lmprog.runtime.sampler import Sampler
-from lmprog.runtime.tokenizer import HfTokenizer
+from lmprog.runtime.engine.engine import ModelEngine, load_engine
+from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.text.tokenizer import HfTokenizer
 from tests.model.checkpoints import Recipe
 from tests.runtime.talk import Talk, text
 from tests.text.checkpoints import byte_level
@@ -31,7 +31,7 @@ class Judged:
 
     model: Any
     tokenizer: HfTokenizer
-    engine: Engine
+    engine: ModelEngine
 
     def logprobs(self, tokens: list[int]) -> list[float]:
         """Of each token given those before it; the first one has none."""
@@ -50,11 +50,18 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     tokenizer = byte_level()
     if request.param:
         special = [(request.param, tokenizer.token_to_id(request.param))]
-        tokenizer.post_processor = TemplateProcessing(single=f"{request.param} $A", special_tokens=special)
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{request.param} $A", special_tokens=special
+        )
     model = Recipe("Llama", {"vocab_size": tokenizer.get_vocab_size()}).make(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = RuntimeConfig(
-        model=str(folder), dtype="float32", threads=1, kv_memory_mb=16, scheduler=SCHEDULING, attention="reference"
+        model=str(folder),
+        dtype="float32",
+        threads=1,
+        kv_memory_mb=16,
+        scheduler=SCHEDULING,
+        attention="reference",
     )
     return Judged(model, HfTokenizer(folder), load_engine(config))
 
@@ -70,7 +77,9 @@ METHODS: list[wire.SelectMethod] = [
 
 
 def chosen(judged: Judged, op: wire.Select, talk: Talk | None = None) -> wire.Chosen:
-    talk = talk or Talk(judged.tokenizer, judged.engine, Sampler(), page_size=16, num_pages=256)
+    talk = talk or Talk(
+        judged.tokenizer, judged.engine, TorchSampler(), page_size=16, num_pages=256
+    )
     replies = talk.ask(wire.Open(op.branch), text(op.branch, PROMPT), op)
     talk.ask(wire.Close(op.branch))
     (reply,) = [reply for reply in replies if isinstance(reply, wire.Chosen)]
@@ -78,13 +87,17 @@ def chosen(judged: Judged, op: wire.Select, talk: Talk | None = None) -> wire.Ch
 
 
 def scored_alone(judged: Judged) -> tuple[list[list[float]], list[list[float]]]:
-    """Per option the log-probabilities of its tokens in the whole text, and without the text before it.
+    """Per option the log-probabilities of its tokens in the whole text, and without the text before
+    it.
 
     Its tokens are those from the first place on in which any option changes the tokens of the text.
     """
     before = judged.tokens(PROMPT)
     wholes = [judged.tokens(PROMPT + option) for option in OPTIONS]
-    first = min(next(at for at in range(len(whole)) if whole[at : at + 1] != before[at : at + 1]) for whole in wholes)
+    first = min(
+        next(at for at in range(len(whole)) if whole[at : at + 1] != before[at : at + 1])
+        for whole in wholes
+    )
     assert first < len(before), "an option merges with the text before it"
     alone = list(judged.tokenizer.prefix or judged.tokenizer.eos_ids[:1]) or before[:1]
     return (
@@ -97,12 +110,17 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def by_hand(method: wire.SelectMethod, given: list[list[float]], alone: list[list[float]]) -> tuple[list[float], int]:
+def by_hand(
+    method: wire.SelectMethod, given: list[list[float]], alone: list[list[float]]
+) -> tuple[list[float], int]:
     """The score of each option, and which one wins."""
     if method == "token_length_normalized":
         scores = [mean(one) for one in given]
     elif method == "unconditional_likelihood_normalized":
-        scores = [mean([a - b for a, b in zip(*pair, strict=True)]) for pair in zip(given, alone, strict=True)]
+        scores = [
+            mean([a - b for a, b in zip(*pair, strict=True)])
+            for pair in zip(given, alone, strict=True)
+        ]
     else:
         longest = max(map(len, given))
         rows = [one + [mean(one)] * (longest - len(one)) for one in given]
@@ -127,11 +145,13 @@ def test_every_method_scores_as_each_text_alone(judged: Judged, method: wire.Sel
         assert [option.probability for option in reply.options] == pytest.approx(shares, abs=1e-4)
 
 
-def test_drawn_options_have_the_distribution_of_their_scores_at_that_temperature(judged: Judged) -> None:
+def test_drawn_options_have_the_distribution_of_their_scores_at_that_temperature(
+    judged: Judged,
+) -> None:
     given, alone = scored_alone(judged)
     scores, _ = by_hand("token_length_normalized", given, alone)
     weights = [math.exp(score / 0.5) for score in scores]
-    talk = Talk(judged.tokenizer, judged.engine, Sampler(), page_size=16, num_pages=256)
+    talk = Talk(judged.tokenizer, judged.engine, TorchSampler(), page_size=16, num_pages=256)
     count = 400
     drawn = Counter(
         chosen(judged, wire.Select(seed, seed, OPTIONS, temperature=0.5, seed=seed), talk).index
@@ -145,10 +165,10 @@ def test_drawn_options_have_the_distribution_of_their_scores_at_that_temperature
 
 def test_options_scored_beside_other_calls_score_the_same(judged: Judged) -> None:
     """In one step with generations over the same text."""
-    talk = Talk(judged.tokenizer, judged.engine, Sampler(), page_size=16, num_pages=256)
+    talk = Talk(judged.tokenizer, judged.engine, TorchSampler(), page_size=16, num_pages=256)
     single = chosen(judged, wire.Select(1, 2, OPTIONS))
-    settings = wire.Sampling(temperature=0.0, max_tokens=20, ignore_eos=True, n=3)
-    talk.say(wire.Open(5), text(5, PROMPT), wire.Gen(5, 6, settings))
+    settings = wire.SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, n=3)
+    talk.say(wire.Open(5), text(5, PROMPT), wire.Generate(5, 6, settings))
     talk.step()
     beside = chosen(judged, wire.Select(7, 8, OPTIONS), talk)
     for mine, other in zip(single.options, beside.options, strict=True):

@@ -6,8 +6,8 @@ from array import array
 
 from lmprog import wire
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.patience import EARNED, MOST, Patience
-from lmprog.runtime.pins import Pins
+from lmprog.runtime.scheduling.admission_delay import EARNED, MOST, AdmissionDelay
+from lmprog.runtime.scheduling.pins import Pins
 from tests.runtime.talk import Talk, done, text
 
 
@@ -52,7 +52,7 @@ def test_a_hold_that_was_lost_can_be_given_back_without_harm() -> None:
 
 
 def test_patience_is_spent_by_waiting_and_earned_by_returns() -> None:
-    patience = Patience()
+    patience = AdmissionDelay()
     for _ in range(EARNED):
         assert patience.left
         patience.spend()
@@ -65,18 +65,24 @@ def test_patience_is_spent_by_waiting_and_earned_by_returns() -> None:
 
 
 def chats(talk: Talk, programs: int, turns: int) -> float:
-    """Programs that take turns, each asking as soon as it was answered; the share of prompt tokens that was found."""
-    short = wire.Sampling(temperature=0.0, max_tokens=8, ignore_eos=True)
+    """Programs that take turns, each asking as soon as it was answered; the share of prompt tokens
+    that was found.
+    """
+    short = wire.SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     asked, found, prompts = dict.fromkeys(range(programs), 0), 0, 0
     for number in range(programs):
-        talk.say(wire.Open(number), text(number, "abcdefghijklmnop"[number % 8 :] * 2), wire.Gen(number, number, short))
+        talk.say(
+            wire.Open(number),
+            text(number, "abcdefghijklmnop"[number % 8 :] * 2),
+            wire.Generate(number, number, short),
+        )
     for _ in range(2000):
         for call, reply in done(talk.step()).items():
             found, prompts = found + reply.usage.cached, prompts + reply.usage.prompt
             number = call % programs
             asked[number] += 1
             if asked[number] < turns:
-                talk.say(text(number, "question"), wire.Gen(number, call + programs, short))
+                talk.say(text(number, "question"), wire.Generate(number, call + programs, short))
         if talk.scheduler.idle and not talk.channel.inbox:
             break
     assert set(asked.values()) == {turns}, "everybody is answered"
@@ -90,13 +96,23 @@ def test_programs_that_take_turns_over_too_little_memory_find_their_pages() -> N
 
 
 def test_idle_branches_hold_nobody_up_for_long() -> None:
-    """Sessions that never come back fill the memory; new ones are seated all the same, several at a time."""
+    """Sessions that never come back fill the memory; new ones are admitted all the same, several at a
+    time.
+    """
     talk = Talk(num_pages=60)
-    short = wire.Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
+    short = wire.SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     for number in range(12):
-        talk.ask(wire.Open(number), text(number, f"{'abcdefghijkl'[number]}" * 14), wire.Gen(number, number, short))
+        talk.ask(
+            wire.Open(number),
+            text(number, f"{'abcdefghijkl'[number]}" * 14),
+            wire.Generate(number, number, short),
+        )
     before = talk.scheduler.stats.steps
     for number in range(100, 140):
-        talk.say(wire.Open(number), text(number, "xyzuvw"[number % 6] * 14), wire.Gen(number, number, short))
+        talk.say(
+            wire.Open(number),
+            text(number, "xyzuvw"[number % 6] * 14),
+            wire.Generate(number, number, short),
+        )
     talk.until_idle()
     assert talk.scheduler.stats.steps - before < 40 * 6 / 2

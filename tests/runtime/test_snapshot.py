@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmprog import wire
-from lmprog.runtime.generation import Generation, Settings
-from lmprog.runtime.ongoing import output_of
-from lmprog.runtime.request import Call, Lane
-from lmprog.runtime.simulation.letters import LetterTokenizer
-from lmprog.runtime.text import TextStream
+from lmprog.runtime.programs.active_call import output_of
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.text.stream import TextStream
+from lmprog.simulation.letters import LetterTokenizer
 from tests.runtime.talk import GREEDY, Talk, text
 
 
@@ -26,33 +26,48 @@ def look(talk: Talk, max_nodes: int = 500, with_text: bool = False) -> wire.Snap
     return found[0]
 
 
-def gen(branch: int, call: int, max_tokens: int = 5, priority: int = 0) -> wire.Gen:
-    sampling = wire.Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return wire.Gen(branch, call, sampling, priority=priority)
+def gen(branch: int, call: int, max_tokens: int = 5, priority: int = 0) -> wire.Generate:
+    sampling = wire.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return wire.Generate(branch, call, sampling, priority=priority)
 
 
 def test_an_idle_runtime_shows_what_it_keeps_and_how_long_ago_it_was_used() -> None:
     talk = Talk()
     talk.now = 10.0
-    talk.ask(wire.Open(1), text(1, "abcdefgh"), wire.Gen(1, 2, GREEDY))
+    talk.ask(wire.Open(1), text(1, "abcdefgh"), wire.Generate(1, 2, GREEDY))
     talk.ask(wire.Close(1))
     talk.now = 13.0
     seen = look(talk)
     assert (seen.clock, seen.running, seen.waiting, seen.nodes_left_out) == (13.0, (), (), 0)
-    assert sum(node.num_tokens for node in seen.nodes) == 12  # the last generated token has no keys and values
-    assert sum(node.num_pages for node in seen.nodes) == seen.figures["pages_cached"] == talk.scheduler.tree.num_cached
-    assert {(node.age, node.locks, node.pins, node.text) for node in seen.nodes} == {(3.0, 0, 0, "")}
+    assert (
+        sum(node.num_tokens for node in seen.nodes) == 12
+    )  # the last generated token has no keys and values
+    assert (
+        sum(node.num_pages for node in seen.nodes)
+        == seen.figures["pages_cached"]
+        == talk.scheduler.tree.num_cached
+    )
+    assert {(node.age, node.locks, node.pins, node.text) for node in seen.nodes} == {
+        (3.0, 0, 0, "")
+    }
 
 
-def test_a_running_lane_is_told_with_its_place_in_the_tree() -> None:
+def test_a_running_sequence_is_told_with_its_place_in_the_tree() -> None:
     talk = Talk()
     talk.say(wire.Open(1), text(1, "abcdefgh"), gen(1, 2, max_tokens=20))
     for _ in range(3):
         talk.step()
     talk.now += 2.0
     seen = look(talk)
-    (lane,) = seen.running
-    assert (lane.branch, lane.call, lane.kind, lane.phase, lane.prompt, lane.max_tokens) == (
+    (sequence,) = seen.running
+    assert (
+        sequence.branch,
+        sequence.call,
+        sequence.kind,
+        sequence.phase,
+        sequence.prompt,
+        sequence.max_tokens,
+    ) == (
         1,
         2,
         "gen",
@@ -60,29 +75,35 @@ def test_a_running_lane_is_told_with_its_place_in_the_tree() -> None:
         8,
         20,
     )
-    assert lane.num_tokens == lane.prompt + lane.generated == lane.computed + 1
-    assert lane.age == 2.0
-    assert seen.nodes[lane.node].locks == 1
-    assert seen.nodes[lane.node].age == 0.0
+    assert sequence.num_tokens == sequence.prompt + sequence.generated == sequence.computed + 1
+    assert sequence.age == 2.0
+    assert seen.nodes[sequence.node].locks == 1
+    assert seen.nodes[sequence.node].age == 0.0
 
 
 def test_a_long_prompt_in_chunks_is_prefill() -> None:
     talk = Talk(max_chunk=4)
     talk.say(wire.Open(1), text(1, "abcdefghijklmnop"), gen(1, 2))
     talk.step()
-    (lane,) = look(talk).running
-    assert (lane.phase, lane.generated, lane.num_tokens) == ("prefill", 0, 16)
+    (sequence,) = look(talk).running
+    assert (sequence.phase, sequence.generated, sequence.num_tokens) == ("prefill", 0, 16)
 
 
-def test_waiting_lanes_come_in_the_order_of_the_line_with_the_steps_that_they_waited() -> None:
+def test_waiting_sequences_come_in_the_order_of_the_line_with_the_steps_that_they_waited() -> None:
     talk = Talk(max_rows=1, policy="fcfs")
     for number in (1, 2, 3):
-        talk.say(wire.Open(number), text(number, "abcd" * number), gen(number, 10 + number, 20, priority=number == 3))
+        talk.say(
+            wire.Open(number),
+            text(number, "abcd" * number),
+            gen(number, 10 + number, 20, priority=number == 3),
+        )
     for _ in range(4):
         talk.step()
     seen = look(talk)
-    assert [lane.call for lane in seen.running] == [13]
-    assert [(lane.call, lane.phase, lane.passes, lane.node) for lane in seen.waiting] == [
+    assert [sequence.call for sequence in seen.running] == [13]
+    assert [
+        (sequence.call, sequence.phase, sequence.passes, sequence.node) for sequence in seen.waiting
+    ] == [
         (11, "waiting", 4, -1),
         (12, "waiting", 4, -1),
     ]
@@ -92,8 +113,8 @@ def test_a_salt_is_told_as_a_hash_that_differs_from_runtime_to_runtime() -> None
     names = []
     for _ in range(2):
         talk = Talk()
-        talk.ask(wire.Open(1, salt="secret"), text(1, "abcdefgh"), wire.Gen(1, 2, GREEDY))
-        talk.ask(wire.Open(3), text(3, "abcdefgh"), wire.Gen(3, 4, GREEDY))
+        talk.ask(wire.Open(1, salt="secret"), text(1, "abcdefgh"), wire.Generate(1, 2, GREEDY))
+        talk.ask(wire.Open(3), text(3, "abcdefgh"), wire.Generate(3, 4, GREEDY))
         seen = look(talk)
         assert b"secret" not in wire.encode((seen,))
         names.append({node.salt for node in seen.nodes})
@@ -103,16 +124,16 @@ def test_a_salt_is_told_as_a_hash_that_differs_from_runtime_to_runtime() -> None
 
 def test_text_is_told_only_where_it_is_asked_for() -> None:
     talk = Talk()
-    talk.ask(wire.Open(1), text(1, "hello there"), wire.Gen(1, 2, GREEDY))
+    talk.ask(wire.Open(1), text(1, "hello there"), wire.Generate(1, 2, GREEDY))
     assert {node.text for node in look(talk).nodes} == {""}
     assert "".join(node.text for node in look(talk, with_text=True).nodes).startswith("hello there")
 
 
 def test_the_text_of_a_node_that_was_split_is_not_the_old_one() -> None:
     talk = Talk()
-    talk.ask(wire.Open(1), text(1, "hello there"), wire.Gen(1, 2, GREEDY))
+    talk.ask(wire.Open(1), text(1, "hello there"), wire.Generate(1, 2, GREEDY))
     assert "hello there" in "".join(node.text for node in look(talk, with_text=True).nodes)
-    talk.ask(wire.Open(3), text(3, "help"), wire.Gen(3, 4, GREEDY))
+    talk.ask(wire.Open(3), text(3, "help"), wire.Generate(3, 4, GREEDY))
     seen = look(talk, with_text=True)
     assert {node.text for node in seen.nodes if node.begin == 0} == {"hel"}
     assert look(talk, with_text=True).nodes == seen.nodes
@@ -121,7 +142,9 @@ def test_the_text_of_a_node_that_was_split_is_not_the_old_one() -> None:
 def test_more_nodes_than_asked_for_are_counted_and_not_told() -> None:
     talk = Talk()
     for number, letter in enumerate("abcdef", 1):
-        talk.ask(wire.Open(number), text(number, letter * 6), wire.Gen(number, 10 + number, GREEDY))
+        talk.ask(
+            wire.Open(number), text(number, letter * 6), wire.Generate(number, 10 + number, GREEDY)
+        )
     seen = look(talk, max_nodes=2)
     assert (len(seen.nodes), seen.nodes_left_out) == (2, talk.scheduler.tree.num_nodes - 2)
     shown = sum(node.num_pages for node in seen.nodes)
@@ -130,7 +153,10 @@ def test_more_nodes_than_asked_for_are_counted_and_not_told() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 14), st.sampled_from(["", "s"])), max_size=6),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 14), st.sampled_from(["", "s"])),
+        max_size=6,
+    ),
     st.integers(0, 12),
     st.sampled_from([0, 1, 5, 500]),
 )
@@ -139,24 +165,36 @@ def test_a_snapshot_agrees_with_the_runtime_at_any_moment(
 ) -> None:
     talk = Talk(num_pages=24, max_chunk=5)
     for number, (letter, length, salt) in enumerate(prompts, 1):
-        talk.say(wire.Open(number, salt), text(number, letter * length), gen(number, 100 + number, 6))
+        talk.say(
+            wire.Open(number, salt), text(number, letter * length), gen(number, 100 + number, 6)
+        )
     for _ in range(steps):
         talk.step()
     replies: list[wire.Reply] = []
     talk.interpreter.handle(b"me", wire.Inspect(7, max_nodes))
-    replies = [reply for _, reply in talk.interpreter._endings.take_replies() if isinstance(reply, wire.Snapshot)]
+    replies = [
+        reply
+        for _, reply in talk.interpreter._completion.take_replies()
+        if isinstance(reply, wire.Snapshot)
+    ]
     (seen,) = replies
     assert isinstance(seen, wire.Snapshot)
     scheduler = talk.scheduler
-    assert len(seen.running) == len(scheduler.seated)
+    assert len(seen.running) == len(scheduler.running)
     assert len(seen.waiting) == len(scheduler.line)
     assert len(seen.nodes) + seen.nodes_left_out == scheduler.tree.num_nodes
-    assert sum(node.num_pages for node in seen.nodes) + seen.pages_left_out == scheduler.tree.num_cached
+    assert (
+        sum(node.num_pages for node in seen.nodes) + seen.pages_left_out
+        == scheduler.tree.num_cached
+    )
     if max_nodes == 500:
         standing = sum(node.locks for node in seen.nodes if node.parent < 0)
-        assert standing == sum(lane.node is not None and lane.node.parent is not None for lane in scheduler.seated)
-        known = [lane.computed for lane in seen.running if lane.node >= 0]
-        ends = [seen.nodes[lane.node].begin for lane in seen.running if lane.node >= 0]
+        assert standing == sum(
+            sequence.node is not None and sequence.node.parent is not None
+            for sequence in scheduler.running
+        )
+        known = [sequence.computed for sequence in seen.running if sequence.node >= 0]
+        ends = [seen.nodes[sequence.node].begin for sequence in seen.running if sequence.node >= 0]
         assert all(begin <= computed for begin, computed in zip(ends, known, strict=True))
     assert wire.decode_replies(wire.encode((seen,))) == (seen,)
 
@@ -165,13 +203,13 @@ def ended(runs: list[tuple[int, int]], text_of: str, stop: tuple[str, ...] = ())
     """The result of a generation that gave `text_of`, of which the tokens in `runs` were forced."""
     tokenizer = LetterTokenizer()
     tokens = tokenizer.encode(text_of)
-    task = Generation(Settings(wire.Sampling(), 100, (), 1), 0)
+    task = Generation(GenerationSettings(wire.SamplingParams(), 100, (), 1), 0)
     task.forced_runs = runs
     stream = TextStream(tokenizer, stop)
     for token in tokens:
         stream.push(token)
-    lane = Lane(Call(None), array("i", [1, *tokens]), task)
-    return output_of(lane, stream.finish(), stream, tokenizer)
+    sequence = Sequence(SequenceGroup(None), array("i", [1, *tokens]), task)
+    return output_of(sequence, stream.finish(), stream, tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Log-probabilities that are streamed are those of the result: each once, with the text of its token, none too many."""
+"""Log-probabilities that are streamed are those of the result: each once, with the text of its
+token, none too many.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,26 @@ from lmprog import wire
 from .talk import Talk, done, text
 
 
-def sampling(stop: tuple[str, ...], n: int = 1) -> wire.Sampling:
-    return wire.Sampling(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True, stop=stop, logprobs=2, n=n)
+def sampling(stop: tuple[str, ...], n: int = 1) -> wire.SamplingParams:
+    return wire.SamplingParams(
+        temperature=1.0, seed=5, max_tokens=40, ignore_eos=True, stop=stop, logprobs=2, n=n
+    )
 
 
-@pytest.mark.parametrize("stop", [(), ("e",), ("th", "qu"), ("abcdefgh",), ("a", "b", "c", "d"), ("no such text",)])
+@pytest.mark.parametrize(
+    "stop", [(), ("e",), ("th", "qu"), ("abcdefgh",), ("a", "b", "c", "d"), ("no such text",)]
+)
 @pytest.mark.parametrize("n", [1, 3])
 def test_what_is_streamed_is_what_the_result_has(stop: tuple[str, ...], n: int) -> None:
     talk = Talk()
-    replies = talk.ask(wire.Open(1), text(1, "hello"), wire.Gen(1, 2, sampling(stop, n), stream=True))
+    replies = talk.ask(
+        wire.Open(1), text(1, "hello"), wire.Generate(1, 2, sampling(stop, n), stream=True)
+    )
     outputs = done(replies)[2].outputs
     for index, output in enumerate(outputs):
-        deltas = [reply for reply in replies if isinstance(reply, wire.Delta) and reply.index == index]
+        deltas = [
+            reply for reply in replies if isinstance(reply, wire.Delta) and reply.index == index
+        ]
         assert "".join(delta.text for delta in deltas) == output.text
         assert tuple(one for delta in deltas for one in delta.logprobs) == output.logprobs
         given = spelled = ""
@@ -32,6 +42,6 @@ def test_what_is_streamed_is_what_the_result_has(stop: tuple[str, ...], n: int) 
 
 def test_nothing_is_told_where_nothing_was_asked_for() -> None:
     talk = Talk()
-    plain = wire.Sampling(temperature=0.0, max_tokens=5, ignore_eos=True)
-    replies = talk.ask(wire.Open(1), text(1, "hello"), wire.Gen(1, 2, plain, stream=True))
+    plain = wire.SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    replies = talk.ask(wire.Open(1), text(1, "hello"), wire.Generate(1, 2, plain, stream=True))
     assert all(reply.logprobs == () for reply in replies if isinstance(reply, wire.Delta))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmprog.runtime.tokenizer import ByteStream
+from lmprog.runtime.text.tokenizer import ByteStream
 
 
 class Words:
-    """Tokens with the given bytes, the longest first; the last one ends a text, the one before it is special."""
+    """Tokens with the given bytes, the longest first; the last one ends a text, the one before it
+    is special.
+    """
 
     prefix: tuple[int, ...] = ()
 
     def __init__(self, *pieces: str | bytes) -> None:
         data = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
-        self.pieces: list[bytes | None] = [*dict.fromkeys([*data, *(bytes([one]) for one in range(256))]), None, None]
+        self.pieces: list[bytes | None] = [
+            *dict.fromkeys([*data, *(bytes([one]) for one in range(256))]),
+            None,
+            None,
+        ]
         self.ids = {piece: token for token, piece in enumerate(self.pieces) if piece}
         self.vocab_size = len(self.pieces)
         self.eos_ids: tuple[int, ...] = (self.vocab_size - 1,)
@@ -31,7 +37,9 @@ class Words:
             data = data[len(longest) :]
         return tokens
 
-    def encode_quoting(self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True) -> list[int]:
+    def encode_quoting(
+        self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True
+    ) -> list[int]:
         return self.encode(text, start)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:

@@ -1,13 +1,15 @@
-"""What a row may become, in plain numpy and one rule after the other: the twin that the sampler is compared with."""
+"""What a row may become, in plain numpy and one rule after the other: the twin that the sampler is
+compared with.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.fsm.constraint import NARROW, MaskRow
-from lmprog.runtime.picks import Pick
-from lmprog.wire import Sampling
+from lmprog.constraints.constraint import NARROW, MaskRow
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest
+from lmprog.wire import SamplingParams
 
 Floats = NDArray[np.float64]
 
@@ -21,7 +23,7 @@ def mask_of(tokens: list[int], size: int, narrow: bool = True) -> MaskRow:
     return MaskRow(bits, ids, len(tokens))
 
 
-def edited(row: Floats, pick: Pick) -> Floats:
+def edited(row: Floats, pick: SampleRequest) -> Floats:
     """Logits after bias, penalties, bans and mask."""
     values = row.astype(np.float64).copy()
     sampling = pick.sampling
@@ -33,16 +35,18 @@ def edited(row: Floats, pick: Pick) -> Floats:
     for token in set(pick.generated):
         count = list(pick.generated).count(token)
         values[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
-    allowed = [token for token in range(len(values)) if pick.mask is None or pick.mask.allows(token)]
+    allowed = [
+        token for token in range(len(values)) if pick.mask is None or pick.mask.allows(token)
+    ]
     unbanned = [token for token in allowed if token not in pick.banned]
     kept = np.full(len(values), -np.inf)
     kept[unbanned or allowed] = values[unbanned or allowed]
     return kept
 
 
-def distribution(row: Floats, pick: Pick) -> Floats:
+def distribution(row: Floats, pick: SampleRequest) -> Floats:
     """The exact probabilities of a pick."""
-    sampling: Sampling = pick.sampling
+    sampling: SamplingParams = pick.sampling
     values = edited(row, pick)
     if sampling.temperature == 0:
         return np.eye(len(values))[int(values.argmax())]

@@ -39,7 +39,9 @@ def start(*arguments: str) -> Served:
         assert line, f"the server ended with {process.wait(60)}"
         said = json.loads(line)
         return Served(said["url"], said["runtime"], process)
-    except BaseException:  # a time limit of the test may strike here, and nobody else knows of the process
+    except (
+        BaseException
+    ):  # a time limit of the test may strike here, and nobody else knows of the process
         process.kill()
         process.wait()
         process.stdout.close()

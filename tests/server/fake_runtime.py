@@ -1,6 +1,8 @@
-"""A runtime in a thread of this process, real in everything but the model: a hash over its pages, speaking bytes.
+"""A runtime in a thread of this process, real in everything but the model: a hash over its pages,
+speaking bytes.
 
-`Fake` is a `RuntimeSource` for a gateway; `asking` gives an HTTP client on a gateway before it, without sockets.
+`Fake` is a `RuntimeSource` for a gateway; `asking` gives an HTTP client on a gateway before it,
+without sockets.
 """
 
 from __future__ import annotations
@@ -20,30 +22,32 @@ import httpx2
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.launch import Connection, greet
-from lmprog.runtime.calls import CallBuilder, Limits
-from lmprog.runtime.chat import load_template
-from lmprog.runtime.constraints import Constraints
-from lmprog.runtime.interpreter import Interpreter
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.publishing import public_prefix
-from lmprog.runtime.realms import Realms
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.runtime.simulation.model import FakeEngine
-from lmprog.runtime.simulation.sampler import PlainSampler
-from lmprog.runtime.tokenizer import ByteTokenizer
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.programs.public_prefixes import public_prefix
+from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import load_template
+from lmprog.runtime.text.tokenizer import ByteTokenizer
 from lmprog.server.app import build_app
 from lmprog.server.gateway import Gateway
-from lmprog.server.link import Link
-from lmprog.server.settings import Settings
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.runtime_link import RuntimeLink
+from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.transport import LocalRuntimeChannel
 
 CONTEXT = 2000
 
 
 class Fake:
-    """Everything real but the model. `pace` is what each step takes, in seconds: 0 for as fast as it goes."""
+    """Everything real but the model. `pace` is what each step takes, in seconds: 0 for as fast as
+    it goes.
+    """
 
-    suggested = wire.Suggested()
+    suggested = wire.SuggestedSampling()
 
     def __init__(self, pace: float = 0.0, public: Sequence[Path] = (), **changes: Any) -> None:
         tokenizer = ByteTokenizer()
@@ -51,9 +55,17 @@ class Fake:
         self.scheduler = Scheduler(config, CONTEXT)
         engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
         template = load_template(None)
-        realms = Realms(tokenizer.vocab_size, [public_prefix(path, tokenizer, lambda: template) for path in public])
-        limits = Limits(tokenizer.vocab_size, self.scheduler.longest_lane, self.scheduler.check_fits, realms)
-        constraints = Constraints(tokenizer, tokenizer.vocab_size)
+        namespaces = Namespaces(
+            tokenizer.vocab_size,
+            [public_prefix(path, tokenizer, lambda: template) for path in public],
+        )
+        limits = CallLimits(
+            tokenizer.vocab_size,
+            self.scheduler.longest_sequence,
+            self.scheduler.check_fits,
+            namespaces,
+        )
+        constraints = CallConstraints(tokenizer, tokenizer.vocab_size)
         calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(1))
         facts = (CONTEXT, tokenizer.vocab_size, 4, config.num_pages, 0, self.suggested)
         welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", *facts)
@@ -61,7 +73,9 @@ class Fake:
         self.interpreter = Interpreter(
             self.scheduler, calls, lambda: template, welcome, time.monotonic, self.channel.counters
         )
-        self._loop = Loop(self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic)
+        self._loop = Loop(
+            self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic
+        )
         self._pace = pace
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="fake-runtime")
@@ -92,23 +106,34 @@ class Fake:
 
 
 @asynccontextmanager
-async def asking(runtime: Fake, **settings: Any) -> AsyncIterator[tuple[httpx2.AsyncClient, Gateway]]:
+async def asking(
+    runtime: Fake, **settings: Any
+) -> AsyncIterator[tuple[httpx2.AsyncClient, Gateway]]:
     """A client on a gateway before `runtime`, within this event loop."""
-    gateway = Gateway(Settings(**settings), Link())
+    gateway = Gateway(ServerSettings(**settings), RuntimeLink())
     gateway.link.replace(runtime.connect("test"))
     transport = httpx2.ASGITransport(app=build_app(gateway), raise_app_exceptions=False)
     try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=120.0) as client:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://test", timeout=120.0
+        ) as client:
             yield client, gateway
     finally:
         gateway.link.close()
 
 
 class Asgi:
-    """One request to an ASGI application, by hand: its start is waited for, and it can be left at any moment."""
+    """One request to an ASGI application, by hand: its start is waited for, and it can be left at
+    any moment.
+    """
 
     def __init__(
-        self, app: Any, method: str, path: str, headers: dict[str, str] | None = None, body: Any = None
+        self,
+        app: Any,
+        method: str,
+        path: str,
+        headers: dict[str, str] | None = None,
+        body: Any = None,
     ) -> None:
         """`body` is sent as JSON where it is given."""
         self.status = 0
@@ -121,7 +146,9 @@ class Asgi:
         self.reads.set()
         self._left = asyncio.Event()
         self._came = asyncio.Event()
-        self._messages = [{"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}]
+        self._messages = [
+            {"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}
+        ]
         raw = {"content-type": "application/json", **(headers or {})}
         scope = {
             "type": "http",

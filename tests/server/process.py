@@ -1,4 +1,6 @@
-"""`lmprog serve` as a process of its own, as an operator runs it: for tests that kill, stop and end it."""
+"""`lmprog serve` as a process of its own, as an operator runs it: for tests that kill, stop and end
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ class Served:
             raise
 
     def until_read(self) -> None:
-        """All that the process and its children said is read; they must have ended. A reader that finds its stream
-        closed would fail in its thread, long after this test."""
+        """All that the process and its children said is read; they must have ended. A reader that
+        finds its stream closed would fail in its thread, long after this test."""
         for reader in self._readers:
             reader.join(PATIENCE)
             assert not reader.is_alive(), "something of the server lives on"
@@ -99,7 +101,12 @@ class Stream:
         self._thread.start()
 
     def _run(self) -> None:
-        body = {"prompt": "Once upon a time", "max_tokens": self._max_tokens, "stream": True, "ignore_eos": True}
+        body = {
+            "prompt": "Once upon a time",
+            "max_tokens": self._max_tokens,
+            "stream": True,
+            "ignore_eos": True,
+        }
         try:
             with self._served.http.stream("POST", "/v1/completions", json=body) as response:
                 assert response.status_code == 200, response.read()
@@ -135,7 +142,19 @@ def streams(served: Served, count: int, max_tokens: int) -> list[Stream]:
 def served(*arguments: str) -> Iterator[Served]:
     """The command with nano on any free port; ready, and gone with the block."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "lmprog.cli", "serve", "nano", "--port", "0", "--threads", "1", *arguments],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "lmprog.cli",
+            "serve",
+            "nano",
+            "--port",
+            "0",
+            "--threads",
+            "1",
+            *arguments,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

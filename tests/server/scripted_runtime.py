@@ -1,8 +1,8 @@
 """A runtime process without a model, for the keeper: it serves, and does what a prompt tells it to.
 
-`python -m tests.server.scripted_runtime` takes the arguments of the real one. Prompts: `hang` (the loop sleeps for
-ever), `spin` (it computes for ever), `stand` (it answers questions, but its work stands still), `die`; anything else is
-answered with one word.
+`python -m tests.server.scripted_runtime` takes the arguments of the real one. Prompts: `hang` (the
+loop sleeps for ever), `spin` (it computes for ever), `stand` (it answers questions, but its work
+stands still), `die`; anything else is answered with one word.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 
 from lmprog import wire
-from lmprog.launch.child import Parent
+from lmprog.launch.parent_pipe import Parent
 from lmprog.transport import ClientId, Gone, ZmqRuntimeChannel
 
 
@@ -45,14 +45,24 @@ class Loop:
     def _hear(self, client: ClientId, message: wire.Op | Gone) -> None:
         match message:
             case wire.Hello():
-                welcome = wire.Welcome(wire.PROTOCOL_VERSION, "scripted", 64, 256, 16, 16, os.getpid())
+                welcome = wire.Welcome(
+                    wire.PROTOCOL_VERSION, "scripted", 64, 256, 16, 16, os.getpid()
+                )
                 self._channel.send([(client, welcome)])
             case wire.Describe(call=call):
-                figures = {"running": float(self._standing), "waiting": 0.0, "calls_done": float(self._done)}
-                self._channel.send([(client, wire.Described(call, {**figures, "pid": float(os.getpid())}))])
+                figures = {
+                    "running": float(self._standing),
+                    "waiting": 0.0,
+                    "calls_done": float(self._done),
+                }
+                self._channel.send(
+                    [(client, wire.Described(call, {**figures, "pid": float(os.getpid())}))]
+                )
             case wire.Append(branch=branch, pieces=pieces):
-                self._prompts[branch] = "".join(piece.text for piece in pieces if isinstance(piece, wire.Text))
-            case wire.Gen(branch=branch, call=call):
+                self._prompts[branch] = "".join(
+                    piece.text for piece in pieces if isinstance(piece, wire.TextPiece)
+                )
+            case wire.Generate(branch=branch, call=call):
                 self._obey(client, self._prompts[branch], call)
 
     def _obey(self, client: ClientId, prompt: str, call: int) -> None:
@@ -68,7 +78,9 @@ class Loop:
             case _:
                 self._done += 1
                 output = wire.Output("word", (1,), "stop")
-                self._channel.send([(client, wire.Done(call, (output,), wire.Usage(prompt=1, generated=1)))])
+                self._channel.send(
+                    [(client, wire.CallDone(call, (output,), wire.Usage(prompt=1, generated=1)))]
+                )
 
 
 def main() -> None:

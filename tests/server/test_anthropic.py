@@ -11,12 +11,20 @@ from tests.server.live import Live
 
 anthropic = pytest.importorskip("anthropic")
 
-GREEDY: dict[str, Any] = {"model": "nano", "max_tokens": 8, "extra_body": {"temperature": 0, "ignore_eos": True}}
+GREEDY: dict[str, Any] = {
+    "model": "nano",
+    "max_tokens": 8,
+    "extra_body": {"temperature": 0, "ignore_eos": True},
+}
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 WEATHER: dict[str, Any] = {
     "name": "weather",
     "description": "The weather of a city.",
-    "input_schema": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+    },
 }
 
 
@@ -28,14 +36,23 @@ def client(live: Live) -> Iterator[Any]:
 
 def test_a_message_is_answered_with_blocks_and_usage(client: Any, live: Live) -> None:
     made = client.messages.create(messages=HELLO, system="Be brief.", **GREEDY)
-    assert (made.type, made.role, made.model, made.stop_reason) == ("message", "assistant", "nano", "max_tokens")
+    assert (made.type, made.role, made.model, made.stop_reason) == (
+        "message",
+        "assistant",
+        "nano",
+        "max_tokens",
+    )
     (block,) = made.content
     assert block.type == "text"
     assert made.usage.output_tokens == 8
-    again = client.messages.create(messages=HELLO, system=[{"type": "text", "text": "Be brief."}], **GREEDY)
+    again = client.messages.create(
+        messages=HELLO, system=[{"type": "text", "text": "Be brief."}], **GREEDY
+    )
     assert again.content[0].text == block.text
     assert again.usage.cache_read_input_tokens > 0
-    counted = client.messages.count_tokens(model="nano", messages=HELLO, system="Be brief.").input_tokens
+    counted = client.messages.count_tokens(
+        model="nano", messages=HELLO, system="Be brief."
+    ).input_tokens
     assert counted == made.usage.input_tokens + made.usage.cache_read_input_tokens
     chat = live.ok(
         "/v1/chat/completions",
@@ -82,7 +99,11 @@ def test_a_tool_is_used_and_its_result_taken(client: Any) -> None:
     use = made.content[0]
     assert use.type == "tool_use"
     assert use.input["city"] in ("Oslo", "Rome")
-    result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "rain"}]}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": use.id,
+        "content": [{"type": "text", "text": "rain"}],
+    }
     messages = [
         *HELLO,
         {"role": "assistant", "content": [block.model_dump() for block in made.content]},
@@ -110,9 +131,23 @@ def test_the_assistants_last_words_are_gone_on_from(client: Any) -> None:
         ({"messages": [], "max_tokens": 1}, "messages"),
         ({"messages": HELLO, "max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "system", "content": "x"}], "max_tokens": 1}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}, "messages[0].content"),
-        ({"messages": HELLO, "max_tokens": 1, "tools": [{"name": "a", "type": "bash_1"}]}, "tools[0].type"),
-        ({"messages": HELLO, "max_tokens": 1, "tools": [WEATHER], "tool_choice": {"type": "all"}}, "tool_choice.type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1},
+            "messages[0].content",
+        ),
+        (
+            {"messages": HELLO, "max_tokens": 1, "tools": [{"name": "a", "type": "bash_1"}]},
+            "tools[0].type",
+        ),
+        (
+            {
+                "messages": HELLO,
+                "max_tokens": 1,
+                "tools": [WEATHER],
+                "tool_choice": {"type": "all"},
+            },
+            "tool_choice.type",
+        ),
     ],
     ids=str,
 )

@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from lmprog.errors import InvalidParameter
 from lmprog.server.app import build_app
-from lmprog.server.auth import Access, AdminRoute, Keyring, OpenRoute
+from lmprog.server.http.auth import Access, AdminRoute, Keyring, OpenRoute
+from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.page import STATIC
-from lmprog.server.settings import Settings
 from tests.server.fake_runtime import Asgi, Fake, asking
 
 OPEN_PATHS = {"/health", "/ready", "/", "/ui", *(f"/ui/{path.name}" for path in STATIC.iterdir())}
@@ -29,7 +29,9 @@ GIVEN = {
     "broken basic": {"authorization": "Basic %%%"},
     "a user's key": {"authorization": "Bearer user-two"},
     "a user's key by x-api-key": {"x-api-key": "user-one"},
-    "a user's key by a browser": {"authorization": "Basic " + base64.b64encode(b"me:user-one").decode()},
+    "a user's key by a browser": {
+        "authorization": "Basic " + base64.b64encode(b"me:user-one").decode()
+    },
     "the admin's key": {"authorization": "Bearer the-admin"},
 }
 
@@ -55,7 +57,11 @@ def test_every_route_opens_to_the_keys_that_it_should_and_to_no_others(fake: Fak
                     for name, headers in GIVEN.items():
                         ask = Asgi(app, method, path, headers)
                         status = await ask.started()
-                        assert (status not in (401, 403)) == is_let_in(route, name), (method, path, name)
+                        assert (status not in (401, 403)) == is_let_in(route, name), (
+                            method,
+                            path,
+                            name,
+                        )
                         await ask.leave()
                         if status in (401, 403):
                             check_refusal(ask)
@@ -88,8 +94,16 @@ def test_another_sites_page_cannot_use_the_key_that_the_browser_keeps(fake: Fake
         async with asking(fake, **KEYS) as (client, _):
             headers = GIVEN["a user's key by a browser"]
             return [
-                (await client.post("/v1/completions", json={"prompt": "x"}, headers={**headers, **more})).status_code
-                for more in ({}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "cross-site"})
+                (
+                    await client.post(
+                        "/v1/completions", json={"prompt": "x"}, headers={**headers, **more}
+                    )
+                ).status_code
+                for more in (
+                    {},
+                    {"sec-fetch-site": "same-origin"},
+                    {"sec-fetch-site": "cross-site"},
+                )
             ]
 
     assert asyncio.run(run()) == [200, 200, 403]
@@ -99,7 +113,10 @@ def test_another_sites_page_cannot_use_the_key_that_the_browser_keeps(fake: Fake
     ("headers", "status"),
     [
         ({"host": "evil.example"}, 200),  # no browser
-        ({"host": "evil.example", "sec-fetch-site": "same-origin"}, 403),  # a name that leads here, made up by a page
+        (
+            {"host": "evil.example", "sec-fetch-site": "same-origin"},
+            403,
+        ),  # a name that leads here, made up by a page
         ({"host": "evil.example:8000", "origin": "http://evil.example:8000"}, 403),
         ({"host": "127.0.0.1:8000", "sec-fetch-site": "same-origin"}, 200),
         ({"host": "localhost:8000", "origin": "http://localhost:8000"}, 200),
@@ -115,13 +132,19 @@ def test_pages_of_other_sites_cannot_use_a_server_without_keys(
 ) -> None:
     async def run() -> int:
         async with asking(fake, allowed_hosts=("models.example",)) as (client, _):
-            return (await client.post("/v1/completions", json={"prompt": "x"}, headers=headers)).status_code
+            return (
+                await client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+            ).status_code
 
     assert asyncio.run(run()) == status
 
 
-@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200)])
-def test_a_picture_on_another_sites_page_flushes_no_cache(fake: Fake, site: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200)]
+)
+def test_a_picture_on_another_sites_page_flushes_no_cache(
+    fake: Fake, site: str, status: int
+) -> None:
     async def run() -> int:
         async with asking(fake) as (client, _):
             headers = {"host": "127.0.0.1:8000", "sec-fetch-site": site}
@@ -130,7 +153,9 @@ def test_a_picture_on_another_sites_page_flushes_no_cache(fake: Fake, site: str,
     assert asyncio.run(run()) == status
 
 
-def test_digests_are_compared_in_constant_time_whichever_key_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_are_compared_in_constant_time_whichever_key_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compared = 0
     original = secrets.compare_digest
 
@@ -140,8 +165,8 @@ def test_digests_are_compared_in_constant_time_whichever_key_fits(monkeypatch: p
         assert len(one) == len(other) == 32
         return original(one, other)
 
-    monkeypatch.setattr("lmprog.server.auth.secrets.compare_digest", counting)
-    keyring = Keyring(Settings(**KEYS))
+    monkeypatch.setattr("lmprog.server.http.auth.secrets.compare_digest", counting)
+    keyring = Keyring(ServerSettings(**KEYS))
     for key, access in (
         ("user-one", Access.USER),
         ("user-two", Access.USER),
@@ -155,14 +180,14 @@ def test_digests_are_compared_in_constant_time_whichever_key_fits(monkeypatch: p
 
 
 def test_without_any_key_everything_is_open_and_only_to_this_machine() -> None:
-    assert Keyring(Settings()).access(None) is Access.ADMIN
+    assert Keyring(ServerSettings()).access(None) is Access.ADMIN
     with pytest.raises(InvalidParameter, match="can be reached from other machines"):
-        Settings(host="0.0.0.0")
-    Settings(host="0.0.0.0", api_keys=("x",))
-    Settings(host="0.0.0.0", allow_open=True)
+        ServerSettings(host="0.0.0.0")
+    ServerSettings(host="0.0.0.0", api_keys=("x",))
+    ServerSettings(host="0.0.0.0", allow_open=True)
 
 
 def test_with_keys_and_without_an_admins_nobody_is_admin() -> None:
-    keyring = Keyring(Settings(api_keys=("x",)))
+    keyring = Keyring(ServerSettings(api_keys=("x",)))
     assert not keyring.has_admin
     assert keyring.access("x") is Access.USER

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lmprog.server.bodies import parse, parse_json
-from lmprog.server.errors import HttpError
-from lmprog.server.native.asking import GenerateRequest
-from lmprog.server.openai.chat import ChatBody
+from lmprog.server.http.bodies import parse, parse_json
+from lmprog.server.http.http_errors import HttpError
+from lmprog.server.openai.chat_completions import ChatBody
+from lmprog.server.sglang.generate_body import GenerateRequest
 from tests.server.fake_runtime import Fake, asking
 
 WRONG = {
@@ -70,8 +70,16 @@ def test_proper_json_is_read_as_it_is() -> None:
             "logit_bias[5]",
             'logit_bias[5] is "x"; expected float.',
         ),
-        ({"messages": [{"role": "user"}], "logit_bias": {"5": True}}, "logit_bias[5]", "logit_bias[5] is true; "),
-        ({"messages": [{"role": "user"}], "stop": ["a", ""]}, "stop[1]", "stop[1] has 0 characters"),
+        (
+            {"messages": [{"role": "user"}], "logit_bias": {"5": True}},
+            "logit_bias[5]",
+            "logit_bias[5] is true; ",
+        ),
+        (
+            {"messages": [{"role": "user"}], "stop": ["a", ""]},
+            "stop[1]",
+            "stop[1] has 0 characters",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_with_what_was_sent_and_what_is_allowed(
@@ -85,14 +93,18 @@ def test_a_wrong_field_is_named_with_what_was_sent_and_what_is_allowed(
 
 def test_a_strict_server_refuses_unknown_fields_and_another_names_them() -> None:
     body = b'{"messages": [{"role": "user", "content": "x"}], "colour": 1, "user": "me"}'
-    assert parse(body, ChatBody, silent=("user",)).warnings == ("unknown field 'colour' is ignored",)
+    assert parse(body, ChatBody, silent=("user",)).warnings == (
+        "unknown field 'colour' is ignored",
+    )
     with pytest.raises(HttpError, match="Unknown field 'colour'"):
         parse(body, ChatBody, strict=True, silent=("user",))
 
 
 def test_unknown_fields_of_inner_objects_are_named_too() -> None:
     body = b'{"text": "x", "sampling_params": {"max_tokens": 5, "n": 1}}'
-    assert parse(body, GenerateRequest).warnings == ("unknown field 'sampling_params.max_tokens' is ignored",)
+    assert parse(body, GenerateRequest).warnings == (
+        "unknown field 'sampling_params.max_tokens' is ignored",
+    )
     with pytest.raises(HttpError, match=r"Unknown field 'sampling_params\.max_tokens'"):
         parse(body, GenerateRequest, strict=True)
 
@@ -131,7 +143,9 @@ def test_every_answer_has_a_request_id_the_clients_own_where_it_is_harmless(fake
     asyncio.run(run())
 
 
-def test_a_fault_of_ours_is_a_500_in_the_same_form(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_is_a_500_in_the_same_form(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
         async with asking(fake) as (client, gateway):
             monkeypatch.setattr(gateway, "check_model", None)

@@ -1,6 +1,8 @@
-"""Every field of chats and completions with every evil value: all answered 200 or 400, all errors in OpenAI's form.
+"""Every field of chats and completions with every evil value: all answered 200 or 400, all errors
+in OpenAI's form.
 
-The fields come from the structs and the borders from the table of limits, so that none can be forgotten.
+The fields come from the structs and the borders from the table of limits, so that none can be
+forgotten.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from lmprog.server.limits import COUNTED, LIMITS, Limit, markdown
-from lmprog.server.openai.chat import ChatBody
+from lmprog.server.http.limits import COUNTED, LIMITS, Limit, markdown
+from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.completions import CompletionBody
 from tests.server.fake_runtime import Fake, asking
 
@@ -35,7 +37,10 @@ CHAT_PLACES: dict[str, tuple[dict[str, Any], tuple[str | int, ...]]] = {
     "tools[].function": ({**CHAT, "tools": [TOOL]}, ("tools", 0, "function")),
     "name": ({**CHAT, "tools": [TOOL]}, ("tools", 0, "function", "name")),
     "description": ({**CHAT, "tools": [TOOL]}, ("tools", 0, "function", "description")),
-    "tools[].function.parameters": ({**CHAT, "tools": [TOOL]}, ("tools", 0, "function", "parameters")),
+    "tools[].function.parameters": (
+        {**CHAT, "tools": [TOOL]},
+        ("tools", 0, "function", "parameters"),
+    ),
     "tool_choice.function.name": (
         {**CHAT, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
         ("tool_choice", "function", "name"),
@@ -43,13 +48,22 @@ CHAT_PLACES: dict[str, tuple[dict[str, Any], tuple[str | int, ...]]] = {
     "stop[]": ({**CHAT, "stop": ["x"]}, ("stop", 0)),
     "stop_token_ids[]": ({**CHAT, "stop_token_ids": [1]}, ("stop_token_ids", 0)),
     "logit_bias[]": ({**CHAT, "logit_bias": {"1": 1}}, ("logit_bias", "1")),
-    "response_format.type": ({**CHAT, "response_format": {"type": "text"}}, ("response_format", "type")),
+    "response_format.type": (
+        {**CHAT, "response_format": {"type": "text"}},
+        ("response_format", "type"),
+    ),
     "response_format.json_schema": (
-        {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {
+            **CHAT,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
+        },
         ("response_format", "json_schema"),
     ),
     "response_format.json_schema.schema": (
-        {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {
+            **CHAT,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
+        },
         ("response_format", "json_schema", "schema"),
     ),
     "stream_options.include_usage": (
@@ -57,14 +71,25 @@ CHAT_PLACES: dict[str, tuple[dict[str, Any], tuple[str | int, ...]]] = {
         ("stream_options", "include_usage"),
     ),
     "top_logprobs": ({**CHAT, "logprobs": True}, ("top_logprobs",)),
-    "choice[]": ({**CHAT, "structured_outputs": {"choice": ["a"]}}, ("structured_outputs", "choice", 0)),
-    "structured_outputs.regex": ({**CHAT, "structured_outputs": {"regex": "a"}}, ("structured_outputs", "regex")),
-    "structured_outputs.json": ({**CHAT, "structured_outputs": {"json": {}}}, ("structured_outputs", "json")),
+    "choice[]": (
+        {**CHAT, "structured_outputs": {"choice": ["a"]}},
+        ("structured_outputs", "choice", 0),
+    ),
+    "structured_outputs.regex": (
+        {**CHAT, "structured_outputs": {"regex": "a"}},
+        ("structured_outputs", "regex"),
+    ),
+    "structured_outputs.json": (
+        {**CHAT, "structured_outputs": {"json": {}}},
+        ("structured_outputs", "json"),
+    ),
 }
 
 
 def evil(limit: Limit | None) -> list[Any]:
-    """Sixteen values: both sides of each border, what is no number, what is too much, what is of another kind."""
+    """Sixteen values: both sides of each border, what is no number, what is too much, what is of
+    another kind.
+    """
     borders: list[Any] = [-1, 0, 1, 1_000_000]
     if limit is not None and limit.unit in COUNTED:
         low, high = int(limit.minimum), min(int(limit.maximum), 20_000)
@@ -88,11 +113,16 @@ def changed(base: dict[str, Any], way: tuple[str | int, ...], value: Any) -> str
 def requests() -> list[tuple[str, str]]:
     """All (path, body)."""
     made = []
-    for path, kind, base in (("chat/completions", ChatBody, CHAT), ("completions", CompletionBody, COMPLETION)):
+    for path, kind, base in (
+        ("chat/completions", ChatBody, CHAT),
+        ("completions", CompletionBody, COMPLETION),
+    ):
         for name in kind.__struct_fields__:
             made += [(path, changed(base, (name,), value)) for value in evil(LIMITS.get(name))]
     for name, (base, way) in CHAT_PLACES.items():
-        made += [("chat/completions", changed(base, way, value)) for value in evil(LIMITS.get(name))]
+        made += [
+            ("chat/completions", changed(base, way, value)) for value in evil(LIMITS.get(name))
+        ]
     return made
 
 
@@ -108,7 +138,9 @@ def test_every_evil_value_is_answered_200_or_400_in_openais_form(fake: Fake) -> 
 
             async def one(path: str, body: str) -> None:
                 async with room:
-                    reply = await client.post(f"/v1/{path}", content=body, headers={"content-type": "application/json"})
+                    reply = await client.post(
+                        f"/v1/{path}", content=body, headers={"content-type": "application/json"}
+                    )
                 found[reply.status_code] = found.get(reply.status_code, 0) + 1
                 if complaint(reply.status_code, reply.text):
                     wrong.append(f"{path} {body[:150]} -> {reply.status_code} {reply.text[:200]}")
@@ -132,11 +164,18 @@ def complaint(status: int, text: str) -> bool:
     if status != 400:
         return True
     error = json.loads(text)["error"]
-    return set(error) != {"message", "type", "param", "code"} or error["type"] != "invalid_request_error"
+    return (
+        set(error) != {"message", "type", "param", "code"}
+        or error["type"] != "invalid_request_error"
+    )
 
 
-@pytest.mark.parametrize("name", ["temperature", "n", "top_p", "presence_penalty", "top_logprobs", "priority", "seed"])
-def test_both_ends_of_a_range_are_taken_and_what_lies_beyond_is_named_with_its_limits(fake: Fake, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["temperature", "n", "top_p", "presence_penalty", "top_logprobs", "priority", "seed"]
+)
+def test_both_ends_of_a_range_are_taken_and_what_lies_beyond_is_named_with_its_limits(
+    fake: Fake, name: str
+) -> None:
     limit = LIMITS[name]
 
     async def run() -> None:
@@ -147,7 +186,9 @@ def test_both_ends_of_a_range_are_taken_and_what_lies_beyond_is_named_with_its_l
                 (limit.maximum, 200),
                 (limit.maximum + 1, 400),
             ):
-                reply = await client.post("/v1/chat/completions", json={**CHAT, "logprobs": True, name: value})
+                reply = await client.post(
+                    "/v1/chat/completions", json={**CHAT, "logprobs": True, name: value}
+                )
                 assert reply.status_code == status, reply.text
                 if status == 400:
                     error = reply.json()["error"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lmprog.errors import InvalidParameter, LmprogError, UnknownName
-from lmprog.server.configuration import Configuration, configured
-from lmprog.server.options import markdown, options
+from lmprog.server.options.configuration import Configuration, configured
+from lmprog.server.options.option_table import markdown, options
 
 
 def chosen(
@@ -19,9 +19,15 @@ def chosen(
     return configured(flags or {}, environment or {}, None, folder)
 
 
-def test_a_flag_beats_the_environment_that_beats_the_file_that_beats_the_default(tmp_path: Path) -> None:
-    (tmp_path / "lmprog.toml").write_text('port = 1\nhost = "localhost"\nmax-running = 7\nmodel = "from-file"\n')
-    made = chosen(tmp_path, flags={"port": 3}, environment={"LMPROG_PORT": "2", "LMPROG_MAX_RUNNING": "8"})
+def test_a_flag_beats_the_environment_that_beats_the_file_that_beats_the_default(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "lmprog.toml").write_text(
+        'port = 1\nhost = "localhost"\nmax-running = 7\nmodel = "from-file"\n'
+    )
+    made = chosen(
+        tmp_path, flags={"port": 3}, environment={"LMPROG_PORT": "2", "LMPROG_MAX_RUNNING": "8"}
+    )
     settings = made.settings()
     assert (settings.port, settings.max_running, settings.host) == (3, 8, "localhost")
     assert settings.max_waiting == 1024
@@ -35,7 +41,9 @@ def test_a_flag_beats_the_environment_that_beats_the_file_that_beats_the_default
 
 def test_a_yaml_file_says_the_same(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
-    (tmp_path / "lmprog.yaml").write_text("port: 1\napi-key: [a, b]\ndrain-seconds: 5\npage-size: 8\nshare: false\n")
+    (tmp_path / "lmprog.yaml").write_text(
+        "port: 1\napi-key: [a, b]\ndrain-seconds: 5\npage-size: 8\nshare: false\n"
+    )
     made = chosen(tmp_path)
     assert made.settings().api_keys == ("a", "b")
     assert made.settings().drain == 5.0
@@ -43,7 +51,10 @@ def test_a_yaml_file_says_the_same(tmp_path: Path) -> None:
 
 
 def test_keys_come_from_the_environment_and_are_never_shown(tmp_path: Path) -> None:
-    made = chosen(tmp_path, environment={"LMPROG_API_KEY": "secret-1,secret-2", "LMPROG_ADMIN_KEY": "secret-3"})
+    made = chosen(
+        tmp_path,
+        environment={"LMPROG_API_KEY": "secret-1,secret-2", "LMPROG_ADMIN_KEY": "secret-3"},
+    )
     assert made.settings().api_keys == ("secret-1", "secret-2")
     assert "secret" not in "\n".join(made.lines())
     assert "LMPROG_API_KEY" in "\n".join(made.lines())
@@ -60,7 +71,9 @@ def test_keys_come_from_the_environment_and_are_never_shown(tmp_path: Path) -> N
         ('host = "0.0.0.0"\n', InvalidParameter, "--insecure-no-auth"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_refused(tmp_path: Path, text: str, kind: type[LmprogError], sentence: str) -> None:
+def test_what_is_wrong_in_a_file_is_refused(
+    tmp_path: Path, text: str, kind: type[LmprogError], sentence: str
+) -> None:
     (tmp_path / "lmprog.toml").write_text(text)
     with pytest.raises(kind) as caught:
         chosen(tmp_path).settings()
@@ -84,7 +97,9 @@ def test_two_files_are_one_too_many_and_a_missing_one_is_said(tmp_path: Path) ->
 
 
 def test_every_option_is_explained() -> None:
-    assert [option.name for option in options() if not option.help or option.help.startswith("default")] == []
+    assert [
+        option.name for option in options() if not option.help or option.help.startswith("default")
+    ] == []
     assert len({option.flag for option in options()}) == len(options())
 
 
@@ -92,4 +107,4 @@ def test_the_page_has_the_table_of_options() -> None:
     page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
     found = re.search(r"<!-- options -->\n(.*?)<!-- /options -->", page, re.DOTALL)
     assert found is not None
-    assert found[1] == markdown(), "write what lmprog.server.options.markdown() gives"
+    assert found[1] == markdown(), "write what lmprog.server.options.option_table.markdown() gives"

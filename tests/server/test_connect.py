@@ -1,4 +1,6 @@
-"""`lmprog.connect("http://...")` on this very server: what a program gives on a runtime it gives here, too."""
+"""`lmprog.connect("http://...")` on this very server: what a program gives on a runtime it gives
+here, too.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import Literal
 import pytest
 
 import lmprog
+from lmprog.backends.server_backend import RuntimeEndpoint
 from lmprog.errors import GrammarError
-from lmprog.lang.backends.endpoint import RuntimeEndpoint
 from tests.server.conftest import Served
 
 
@@ -41,10 +43,15 @@ async def spread(s: lmprog.Branch) -> list[str]:
         return await branches.map(lambda b: b.gen(max_tokens=6))
 
 
-def test_a_program_gives_the_same_on_the_server_and_on_its_runtime(server: Served, remote: RuntimeEndpoint) -> None:
+def test_a_program_gives_the_same_on_the_server_and_on_its_runtime(
+    server: Served, remote: RuntimeEndpoint
+) -> None:
     with lmprog.connect(server.runtime) as runtime:
         for program in (clerk.bind(mail="Dear Sirs"), spread):
-            results = [program.using(backend=backend, temperature=0).run().value for backend in (runtime, remote)]
+            results = [
+                program.using(backend=backend, temperature=0).run().value
+                for backend in (runtime, remote)
+            ]
             if program is spread:
                 assert results[0] == results[1]
             else:
@@ -63,7 +70,9 @@ def seams(s: lmprog.Branch) -> list[str]:
     return [first.value, second.value, s.gen(max_tokens=4).value]
 
 
-def test_seams_are_healed_on_the_server_as_on_its_runtime(server: Served, remote: RuntimeEndpoint) -> None:
+def test_seams_are_healed_on_the_server_as_on_its_runtime(
+    server: Served, remote: RuntimeEndpoint
+) -> None:
     with lmprog.connect(server.runtime) as runtime:
         expected = seams.using(backend=runtime, temperature=0).run()
     found = seams.using(backend=remote, temperature=0).run()
@@ -75,7 +84,9 @@ def test_seams_are_healed_on_the_server_as_on_its_runtime(server: Served, remote
 async def wandering(s: lmprog.Branch) -> list[str]:
     """Unlikely tokens, which nobody would spell a text by; stops inside of tokens, seams, forks."""
     s.append("Mia lives in Os")
-    texts = [await s.gen(max_tokens=7, stop=stop, temperature=2.0) for stop in ("e", "r", (), "an", ())]
+    texts = [
+        await s.gen(max_tokens=7, stop=stop, temperature=2.0) for stop in ("e", "r", (), "an", ())
+    ]
     s.append(" The ba")
     async with s.fork(2) as branches:
         texts += await branches.map(lambda b: b.gen(max_tokens=6, temperature=2.0))
@@ -83,7 +94,9 @@ async def wandering(s: lmprog.Branch) -> list[str]:
     return [*texts, await s.gen(max_tokens=6, temperature=2.0)]
 
 
-def test_what_was_generated_is_never_tokenised_again(server: Served, remote: RuntimeEndpoint) -> None:
+def test_what_was_generated_is_never_tokenised_again(
+    server: Served, remote: RuntimeEndpoint
+) -> None:
     with lmprog.connect(server.runtime) as runtime:
         for seed in range(12):
             expected = wandering.using(backend=runtime, seed=seed, ignore_eos=True).run()
@@ -112,7 +125,10 @@ def test_a_stream_an_error_and_a_flush(remote: RuntimeEndpoint) -> None:
     ready = program.using(backend=remote, temperature=0)
     events = list(ready.stream(None))
     assert isinstance(events[-1], lmprog.Done)
-    assert "".join(event.delta for event in events if isinstance(event, lmprog.Text)) == events[-1].value
+    assert (
+        "".join(event.delta for event in events if isinstance(event, lmprog.Text))
+        == events[-1].value
+    )
     with pytest.raises(GrammarError):
         ready.run("(")
     lmprog.flush_cache(remote)

@@ -1,4 +1,6 @@
-"""What a checkpoint suggests is used where a request does not say, and only by those routes that say so."""
+"""What a checkpoint suggests is used where a request does not say, and only by those routes that
+say so.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.errors import ModelError
-from lmprog.runtime.suggesting import suggested_sampling
+from lmprog.runtime.text.generation_config import suggested_sampling
 from lmprog.server.gateway import Gateway
-from lmprog.server.openai import chat, completions
+from lmprog.server.openai import chat_completions, completions
 from tests.server.fake_runtime import Fake, asking
 
-SUGGESTED = wire.Suggested(temperature=0.6, top_p=0.95, top_k=20, min_p=0.01, repetition_penalty=1.05)
+SUGGESTED = wire.SuggestedSampling(
+    temperature=0.6, top_p=0.95, top_k=20, min_p=0.01, repetition_penalty=1.05
+)
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
 
 
@@ -33,24 +37,30 @@ def suggesting() -> Iterator[Fake]:
         yield fake
 
 
-def sampled(fake: Fake, body: dict[str, Any], **settings: Any) -> list[wire.Sampling]:
+def sampled(fake: Fake, body: dict[str, Any], **settings: Any) -> list[wire.SamplingParams]:
     """How a chat and a completion with these fields are sampled."""
 
-    def both(gateway: Gateway) -> list[wire.Sampling]:
-        asked = msgspec.convert({"messages": ASKED, **body}, chat.ChatBody)
+    def both(gateway: Gateway) -> list[wire.SamplingParams]:
+        asked = msgspec.convert({"messages": ASKED, **body}, chat_completions.ChatBody)
         text = msgspec.convert({"prompt": "x", **body}, completions.CompletionBody)
         (prompt,) = completions.understood(gateway, text).prompts
-        return [chat.understood(gateway, asked).prompt.sampling, prompt.sampling]
+        return [chat_completions.understood(gateway, asked).prompt.sampling, prompt.sampling]
 
-    async def run() -> list[wire.Sampling]:
+    async def run() -> list[wire.SamplingParams]:
         async with asking(fake, **settings) as (_, gateway):
             return both(gateway)
 
     return asyncio.run(run())
 
 
-def values(sampling: wire.Sampling) -> tuple[float, ...]:
-    return sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty
+def values(sampling: wire.SamplingParams) -> tuple[float, ...]:
+    return (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.repetition_penalty,
+    )
 
 
 def test_what_a_request_does_not_say_is_as_the_checkpoint_suggests(suggesting: Fake) -> None:
@@ -73,7 +83,7 @@ def test_an_operator_can_leave_suggestions_alone(suggesting: Fake) -> None:
 
 def test_without_suggestions_everything_is_as_openai_has_it(fake: Fake) -> None:
     for sampling in sampled(fake, {}):
-        assert sampling == wire.Sampling(max_tokens=sampling.max_tokens)
+        assert sampling == wire.SamplingParams(max_tokens=sampling.max_tokens)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +99,7 @@ def test_every_dialect_heeds_them(path: str, body: dict[str, Any]) -> None:
     """The answer is the greedy one, though nobody asked for that."""
 
     class Sure(Fake):
-        suggested = wire.Suggested(temperature=0.0)
+        suggested = wire.SuggestedSampling(temperature=0.0)
 
     async def run(fake: Fake) -> list[Any]:
         async with asking(fake) as (client, _):
@@ -101,7 +111,11 @@ def test_every_dialect_heeds_them(path: str, body: dict[str, Any]) -> None:
 
     def text(one: str) -> str:
         parts = json.loads(one)
-        return str(parts[0].get("text") or parts[0].get("message", {}).get("content") or parts[0].get("content"))
+        return str(
+            parts[0].get("text")
+            or parts[0].get("message", {}).get("content")
+            or parts[0].get("content")
+        )
 
     with Sure() as fake:
         one, other = asyncio.run(run(fake))
@@ -109,17 +123,21 @@ def test_every_dialect_heeds_them(path: str, body: dict[str, Any]) -> None:
 
 
 def test_a_checkpoints_file_is_read_as_it_stands(tmp_path: Path) -> None:
-    assert suggested_sampling(None) == suggested_sampling(tmp_path) == wire.Suggested()
+    assert suggested_sampling(None) == suggested_sampling(tmp_path) == wire.SuggestedSampling()
     file = tmp_path / "generation_config.json"
-    file.write_text('{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true, "eos_token_id": [1, 2]}')
-    assert suggested_sampling(tmp_path) == wire.Suggested(temperature=0.6, top_k=20)
+    file.write_text(
+        '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true, "eos_token_id": [1, 2]}'
+    )
+    assert suggested_sampling(tmp_path) == wire.SuggestedSampling(temperature=0.6, top_k=20)
 
 
 def test_the_shipped_model_suggests_nothing() -> None:
-    assert suggested_sampling(Path(lmprog.__file__).parent / "nano") == wire.Suggested()
+    assert suggested_sampling(Path(lmprog.__file__).parent / "nano") == wire.SuggestedSampling()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"temperature": "hot"}', '{"top_p": 0}', '{"top_k": 0.5}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"temperature": "hot"}', '{"top_p": 0}', '{"top_k": 0.5}']
+)
 def test_a_file_that_makes_no_sense_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"generation_config\.json"):

@@ -1,4 +1,6 @@
-"""Who shares the cache: the same key finds what it left, another key never does, and a client cannot choose."""
+"""Who shares the cache: the same key finds what it left, another key never does, and a client
+cannot choose.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def cached(answer: dict[str, Any]) -> int:
     return int(details["cached_tokens"])
 
 
-def asked(fake: Fake, path: str, keys: list[str], more: dict[str, Any] | None = None, **settings: Any) -> list[int]:
+def asked(
+    fake: Fake, path: str, keys: list[str], more: dict[str, Any] | None = None, **settings: Any
+) -> list[int]:
     """Cached tokens of the same request, sent once with each of the keys."""
 
     async def run() -> list[int]:
@@ -39,7 +43,9 @@ def asked(fake: Fake, path: str, keys: list[str], more: dict[str, Any] | None = 
         async with asking(fake, **settings) as (client, _):
             for key in keys:
                 headers = {"authorization": f"Bearer {key}"} if key else {}
-                response = await client.post(path, json={**ROUTES[path], **(more or {})}, headers=headers)
+                response = await client.post(
+                    path, json={**ROUTES[path], **(more or {})}, headers=headers
+                )
                 assert response.status_code == 200, response.text
                 found.append(cached(response.json()))
         return found
@@ -48,7 +54,9 @@ def asked(fake: Fake, path: str, keys: list[str], more: dict[str, Any] | None = 
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_with_two_keys_each_finds_its_own_prefix_and_never_the_others(fake: Fake, path: str) -> None:
+def test_with_two_keys_each_finds_its_own_prefix_and_never_the_others(
+    fake: Fake, path: str
+) -> None:
     first, again, other, other_again = asked(fake, path, ["a", "a", "b", "b"], api_keys=("a", "b"))
     assert first == 0
     assert again > 0
@@ -66,7 +74,11 @@ def test_shared_isolation_shares_among_keys(fake: Fake, path: str) -> None:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_strict_isolation_shares_nothing_with_anybody(fake: Fake, path: str) -> None:
-    assert asked(fake, path, ["a", "a", "b"], api_keys=("a", "b"), cache_isolation="strict") == [0, 0, 0]
+    assert asked(fake, path, ["a", "a", "b"], api_keys=("a", "b"), cache_isolation="strict") == [
+        0,
+        0,
+        0,
+    ]
 
 
 def test_one_key_or_none_shares_by_default(fake: Fake) -> None:
@@ -75,9 +87,13 @@ def test_one_key_or_none_shares_by_default(fake: Fake) -> None:
 
 
 def test_a_salt_of_the_client_is_mixed_in_under_its_key(fake: Fake) -> None:
-    """The same salt with another key is another cache: nobody reaches another's cache by guessing a salt."""
+    """The same salt with another key is another cache: nobody reaches another's cache by guessing a
+    salt.
+    """
     settings: dict[str, Any] = {"api_keys": ("a", "b"), "allow_cache_salt": True}
-    first, again, other = asked(fake, "/v1/completions", ["a", "a", "b"], {"cache_salt": "s"}, **settings)
+    first, again, other = asked(
+        fake, "/v1/completions", ["a", "a", "b"], {"cache_salt": "s"}, **settings
+    )
     assert (first, other) == (0, 0)
     assert again > 0
     unsalted, *_ = asked(fake, "/v1/completions", ["a"], **settings)
@@ -114,7 +130,9 @@ def with_public(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fake
 BEGUN = 1 + len(LISTED)  # tokens: bytes, after the one that begins every text
 
 
-def test_keys_share_exactly_the_listed_text_and_each_has_the_rest_for_itself(with_public: Fake) -> None:
+def test_keys_share_exactly_the_listed_text_and_each_has_the_rest_for_itself(
+    with_public: Fake,
+) -> None:
     prompt = LISTED + "How deep is it in the middle?"
 
     async def run() -> list[int]:
@@ -131,7 +149,9 @@ def test_keys_share_exactly_the_listed_text_and_each_has_the_rest_for_itself(wit
                 ("b", LISTED[:-1] + "?"),
             ]:
                 body = {"prompt": text, "max_tokens": 4}
-                response = await client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+                response = await client.post(
+                    "/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}
+                )
                 found.append(cached(response.json()))
                 with_public.scheduler.check()
         return found
@@ -168,7 +188,12 @@ def test_a_listed_system_message_is_shared_up_to_where_users_begin(with_public: 
     async def run() -> list[int]:
         found = []
         async with asking(with_public, api_keys=("a", "b")) as (client, _):
-            for key, text in [("a", "Who comes?"), ("b", "Who comes?"), ("b", "Who comes?"), ("a", "Who goes?")]:
+            for key, text in [
+                ("a", "Who comes?"),
+                ("b", "Who comes?"),
+                ("b", "Who comes?"),
+                ("a", "Who goes?"),
+            ]:
                 messages = [SYSTEM, {"role": "user", "content": text}]
                 response = await client.post(
                     "/v1/chat/completions",
@@ -178,7 +203,9 @@ def test_a_listed_system_message_is_shared_up_to_where_users_begin(with_public: 
                 found.append(cached(response.json()))
         return found
 
-    head = 1 + 1 + len(SYSTEM["content"]) + 1 + 1  # bos, the turn's two ends, and the user's beginning
+    head = (
+        1 + 1 + len(SYSTEM["content"]) + 1 + 1
+    )  # bos, the turn's two ends, and the user's beginning
     assert asyncio.run(run()) == [0, head, head + len("Who comes?") + 1, head + len("Who ")]
 
 
@@ -190,7 +217,9 @@ def test_a_listed_system_message_is_shared_up_to_where_users_begin(with_public: 
 def test_who_shares_with_nobody_shares_no_listed_text_either(
     with_public: Fake, settings: dict[str, Any], expected: int
 ) -> None:
-    more = {"prompt": LISTED + "x"} | ({"cache_salt": "own"} if "allow_cache_salt" in settings else {})
+    more = {"prompt": LISTED + "x"} | (
+        {"cache_salt": "own"} if "allow_cache_salt" in settings else {}
+    )
     found = asked(with_public, "/v1/completions", ["a", "b"], more, api_keys=("a", "b"), **settings)
     assert found == [0, expected]
 
@@ -204,7 +233,12 @@ def test_answers_are_the_same_with_listed_texts_and_without(tmp_path: Path) -> N
                     for more in ("", "x", "xy", "And about lakes. z"):
                         response = await client.post(
                             "/v1/completions",
-                            json={"prompt": LISTED + more, "max_tokens": 12, "temperature": 0, "ignore_eos": True},
+                            json={
+                                "prompt": LISTED + more,
+                                "max_tokens": 12,
+                                "temperature": 0,
+                                "ignore_eos": True,
+                            },
                             headers={"authorization": f"Bearer {key}"},
                         )
                         found.append(response.json()["choices"][0]["text"])
@@ -216,8 +250,12 @@ def test_answers_are_the_same_with_listed_texts_and_without(tmp_path: Path) -> N
     assert answers([]) == answers(public(tmp_path))
 
 
-@pytest.mark.parametrize("content", [None, "{", "{}", "[]", "[1]", '[{"role": "wizard", "content": "x"}]'])
-def test_a_list_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, "{", "{}", "[]", "[1]", '[{"role": "wizard", "content": "x"}]']
+)
+def test_a_list_that_cannot_be_used_is_refused_with_its_name(
+    tmp_path: Path, content: str | None
+) -> None:
     path = tmp_path / "mine.json"
     if content is not None:
         path.write_text(content)

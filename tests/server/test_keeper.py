@@ -1,4 +1,6 @@
-"""A server that keeps its runtime: a real process, scripted, behind a real socket, in one event loop."""
+"""A server that keeps its runtime: a real process, scripted, behind a real socket, in one event
+loop.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ import httpx2
 import pytest
 
 from lmprog.errors import RuntimeGone
-from lmprog.launch import Runtime
-from lmprog.server.run import bind, url_of
-from lmprog.server.service import Service
-from lmprog.server.settings import Settings
+from lmprog.launch import RuntimeProcess
+from lmprog.server.http.http_server import bind, url_of
+from lmprog.server.operations.service import ServerService
+from lmprog.server.options.server_settings import ServerSettings
 
 SCRIPTED = "tests.server.scripted_runtime"
 PATIENCE = 120.0
@@ -25,7 +27,7 @@ PATIENCE = 120.0
 class Kept:
     """A running service, and a client of it."""
 
-    def __init__(self, service: Service, client: httpx2.AsyncClient) -> None:
+    def __init__(self, service: ServerService, client: httpx2.AsyncClient) -> None:
         self.service = service
         self.client = client
 
@@ -45,7 +47,7 @@ class Kept:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def listening(settings: Settings) -> tuple[socket.socket, str]:
+def listening(settings: ServerSettings) -> tuple[socket.socket, str]:
     bound = bind(settings)
     return bound, url_of(bound)
 
@@ -53,9 +55,9 @@ def listening(settings: Settings) -> tuple[socket.socket, str]:
 @asynccontextmanager
 async def kept(**settings: Any) -> AsyncIterator[Kept]:
     """A service before the scripted runtime, ready; it must end well with the block."""
-    chosen = Settings(port=0, **settings)
+    chosen = ServerSettings(port=0, **settings)
     bound, url = listening(chosen)
-    service = Service(chosen, lambda: Runtime("any", module=SCRIPTED))
+    service = ServerService(chosen, lambda: RuntimeProcess("any", module=SCRIPTED))
     serving = asyncio.create_task(service.run(bound, lambda runtime: None))
     try:
         async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
@@ -123,23 +125,25 @@ def test_new_requests_are_told_to_come_again_while_the_runtime_is_away() -> None
 
 
 def test_a_first_start_that_fails_ends_the_server_with_its_reason() -> None:
-    def broken() -> Runtime:
+    def broken() -> RuntimeProcess:
         raise RuntimeGone("no such thing")
 
     async def run() -> None:
-        settings = Settings(port=0)
+        settings = ServerSettings(port=0)
         bound, _ = listening(settings)
         with pytest.raises(RuntimeGone, match="no such thing"):
-            await asyncio.wait_for(Service(settings, broken).run(bound, lambda runtime: None), PATIENCE)
+            await asyncio.wait_for(
+                ServerService(settings, broken).run(bound, lambda runtime: None), PATIENCE
+            )
 
     asyncio.run(run())
 
 
 def test_asked_to_stop_while_it_starts_it_stops() -> None:
     async def run() -> bool:
-        settings = Settings(port=0)
+        settings = ServerSettings(port=0)
         bound, _ = listening(settings)
-        service = Service(settings, lambda: Runtime("any", module=SCRIPTED))
+        service = ServerService(settings, lambda: RuntimeProcess("any", module=SCRIPTED))
         service.ask_to_stop()
         return await asyncio.wait_for(service.run(bound, lambda runtime: None), PATIENCE)
 

@@ -1,4 +1,6 @@
-"""A client that leaves ends what it asked for, wherever that is: its branches are gone and its pages are free."""
+"""A client that leaves ends what it asked for, wherever that is: its branches are gone and its
+pages are free.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,18 @@ from tests.server.conftest import Served
 from tests.server.fake_runtime import Asgi, Fake, asking
 
 PROMISED = 1.0
-"""Seconds within which nothing is left. The tests wait longer, and say so only where it was ten times as long: they
-run on machines that do other things too."""
-LONG: dict[str, Any] = {"prompt": "Count on: " + "one two three " * 20, "max_tokens": 1500, "ignore_eos": True}
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Go on."}], "max_tokens": 1500, "ignore_eos": True}
+"""Seconds within which nothing is left. The tests wait longer, and say so only where it was ten
+times as long: they run on machines that do other things too."""
+LONG: dict[str, Any] = {
+    "prompt": "Count on: " + "one two three " * 20,
+    "max_tokens": 1500,
+    "ignore_eos": True,
+}
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Go on."}],
+    "max_tokens": 1500,
+    "ignore_eos": True,
+}
 
 
 async def until(holds: Callable[[dict[str, float]], bool], gateway: Gateway) -> float:
@@ -53,14 +63,20 @@ def test_leaving_frees_everything(path: str, streams: bool, moment: str) -> None
     async def run(fake: Fake) -> None:
         async with asking(fake, first_reply_wait=60.0) as (_, gateway):
             app = build_app(gateway)
-            others = [Asgi(app, "POST", f"/v1/{path}", body=body) for _ in range(2 if moment == "queued" else 0)]
+            others = [
+                Asgi(app, "POST", f"/v1/{path}", body=body)
+                for _ in range(2 if moment == "queued" else 0)
+            ]
             if others:
                 await until(lambda figures: figures["running"] == 2, gateway)
             ask = Asgi(app, "POST", f"/v1/{path}", body=body)
             if moment == "queued":
                 await until(lambda figures: figures["waiting"] == 1, gateway)
             elif moment != "at once":
-                await until(lambda figures: figures["running"] >= 1 and figures["generated_tokens"] > 10, gateway)
+                await until(
+                    lambda figures: figures["running"] >= 1 and figures["generated_tokens"] > 10,
+                    gateway,
+                )
             for one in [ask, *others]:
                 await one.leave()
             taken.append(await until(is_clean, gateway))
@@ -86,12 +102,16 @@ def test_leaving_while_the_body_comes_asks_nothing_of_the_runtime(fake: Fake) ->
 
 
 def test_what_has_ended_is_not_ended_again(fake: Fake) -> None:
-    """No call fails after its normal end: closing comes after the last reply and cancels nothing."""
+    """No call fails after its normal end: closing comes after the last reply and cancels
+    nothing.
+    """
 
     async def run() -> None:
         async with asking(fake) as (client, gateway):
             for streams in (False, True):
-                reply = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3, "stream": streams})
+                reply = await client.post(
+                    "/v1/completions", json={"prompt": "x", "max_tokens": 3, "stream": streams}
+                )
                 assert reply.status_code == 200
             await until(is_clean, gateway)
             figures = await gateway.link.figures()
@@ -102,7 +122,9 @@ def test_what_has_ended_is_not_ended_again(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_broken_connection_to_the_real_server_frees_everything(server: Served, streams: bool) -> None:
+def test_a_broken_connection_to_the_real_server_frees_everything(
+    server: Served, streams: bool
+) -> None:
     where = urlsplit(server.url)
     body = json.dumps({**LONG, "max_tokens": 3500, "stream": streams}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -1,4 +1,6 @@
-"""The short way of a stream's parts: the bytes that h11 would have written, and slow readers are waited for."""
+"""The short way of a stream's parts: the bytes that h11 would have written, and slow readers are
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 import h11
 
-from lmprog.server.listener import Connection
+from lmprog.server.http.listener import HttpConnection
 
 
 class Transport:
@@ -32,7 +34,7 @@ class Flow:
 
 
 def connection() -> Any:
-    made: Any = Connection.__new__(Connection)
+    made: Any = HttpConnection.__new__(HttpConnection)
     made.transport, made.flow = Transport(), Flow()
     return made
 
@@ -46,7 +48,9 @@ def test_parts_are_the_chunks_that_h11_would_write() -> None:
     parts = [b"data: {}\n\n", b"x" * 5000, b"\x00\r\n"]
     for part in parts:
         asyncio.run(ours.write_part(part))
-    assert ours.transport.written == b"".join(judge.send(h11.Data(data=part)) or b"" for part in parts)
+    assert ours.transport.written == b"".join(
+        judge.send(h11.Data(data=part)) or b"" for part in parts
+    )
 
 
 def test_an_empty_part_is_not_the_end_of_the_body() -> None:

@@ -16,10 +16,16 @@ REQUESTS: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "stream": True}),
     ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 100_000}),
     ("/v1/chat/completions", {"messages": SECRET}),
-    ("/v1/completions", {"prompt": SECRET, "max_tokens": 3, "stop": SECRET, "echo": True, "unknown": SECRET}),
+    (
+        "/v1/completions",
+        {"prompt": SECRET, "max_tokens": 3, "stop": SECRET, "echo": True, "unknown": SECRET},
+    ),
     ("/v1/responses", {"input": SECRET, "max_output_tokens": 16}),
     ("/v1/messages", {"messages": CHAT, "max_tokens": 3}),
-    ("/generate", {"text": SECRET, "sampling_params": {"max_new_tokens": 3, "regex": "(" + SECRET}}),
+    (
+        "/generate",
+        {"text": SECRET, "sampling_params": {"max_new_tokens": 3, "regex": "(" + SECRET}},
+    ),
     ("/tokenize", {"prompt": SECRET}),
 )
 

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmprog import wire
-from lmprog.server.figures import RuntimeFigures
-from lmprog.server.meters import Meters
+from lmprog.server.operations.meters import Meters
+from lmprog.server.operations.runtime_metrics import RuntimeFigures
 from tests.server.fake_runtime import Fake, asking
 
 BOARD = Path(__file__).parents[2] / "docs" / "grafana" / "lmprog.json"
@@ -32,20 +32,26 @@ Samples = dict[str, float]
 
 
 async def scraped(client: httpx2.AsyncClient) -> tuple[Samples, str]:
-    """All samples by name and labels, but for the model's; the names of histograms' parts are whole."""
+    """All samples by name and labels, but for the model's; the names of histograms' parts are
+    whole.
+    """
     response = await client.get("/metrics")
     assert response.status_code == 200, response.text
     found: Samples = {}
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:
             labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
-            found[" ".join([sample.name, *(f"{name}={value}" for name, value in sorted(labels.items()))])] = (
-                sample.value
-            )
+            found[
+                " ".join(
+                    [sample.name, *(f"{name}={value}" for name, value in sorted(labels.items()))]
+                )
+            ] = sample.value
     return found, response.text
 
 
-def session(fake: Fake, asks: list[tuple[str, dict[str, Any]]], **settings: Any) -> tuple[Samples, str]:
+def session(
+    fake: Fake, asks: list[tuple[str, dict[str, Any]]], **settings: Any
+) -> tuple[Samples, str]:
     """What is scraped after these requests."""
 
     async def run() -> tuple[Samples, str]:
@@ -59,7 +65,9 @@ def session(fake: Fake, asks: list[tuple[str, dict[str, Any]]], **settings: Any)
 
 def test_requests_are_counted_as_they_were(fake: Fake) -> None:
     body = {"prompt": "abcdefgh", "max_tokens": 5, "ignore_eos": True}
-    samples, _ = session(fake, [("/v1/completions", body), ("/v1/completions", {**body, "stream": True})])
+    samples, _ = session(
+        fake, [("/v1/completions", body), ("/v1/completions", {**body, "stream": True})]
+    )
     assert samples["lmprog_request_success_total finished_reason=length"] == 2
     assert samples["lmprog_generation_tokens_total"] == 10
     assert samples["lmprog_e2e_request_latency_seconds_count"] == 2
@@ -93,8 +101,17 @@ def test_every_metric_of_the_board_is_told(fake: Fake) -> None:
 
 def test_every_metric_of_the_page_is_told(fake: Fake) -> None:
     _, text = session(fake, [])
-    page = (BOARD.parents[1] / "server.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
-    table = "".join(line.partition("|")[2].partition("|")[2] for line in page.splitlines() if line.startswith("| "))
+    page = (
+        (BOARD.parents[1] / "server.md")
+        .read_text()
+        .partition("## Metrics")[2]
+        .partition("\n## ")[0]
+    )
+    table = "".join(
+        line.partition("|")[2].partition("|")[2]
+        for line in page.splitlines()
+        if line.startswith("| ")
+    )
     named = set(re.findall(r"`([a-z0-9_]+)", table))
     families = set(re.findall(r"^# TYPE lmprog_(\S+?)(?:_total)? ", text, re.MULTILINE))
     told = {name for name in families if not name.endswith("_created")}
@@ -119,7 +136,10 @@ def test_failures_and_what_is_left_are_counted(fake: Fake) -> None:
 def test_nothing_that_a_client_sends_becomes_a_label(fake: Fake) -> None:
     async def run() -> str:
         async with asking(fake) as (client, _):
-            await client.post("/v1/completions", json={"prompt": "secret words", "max_tokens": 2, "user": "secret"})
+            await client.post(
+                "/v1/completions",
+                json={"prompt": "secret words", "max_tokens": 2, "user": "secret"},
+            )
             await client.request("SECRET", "/v1/completions")
             await client.get("/secret/path", headers={"x-request-id": "secret-id"})
             return (await client.get("/metrics")).text
@@ -130,7 +150,9 @@ def test_nothing_that_a_client_sends_becomes_a_label(fake: Fake) -> None:
 def test_a_scrape_is_answered_while_there_is_no_runtime(fake: Fake) -> None:
     async def run() -> tuple[Samples, Samples]:
         async with asking(fake) as (client, gateway):
-            await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True})
+            await client.post(
+                "/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+            )
             before, _ = await scraped(client)
             gateway.link.replace(None)
             after, text = await scraped(client)
@@ -145,7 +167,14 @@ def test_a_scrape_is_answered_while_there_is_no_runtime(fake: Fake) -> None:
 def test_counters_go_on_when_another_runtime_begins_at_0() -> None:
     figures = RuntimeFigures(lambda: "m")
     for pid, tokens in ((1.0, 5.0), (1.0, 8.0), (2.0, 0.0), (2.0, 4.0), (3.0, 1.0)):
-        figures.see({"pid": pid, "generated_tokens": tokens, "wait_passes_le_1": tokens, "wait_passes_le_inf": 1.0})
+        figures.see(
+            {
+                "pid": pid,
+                "generated_tokens": tokens,
+                "wait_passes_le_1": tokens,
+                "wait_passes_le_inf": 1.0,
+            }
+        )
     (tokens_family,) = [one for one in figures.collect() if one.name == "lmprog_generation_tokens"]
     (waits,) = [one for one in figures.collect() if one.name == "lmprog_wait_passes"]
     assert tokens_family.samples[0].value == 8 + 4 + 1
@@ -158,7 +187,7 @@ def test_counters_go_on_when_another_runtime_begins_at_0() -> None:
 def test_gaps_between_texts_are_by_token_and_by_result() -> None:
     now = [0.0]
     meters = Meters(lambda: now[0], lambda: "m")
-    meters.asked(wire.Gen(1, 7, stream=True))
+    meters.asked(wire.Generate(1, 7, stream=True))
     for at, index, count in ((1.0, 0, 1), (1.5, 1, 1), (2.0, 0, 4), (2.5, 1, 0)):
         now[0] = at
         meters.replied(wire.Delta(7, index, "x", count))

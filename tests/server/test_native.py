@@ -54,12 +54,16 @@ def test_a_batch_is_a_list_in_its_order_with_parameters_of_its_own(live: Live) -
     assert [one["meta_info"]["id"] for one in made] == ["all_0", "all_1", "all_2"]
     single = live.ok("/generate", text="Two", sampling_params={**GREEDY, "max_new_tokens": 2})
     assert made[1]["text"] == single["text"]
-    ids = live.ok("/generate", input_ids=[ids_of(live, "One"), ids_of(live, "Two")], sampling_params=GREEDY)
+    ids = live.ok(
+        "/generate", input_ids=[ids_of(live, "One"), ids_of(live, "Two")], sampling_params=GREEDY
+    )
     assert ids[1]["text"].startswith(single["text"])
 
 
 def test_n_results_are_a_list(live: Live) -> None:
-    made = live.ok("/generate", text=TEXT, sampling_params={"n": 3, "max_new_tokens": 4, "sampling_seed": 1})
+    made = live.ok(
+        "/generate", text=TEXT, sampling_params={"n": 3, "max_new_tokens": 4, "sampling_seed": 1}
+    )
     assert len(made) == 3
     assert len({one["meta_info"]["id"] for one in made}) == 3
 
@@ -76,10 +80,17 @@ def test_a_stop_is_named_as_what_matched(live: Live) -> None:
     ("params", "pattern"),
     [
         ({"regex": "(yes|no)"}, None),
-        ({"json_schema": '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'}, "json"),
+        (
+            {
+                "json_schema": '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
+            },
+            "json",
+        ),
     ],
 )
-def test_constraints_have_their_names(live: Live, params: dict[str, Any], pattern: str | None) -> None:
+def test_constraints_have_their_names(
+    live: Live, params: dict[str, Any], pattern: str | None
+) -> None:
     made = live.ok("/generate", text=TEXT, sampling_params={"max_new_tokens": 60, **params})
     if pattern:
         assert isinstance(json.loads(made["text"])["a"], int)
@@ -92,7 +103,9 @@ def test_log_probabilities_are_rows_of_value_token_and_text(live: Live) -> None:
     asked = {"text": TEXT, "sampling_params": GREEDY, "return_logprob": True, "top_logprobs_num": 2}
     outputs_only = live.ok("/generate", **asked)["meta_info"]
     assert outputs_only["input_token_logprobs"] == []
-    meta = live.ok("/generate", **asked, logprob_start_len=0, return_text_in_logprobs=True)["meta_info"]
+    meta = live.ok("/generate", **asked, logprob_start_len=0, return_text_in_logprobs=True)[
+        "meta_info"
+    ]
     rows = meta["input_token_logprobs"]
     assert [row[1] for row in rows] == ids
     assert rows[0][0] is None
@@ -102,23 +115,33 @@ def test_log_probabilities_are_rows_of_value_token_and_text(live: Live) -> None:
     assert all(len(top) == 2 for top in meta["input_top_logprobs"][1:])
     assert len(meta["output_token_logprobs"]) == len(meta["output_top_logprobs"]) == 8
     for row, top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
-        assert row == next(one for one in top if one[1] != END), "greedy picks the likeliest that goes on"
+        assert row == next(one for one in top if one[1] != END), (
+            "greedy picks the likeliest that goes on"
+        )
     later = live.ok("/generate", **asked, logprob_start_len=3)["meta_info"]["input_token_logprobs"]
     assert [row[1] for row in later] == ids[3:]
     assert [row[0] for row in later] == pytest.approx([row[0] for row in rows[3:]], abs=1e-4)
     assert {row[2] for row in later} == {None}
-    by_ids = live.ok("/generate", **{**asked, "text": None, "input_ids": ids}, logprob_start_len=0)["meta_info"]
+    by_ids = live.ok("/generate", **{**asked, "text": None, "input_ids": ids}, logprob_start_len=0)[
+        "meta_info"
+    ]
     assert by_ids["input_token_logprobs"][0] == [None, ids[0], None]
     assert [row[1] for row in by_ids["input_token_logprobs"]] == ids
 
 
 def test_nothing_generated_means_the_prompts_own_likelihood(live: Live) -> None:
     made = live.ok(
-        "/generate", input_ids=[[5, 6, 7], [8, 9]], sampling_params={"max_new_tokens": 0}, return_logprob=True
+        "/generate",
+        input_ids=[[5, 6, 7], [8, 9]],
+        sampling_params={"max_new_tokens": 0},
+        return_logprob=True,
     )
     assert [one["text"] for one in made] == ["", ""]
     assert [one["meta_info"]["completion_tokens"] for one in made] == [0, 0]
-    assert [[row[1] for row in one["meta_info"]["input_token_logprobs"]] for one in made] == [[5, 6, 7], [8, 9]]
+    assert [[row[1] for row in one["meta_info"]["input_token_logprobs"]] for one in made] == [
+        [5, 6, 7],
+        [8, 9],
+    ]
     assert made[0]["meta_info"]["output_token_logprobs"] == []
 
 
@@ -136,7 +159,12 @@ def test_a_stream_says_all_that_there_is_so_far(live: Live) -> None:
 
 
 def test_a_streams_log_probabilities_grow_with_its_text(live: Live) -> None:
-    asked: dict[str, Any] = {"text": TEXT, "sampling_params": GREEDY, "return_logprob": True, "top_logprobs_num": 1}
+    asked: dict[str, Any] = {
+        "text": TEXT,
+        "sampling_params": GREEDY,
+        "return_logprob": True,
+        "top_logprobs_num": 1,
+    }
     whole = live.ok("/generate", **asked)["meta_info"]
     *chunks, _ = live.events("/generate", **asked, stream=True)
     metas = [json.loads(chunk)["meta_info"] for chunk in chunks]
@@ -172,10 +200,14 @@ def test_an_abort_ends_a_request_by_its_name_and_says_so(live: Live) -> None:
 
 def test_an_abort_of_a_batch_ends_all_of_it(live: Live) -> None:
     params = {"max_new_tokens": 1500, "ignore_eos": True}
-    events = live.events("/generate", text=["One", "Two"], sampling_params=params, stream=True, rid="both")
+    events = live.events(
+        "/generate", text=["One", "Two"], sampling_params=params, stream=True, rid="both"
+    )
     next(events)
     live.ok("/abort_request", rid="both")
-    last = {json.loads(one)["index"]: json.loads(one)["meta_info"] for one in events if one != "[DONE]"}
+    last = {
+        json.loads(one)["index"]: json.loads(one)["meta_info"] for one in events if one != "[DONE]"
+    }
     assert [last[at]["finish_reason"]["type"] for at in (0, 1)] == ["abort", "abort"]
 
 
@@ -197,7 +229,10 @@ def test_abort_needs_to_know_what(live: Live) -> None:
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ({"text": "a", "rid": ["x", "y"]}, "rid"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": "8"}}, "sampling_params.max_new_tokens"),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": "8"}},
+            "sampling_params.max_new_tokens",
+        ),
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "ebnf"),
         ({"text": "a", "sampling_params": {"regex": "("}}, "regex"),
         ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias"),
@@ -206,7 +241,10 @@ def test_abort_needs_to_know_what(live: Live) -> None:
         ({"text": "a", "extra_key": "mine"}, "cache_salt"),
         ({"text": "a " * 200_000}, "text"),
         ({"text": ""}, "text"),
-        ({"text": "a", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}}, "min_new_tokens"),
+        (
+            {"text": "a", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}},
+            "min_new_tokens",
+        ),
     ],
     ids=str,
 )
@@ -241,7 +279,9 @@ def test_the_server_tells_what_it_is(live: Live) -> None:
 def test_a_flushed_cache_is_empty(live: Live, method: str) -> None:
     live.ok("/generate", text=TEXT, sampling_params=GREEDY)
     assert live.http.request(method, "/flush_cache", json={}).status_code == 200
-    assert live.ok("/generate", text=TEXT, sampling_params=GREEDY)["meta_info"]["cached_tokens"] == 0
+    assert (
+        live.ok("/generate", text=TEXT, sampling_params=GREEDY)["meta_info"]["cached_tokens"] == 0
+    )
 
 
 def test_tokens_and_texts_are_translated(live: Live) -> None:
@@ -258,5 +298,7 @@ def test_tokens_and_texts_are_translated(live: Live) -> None:
 
 
 def test_numbers_are_finite(live: Live) -> None:
-    made = live.ok("/generate", text=TEXT, sampling_params=GREEDY, return_logprob=True, logprob_start_len=0)
+    made = live.ok(
+        "/generate", text=TEXT, sampling_params=GREEDY, return_logprob=True, logprob_start_len=0
+    )
     assert all(math.isfinite(row[0]) for row in made["meta_info"]["output_token_logprobs"])

@@ -1,4 +1,6 @@
-"""The `openai` package against a real server before nano: what its users call, and what they then read."""
+"""The `openai` package against a real server before nano: what its users call, and what they then
+read.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ SUM: dict[str, Any] = {
 
 
 def test_a_chat_answers_with_text_reason_and_usage(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="nano", messages=HELLO, max_tokens=6, temperature=0)
+    answer = client.chat.completions.create(
+        model="nano", messages=HELLO, max_tokens=6, temperature=0
+    )
     assert answer.object == "chat.completion"
     (choice,) = answer.choices
     assert choice.message.role == "assistant"
@@ -63,12 +67,18 @@ def test_a_chat_answers_with_text_reason_and_usage(client: openai.OpenAI) -> Non
 
 
 def test_the_second_time_the_prompt_is_cached_and_usage_says_so(client: openai.OpenAI) -> None:
-    messages: list[Any] = [{"role": "user", "content": "The cache of this test knows: " + "one two three " * 20}]
+    messages: list[Any] = [
+        {"role": "user", "content": "The cache of this test knows: " + "one two three " * 20}
+    ]
     first, second = (
-        client.chat.completions.create(model="nano", messages=messages, max_tokens=3, temperature=0, n=2)
+        client.chat.completions.create(
+            model="nano", messages=messages, max_tokens=3, temperature=0, n=2
+        )
         for _ in range(2)
     )
-    assert [choice.message.content for choice in first.choices] == [choice.message.content for choice in second.choices]
+    assert [choice.message.content for choice in first.choices] == [
+        choice.message.content for choice in second.choices
+    ]
     for answer, least, most in ((first, 0, 20), (second, 60, 10_000)):
         assert answer.usage is not None
         assert answer.usage.prompt_tokens_details is not None
@@ -78,7 +88,9 @@ def test_the_second_time_the_prompt_is_cached_and_usage_says_so(client: openai.O
 
 
 def test_a_streams_parts_are_the_answer(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="nano", messages=HELLO, max_tokens=20, temperature=0)
+    whole = client.chat.completions.create(
+        model="nano", messages=HELLO, max_tokens=20, temperature=0
+    )
     chunks = list(
         client.chat.completions.create(
             model="nano",
@@ -91,8 +103,13 @@ def test_a_streams_parts_are_the_answer(client: openai.OpenAI) -> None:
     )
     assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == whole.choices[0].message.content
-    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == whole.choices[0].finish_reason
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+        == whole.choices[0].message.content
+    )
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == whole.choices[
+        0
+    ].finish_reason
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens  # type: ignore[union-attr]
@@ -111,7 +128,9 @@ def test_async_streams_of_many_choices_run_side_by_side(server: Served) -> None:
         return texts[0], texts[1]
 
     async def all_of_them() -> list[tuple[str, str]]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120.0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", timeout=120.0
+        ) as client:
             return await asyncio.gather(*(one(client, seed % 4) for seed in range(8)))
 
     texts = asyncio.run(all_of_them())
@@ -135,13 +154,18 @@ def test_a_pydantic_model_is_parsed_from_the_answer(client: openai.OpenAI) -> No
     person = answer.choices[0].message.parsed
     assert isinstance(person, Person)
     with client.chat.completions.stream(
-        model="nano", messages=[{"role": "user", "content": "Write a person."}], response_format=Person, max_tokens=120
+        model="nano",
+        messages=[{"role": "user", "content": "Write a person."}],
+        response_format=Person,
+        max_tokens=120,
     ) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Person)
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
 def test_required_tools_are_called_with_arguments_that_validate(
     client: openai.OpenAI, choice: Any, streams: bool
 ) -> None:
@@ -183,14 +207,23 @@ def test_without_parallel_calls_exactly_one_is_made(client: openai.OpenAI) -> No
 
 
 def test_a_conversation_goes_on_after_a_tools_answer(client: openai.OpenAI) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 4}'}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 4}'},
+    }
     messages: list[Any] = [
         {"role": "developer", "content": "Be short."},
-        {"role": "user", "content": [{"type": "text", "text": "Add 4"}, {"type": "text", "text": " please."}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Add 4"}, {"type": "text", "text": " please."}],
+        },
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "8"},
     ]
-    answer = client.chat.completions.create(model="nano", messages=messages, tools=[SUM], max_tokens=5)  # type: ignore[list-item]
+    answer = client.chat.completions.create(
+        model="nano", messages=messages, tools=[SUM], max_tokens=5
+    )  # type: ignore[list-item]
     assert answer.choices[0].finish_reason in ("stop", "length")
 
 
@@ -207,7 +240,13 @@ def test_stop_texts_end_an_answer_and_are_not_in_it(client: openai.OpenAI) -> No
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_logprobs_stand_beside_their_tokens(client: openai.OpenAI, streams: bool) -> None:
-    asked: dict[str, Any] = {"model": "nano", "messages": HELLO, "max_tokens": 4, "logprobs": True, "top_logprobs": 3}
+    asked: dict[str, Any] = {
+        "model": "nano",
+        "messages": HELLO,
+        "max_tokens": 4,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
     text, logprobs = "", []
     if streams:
         for chunk in client.chat.completions.create(**asked, stream=True):
@@ -222,7 +261,9 @@ def test_logprobs_stand_beside_their_tokens(client: openai.OpenAI, streams: bool
     for one in logprobs:
         assert one.logprob <= 0
         assert len(one.top_logprobs) == 3
-        assert [top.logprob for top in one.top_logprobs] == sorted((t.logprob for t in one.top_logprobs), reverse=True)
+        assert [top.logprob for top in one.top_logprobs] == sorted(
+            (t.logprob for t in one.top_logprobs), reverse=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -251,15 +292,26 @@ def test_a_text_is_confined_in_every_dialect(client: openai.OpenAI, extra: dict[
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": "object"}, {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}]
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
+    ],
 )
 def test_a_json_schema_is_enforced(client: openai.OpenAI, schema: dict[str, Any]) -> None:
     for form in (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "it", "schema": schema},
+            }
+        },
         {"json_schema": schema},
         {"structured_outputs": {"json": schema}},
     ):
-        answer = client.chat.completions.create(model="nano", messages=HELLO, max_tokens=60, extra_body=form)
+        answer = client.chat.completions.create(
+            model="nano", messages=HELLO, max_tokens=60, extra_body=form
+        )
         jsonschema.validate(json.loads(answer.choices[0].message.content or ""), schema)
 
 
@@ -282,9 +334,17 @@ def test_models_are_listed_and_unknown_ones_not_found(client: openai.OpenAI) -> 
     [
         ({"max_tokens": 5000}, "messages", "set max_tokens <= "),
         ({"temperature": 3}, "temperature", "temperature is 3; it must be from 0 to 2."),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "the roles are system"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            {"messages": [{"role": "wizard", "content": "x"}]},
+            "messages[0].role",
+            "the roles are system",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+                ]
+            },
             "messages[0].content[0].type",
             "reads text only",
         ),
@@ -315,8 +375,18 @@ def test_a_conversation_by_curl(server: Served) -> None:
     if shutil.which("curl") is None:
         pytest.skip("there is no curl here")
     body = json.dumps({"messages": HELLO, "max_tokens": 3, "stream": True})
-    command = ["curl", "-sN", f"{server.url}/v1/chat/completions", "--json", body, "-H", "x-request-id: by-curl"]
-    said = subprocess.run([*command, "-i"], capture_output=True, text=True, timeout=120, check=True).stdout
+    command = [
+        "curl",
+        "-sN",
+        f"{server.url}/v1/chat/completions",
+        "--json",
+        body,
+        "-H",
+        "x-request-id: by-curl",
+    ]
+    said = subprocess.run(
+        [*command, "-i"], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
     head, _, events = said.partition("\r\n\r\n" if "\r\n\r\n" in said else "\n\n")
     assert "x-request-id: by-curl" in head
     lines = [line for line in events.splitlines() if line]

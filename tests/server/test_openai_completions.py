@@ -11,25 +11,40 @@ from tests.server.live import Live
 
 
 def test_a_logit_bias_forbids_and_forces_tokens(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "nano", "prompt": "One two", "max_tokens": 3, "temperature": 0}
+    asked: dict[str, Any] = {
+        "model": "nano",
+        "prompt": "One two",
+        "max_tokens": 3,
+        "temperature": 0,
+    }
     forced = client.completions.create(**asked, logit_bias={"100": 100}).choices[0].text
     plain = client.completions.create(**asked).choices[0].text
     assert forced != plain
 
 
-def test_completions_take_texts_and_token_ids_and_number_their_choices(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="nano", prompt=["One two", "Three"], max_tokens=3, n=2, temperature=0)
+def test_completions_take_texts_and_token_ids_and_number_their_choices(
+    client: openai.OpenAI,
+) -> None:
+    answer = client.completions.create(
+        model="nano", prompt=["One two", "Three"], max_tokens=3, n=2, temperature=0
+    )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.choices[0].text == answer.choices[1].text
-    ids = client.completions.create(model="nano", prompt=[[300, 301], [302]], max_tokens=2, echo=True)
+    ids = client.completions.create(
+        model="nano", prompt=[[300, 301], [302]], max_tokens=2, echo=True
+    )
     assert len(ids.choices) == 2
-    best = client.completions.create(model="nano", prompt="One two", max_tokens=4, best_of=4, seed=1)
+    best = client.completions.create(
+        model="nano", prompt="One two", max_tokens=4, best_of=4, seed=1
+    )
     assert len(best.choices) == 1
 
 
 def test_echo_scores_the_prompt_without_generating(client: openai.OpenAI) -> None:
     text = "One two three four."
-    answer = client.completions.create(model="nano", prompt=text, max_tokens=0, echo=True, logprobs=2)
+    answer = client.completions.create(
+        model="nano", prompt=text, max_tokens=0, echo=True, logprobs=2
+    )
     (choice,) = answer.choices
     assert choice.text == text
     assert choice.logprobs is not None
@@ -46,7 +61,12 @@ def test_echo_scores_the_prompt_without_generating(client: openai.OpenAI) -> Non
 
 
 def test_a_completions_stream_is_the_completion(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "nano", "prompt": ["One two", "Three"], "max_tokens": 5, "temperature": 0}
+    asked: dict[str, Any] = {
+        "model": "nano",
+        "prompt": ["One two", "Three"],
+        "max_tokens": 5,
+        "temperature": 0,
+    }
     whole = client.completions.create(**asked, echo=True)
     texts = ["", ""]
     for chunk in client.completions.create(**asked, echo=True, stream=True):
@@ -66,7 +86,9 @@ def test_a_completions_stream_is_the_completion(client: openai.OpenAI) -> None:
 
 
 def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
-    assert live.refused("/v1/completions", prompt=[10**6])["message"].startswith("prompt names token 1000000, ")
+    assert live.refused("/v1/completions", prompt=[10**6])["message"].startswith(
+        "prompt names token 1000000, "
+    )
     said = live.refused("/v1/completions", prompt="x", logit_bias={"99999": 1})["message"]
     assert said.startswith("logit_bias names token 99999, ")
     chats = "/v1/chat/completions"
@@ -82,7 +104,12 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
         (chats, {"messages": hello, "max_tokens": 10**6}, "max_tokens", "messages"),
         ("/v1/responses", {"input": "x", "max_output_tokens": 10**6}, "max_output_tokens", "input"),
         ("/v1/messages", {"messages": hello, "max_tokens": 10**6}, "max_tokens", "messages"),
-        ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 10**6}}, "max_new_tokens", "text"),
+        (
+            "/generate",
+            {"text": "x", "sampling_params": {"max_new_tokens": 10**6}},
+            "max_new_tokens",
+            "text",
+        ),
         (
             chats,
             {"messages": hello, "max_tokens": 1, "json_schema": schema},
@@ -91,7 +118,11 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
         ),
         (
             "/v1/responses",
-            {"input": "x", "max_output_tokens": 1, "text": {"format": {"type": "json_schema", "schema": schema}}},
+            {
+                "input": "x",
+                "max_output_tokens": 1,
+                "text": {"format": {"type": "json_schema", "schema": schema}},
+            },
             "max_output_tokens",
             "text.format",
         ),
@@ -110,7 +141,9 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
         error = live.refused(path, **body)
         assert re.findall(r"\bmax_\w+", error["message"]) in ([field], [field] * 2), error
         assert error["param"] == param
-    old = live.refused("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], function_call="auto")
+    old = live.refused(
+        "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], function_call="auto"
+    )
     assert old == {
         "message": "function_call is out of date; use tool_choice.",
         "type": "invalid_request_error",

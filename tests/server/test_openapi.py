@@ -1,4 +1,6 @@
-"""The OpenAPI document and its page: every route is there, every reference leads somewhere, nothing is fetched."""
+"""The OpenAPI document and its page: every route is there, every reference leads somewhere, nothing
+is fetched.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 import jsonschema
 from starlette.routing import Route
 
-from lmprog.server.limits import LIMITS
-from lmprog.server.openapi.document import document
+from lmprog.server.http.limits import LIMITS
+from lmprog.server.openapi.openapi_document import document
 from lmprog.server.openapi.operations import OPERATIONS
 from tests.server.live import Live
 
@@ -50,7 +52,9 @@ def test_the_table_of_limits_stands_in_the_document(live: Live) -> None:
 
 
 def test_a_route_that_nobody_described_is_listed_all_the_same() -> None:
-    made = document([Route("/new/{name:path}", lambda request: None, methods=["GET"])], needs_key=True)
+    made = document(
+        [Route("/new/{name:path}", lambda request: None, methods=["GET"])], needs_key=True
+    )
     one = made["paths"]["/new/{name}"]["get"]
     assert one["parameters"][0]["name"] == "name"
     assert one["security"] == [{"key": []}]

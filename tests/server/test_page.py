@@ -1,4 +1,6 @@
-"""The page's routes: files that need no key, pictures that cost little, a playground that tells what became of text."""
+"""The page's routes: files that need no key, pictures that cost little, a playground that tells
+what became of text.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,13 @@ async def first(found: AsyncIterator[tuple[str, Any]], wanted: str) -> Any:
 async def play(client: httpx2.AsyncClient, **body: Any) -> list[tuple[str, Any]]:
     reply = await client.post("/ui/play", json=body)
     assert reply.status_code == 200, reply.text
-    blocks = [block.splitlines() for block in reply.text.split("\n\n") if block.startswith("event: ")]
-    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
+    blocks = [
+        block.splitlines() for block in reply.text.split("\n\n") if block.startswith("event: ")
+    ]
+    return [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in blocks
+    ]
 
 
 def last(found: list[tuple[str, Any]], name: str) -> dict[str, Any]:
@@ -73,7 +80,8 @@ def last(found: list[tuple[str, Any]], name: str) -> dict[str, Any]:
     return values[-1]
 
 
-# --- files --------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_the_files_need_no_key_and_bring_a_policy_that_runs_nothing_else(fake: Fake) -> None:
@@ -93,9 +101,18 @@ def test_the_files_need_no_key_and_bring_a_policy_that_runs_nothing_else(fake: F
 
 def test_the_files_load_nothing_from_elsewhere_and_make_no_markup_of_text() -> None:
     for name, text in FILES.items():
-        elsewhere = {url for url in re.findall(r"https?://[^\s'\"`)]+", text) if "w3.org" not in url}
+        elsewhere = {
+            url for url in re.findall(r"https?://[^\s'\"`)]+", text) if "w3.org" not in url
+        }
         assert not elsewhere, name
-        for wrong in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        for wrong in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+        ):
             assert wrong not in text, name
     index = FILES["index.html"]
     assert not re.search(r"\s(style|on[a-z]+)=", index), "the policy allows no inline code"
@@ -103,11 +120,16 @@ def test_the_files_load_nothing_from_elsewhere_and_make_no_markup_of_text() -> N
 
 
 def test_every_file_that_a_file_names_is_there() -> None:
-    named = {name for text in FILES.values() for name in re.findall(r'"(?:/ui/|\./)([a-z]+\.(?:js|css))"', text)}
+    named = {
+        name
+        for text in FILES.values()
+        for name in re.findall(r'"(?:/ui/|\./)([a-z]+\.(?:js|css))"', text)
+    }
     assert named == set(FILES) - {"index.html"}
 
 
-# --- pictures -----------------------------------------------------------------------------------------------------
+# --- pictures
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_a_viewer_is_told_what_runs_and_then_what_it_looks_like(fake: Fake) -> None:
@@ -116,17 +138,24 @@ def test_a_viewer_is_told_what_runs_and_then_what_it_looks_like(fake: Fake) -> N
             await play(client, prompt="hello there", max_tokens=4)
             async with viewer(app_of(client)) as found:
                 about = await first(found, "about")
-                assert (about["model"], about["context"], about["showsText"]) == ("fake", 2000, False)
+                assert (about["model"], about["context"], about["showsText"]) == (
+                    "fake",
+                    2000,
+                    False,
+                )
                 snapshot = await first(found, "snapshot")
                 assert snapshot["figures"]["calls_done"] == 2
-                assert sum(node[3] for node in snapshot["nodes"]) == 11 + 1 + 3  # with <bos>, without the last
+                assert (
+                    sum(node[3] for node in snapshot["nodes"]) == 11 + 1 + 3
+                )  # with <bos>, without the last
                 assert "pid" not in snapshot["figures"]
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(
-    ("shows", "key", "sees"), [(True, "admin", True), (True, "user", False), (False, "admin", False)]
+    ("shows", "key", "sees"),
+    [(True, "admin", True), (True, "user", False), (False, "admin", False)],
 )
 def test_text_is_shown_only_where_the_server_says_so_and_only_to_the_administrator(
     fake: Fake, shows: bool, key: str, sees: bool
@@ -202,7 +231,8 @@ def test_viewers_are_let_go_when_the_server_drains(fake: Fake) -> None:
     asyncio.run(run())
 
 
-# --- the playground -----------------------------------------------------------------------------------------------
+# --- the playground
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_text_is_told_as_it_comes_and_its_deltas_are_the_text(fake: Fake) -> None:
@@ -211,7 +241,9 @@ def test_a_text_is_told_as_it_comes_and_its_deltas_are_the_text(fake: Fake) -> N
             found = await play(client, prompt="hello", max_tokens=12)
             assert last(found, "prompt") == {"text": "hello", "tokens": 6}
             done = last(found, "done")
-            assert "".join(value["text"] for name, value in found if name == "delta") == done["text"]
+            assert (
+                "".join(value["text"] for name, value in found if name == "delta") == done["text"]
+            )
             assert (done["usage"]["generated"], done["forced"]) == (12, [])
 
     asyncio.run(run())
@@ -223,7 +255,9 @@ def test_the_cached_part_of_a_prompt_is_told_in_characters(fake: Fake) -> None:
             await play(client, prompt="straße: abc", max_tokens=1)
             done = last(await play(client, prompt="straße: xyz", max_tokens=1), "done")
             assert done["cachedText"] == len("straße: ")
-            assert done["usage"]["cached"] == 1 + len("straße: ".encode())  # with <bos>, which has no text
+            assert done["usage"]["cached"] == 1 + len(
+                "straße: ".encode()
+            )  # with <bos>, which has no text
 
     asyncio.run(run())
 
@@ -245,7 +279,11 @@ def test_a_chat_is_written_by_the_template(fake: Fake) -> None:
 
 
 def test_a_schema_is_kept_and_the_forced_stretches_are_named(fake: Fake) -> None:
-    schema = {"type": "object", "properties": {"animal": {"enum": ["dog", "cat"]}}, "required": ["animal"]}
+    schema = {
+        "type": "object",
+        "properties": {"animal": {"enum": ["dog", "cat"]}},
+        "required": ["animal"],
+    }
     schema["additionalProperties"] = False  # type: ignore[assignment]
 
     async def run() -> None:
@@ -276,8 +314,17 @@ def test_choices_come_with_probabilities_that_add_up_to_one(fake: Fake) -> None:
 def test_forks_share_their_prompt(fake: Fake) -> None:
     async def run() -> None:
         async with asking(fake) as (client, _):
-            found = await play(client, prompt="a prompt of some length", forks=4, max_tokens=5, temperature=1.0, seed=1)
-            done = sorted((value for name, value in found if name == "done"), key=lambda value: value["index"])
+            found = await play(
+                client,
+                prompt="a prompt of some length",
+                forks=4,
+                max_tokens=5,
+                temperature=1.0,
+                seed=1,
+            )
+            done = sorted(
+                (value for name, value in found if name == "done"), key=lambda value: value["index"]
+            )
             assert [value["index"] for value in done] == [0, 1, 2, 3]
             assert sorted(value["usage"]["cached"] for value in done) == [0, 23, 23, 23]
 
@@ -288,7 +335,11 @@ def test_forks_share_their_prompt(fake: Fake) -> None:
     ("body", "status", "says"),
     [
         ({}, 400, "either prompt or messages"),
-        ({"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, 400, "either prompt or messages"),
+        (
+            {"prompt": "x", "messages": [{"role": "user", "content": "y"}]},
+            400,
+            "either prompt or messages",
+        ),
         ({"prompt": "x", "choices": ["a"], "forks": 2}, 400, "neither forks nor a schema"),
         ({"prompt": "x", "forks": 17}, 400, "forks"),
         ({"messages": [{"role": "wizard", "content": "y"}]}, 400, "role"),
@@ -297,7 +348,9 @@ def test_forks_share_their_prompt(fake: Fake) -> None:
         ({"prompt": "x", "choices": [""]}, 400, "choices[0]"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(fake: Fake, body: dict[str, Any], status: int, says: str) -> None:
+def test_what_cannot_be_meant_is_refused_in_words(
+    fake: Fake, body: dict[str, Any], status: int, says: str
+) -> None:
     async def run() -> None:
         async with asking(fake) as (client, _):
             reply = await client.post("/ui/play", json=body)
@@ -312,9 +365,16 @@ def test_what_cannot_be_meant_is_refused_in_words(fake: Fake, body: dict[str, An
 def test_a_page_of_another_site_may_not_play(fake: Fake) -> None:
     async def run() -> None:
         async with asking(fake) as (client, _):
-            for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+            for site, status in (
+                ("cross-site", 403),
+                ("same-site", 403),
+                ("same-origin", 200),
+                ("none", 200),
+            ):
                 headers = {"sec-fetch-site": site, "host": "localhost"}
-                reply = await client.post("/ui/play", json={"prompt": "x", "max_tokens": 1}, headers=headers)
+                reply = await client.post(
+                    "/ui/play", json={"prompt": "x", "max_tokens": 1}, headers=headers
+                )
                 assert reply.status_code == status
 
     asyncio.run(run())

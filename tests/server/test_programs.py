@@ -20,7 +20,11 @@ FORKING: list[dict[str, Any]] = [
     {"op": "gen", "branch": "a", "call": "first", **GREEDY},
     {"op": "append", "branch": "b", "pieces": [{"text": "Second: "}]},
     {"op": "gen", "branch": "b", "call": "second", **GREEDY},
-    {"op": "append", "branch": "s", "pieces": ["1. ", {"ref": "first"}, "\n2. ", {"ref": "second"}, {"gained": "b"}]},
+    {
+        "op": "append",
+        "branch": "s",
+        "pieces": ["1. ", {"ref": "first"}, "\n2. ", {"ref": "second"}, {"gained": "b"}],
+    },
     {"op": "select", "branch": "s", "call": "better", "choices": ["first", "second"]},
     {"op": "read", "branch": "s", "call": "all"},
 ]
@@ -35,7 +39,9 @@ def test_a_program_with_forks_references_and_a_choice_runs_in_one_request(live: 
     chosen = results["better"]["text"]
     assert chosen == ["first", "second"][results["better"]["index"]]
     assert sum(option["probability"] for option in results["better"]["options"]) == pytest.approx(1)
-    assert results["all"]["text"] == (f"Two ideas about bread.\n1. {first}\n2. {second}Second: {second}{chosen}")
+    assert results["all"]["text"] == (
+        f"Two ideas about bread.\n1. {first}\n2. {second}Second: {second}{chosen}"
+    )
     assert made["usage"]["generated_tokens"] == 12
     assert results["second"]["usage"]["cached_tokens"] > 0, "the fork's prefix was shared"
     assert results["first"]["outputs"][0]["finish_reason"] == "length"
@@ -79,7 +85,11 @@ def test_a_gen_takes_what_completions_take(live: Live) -> None:
 def test_a_chat_turn_is_written_by_the_models_template(live: Live) -> None:
     ops = [
         {"op": "open", "branch": "s"},
-        {"op": "append", "branch": "s", "pieces": [{"role": "user", "text": "Hello"}, {"begin": "assistant"}]},
+        {
+            "op": "append",
+            "branch": "s",
+            "pieces": [{"role": "user", "text": "Hello"}, {"begin": "assistant"}],
+        },
         {"op": "gen", "branch": "s", "call": "hi", **GREEDY},
         {"op": "append", "branch": "s", "pieces": [{"end": "assistant"}]},
         {"op": "read", "branch": "s", "call": "text"},
@@ -150,16 +160,24 @@ GEN = {"op": "gen", "branch": "s", "call": "g", **GREEDY}
         ([OPEN, TEXT, {**GEN, "temperature": 3}], "ops[2].temperature"),
         ([OPEN, TEXT, {**GEN, "wrong": 3}], "ops[2].wrong"),
         ([OPEN, {"op": "jump"}], "ops[1].op"),
-        ([OPEN, {"op": "fork", "branch": "s", "into": [f"b{i}" for i in range(257)]}, GEN], "ops[1].into"),
+        (
+            [OPEN, {"op": "fork", "branch": "s", "into": [f"b{i}" for i in range(257)]}, GEN],
+            "ops[1].into",
+        ),
         ([OPEN] * 4097, "ops"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_place(live: Live, ops: list[dict[str, Any]], param: str) -> None:
+def test_what_is_wrong_is_refused_with_its_place(
+    live: Live, ops: list[dict[str, Any]], param: str
+) -> None:
     assert live.refused("/v1/programs", ops=ops)["param"] == param
 
 
 def test_too_many_branches_are_refused(live: Live) -> None:
-    forks = [{"op": "fork", "branch": "s", "into": [f"{row}-{i}" for i in range(256)]} for row in range(4)]
+    forks = [
+        {"op": "fork", "branch": "s", "into": [f"{row}-{i}" for i in range(256)]}
+        for row in range(4)
+    ]
     error = live.refused("/v1/programs", ops=[OPEN, *forks, GEN])
     assert "1,024 branches" in error["message"]
 
@@ -167,11 +185,17 @@ def test_too_many_branches_are_refused(live: Live) -> None:
 def test_what_no_op_has_is_refused_in_words(live: Live) -> None:
     begun = [{"op": "open", "branch": "a"}, {"op": "append", "branch": "a", "pieces": "x"}]
     for op, message in (
-        ({"op": "dance"}, 'ops[2].op is "dance", which is none of its values; docs/server.md lists them.'),
+        (
+            {"op": "dance"},
+            'ops[2].op is "dance", which is none of its values; docs/server.md lists them.',
+        ),
         (
             {"op": "gen", "branch": "a", "call": "g", "keep": "some"},
             'ops[2].keep is "some", which is none of its values; docs/server.md lists them.',
         ),
-        ({"op": "gen", "branch": "a", "call": "g", "colour": 1}, "ops[2].colour is no field that there is."),
+        (
+            {"op": "gen", "branch": "a", "call": "g", "colour": 1},
+            "ops[2].colour is no field that there is.",
+        ),
     ):
         assert live.refused("/v1/programs", ops=[*begun, op])["message"] == message

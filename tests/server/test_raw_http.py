@@ -1,4 +1,6 @@
-"""What comes over a real socket and is no proper HTTP: answered in the same form, and nobody else notices."""
+"""What comes over a real socket and is no proper HTTP: answered in the same form, and nobody else
+notices.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lmprog.server.listener import Connection
-from lmprog.server.run import HttpServer, bind, serve
-from lmprog.server.settings import Settings
+from lmprog.server.http.http_server import HttpServer, bind, serve
+from lmprog.server.http.listener import HttpConnection
+from lmprog.server.options.server_settings import ServerSettings
 from tests.server.conftest import Served
 from tests.server.fake_runtime import Fake
 
@@ -66,11 +68,23 @@ def is_whole(said: bytes) -> bool:
         (GET + b"x: " + b"y" * 100_000,),
         (GET + b"".join(b"x-%d: y\r\n" % number for number in range(20_000)),),
         (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        ),
         (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: nine\r\n\r\n",),
         (b"GET /health HTTP/1.1\r\nhost : x\r\n\r\n",),
     ],
-    ids=["words", "tls", "protocol", "header", "headers", "path", "two lengths", "no length", "blank"],
+    ids=[
+        "words",
+        "tls",
+        "protocol",
+        "header",
+        "headers",
+        "path",
+        "two lengths",
+        "no length",
+        "blank",
+    ],
 )
 def test_what_is_no_http_is_a_400_with_a_reason(server: Served, parts: tuple[bytes, ...]) -> None:
     status, headers, body = talk(server, *parts)
@@ -91,7 +105,9 @@ def test_what_is_no_http_is_a_400_with_a_reason(server: Served, parts: tuple[byt
         ("/health/", "GET", 404),
     ],
 )
-def test_wrong_ways_are_refused_in_openais_form(server: Served, path: str, method: str, status: int) -> None:
+def test_wrong_ways_are_refused_in_openais_form(
+    server: Served, path: str, method: str, status: int
+) -> None:
     found, headers, body = talk(server, f"{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
     assert found == status
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
@@ -135,13 +151,15 @@ def test_requests_in_a_row_on_one_connection_are_answered_in_order(server: Serve
     ],
     ids=["nothing", "a part of a line", "a part of the headers", "a part of the second request"],
 )
-def test_who_never_ends_his_headers_is_cut_off(fake: Fake, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "header_seconds", 0.3)
-    with bind(Settings(port=0)) as bound:
+def test_who_never_ends_his_headers_is_cut_off(
+    fake: Fake, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HttpConnection, "header_seconds", 0.3)
+    with bind(ServerSettings(port=0)) as bound:
 
         async def run() -> bytes:
             started: asyncio.Future[HttpServer] = asyncio.get_running_loop().create_future()
-            serving = asyncio.create_task(serve(Settings(), fake, bound, started.set_result))
+            serving = asyncio.create_task(serve(ServerSettings(), fake, bound, started.set_result))
             server = await started
             reader, writer = await asyncio.open_connection(*bound.getsockname()[:2])
             writer.write(sent)

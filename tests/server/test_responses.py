@@ -10,16 +10,24 @@ from typing import Any
 import openai
 import pytest
 
-from lmprog.server.openai.messages import Message
-from lmprog.server.responses.store import Kept, Store
+from lmprog.server.openai.messages import ChatMessage
+from lmprog.server.responses.response_store import Kept, Store
 from tests.server.live import Live
 
-GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 8, "extra_body": {"ignore_eos": True}}
+GREEDY: dict[str, Any] = {
+    "temperature": 0,
+    "max_output_tokens": 8,
+    "extra_body": {"ignore_eos": True},
+}
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "weather",
     "description": "The weather of a city.",
-    "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+    },
     "strict": True,
 }
 
@@ -31,7 +39,9 @@ def client(live: Live) -> Iterator[openai.OpenAI]:
 
 
 def test_a_text_is_answered_with_one_message(client: openai.OpenAI) -> None:
-    made = client.responses.create(model="nano", input="Say something.", metadata={"a": "b"}, **GREEDY)
+    made = client.responses.create(
+        model="nano", input="Say something.", metadata={"a": "b"}, **GREEDY
+    )
     assert made.object == "response"
     assert made.status == "incomplete"
     assert made.incomplete_details
@@ -63,7 +73,9 @@ def test_a_response_is_kept_and_forgotten(client: openai.OpenAI) -> None:
 
 def test_a_conversation_goes_on_from_its_last_response(client: openai.OpenAI, live: Live) -> None:
     first = client.responses.create(model="nano", input="Hello", instructions="Be brief.", **GREEDY)
-    second = client.responses.create(model="nano", input="And now?", previous_response_id=first.id, **GREEDY)
+    second = client.responses.create(
+        model="nano", input="And now?", previous_response_id=first.id, **GREEDY
+    )
     whole = client.responses.create(
         model="nano",
         input=[
@@ -83,7 +95,9 @@ def test_a_conversation_goes_on_from_its_last_response(client: openai.OpenAI, li
 
 def test_a_stream_has_its_events_in_order_and_numbered(client: openai.OpenAI) -> None:
     whole = client.responses.create(model="nano", input="Say something.", **GREEDY)
-    events = list(client.responses.create(model="nano", input="Say something.", stream=True, **GREEDY))
+    events = list(
+        client.responses.create(model="nano", input="Say something.", stream=True, **GREEDY)
+    )
     kinds = [event.type for event in events]
     deltas = kinds.count("response.output_text.delta")
     assert deltas > 0
@@ -110,7 +124,9 @@ def test_a_stream_has_its_events_in_order_and_numbered(client: openai.OpenAI) ->
 
 
 def test_the_clients_own_accumulator_reads_the_stream(client: openai.OpenAI) -> None:
-    text: Any = {"format": {"type": "json_schema", "name": "answer", "schema": {"enum": ["yes", "no"]}}}
+    text: Any = {
+        "format": {"type": "json_schema", "name": "answer", "schema": {"enum": ["yes", "no"]}}
+    }
     with client.responses.stream(model="nano", input="Say something.", text=text) as stream:
         for _ in stream:
             pass
@@ -163,7 +179,9 @@ def test_a_schema_confines_the_text(client: openai.OpenAI) -> None:
     made = client.responses.create(
         model="nano",
         input="Yes?",
-        text={"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}},
+        text={
+            "format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
+        },
         max_output_tokens=64,
     )
     assert isinstance(json.loads(made.output_text)["yes"], bool)
@@ -182,7 +200,9 @@ def test_log_probabilities_are_told_where_they_are_included(client: openai.OpenA
     assert len(part.logprobs[0].top_logprobs) == 2
 
 
-def test_a_response_in_the_background_is_asked_for_later_or_cancelled(client: openai.OpenAI) -> None:
+def test_a_response_in_the_background_is_asked_for_later_or_cancelled(
+    client: openai.OpenAI,
+) -> None:
     made = client.responses.create(model="nano", input="Hello", background=True, **GREEDY)
     assert made.status in ("queued", "in_progress")
     until = time.monotonic() + 60
@@ -192,7 +212,11 @@ def test_a_response_in_the_background_is_asked_for_later_or_cancelled(client: op
     assert now.status == "incomplete"
     assert now.output_text
     long = client.responses.create(
-        model="nano", input="Hello", background=True, max_output_tokens=900, extra_body={"ignore_eos": True}
+        model="nano",
+        input="Hello",
+        background=True,
+        max_output_tokens=900,
+        extra_body={"ignore_eos": True},
     )
     assert client.responses.cancel(long.id).status == "cancelled"
     assert client.responses.retrieve(long.id).status == "cancelled"
@@ -211,7 +235,10 @@ def test_a_response_in_the_background_is_asked_for_later_or_cancelled(client: op
         ({"input": [{"content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "wizard", "content": "x"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
         ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name"),
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"input": "x", "background": True, "store": False}, "background"),
@@ -234,7 +261,7 @@ def test_messages_call_the_fields_by_this_dialects_names(live: Live) -> None:
 
 
 def kept(name: str, size: int = 10, caller: str = "") -> Kept:
-    return Kept(caller, {"id": name}, [Message("user", "x")], size)
+    return Kept(caller, {"id": name}, [ChatMessage("user", "x")], size)
 
 
 def test_the_store_is_bounded_in_number_and_in_size_and_forgets_what_was_used_longest_ago() -> None:

@@ -1,7 +1,9 @@
-"""Requests drawn from the OpenAPI document, right ones and wrong ones: none of them makes the server fail.
+"""Requests drawn from the OpenAPI document, right ones and wrong ones: none of them makes the
+server fail.
 
-A small number of cases in the usual suite; `LMPROG_SCHEMATHESIS=2000` tries as many. Each answer must be below 500
-and JSON where it says so, every refusal in the one form, and the server must be well afterwards.
+A small number of cases in the usual suite; `LMPROG_SCHEMATHESIS=2000` tries as many. Each answer
+must be below 500 and JSON where it says so, every refusal in the one form, and the server must be
+well afterwards.
 """
 
 from __future__ import annotations
@@ -36,22 +38,51 @@ CONFINING = (
         "stream_options",
         "continue_final_message",
     ),
-    *("response_format", "regex", "ebnf", "json_schema", "structured_outputs", "system", "top_logprobs", "min_tokens"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "logit_bias", "stop_token_ids"),
+    *(
+        "response_format",
+        "regex",
+        "ebnf",
+        "json_schema",
+        "structured_outputs",
+        "system",
+        "top_logprobs",
+        "min_tokens",
+    ),
+    *(
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "logit_bias",
+        "stop_token_ids",
+    ),
 )
-"""Fields that are refused, or refuse one another, nearly always as they are drawn; left out of every second chat."""
+"""Fields that are refused, or refuse one another, nearly always as they are drawn; left out of
+every second chat.
+"""
 SHORT = 8
-"""Most tokens that a drawn request may generate: long ones try the runtime, which is not what is tried here."""
+"""Most tokens that a drawn request may generate: long ones try the runtime, which is not what is
+tried here.
+"""
 
 
 def shortened(value: object) -> object:
-    """The body with its number of tokens, results and options held down, so that many cases fit in the time."""
+    """The body with its number of tokens, results and options held down, so that many cases fit in
+    the time.
+    """
     if isinstance(value, list):
         return [shortened(one) for one in value]
     if not isinstance(value, dict):
         return value
     made = {key: shortened(one) for key, one in value.items()}
-    for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n", "best_of"):
+    for key in (
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "max_new_tokens",
+        "n",
+        "best_of",
+    ):
         count = made.get(key)
         if isinstance(count, int) and count > SHORT:
             made[key] = SHORT
@@ -78,25 +109,45 @@ def bounded(path: str, body: object) -> object:
 
 
 def plausible(path: str, body: object) -> object:
-    """Chats whose roles and parts exist: drawn ones are any texts, and no chat would ever be written by the model."""
-    if path not in CHATS or not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+    """Chats whose roles and parts exist: drawn ones are any texts, and no chat would ever be
+    written by the model.
+    """
+    if (
+        path not in CHATS
+        or not isinstance(body, dict)
+        or not isinstance(body.get("messages"), list)
+    ):
         return body
-    made = {name: value for name, value in body.items() if name not in CONFINING or len(body["messages"]) % 2}
-    made["messages"] = [_turn(turn) if isinstance(turn, dict) else turn for turn in body["messages"]]
+    made = {
+        name: value
+        for name, value in body.items()
+        if name not in CONFINING or len(body["messages"]) % 2
+    }
+    made["messages"] = [
+        _turn(turn) if isinstance(turn, dict) else turn for turn in body["messages"]
+    ]
     return made
 
 
 def _turn(turn: dict[str, Any]) -> dict[str, Any]:
     content = turn.get("content")
     if isinstance(content, list):
-        content = [{"type": "text", "text": str(part.get("text", "x"))} for part in content if isinstance(part, dict)]
+        content = [
+            {"type": "text", "text": str(part.get("text", "x"))}
+            for part in content
+            if isinstance(part, dict)
+        ]
     role = ("user", "assistant")[len(str(turn.get("role"))) % 2]
     return {"role": role, "content": "x" if content is None else content}
 
 
 def test_no_request_makes_the_server_fail(live: Live) -> None:
     schema = schemathesis.openapi.from_dict(live.http.get("/openapi.json").json())
-    operations = [found.ok() for found in schema.get_all_operations() if not found.ok().path.startswith(LEFT_OUT)]
+    operations = [
+        found.ok()
+        for found in schema.get_all_operations()
+        if not found.ok().path.startswith(LEFT_OUT)
+    ]
     assert len(operations) > 15
     with_body = [operation for operation in operations if operation.body]
     share = math.ceil(CASES / (2 * len(with_body)))  # the others have one request each
@@ -104,16 +155,24 @@ def test_no_request_makes_the_server_fail(live: Live) -> None:
     tried: dict[int, int] = {}
 
     for operation in operations:
-        explore(live, operation, schemathesis.GenerationMode.POSITIVE, share, began + SECONDS, tried)
+        explore(
+            live, operation, schemathesis.GenerationMode.POSITIVE, share, began + SECONDS, tried
+        )
     for operation in with_body:
-        explore(live, operation, schemathesis.GenerationMode.NEGATIVE, share, began + SECONDS, tried)
+        explore(
+            live, operation, schemathesis.GenerationMode.NEGATIVE, share, began + SECONDS, tried
+        )
     print(f"{sum(tried.values())} cases: {dict(sorted(tried.items()))}")
     assert sum(tried.values()) > min(CASES // 2, 50)
-    assert live.ok("/generate", text="well", sampling_params={"max_new_tokens": 1})["text"] is not None
+    assert (
+        live.ok("/generate", text="well", sampling_params={"max_new_tokens": 1})["text"] is not None
+    )
     assert live.http.get("/server_info").json()["internal_states"][0]["open_branches"] == 0
 
 
-def explore(live: Live, operation: Any, mode: Any, count: int, until: float, tried: dict[int, int]) -> None:
+def explore(
+    live: Live, operation: Any, mode: Any, count: int, until: float, tried: dict[int, int]
+) -> None:
     """Draws `count` requests for one operation."""
 
     @hypothesis.settings(
@@ -133,7 +192,9 @@ def explore(live: Live, operation: Any, mode: Any, count: int, until: float, tri
     ask()
 
 
-def check(live: Live, case: Any, path: str, tried: dict[int, int], mended: Callable[[str, object], object]) -> None:
+def check(
+    live: Live, case: Any, path: str, tried: dict[int, int], mended: Callable[[str, object], object]
+) -> None:
     given = case.as_transport_kwargs(base_url=live.url)
     if "json" in given:
         given["json"] = bounded(path, mended(path, given["json"]))
@@ -142,7 +203,9 @@ def check(live: Live, case: Any, path: str, tried: dict[int, int], mended: Calla
     response = live.http.request(
         given["method"],
         given["url"],
-        headers={name: value for name, value in (given.get("headers") or {}).items() if value is not None},
+        headers={
+            name: value for name, value in (given.get("headers") or {}).items() if value is not None
+        },
         **({"json": given["json"]} if "json" in given else {}),
     )
     tried[response.status_code] = tried.get(response.status_code, 0) + 1

@@ -1,7 +1,8 @@
-"""The requests that SGLang's own frontend makes, as far as they matter, and its arithmetic on the answers.
+"""The requests that SGLang's own frontend makes, as far as they matter, and its arithmetic on the
+answers.
 
-The arithmetic is that of its three ways to choose, on one prompt: what the frontend would decide must be what this
-project's own `select` says of the same tokens.
+The arithmetic is that of its three ways to choose, on one prompt: what the frontend would decide
+must be what this project's own `select` says of the same tokens.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def own_select(live: Live, method: str) -> dict[str, Any]:
 
 
 def likeliest_step_by_step(rows: list[list[float]]) -> int:
-    """Token after token, only the choices that are likeliest stay; those at their end go on with their mean."""
+    """Token after token, only the choices that are likeliest stay; those at their end go on with
+    their mean.
+    """
     longest = max(map(len, rows))
     filled = [row + [fmean(row)] * (longest - len(row)) for row in rows]
     return max(range(len(rows)), key=lambda at: [round(value, 4) for value in filled[at]])
@@ -94,7 +97,9 @@ def test_all_rows_of_a_select_are_numbers_with_texts(live: Live) -> None:
     start = prompt_len(live) - 2
     for rows, choice in zip(scored(live, start), CHOICES, strict=True):
         assert all(isinstance(row[0], float) for row in rows), "the frontend adds them up"
-        assert all(isinstance(row[2], str) for row in rows), "the frontend compares the first with the prompt's end"
+        assert all(isinstance(row[2], str) for row in rows), (
+            "the frontend compares the first with the prompt's end"
+        )
         assert "".join(row[2] for row in rows).endswith(choice)
 
 
@@ -113,7 +118,9 @@ def test_the_three_ways_to_choose_agree_with_our_own(live: Live) -> None:
 
 def test_the_unconditional_request_gets_the_likelihood_of_what_it_sends(live: Live) -> None:
     ids = [[row[1] for row in found] for found in scored(live, prompt_len(live) - 2)]
-    made = live.ok("/generate", input_ids=ids, sampling_params={"max_new_tokens": 0}, return_logprob=True)
+    made = live.ok(
+        "/generate", input_ids=ids, sampling_params={"max_new_tokens": 0}, return_logprob=True
+    )
     for one, sent in zip(made, ids, strict=True):
         rows = one["meta_info"]["input_token_logprobs"]
         assert [row[1] for row in rows] == sent

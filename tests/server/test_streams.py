@@ -13,19 +13,26 @@ from starlette.requests import Request
 from lmprog import wire
 from lmprog.errors import ModelError
 from lmprog.server.app import build_app
-from lmprog.server.errors import HttpError
 from lmprog.server.gateway import Gateway
-from lmprog.server.link import Link
-from lmprog.server.settings import Settings
-from lmprog.server.sse import KEEP_ALIVE, EventStream, event
+from lmprog.server.http.http_errors import HttpError
+from lmprog.server.http.sse import KEEP_ALIVE, EventStream, event
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.runtime_link import RuntimeLink
 from tests.server.fake_runtime import Asgi, Fake, asking
 
-ENDLESS: dict[str, Any] = {"prompt": "Count on:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+ENDLESS: dict[str, Any] = {
+    "prompt": "Count on:",
+    "max_tokens": 1500,
+    "ignore_eos": True,
+    "stream": True,
+}
 SHORT: dict[str, Any] = {"prompt": "Count on:", "max_tokens": 5, "ignore_eos": True, "stream": True}
 
 
 def serving(*parts: bytes | float | Exception, **settings: Any) -> Any:
-    """An application that streams `parts`: bytes, pauses in seconds, and at last perhaps an exception."""
+    """An application that streams `parts`: bytes, pauses in seconds, and at last perhaps an
+    exception.
+    """
 
     async def events() -> AsyncGenerator[bytes, None]:
         for part in parts:
@@ -39,7 +46,7 @@ def serving(*parts: bytes | float | Exception, **settings: Any) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         await request.body()
-        response = await EventStream.begin(request, events(), Settings(**settings))
+        response = await EventStream.begin(request, events(), ServerSettings(**settings))
         await response(scope, receive, send)
 
     return app
@@ -172,10 +179,12 @@ def test_a_call_that_takes_too_long_is_ended() -> None:
         asyncio.run(run(fake))
 
 
-def test_when_the_runtime_dies_those_under_way_hear_of_it_and_the_next_one_serves_the_next() -> None:
+def test_when_the_runtime_dies_those_under_way_hear_of_it_and_the_next_one_serves_the_next() -> (
+    None
+):
     async def run() -> None:
         with Fake(pace=0.002) as first, Fake() as second:
-            gateway = Gateway(Settings(), Link())
+            gateway = Gateway(ServerSettings(), RuntimeLink())
             app = build_app(gateway)
             assert await Asgi(app, "GET", "/ready").started() == 503
             gateway.link.replace(first.connect())
@@ -202,7 +211,7 @@ def test_when_the_runtime_dies_those_under_way_hear_of_it_and_the_next_one_serve
 def test_a_replaced_runtimes_calls_fail_as_restarted_and_its_late_replies_reach_nobody() -> None:
     async def run() -> None:
         with Fake(pace=0.002) as first, Fake() as second:
-            gateway = Gateway(Settings(), Link())
+            gateway = Gateway(ServerSettings(), RuntimeLink())
             app = build_app(gateway)
             gateway.link.replace(first.connect())
             ask = Asgi(app, "POST", "/v1/completions", body={**ENDLESS, "stream": False})
@@ -243,7 +252,9 @@ def test_a_server_that_stops_lets_nobody_in() -> None:
 
 @pytest.mark.parametrize("isolation", ["shared", "key", "strict"])
 def test_who_shares_the_cache_is_the_operators_to_say(isolation: str) -> None:
-    gateway = Gateway(Settings(cache_isolation=isolation, allow_cache_salt=True), Link())  # type: ignore[arg-type]
+    gateway = Gateway(
+        ServerSettings(cache_isolation=isolation, allow_cache_salt=True), RuntimeLink()
+    )  # type: ignore[arg-type]
     one, other = gateway.salt("one"), gateway.salt("other")
     assert (one == other) == (isolation == "shared")
     assert (one == gateway.salt("one")) == (isolation != "strict")
@@ -253,7 +264,7 @@ def test_who_shares_the_cache_is_the_operators_to_say(isolation: str) -> None:
 
 def test_a_request_may_not_choose_its_cache_unless_the_operator_lets_it() -> None:
     with pytest.raises(HttpError, match="--allow-cache-salt"):
-        Gateway(Settings(), Link()).salt("one", "x")
+        Gateway(ServerSettings(), RuntimeLink()).salt("one", "x")
 
 
 def test_what_gathers_before_a_slow_reader_is_one_piece_and_loses_nothing(fake: Fake) -> None:

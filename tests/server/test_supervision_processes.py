@@ -1,4 +1,6 @@
-"""The server that stays: its runtime is killed and stopped, it is told to end, and clients are told the truth."""
+"""The server that stays: its runtime is killed and stopped, it is told to end, and clients are told
+the truth.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_a_killed_runtime_is_an_error_and_not_an_outage() -> None:
             assert stream.events.count("[DONE]") == 0
             assert sum("error" in event for event in stream.events) == 1
         told = max(stream.ended_at for stream in running) - killed
-        server.until(lambda: server.status("/ready") == 503 or "serves after" in "".join(server.logged[-3:]))
+        server.until(
+            lambda: server.status("/ready") == 503 or "serves after" in "".join(server.logged[-3:])
+        )
         server.until_ready()
         after = streams(server, 1, 4)[0]
         after.join()
@@ -65,7 +69,9 @@ def test_a_killed_runtime_is_an_error_and_not_an_outage() -> None:
         knocker.stop()
         assert knocker.refused == []
         assert set(knocker.answers) == {200}
-        assert told < 2.0 + PATIENCE * 0.1, "the promise is two seconds; more only on a machine that is busy"
+        assert told < 2.0 + PATIENCE * 0.1, (
+            "the promise is two seconds; more only on a machine that is busy"
+        )
 
 
 def test_a_stopped_runtime_is_found_and_replaced() -> None:
@@ -92,7 +98,10 @@ def test_sigterm_lets_everything_finish_and_takes_nothing_new() -> None:
         running = streams(server, 4, 1500)
         server.signal(signal.SIGTERM)
         server.until(lambda: any("finishing" in line for line in server.logged))
-        refused = [server.http.get("/ready"), server.http.post("/v1/completions", json={"prompt": "x"})]
+        refused = [
+            server.http.get("/ready"),
+            server.http.post("/v1/completions", json={"prompt": "x"}),
+        ]
         for stream in running:
             stream.join()
             assert stream.events[-1] == "[DONE]"
@@ -110,8 +119,15 @@ def test_sixty_four_streams_finish_within_the_drain_and_nothing_new_is_taken() -
         server.signal(signal.SIGTERM)
         server.until(lambda: any("finishing" in line for line in server.logged))
         paths = ["/v1/completions", "/v1/chat/completions", "/generate", "/v1/messages"]
-        bodies = [{"prompt": "x"}, {"messages": ASKED}, {"text": "x"}, {"messages": ASKED, "max_tokens": 2}]
-        refused = [server.http.post(path, json=body) for path, body in zip(paths, bodies, strict=True)]
+        bodies = [
+            {"prompt": "x"},
+            {"messages": ASKED},
+            {"text": "x"},
+            {"messages": ASKED, "max_tokens": 2},
+        ]
+        refused = [
+            server.http.post(path, json=body) for path, body in zip(paths, bodies, strict=True)
+        ]
         assert [response.status_code for response in refused] == [503] * len(paths)
         assert server.status("/ready") == 503
         for stream in running:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lmprog.errors import ModelError
-from lmprog.server.supervisor import LONGEST_GAP, Patience, Phase, Supervisor
+from lmprog.server.operations.supervisor import LONGEST_GAP, Phase, RestartTimeouts, Supervisor
 
 TICK = 0.2
 
@@ -15,7 +15,7 @@ TICK = 0.2
 class Script:
     """Verbs that write down what was wanted, and a runtime that does as the test says."""
 
-    def __init__(self, patience: Patience | None = None) -> None:
+    def __init__(self, patience: RestartTimeouts | None = None) -> None:
         self.now = 100.0
         self.starts: list[float] = []
         self.ends: list[tuple[float, str]] = []
@@ -28,7 +28,7 @@ class Script:
         self.figures = {"running": 0.0, "waiting": 0.0, "computed_tokens": 0.0}
         self.tokens_per_second = 0.0
         self._due: list[tuple[float, str]] = []
-        self.supervisor = Supervisor(self, lambda: self.now, patience or Patience())
+        self.supervisor = Supervisor(self, lambda: self.now, patience or RestartTimeouts())
 
     def start(self) -> None:
         self.starts.append(self.now)
@@ -54,7 +54,10 @@ class Script:
             self.now += TICK
             self.cpu += self.cpu_rate * TICK
             self.figures["computed_tokens"] += self.tokens_per_second * TICK
-            due, self._due = [d for d in self._due if d[0] <= self.now], [d for d in self._due if d[0] > self.now]
+            due, self._due = (
+                [d for d in self._due if d[0] <= self.now],
+                [d for d in self._due if d[0] > self.now],
+            )
             for _at, what in due:
                 self._happen(what)
             self.supervisor.tick()
@@ -96,7 +99,9 @@ def test_a_death_is_seen_within_a_second_and_the_next_life_begins_at_once(script
     assert script.supervisor.restarts == 1
 
 
-def test_a_loop_that_does_not_answer_is_ended_when_its_process_computes_nothing(script: Script) -> None:
+def test_a_loop_that_does_not_answer_is_ended_when_its_process_computes_nothing(
+    script: Script,
+) -> None:
     script.answers = False
     hung = script.now
     script.run(8.0)
@@ -142,7 +147,7 @@ def test_a_pause_of_ours_is_not_counted_against_the_runtime(script: Script) -> N
     script.now += 3600.0  # the machine slept
     script.run(5.0)
     assert script.ends == []
-    assert Patience().stall > LONGEST_GAP
+    assert RestartTimeouts().stall > LONGEST_GAP
 
 
 def test_a_lost_connection_is_reached_again_without_a_restart(script: Script) -> None:
@@ -172,7 +177,7 @@ def test_restarts_in_a_storm_come_less_and_less_often(script: Script) -> None:
     pauses = [round(b - a) for a, b in zip(script.starts, script.starts[1:], strict=False)]
     assert pauses[0] <= 4
     assert pauses == sorted(pauses)
-    assert max(pauses) <= Patience().longest_rest + 5.0
+    assert max(pauses) <= RestartTimeouts().longest_rest + 5.0
 
 
 def test_after_a_long_life_the_next_start_does_not_wait(script: Script) -> None:

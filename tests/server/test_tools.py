@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmprog import wire
-from lmprog.server.errors import HttpError
-from lmprog.server.openai.tools import Call, FunctionTool, NamedTool, Reader, Tool, Toolbox, called, toolbox
+from lmprog.server.http.http_errors import HttpError
+from lmprog.server.openai.tools import (
+    FunctionTool,
+    NamedTool,
+    ParsedCall,
+    Tool,
+    Toolbox,
+    ToolCallReader,
+    called,
+    toolbox,
+)
 
 BOX = Toolbox("auto", (FunctionTool("add"), FunctionTool("get_weather")))
 PIECES = [
@@ -29,18 +38,21 @@ PIECES = [
 ]
 
 
-def read(text: str, cuts: list[int], box: Toolbox = BOX) -> tuple[str, list[Call]]:
-    reader = Reader(box)
+def read(text: str, cuts: list[int], box: Toolbox = BOX) -> tuple[str, list[ParsedCall]]:
+    reader = ToolCallReader(box)
     borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     parts = [part for at, to in itertools.pairwise(borders) for part in reader.feed(text[at:to])]
     parts += reader.finish()
     return (
         "".join(part for part in parts if isinstance(part, str)),
-        [part for part in parts if isinstance(part, Call)],
+        [part for part in parts if isinstance(part, ParsedCall)],
     )
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.lists(st.integers(0, 1000), max_size=12))
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
+    st.lists(st.integers(0, 1000), max_size=12),
+)
 def test_the_calls_do_not_depend_on_how_the_text_comes(text: str, cuts: list[int]) -> None:
     content, calls = read(text, cuts)
     whole_content, whole_calls = read(text, [])
@@ -52,22 +64,32 @@ def test_the_calls_do_not_depend_on_how_the_text_comes(text: str, cuts: list[int
     ("text", "content", "calls"),
     [
         ("Hello.", "Hello.", []),
-        (called("add", '{"a": 1}'), "", [Call("add", '{"a": 1}')]),
-        ("I add.\n" + called("add", "{}"), "I add.", [Call("add", "{}")]),
-        (called("add", "{}") + "\n" + called("get_weather", "{}"), "", [Call("add", "{}"), Call("get_weather", "{}")]),
+        (called("add", '{"a": 1}'), "", [ParsedCall("add", '{"a": 1}')]),
+        ("I add.\n" + called("add", "{}"), "I add.", [ParsedCall("add", "{}")]),
+        (
+            called("add", "{}") + "\n" + called("get_weather", "{}"),
+            "",
+            [ParsedCall("add", "{}"), ParsedCall("get_weather", "{}")],
+        ),
         ("<tool_call>nonsense</tool_call>", "<tool_call>nonsense</tool_call>", []),
         (called("unknown", "{}"), called("unknown", "{}"), []),
-        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}', "", [Call("add", '{"a": 1}')]),
+        (
+            '<tool_call>\n{"name": "add", "arguments": {"a": 1}}',
+            "",
+            [ParsedCall("add", '{"a": 1}')],
+        ),
         ('<tool_call>\n{"name": "add", "argum', '<tool_call>\n{"name": "add", "argum', []),
         ("a < b <tool", "a < b <tool", []),
     ],
 )
-def test_only_the_exact_form_is_a_call_and_all_else_is_content(text: str, content: str, calls: list[Call]) -> None:
+def test_only_the_exact_form_is_a_call_and_all_else_is_content(
+    text: str, content: str, calls: list[ParsedCall]
+) -> None:
     assert BOX.read(text) == (content, calls)
 
 
 def test_content_before_a_call_goes_out_at_once_and_half_a_tag_waits() -> None:
-    reader = Reader(BOX)
+    reader = ToolCallReader(BOX)
     assert reader.feed("I will <too") == ["I will "]
     assert reader.feed("l") == []
     assert reader.feed("s>") == ["<tools>"]
@@ -80,11 +102,15 @@ def test_without_tools_everything_is_content() -> None:
 
 def test_a_tool_that_names_no_parameters_takes_none() -> None:
     schema = Toolbox("named", (FunctionTool("now"),)).constraint
-    assert schema == wire.JsonSchema('{"type": "object", "properties": {}, "additionalProperties": false}')
+    assert schema == wire.JsonSchema(
+        '{"type": "object", "properties": {}, "additionalProperties": false}'
+    )
 
 
 def test_a_choice_of_another_type_is_refused_with_the_form_that_there_is() -> None:
-    with pytest.raises(HttpError, match="tool_choice has the type 'allowed_tools'; as an object it must be"):
+    with pytest.raises(
+        HttpError, match="tool_choice has the type 'allowed_tools'; as an object it must be"
+    ):
         toolbox([Tool("function", FunctionTool("now"))], NamedTool(type="allowed_tools"), None)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from lmprog import wire
 from lmprog.cli import main
 from lmprog.cli.top import drawn
-from lmprog.wire.shown import as_json
+from lmprog.wire.snapshot_json import as_json
 from tests.runtime.talk import Talk, text
 from tests.server.conftest import Served
 
@@ -49,9 +49,13 @@ def test_an_empty_runtime_says_that_it_is() -> None:
 
 def test_who_runs_and_who_waits_and_how_fast_it_goes_is_told() -> None:
     talk = Talk(max_rows=1, policy="fcfs")
-    sampling = wire.Sampling(temperature=0.0, max_tokens=30, ignore_eos=True)
+    sampling = wire.SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     for number in (1, 2):
-        talk.say(wire.Open(number), text(number, "abcdefgh"), wire.Gen(number, 10 + number, sampling))
+        talk.say(
+            wire.Open(number),
+            text(number, "abcdefgh"),
+            wire.Generate(number, 10 + number, sampling),
+        )
     talk.step()
     before = look(talk)
     talk.now += 2.0
@@ -70,10 +74,16 @@ def test_a_tree_is_drawn_heaviest_first_and_what_is_left_out_is_counted() -> Non
     talk = Talk(num_pages=400)
     for number in range(1, 21):
         letter = "abcdefghijklmnopqrst"[number - 1]
-        sampling = wire.Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
-        talk.ask(wire.Open(number), text(number, letter * (4 * number)), wire.Gen(number, 100 + number, sampling))
+        sampling = wire.SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        talk.ask(
+            wire.Open(number),
+            text(number, letter * (4 * number)),
+            wire.Generate(number, 100 + number, sampling),
+        )
     said = words(look(talk))
-    lengths = [int(line.split(" token")[0].split()[-1]) for line in said.splitlines() if "used" in line]
+    lengths = [
+        int(line.split(" token")[0].split()[-1]) for line in said.splitlines() if "used" in line
+    ]
     assert lengths == [4 * number for number in range(20, 6, -1)]
     assert "and 6 more" in said
 

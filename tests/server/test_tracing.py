@@ -10,24 +10,30 @@ from typing import Any
 import pytest
 
 from lmprog.errors import NotSupported
-from lmprog.server import tracing
-from lmprog.server.tracing import ENDPOINTS, NoTraces, OtelTraces
+from lmprog.server.operations import tracing
+from lmprog.server.operations.tracing import ENDPOINTS, NoTraces, OtelTraces
 from tests.server.fake_runtime import Fake, asking
 
 ASK = {"prompt": "secret words", "max_tokens": 3, "ignore_eos": True}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def spans_of(fake: Fake, asks: list[tuple[str, dict[str, Any]]], conventional: bool = False) -> list[Any]:
+def spans_of(
+    fake: Fake, asks: list[tuple[str, dict[str, Any]]], conventional: bool = False
+) -> list[Any]:
     """The spans of these requests, in the order of their ends."""
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter = memory.InMemorySpanExporter()
 
     async def run() -> None:
         async with asking(fake) as (client, gateway):
-            gateway.trace(OtelTraces(exporter, gateway.model_label, conventional=conventional, at_once=True))
+            gateway.trace(
+                OtelTraces(exporter, gateway.model_label, conventional=conventional, at_once=True)
+            )
             for path, body in asks:
-                await client.post(path, json=body, headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"})
+                await client.post(
+                    path, json=body, headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+                )
             await client.get("/ready")
             gateway.traces.close()
 
@@ -55,7 +61,9 @@ def test_the_conventions_that_may_change_are_written_when_asked_for(fake: Fake) 
 
 
 def test_failures_are_marked_and_texts_are_nowhere(fake: Fake) -> None:
-    spans = spans_of(fake, [("/v1/completions", {**ASK, "prompt": "secret " * 1000}), ("/v1/completions", ASK)])
+    spans = spans_of(
+        fake, [("/v1/completions", {**ASK, "prompt": "secret " * 1000}), ("/v1/completions", ASK)]
+    )
     failed = spans[0]
     assert failed.attributes["error.type"] == "context_overflow"
     assert not failed.status.is_ok
@@ -65,7 +73,7 @@ def test_failures_are_marked_and_texts_are_nowhere(fake: Fake) -> None:
 def test_without_a_place_to_send_them_nothing_is_imported() -> None:
     assert isinstance(tracing.traces({}, lambda: "m"), NoTraces)
     code = (
-        "import sys, lmprog.server.service, lmprog.server.tracing as t; t.traces({}, str);"
+        "import sys, lmprog.server.operations.service, lmprog.server.operations.tracing as t; t.traces({}, str);"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

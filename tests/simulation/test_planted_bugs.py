@@ -12,22 +12,22 @@ import pytest
 
 from lmprog import wire
 from lmprog.radix import RadixTree
-from lmprog.runtime import policy
-from lmprog.runtime.branch import Branch
-from lmprog.runtime.calls import CallBuilder
-from lmprog.runtime.endings import Endings
-from lmprog.runtime.interpreter import Interpreter
-from lmprog.runtime.pagetable import PageTables
-from lmprog.runtime.request import LaneState
-from lmprog.runtime.scheduler import Scheduler
-from lmprog.runtime.simulation.main import Violation, run_world
+from lmprog.runtime.programs.branch import RuntimeBranch
+from lmprog.runtime.programs.call_builder import CallBuilder
+from lmprog.runtime.programs.completion import CallCompletion
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling import policy
+from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.sequence import SequenceState
+from lmprog.simulation.command import Violation, run_world
 
 Patch = pytest.MonkeyPatch
 WORLDS = 60
 
 
 def a_shared_page_is_written(patch: Patch) -> None:
-    patch.setattr(PageTables, "_shares_part", lambda self, lane: False)
+    patch.setattr(PageTables, "_shares_part", lambda self, sequence: False)
 
 
 def copies_are_forgotten(patch: Patch) -> None:
@@ -46,7 +46,9 @@ def a_match_is_a_token_too_long(patch: Patch) -> None:
     def match(self: RadixTree, tokens: array[int], salt: str = "", limit: int | None = None) -> Any:
         found = original(self, tokens, salt, limit)
         end = len(tokens) if limit is None else min(limit, len(tokens))
-        longer = found.length < end and found.length % self._page_size and found.length < found.node.end
+        longer = (
+            found.length < end and found.length % self._page_size and found.length < found.node.end
+        )
         return replace(found, length=found.length + 1) if longer else found
 
     patch.setattr(RadixTree, "match", match)
@@ -54,8 +56,16 @@ def a_match_is_a_token_too_long(patch: Patch) -> None:
 
 def salts_are_ignored(patch: Patch) -> None:
     original = RadixTree.match, RadixTree.insert
-    patch.setattr(RadixTree, "match", lambda self, tokens, salt="", limit=None: original[0](self, tokens, "", limit))
-    patch.setattr(RadixTree, "insert", lambda self, tokens, pages, salt="": original[1](self, tokens, pages, ""))
+    patch.setattr(
+        RadixTree,
+        "match",
+        lambda self, tokens, salt="", limit=None: original[0](self, tokens, "", limit),
+    )
+    patch.setattr(
+        RadixTree,
+        "insert",
+        lambda self, tokens, pages, salt="": original[1](self, tokens, pages, ""),
+    )
 
 
 def prefixes_are_not_locked(patch: Patch) -> None:
@@ -64,53 +74,55 @@ def prefixes_are_not_locked(patch: Patch) -> None:
 
 
 def a_failed_step_stays_in_the_tree(patch: Patch) -> None:
-    patch.setattr(PageTables, "_discard", lambda self, lane, start: None)
+    patch.setattr(PageTables, "_discard", lambda self, sequence, start: None)
 
 
 def own_pages_leak(patch: Patch) -> None:
     original = PageTables._release
 
-    def release(self: PageTables, lane: Any) -> None:
-        lane.pages = lane.pages[: lane.shared]
-        original(self, lane)
+    def release(self: PageTables, sequence: Any) -> None:
+        sequence.pages = sequence.pages[: sequence.shared]
+        original(self, sequence)
 
     patch.setattr(PageTables, "_release", release)
 
 
-def a_preempted_lane_is_lost(patch: Patch) -> None:
-    def preempt(self: Scheduler, lane: Any) -> None:
-        self.seated.remove(lane)
-        self.tables.leave(lane, pin=False)
-        lane.state = LaneState.WAITING
+def a_preempted_sequence_is_lost(patch: Patch) -> None:
+    def preempt(self: Scheduler, sequence: Any) -> None:
+        self.running.remove(sequence)
+        self.tables.leave(sequence, pin=False)
+        sequence.state = SequenceState.WAITING
 
     patch.setattr(Scheduler, "preempt", preempt)
 
 
 def a_call_is_answered_twice(patch: Patch) -> None:
-    original = Endings.reply
+    original = CallCompletion.reply
 
-    def reply(self: Endings, ongoing: Any, said: wire.Reply, outcome: Any) -> None:
-        original(self, ongoing, said, outcome)
-        self.say(ongoing.client, said)
+    def reply(self: CallCompletion, active: Any, said: wire.Reply, outcome: Any) -> None:
+        original(self, active, said, outcome)
+        self.say(active.client, said)
 
-    patch.setattr(Endings, "reply", reply)
+    patch.setattr(CallCompletion, "reply", reply)
 
 
 def a_cancelled_call_is_not_answered(patch: Patch) -> None:
-    original = Endings.fail
+    original = CallCompletion.fail
     patch.setattr(
-        Endings, "fail", lambda self, one, error: None if error.code == "cancelled" else original(self, one, error)
+        CallCompletion,
+        "fail",
+        lambda self, one, error: None if error.code == "cancelled" else original(self, one, error),
     )
 
 
 def a_fork_forgets_pending_text(patch: Patch) -> None:
-    original = Branch.birth
+    original = RuntimeBranch.birth
 
-    def birth(self: Branch, parent: Branch | None = None) -> None:
+    def birth(self: RuntimeBranch, parent: RuntimeBranch | None = None) -> None:
         original(self, parent)
         self.pending = ""
 
-    patch.setattr(Branch, "birth", birth)
+    patch.setattr(RuntimeBranch, "birth", birth)
 
 
 def a_client_that_is_gone_is_kept(patch: Patch) -> None:
@@ -118,16 +130,25 @@ def a_client_that_is_gone_is_kept(patch: Patch) -> None:
 
 
 def waiting_is_not_bounded(patch: Patch) -> None:
-    patch.setattr(policy, "lpm", lambda lane, number, ageing: (*policy._class(lane), float(-lane.matched), b"", number))
+    patch.setattr(
+        policy,
+        "lpm",
+        lambda sequence, number, ageing: (
+            *policy._class(sequence),
+            float(-sequence.matched),
+            b"",
+            number,
+        ),
+    )
 
 
 def all_results_of_n_have_one_seed(patch: Patch) -> None:
     original = CallBuilder._gen
 
-    def gen(self: CallBuilder, ongoing: Any, op: wire.Gen, now: float) -> Any:
-        call = original(self, ongoing, op, now)
-        for lane in call.lanes:
-            lane.task.seed = call.lanes[0].task.seed
+    def gen(self: CallBuilder, active: Any, op: wire.Generate, now: float) -> Any:
+        call = original(self, active, op, now)
+        for sequence in call.sequences:
+            sequence.task.seed = call.sequences[0].task.seed
         return call
 
     patch.setattr(CallBuilder, "_gen", gen)
@@ -146,7 +167,7 @@ BUGS: list[Callable[[Patch], None]] = [
     prefixes_are_not_locked,
     a_failed_step_stays_in_the_tree,
     own_pages_leak,
-    a_preempted_lane_is_lost,
+    a_preempted_sequence_is_lost,
     a_call_is_answered_twice,
     a_cancelled_call_is_not_answered,
     a_fork_forgets_pending_text,

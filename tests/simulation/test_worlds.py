@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from lmprog.runtime.simulation.main import main, run_world
+from lmprog.simulation.command import main, run_world
 
 SHARDS = 16
 STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "208000"))

@@ -6,7 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps.",
@@ -35,17 +44,30 @@ def byte_level() -> Tokenizer:
 
 
 def llama() -> Tokenizer:
-    """As Llama 2 has it: SentencePiece-like BPE with byte fallback, a space before every text, bos in front."""
+    """As Llama 2 has it: SentencePiece-like BPE with byte fallback, a space before every text, bos
+    in front.
+    """
     trained = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trained.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     trained.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIAL + bytes_, show_progress=False, min_frequency=9)
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=SPECIAL + bytes_, show_progress=False, min_frequency=9
+    )
     trained.train_from_iterator(TEXTS[:2], trainer)
     description = json.loads(trained.to_str())
-    description["added_tokens"] = description["added_tokens"][: len(SPECIAL)]  # bytes are no special tokens
+    description["added_tokens"] = description["added_tokens"][
+        : len(SPECIAL)
+    ]  # bytes are no special tokens
     tokenizer = Tokenizer.from_str(json.dumps(description))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
@@ -54,14 +76,41 @@ def llama() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """As T5-like and some multilingual models have it: Unigram with byte fallback and a metaspace."""
+    """As T5-like and some multilingual models have it: Unigram with byte fallback and a
+    metaspace.
+    """
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    words = ["▁", "▁the", "▁dog", "▁quick", "o", "w", "n", "e", "日", "本", "▁sleeps", ".", "th", "e▁", "a", "b", "c"]
-    pieces = [(name, 0.0) for name in [*SPECIAL, *bytes_]] + [(word, -2.0 - at / 10) for at, word in enumerate(words)]
+    words = [
+        "▁",
+        "▁the",
+        "▁dog",
+        "▁quick",
+        "o",
+        "w",
+        "n",
+        "e",
+        "日",
+        "本",
+        "▁sleeps",
+        ".",
+        "th",
+        "e▁",
+        "a",
+        "b",
+        "c",
+    ]
+    pieces = [(name, 0.0) for name in [*SPECIAL, *bytes_]] + [
+        (word, -2.0 - at / 10) for at, word in enumerate(words)
+    ]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing(

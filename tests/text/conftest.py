@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
 from tests.text.checkpoints import KINDS, save
 
 CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}

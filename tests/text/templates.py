@@ -1,4 +1,6 @@
-"""Chat templates of the published shapes, written anew: what each puts around turns, and what it refuses."""
+"""Chat templates of the published shapes, written anew: what each puts around turns, and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ LLAMA3 = """
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
 """
 
-# The system text goes into the first user turn; roles have to alternate; there is no generation prompt.
+# The system text goes into the first user turn; roles have to alternate; there is no generation
+# prompt.
 MISTRAL = """
 {%- if messages[0]['role'] == 'system' %}
     {%- set system_text = messages[0]['content'] %}
@@ -105,4 +108,11 @@ QWEN3 = """
 """
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-SHAPES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA, "phi3": PHI3, "qwen3": QWEN3}
+SHAPES = {
+    "chatml": CHATML,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "gemma": GEMMA,
+    "phi3": PHI3,
+    "qwen3": QWEN3,
+}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lmprog.errors import ModelError, NotSupported, UnknownName
-from lmprog.runtime.chat import MAX_MESSAGES, PLAIN, ChatTemplate, load_template
-from lmprog.runtime.sandbox import MAX_TEMPLATE_LEN
+from lmprog.runtime.text.chat_template import MAX_MESSAGES, PLAIN, ChatTemplate, load_template
+from lmprog.runtime.text.sandbox import MAX_TEMPLATE_LEN
 from tests.text.templates import CHATML, GEMMA, MISTRAL, MISTRAL_LAST, SHAPES, SPECIAL
 
 CHATS = {
@@ -29,15 +29,23 @@ def grown(template: ChatTemplate, messages: list[dict[str, str]]) -> str:
     text = ""
     for at, message in enumerate(messages):
         role, content = message["role"], message["content"]
-        text += template.begin(messages[:at], role) + content + template.end(messages[:at], role, content)
+        text += (
+            template.begin(messages[:at], role)
+            + content
+            + template.end(messages[:at], role, content)
+        )
     return text
 
 
 @pytest.mark.parametrize(
     ("shape", "chat"),
-    [(shape, chat) for shape in SHAPES for chat in CHATS if (shape, chat) != ("gemma", "system")],  # it has none
+    [
+        (shape, chat) for shape in SHAPES for chat in CHATS if (shape, chat) != ("gemma", "system")
+    ],  # it has none
 )
-def test_a_conversation_grown_turn_by_turn_asks_the_model_what_the_template_would(shape: str, chat: str) -> None:
+def test_a_conversation_grown_turn_by_turn_asks_the_model_what_the_template_would(
+    shape: str, chat: str
+) -> None:
     """Up to where the model answers: turns of the program, then the generation prompt."""
     template = ChatTemplate(SHAPES[shape], SPECIAL)
     messages = messages_of(CHATS[chat])
@@ -61,7 +69,9 @@ def test_a_conversation_grown_turn_by_turn_asks_the_model_what_the_template_woul
         ("qwen3", "assistant", "<|im_start|>assistant\n", "<|im_end|>\n"),
     ],
 )
-def test_the_texts_around_a_turn_are_the_templates(shape: str, role: str, begin: str, end: str) -> None:
+def test_the_texts_around_a_turn_are_the_templates(
+    shape: str, role: str, begin: str, end: str
+) -> None:
     template = ChatTemplate(SHAPES[shape], SPECIAL)
     before = messages_of(["user"] if role == "assistant" else ["user", "assistant"])
     assert template.begin(before, role) == begin
@@ -71,7 +81,10 @@ def test_the_texts_around_a_turn_are_the_templates(shape: str, role: str, begin:
 def test_a_system_text_that_goes_into_the_users_turn_opens_it() -> None:
     template = ChatTemplate(MISTRAL, SPECIAL)
     system = messages_of(["system"])
-    assert grown(template, messages_of(["system", "user"])) == "<s>[INST] text of system 0.\n\ntext of user 1.[/INST]"
+    assert (
+        grown(template, messages_of(["system", "user"]))
+        == "<s>[INST] text of system 0.\n\ntext of user 1.[/INST]"
+    )
     assert template.begin([], "system") == "<s>[INST] "
     assert template.end([], "system", "x") + template.begin(system, "user") == "\n\n"
 
@@ -109,7 +122,9 @@ def test_a_template_that_rewrites_an_earlier_turn_is_refused_with_the_role() -> 
 
 @pytest.mark.parametrize("role", ["system", "tool"])
 def test_a_role_that_the_template_refuses_is_named_with_the_templates_words(role: str) -> None:
-    with pytest.raises(NotSupported, match=f"{role!r} turn after nothing is not possible.*(supported|alternate)"):
+    with pytest.raises(
+        NotSupported, match=f"{role!r} turn after nothing is not possible.*(supported|alternate)"
+    ):
         ChatTemplate(GEMMA, SPECIAL).begin([], role)
 
 
@@ -140,7 +155,8 @@ def test_a_template_of_a_long_conversation_costs_a_few_renders_per_turn() -> Non
     assert renders <= 40 * 16
 
 
-# --- rendering ---------------------------------------------------------------------------------------------------
+# --- rendering
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_templates_find_the_names_that_transformers_gives_them() -> None:
@@ -149,7 +165,9 @@ def test_templates_find_the_names_that_transformers_gives_them() -> None:
         "{% generation %} made{% endgeneration %}{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}"
         " {{ i }}{% endfor %} [{{ bos_token }}]{{ eos_token is defined }}"
     )
-    text = ChatTemplate(source, {"bos_token": "<s>"}).render([], variables={"tools": [{"n": "<f>"}]})
+    text = ChatTemplate(source, {"bos_token": "<s>"}).render(
+        [], variables={"tools": [{"n": "<f>"}]}
+    )
     assert text == '[{"n": "<f>"}] {\n "a": "ü<"\n} 4 made 1 [<s>]False'
 
 
@@ -186,12 +204,15 @@ def test_too_many_messages_are_refused_with_the_limit() -> None:
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{", "x" * (MAX_TEMPLATE_LEN + 1)])
-def test_a_template_that_does_not_parse_or_is_too_large_is_a_fault_of_the_checkpoint(source: str) -> None:
+def test_a_template_that_does_not_parse_or_is_too_large_is_a_fault_of_the_checkpoint(
+    source: str,
+) -> None:
     with pytest.raises(ModelError, match="chat template"):
         ChatTemplate(source, {})
 
 
-# --- where templates come from -----------------------------------------------------------------------------------
+# --- where templates come from
+# -----------------------------------------------------------------------------------
 
 
 def folder_with(tmp_path: Path, config: object = None, jinja: str | None = None) -> Path:
@@ -202,7 +223,9 @@ def folder_with(tmp_path: Path, config: object = None, jinja: str | None = None)
 
 
 def test_the_file_of_its_own_comes_before_the_configuration(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, {"chat_template": "old", "bos_token": {"content": "<B>"}}, "{{ bos_token }}new")
+    folder = folder_with(
+        tmp_path, {"chat_template": "old", "bos_token": {"content": "<B>"}}, "{{ bos_token }}new"
+    )
     assert load_template(folder).render([]) == "<B>new"
 
 
@@ -227,20 +250,27 @@ def test_the_plain_template_is_only_used_when_asked_for(tmp_path: Path) -> None:
 def test_a_model_without_files_has_a_template_of_its_special_tokens() -> None:
     template = load_template(None)
     assert template.begin([], "user") == "<|user|>"
-    assert template.end([], "user", "x") + template.begin(messages_of(["user"]), "assistant") == "<|end|><|assistant|>"
+    assert (
+        template.end([], "user", "x") + template.begin(messages_of(["user"]), "assistant")
+        == "<|end|><|assistant|>"
+    )
 
 
 def test_the_shipped_template_is_the_one_its_folder_has() -> None:
     nano = Path(__file__).parents[2] / "lmprog" / "nano"
     template = load_template(nano)
     messages = messages_of(["system", "user", "assistant", "user"])
-    assert grown(template, messages) + template.begin(messages, "assistant") == template.render(messages)
+    assert grown(template, messages) + template.begin(messages, "assistant") == template.render(
+        messages
+    )
 
 
 def test_a_whole_conversation_is_what_the_template_writes_of_it() -> None:
     messages = messages_of(["system", "user", "assistant", "user"])
     template = ChatTemplate(CHATML, SPECIAL)
-    assert template.converse(json.dumps(messages)).text == template.render(messages, add_generation_prompt=True)
+    assert template.converse(json.dumps(messages)).text == template.render(
+        messages, add_generation_prompt=True
+    )
 
 
 def test_tools_go_to_templates_that_have_the_mark_and_plain_turns_to_the_others() -> None:
@@ -248,7 +278,10 @@ def test_tools_go_to_templates_that_have_the_mark_and_plain_turns_to_the_others(
     messages, plain, tools = '[{"content": "whole"}]', '[{"content": "plain"}]', '[{"name": "add"}]'
     assert ChatTemplate(source, {}).converse(messages, tools, plain, "<call>").text == "plain;"
     knowing = source + "{% for t in tools or [] %}<call>{{ t['name'] }}{% endfor %}"
-    assert ChatTemplate(knowing, {}).converse(messages, tools, plain, "<call>").text == "whole;<call>add"
+    assert (
+        ChatTemplate(knowing, {}).converse(messages, tools, plain, "<call>").text
+        == "whole;<call>add"
+    )
     assert ChatTemplate(knowing, {}).converse(messages).text == "whole;"
 
 
@@ -259,7 +292,9 @@ def test_a_conversation_that_is_no_list_of_objects_is_refused(wrong: str) -> Non
 
 
 def test_a_whole_conversation_of_many_turns_is_written_in_one_go() -> None:
-    """Turn by turn each of them costs as much as all before it; this is for those who have them all."""
+    """Turn by turn each of them costs as much as all before it; this is for those who have them
+    all.
+    """
     messages = messages_of(["user", "assistant"] * (MAX_MESSAGES // 2))
     template = ChatTemplate(CHATML, SPECIAL)
     began = time.process_time()

@@ -1,4 +1,6 @@
-"""Streams of text and their stops against a plain search of the whole text, however tokens cut it."""
+"""Streams of text and their stops against a plain search of the whole text, however tokens cut
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmprog.errors import InvalidParameter, NotSupported
-from lmprog.runtime.stops import StopWatch
-from lmprog.runtime.text import Ended, TextStream
-from lmprog.runtime.tokenizer import ByteTokenizer
+from lmprog.runtime.text.stops import StopWatch
+from lmprog.runtime.text.stream import TextEnd, TextStream
+from lmprog.runtime.text.tokenizer import ByteTokenizer
 
 
 class Cuts(ByteTokenizer):
-    """Token i is piece i of a text that was cut anywhere, also inside characters; None is a special token."""
+    """Token i is piece i of a text that was cut anywhere, also inside characters; None is a special
+    token.
+    """
 
     def __init__(self, pieces: list[bytes | None]) -> None:
         super().__init__()
@@ -35,7 +39,7 @@ def cut(text: str | bytes, places: list[int]) -> Cuts:
 
 def run(
     tokenizer: Cuts, stop: tuple[str, ...] = (), regex: tuple[str, ...] = ()
-) -> tuple[list[str], TextStream, Ended]:
+) -> tuple[list[str], TextStream, TextEnd]:
     stream = TextStream(tokenizer, stop, regex)
     given_out = []
     for token in range(len(tokenizer.cuts)):
@@ -45,9 +49,15 @@ def run(
     return given_out, stream, stream.finish()
 
 
-def first_stop(text: str, stops: tuple[str, ...], regexes: tuple[str, ...], floor: int = 0) -> tuple[int, int] | None:
-    """Begin and end of the stop that is complete first, by trying everything; none begins before `floor`."""
-    patterns = [re.compile(re.escape(stop)) for stop in stops] + [re.compile(regex) for regex in regexes]
+def first_stop(
+    text: str, stops: tuple[str, ...], regexes: tuple[str, ...], floor: int = 0
+) -> tuple[int, int] | None:
+    """Begin and end of the stop that is complete first, by trying everything; none begins before
+    `floor`.
+    """
+    patterns = [re.compile(re.escape(stop)) for stop in stops] + [
+        re.compile(regex) for regex in regexes
+    ]
     for end in range(1, len(text) + 1):
         for begin in range(floor, end):
             if any(pattern.fullmatch(text, begin, end) for pattern in patterns):
@@ -90,7 +100,9 @@ def test_the_stop_that_is_complete_first_ends_the_text_wherever_tokens_are_cut(
     assert kept.decode() + ended.rest == expected
     if found is not None and ended.kept < len(tokenizer.cuts):
         more = kept + (tokenizer.cuts[ended.kept] or b"")
-        assert not expected.encode().startswith(more) or _ends_inside(more), "one more token would have fitted"
+        assert not expected.encode().startswith(more) or _ends_inside(more), (
+            "one more token would have fitted"
+        )
 
 
 def _ends_inside(data: bytes) -> bool:
@@ -111,7 +123,9 @@ def test_what_is_held_back_of_stop_strings_is_exactly_what_could_become_one(
             return
         read += piece or b""
         seen = read.decode(errors="ignore")
-        longest = max((n for one in stop for n in range(len(one)) if seen.endswith(one[:n])), default=0)
+        longest = max(
+            (n for one in stop for n in range(len(one)) if seen.endswith(one[:n])), default=0
+        )
         assert streamed == seen[: len(seen) - longest]
 
 
@@ -120,7 +134,7 @@ def test_a_regex_holds_back_from_where_a_match_may_have_begun() -> None:
     given_out, stream, ended = run(tokenizer, (), (r"\d+:",))
     assert given_out == ["a", "b", " ", "", "", "12 ", "", "", ""]
     assert stream.stopped_by == r"\d+:"
-    assert ended == Ended("ab 12 ", 6, "", "")
+    assert ended == TextEnd("ab 12 ", 6, "", "")
 
 
 @pytest.mark.parametrize(
@@ -144,31 +158,31 @@ def test_of_several_stops_the_first_complete_one_wins_and_of_equals_the_one_that
 def test_text_without_stops_is_given_out_at_once_but_for_cut_characters() -> None:
     given_out, _, ended = run(cut("aé👍z", [1, 2, 3, 4, 5, 6, 7]))
     assert given_out == ["a", "", "é", "", "", "", "👍", "z"]
-    assert ended == Ended("aé👍z", 8, "", "")
+    assert ended == TextEnd("aé👍z", 8, "", "")
 
 
 def test_a_character_cut_off_by_the_end_is_replaced_only_then() -> None:
     given_out, _, ended = run(cut("a👍".encode()[:-1], [1, 2]))
     assert given_out == ["a", "", ""]
-    assert ended == Ended("a\ufffd", 3, "", "\ufffd")
+    assert ended == TextEnd("a\ufffd", 3, "", "\ufffd")
 
 
 def test_what_was_held_back_comes_out_when_the_text_ends_without_a_stop() -> None:
     given_out, _, ended = run(cut("say EN", [4]), ("END",))
     assert given_out == ["say ", ""]
-    assert ended == Ended("say EN", 2, "", "EN")
+    assert ended == TextEnd("say EN", 2, "", "EN")
 
 
 def test_a_stop_inside_a_token_leaves_the_tokens_before_it_and_a_rest() -> None:
     _, _, ended = run(Cuts([b"one ", b"two\nthr", b"ee"]), ("\n",))
-    assert ended == Ended("one two", 1, "two", "")
+    assert ended == TextEnd("one two", 1, "two", "")
 
 
 def test_special_tokens_are_no_text_and_stay_where_they_stand() -> None:
     given_out, stream, ended = run(Cuts([b"a", None, b"EN", None, b"D"]), ("END",))
     assert given_out == ["a", "", "", "", ""]
     assert stream.stopped_by == "END"
-    assert ended == Ended("a", 2, "", "")
+    assert ended == TextEnd("a", 2, "", "")
 
 
 def test_nothing_is_taken_after_a_stop() -> None:
@@ -176,7 +190,7 @@ def test_nothing_is_taken_after_a_stop() -> None:
     stream = TextStream(tokenizer, (".",))
     assert stream.push(0) == "a"
     assert stream.push(1) == ""
-    assert stream.finish() == Ended("a", 0, "a", "")
+    assert stream.finish() == TextEnd("a", 0, "a", "")
 
 
 @settings(max_examples=300, database=None)
@@ -208,7 +222,9 @@ def test_a_stop_regex_that_matches_nothing_at_all_is_refused(pattern: str) -> No
         TextStream(ByteTokenizer(), (), (pattern,))
 
 
-@pytest.mark.parametrize("pattern", ["a$", r"a\b", "a(?=b)", "(?<!a)b", r"(a)\1", "(?>a+)b", "a++b", r"a\Z"])
+@pytest.mark.parametrize(
+    "pattern", ["a$", r"a\b", "a(?=b)", "(?<!a)b", r"(a)\1", "(?>a+)b", "a++b", r"a\Z"]
+)
 def test_a_stop_regex_that_looks_around_is_refused(pattern: str) -> None:
     with pytest.raises(NotSupported, match="look"):
         TextStream(ByteTokenizer(), (), (pattern,))
@@ -220,14 +236,18 @@ def test_a_stop_regex_of_too_many_states_is_refused() -> None:
 
 
 def test_a_pattern_that_would_backtrack_for_ever_takes_linear_time() -> None:
-    """`re` needs about 2**300 steps for this; the test ends because the stream does not backtrack."""
+    """`re` needs about 2**300 steps for this; the test ends because the stream does not
+    backtrack.
+    """
     _, stream, ended = run(cut("a" * 300 + "c", list(range(300))), (), ("(a+)+b",))
     assert stream.stopped_by is None
     assert len(ended.text) == 301
 
 
 def test_a_token_costs_its_own_text_and_not_the_text_before() -> None:
-    """Counted: every character is read once by every watch, and only what is held back is touched again."""
+    """Counted: every character is read once by every watch, and only what is held back is touched
+    again.
+    """
     stream = TextStream(Cuts([b"ab" * 50]), ("abc",))
     counted = Counting(stream._watches[0])
     stream._watches = [counted]

@@ -1,17 +1,23 @@
-"""Where stops may not begin: in the first tokens of a text that must not be short, and in a seam spelled again."""
+"""Where stops may not begin: in the first tokens of a text that must not be short, and in a seam
+spelled again.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmprog.runtime.text import Ended, TextStream
+from lmprog.runtime.text.stream import TextEnd, TextStream
 from tests.text.test_text import LETTERS, REGEXES, STOPS, Cuts, cut, first_stop
 
 
 def read(
-    tokenizer: Cuts, stop: tuple[str, ...] = (), regex: tuple[str, ...] = (), min_tokens: int = 0, seam: str = ""
-) -> tuple[str, Ended, str | None]:
+    tokenizer: Cuts,
+    stop: tuple[str, ...] = (),
+    regex: tuple[str, ...] = (),
+    min_tokens: int = 0,
+    seam: str = "",
+) -> tuple[str, TextEnd, str | None]:
     """What was given out piece by piece, what the end said, and which stop ended it."""
     stream = TextStream(tokenizer, stop, regex, None, min_tokens, seam)
     given_out = ""
@@ -27,7 +33,11 @@ def test_a_stop_in_the_first_tokens_is_text() -> None:
     assert read(Cuts([b"a.", b"b.", b"c.", b"d"]), (".",), min_tokens=2)[1].text == "a.b.c"
     assert read(Cuts([b"a", b"b", b"c"]), ("bc",), min_tokens=2)[1].text == "abc"
     assert read(Cuts([b"a", b"b", b"c", b"bc"]), ("bc",), min_tokens=2)[1].text == "abc"
-    assert read(Cuts([b"ab", b"b"]), ("ab", "b"), min_tokens=1) == ("ab", Ended("ab", 1, "", ""), "b")
+    assert read(Cuts([b"ab", b"b"]), ("ab", "b"), min_tokens=1) == (
+        "ab",
+        TextEnd("ab", 1, "", ""),
+        "b",
+    )
     assert read(Cuts([b"x\n", b"y"]), (), ("^y",), min_tokens=1)[2] is None, "a text begins once"
     assert read(Cuts([b"x\n", b"y"]), (), ("(?m:^y)",), min_tokens=1)[1].text == "x\n"
 
@@ -53,11 +63,16 @@ def test_a_seam_is_no_text_and_holds_no_stop(
     expected = first_stop(text, stops, regexes)
     assert given_out == ended.text == (text if expected is None else text[: expected[0]])
     kept = b"".join(piece or b"" for piece in tokenizer.cuts[: ended.kept]).decode()
-    assert kept + ended.rest == seam + ended.text, "tokens that are kept and the rest spell seam and text"
+    assert kept + ended.rest == seam + ended.text, (
+        "tokens that are kept and the rest spell seam and text"
+    )
 
 
 def test_tokens_inside_the_seam_do_not_count() -> None:
-    assert read(Cuts([b"x", b".", b"a.", b"b.", b"c"]), (".",), min_tokens=1, seam="x.")[1].text == "a.b"
+    assert (
+        read(Cuts([b"x", b".", b"a.", b"b.", b"c"]), (".",), min_tokens=1, seam="x.")[1].text
+        == "a.b"
+    )
     assert read(Cuts([b"x", b".a.", b"b."]), (".",), min_tokens=1, seam="x.")[1].text == "a.b"
     stream = TextStream(Cuts([b"x", b"yab", b"cd"]), seam="xy")
     for token in range(3):

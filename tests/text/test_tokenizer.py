@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from lmprog.errors import ModelError
-from lmprog.runtime.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
 from tests.text.checkpoints import KINDS, byte_level, llama, save, unigram
 
 AnyTokenizer = HfTokenizer | ByteTokenizer
@@ -26,12 +26,15 @@ HARD_TEXTS = [
     " leading and trailing ",
 ]
 MIXED = st.text(
-    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("👨\u200d👩🏽 日本é▁ \n")), max_size=30
+    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("👨\u200d👩🏽 日本é▁ \n")),
+    max_size=30,
 )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_pieces_of_a_stream_joined_are_the_whole_decoded(name: str, tokenizers: dict[str, AnyTokenizer]) -> None:
+def test_the_pieces_of_a_stream_joined_are_the_whole_decoded(
+    name: str, tokenizers: dict[str, AnyTokenizer]
+) -> None:
     tokenizer = tokenizers[name]
 
     @settings(max_examples=2500, database=None)
@@ -76,7 +79,9 @@ def test_encoding_is_the_librarys_own_without_its_frame(
 def test_decoding_what_was_encoded_is_what_the_library_decodes(
     kind: str, text: str, tokenizers: dict[str, AnyTokenizer]
 ) -> None:
-    """But for the space that SentencePiece puts before a text, which the library takes away again."""
+    """But for the space that SentencePiece puts before a text, which the library takes away
+    again.
+    """
     library: Library = KINDS[kind]()
     tokens = library.encode(text, add_special_tokens=False).ids
     ours = tokenizers[kind].decode(tokens)
@@ -85,7 +90,9 @@ def test_decoding_what_was_encoded_is_what_the_library_decodes(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_bytes_of_tokens_joined_are_the_text(name: str, tokenizers: dict[str, AnyTokenizer]) -> None:
+def test_the_bytes_of_tokens_joined_are_the_text(
+    name: str, tokenizers: dict[str, AnyTokenizer]
+) -> None:
     tokenizer = tokenizers[name]
     text = "The dog 👍🏽 日本 sleeps.\n"
     pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode(text, start=False)]
@@ -113,7 +120,9 @@ def test_an_added_token_that_is_not_special_is_text(tokenizers: dict[str, AnyTok
 
 
 @pytest.mark.parametrize("kind", ["llama", "unigram"])
-def test_a_text_that_goes_on_gets_no_space_of_its_own(kind: str, tokenizers: dict[str, AnyTokenizer]) -> None:
+def test_a_text_that_goes_on_gets_no_space_of_its_own(
+    kind: str, tokenizers: dict[str, AnyTokenizer]
+) -> None:
     tokenizer = tokenizers[kind]
     assert tokenizer.decode(tokenizer.encode("dog")) == " dog"
     assert tokenizer.decode(tokenizer.encode("dog", start=False)) == "dog"
@@ -132,10 +141,13 @@ def test_a_copied_stream_goes_its_own_way(tokenizers: dict[str, AnyTokenizer]) -
     assert second.push(tokens[3]) + second.push(tokens[4]) == "日"
 
 
-# --- a checkpoint's files ----------------------------------------------------------------------------------------
+# --- a checkpoint's files
+# ----------------------------------------------------------------------------------------
 
 
-def test_the_prefix_is_what_the_post_processor_puts_in_front_and_no_suffix_is_added(tmp_path: Path) -> None:
+def test_the_prefix_is_what_the_post_processor_puts_in_front_and_no_suffix_is_added(
+    tmp_path: Path,
+) -> None:
     assert HfTokenizer(save(tmp_path / "a", llama())).prefix == (1,)
     framed = HfTokenizer(save(tmp_path / "b", unigram()))
     assert framed.prefix == (1,)
@@ -143,7 +155,9 @@ def test_the_prefix_is_what_the_post_processor_puts_in_front_and_no_suffix_is_ad
     assert HfTokenizer(save(tmp_path / "c", byte_level())).prefix == ()
 
 
-@pytest.mark.parametrize(("make", "add", "prefix"), [(llama, False, ()), (byte_level, True, (1,)), (llama, True, (1,))])
+@pytest.mark.parametrize(
+    ("make", "add", "prefix"), [(llama, False, ()), (byte_level, True, (1,)), (llama, True, (1,))]
+)
 def test_add_bos_token_of_the_configuration_decides_where_it_is_given(
     make: object, add: bool, prefix: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -171,8 +185,13 @@ def test_eos_ids_come_from_the_generation_settings_and_the_tokenizer(tmp_path: P
 
 def test_tokens_that_only_the_configuration_declares_are_added_at_their_ids(tmp_path: Path) -> None:
     size = byte_level().get_vocab_size(with_added_tokens=True)
-    declared = {str(size): {"content": "<think>", "special": False}, "9999": {"content": "<far>", "special": True}}
-    tokenizer = HfTokenizer(save(tmp_path, byte_level(), tokenizer_config={"added_tokens_decoder": declared}))
+    declared = {
+        str(size): {"content": "<think>", "special": False},
+        "9999": {"content": "<far>", "special": True},
+    }
+    tokenizer = HfTokenizer(
+        save(tmp_path, byte_level(), tokenizer_config={"added_tokens_decoder": declared})
+    )
     assert tokenizer.encode("<think>") == [size]
     assert tokenizer.vocab_size == size + 1
     assert len(tokenizer.encode("<far>")) > 1
@@ -183,7 +202,10 @@ def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     made.enable_truncation(3)
     made.enable_padding(length=8)
     tokenizer = HfTokenizer(save(tmp_path, made))
-    assert tokenizer.decode(tokenizer.encode("a long text that is not cut")) == "a long text that is not cut"
+    assert (
+        tokenizer.decode(tokenizer.encode("a long text that is not cut"))
+        == "a long text that is not cut"
+    )
 
 
 def test_a_folder_without_a_tokenizer_file_says_so(tmp_path: Path) -> None:

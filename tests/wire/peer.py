@@ -1,7 +1,7 @@
 """A client or a runtime in a process of its own, to be killed or stopped by a test.
 
-`python peer.py client ADDRESS` greets, opens a branch, says `ready` and goes on reading; `python peer.py runtime
-ADDRESS` greets whoever comes, answers nothing else, and says `ready` once bound.
+`python peer.py client ADDRESS` greets, opens a branch, says `ready` and goes on reading; `python
+peer.py runtime ADDRESS` greets whoever comes, answers nothing else, and says `ready` once bound.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from lmprog.errors import RuntimeGone
 from lmprog.transport import ZmqClientChannel, ZmqRuntimeChannel
 
 WELCOME = wire.Welcome(
-    version=wire.PROTOCOL_VERSION, model="peer", context_len=64, vocab_size=256, page_size=4, num_pages=16, pid=0
+    version=wire.PROTOCOL_VERSION,
+    model="peer",
+    context_len=64,
+    vocab_size=256,
+    page_size=4,
+    num_pages=16,
+    pid=0,
 )
 
 
@@ -35,7 +41,9 @@ def runtime(address: str) -> None:
     print("ready", flush=True)
     while True:
         heard = channel.receive(10.0)
-        channel.send([(name, WELCOME) for name, message in heard if isinstance(message, wire.Hello)])
+        channel.send(
+            [(name, WELCOME) for name, message in heard if isinstance(message, wire.Hello)]
+        )
 
 
 if __name__ == "__main__":

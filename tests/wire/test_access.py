@@ -48,7 +48,9 @@ def test_a_bad_or_public_address_is_refused_on_both_sides(address: str) -> None:
         ZmqClientChannel(address)
 
 
-def test_an_address_in_use_is_refused_and_a_stale_socket_file_is_not(runtime: ZmqRuntimeChannel) -> None:
+def test_an_address_in_use_is_refused_and_a_stale_socket_file_is_not(
+    runtime: ZmqRuntimeChannel,
+) -> None:
     with pytest.raises(InvalidParameter, match="in use"):
         ZmqRuntimeChannel(runtime.address)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
@@ -77,10 +79,14 @@ def test_keys_let_in_the_listed_client_and_nobody_else() -> None:
     server = CurveServer(server_public, server_secret, frozenset([listed_public]))
     runtime = ZmqRuntimeChannel("tcp://127.0.0.1:*", server)
     try:
-        listed = ZmqClientChannel(runtime.address, keys=CurveClient(listed_public, listed_secret, server_public))
+        listed = ZmqClientChannel(
+            runtime.address, keys=CurveClient(listed_public, listed_secret, server_public)
+        )
         listed.send([HELLO])
         assert hear(runtime, 5.0) == [HELLO]
-        other = ZmqClientChannel(runtime.address, keys=CurveClient(other_public, other_secret, server_public))
+        other = ZmqClientChannel(
+            runtime.address, keys=CurveClient(other_public, other_secret, server_public)
+        )
         plain = ZmqClientChannel(runtime.address)
         for stranger in (other, plain):
             stranger.send([HELLO])

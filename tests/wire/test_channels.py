@@ -20,7 +20,7 @@ from lmprog.transport import (
     ZmqClientChannel,
     ZmqRuntimeChannel,
 )
-from lmprog.transport import client as client_module
+from lmprog.transport import client_channel as client_module
 from lmprog.transport.channel import ops_frame, replies_frames
 
 HELLO = wire.Hello(wire.PROTOCOL_VERSION, "test")
@@ -38,7 +38,9 @@ class House:
             local = LocalRuntimeChannel()
             self.runtime, self.make = local, local.connect
         else:
-            bound = ZmqRuntimeChannel(f"ipc://{folder}/socket" if kind == "ipc" else "tcp://127.0.0.1:*")
+            bound = ZmqRuntimeChannel(
+                f"ipc://{folder}/socket" if kind == "ipc" else "tcp://127.0.0.1:*"
+            )
             self.runtime, self.make = bound, lambda: ZmqClientChannel(bound.address)
 
     def connect(self) -> ClientChannel:
@@ -46,7 +48,9 @@ class House:
         return self.clients[-1]
 
     def hear(self, num_messages: int, within: float = 5.0) -> Heard:
-        """Receives until there are that many messages, so that no test depends on how frames fall into calls."""
+        """Receives until there are that many messages, so that no test depends on how frames fall
+        into calls.
+        """
         heard: Heard = []
         deadline = time.monotonic() + within
         while len(heard) < num_messages and time.monotonic() < deadline:
@@ -81,12 +85,12 @@ def text(call: int, words: str = "x") -> wire.TextIs:
 def test_ops_arrive_in_order_and_hello_is_passed_on(house: House) -> None:
     client = house.connect()
     client.send([HELLO, wire.Open(1)])
-    client.send([wire.Append(1, (wire.Text("é\n"), wire.Ref(3))), wire.Close(1)])
+    client.send([wire.Append(1, (wire.TextPiece("é\n"), wire.Ref(3))), wire.Close(1)])
     heard = house.hear(4)
     assert [op for _, op in heard] == [
         HELLO,
         wire.Open(1),
-        wire.Append(1, (wire.Text("é\n"), wire.Ref(3))),
+        wire.Append(1, (wire.TextPiece("é\n"), wire.Ref(3))),
         wire.Close(1),
     ]
     assert len({name for name, _ in heard}) == 1
@@ -197,11 +201,13 @@ def test_replies_sent_before_the_end_are_given_out_before_runtime_gone(house: Ho
 def test_a_value_out_of_range_is_refused_where_it_is_sent(house: House) -> None:
     client = house.connect()
     with pytest.raises(InvalidParameter, match="temperature"):
-        client.send([HELLO, wire.Gen(1, 1, wire.Sampling(temperature=-1.0))])
+        client.send([HELLO, wire.Generate(1, 1, wire.SamplingParams(temperature=-1.0))])
     assert house.hear(1, within=0.1) == []
 
 
-@pytest.mark.parametrize("op", [wire.Open(2**70), wire.Append(1, (wire.Text("\ud800"),)), wire.Open(1, 5)])  # type: ignore
+@pytest.mark.parametrize(
+    "op", [wire.Open(2**70), wire.Append(1, (wire.TextPiece("\ud800"),)), wire.Open(1, 5)]
+)  # type: ignore
 def test_a_value_without_an_encoding_is_refused_where_it_is_sent(op: wire.Op) -> None:
     with pytest.raises(InvalidParameter):
         ops_frame([op])
@@ -210,7 +216,7 @@ def test_a_value_without_an_encoding_is_refused_where_it_is_sent(op: wire.Op) ->
 def test_a_frame_over_the_limit_is_refused_where_it_is_sent(house: House) -> None:
     client = house.connect()
     with pytest.raises(InvalidParameter, match="smaller pieces"):
-        client.send([wire.Append(1, (wire.Text("x" * wire.MAX_FRAME_BYTES),))])
+        client.send([wire.Append(1, (wire.TextPiece("x" * wire.MAX_FRAME_BYTES),))])
 
 
 def test_any_thread_may_send_while_another_receives(house: House) -> None:
@@ -227,7 +233,10 @@ def test_any_thread_may_send_while_another_receives(house: House) -> None:
         for number in range(first, first + 50):
             client.send([wire.Read(1, number)])
 
-    threads = [threading.Thread(target=read), *(threading.Thread(target=write, args=(n * 50,)) for n in range(4))]
+    threads = [
+        threading.Thread(target=read),
+        *(threading.Thread(target=write, args=(n * 50,)) for n in range(4)),
+    ]
     for thread in threads:
         thread.start()
     num_answered = 0
@@ -237,7 +246,9 @@ def test_any_thread_may_send_while_another_receives(house: House) -> None:
         num_answered += len(heard)
     for thread in threads:
         thread.join(5.0)
-    assert sorted(reply.call for reply in replies if isinstance(reply, wire.TextIs)) == list(range(200))
+    assert sorted(reply.call for reply in replies if isinstance(reply, wire.TextIs)) == list(
+        range(200)
+    )
 
 
 def test_close_wakes_a_sleeping_receiver(house: House) -> None:
@@ -287,14 +298,17 @@ def test_a_reply_without_an_encoding_becomes_the_failure_of_its_call() -> None:
     frames = replies_frames([text(5), broken, text(6, "\udfff"), text(7)])
     replies = [reply for frame in frames for reply in wire.decode_replies(frame)]
     assert [reply.call for reply in replies if not isinstance(reply, wire.Welcome)] == [5, 6, 6, 7]
-    assert [reply.code for reply in replies if isinstance(reply, wire.Failed)] == ["unsupported_schema", "rejected"]
+    assert [reply.code for reply in replies if isinstance(reply, wire.Failed)] == [
+        "unsupported_schema",
+        "rejected",
+    ]
 
 
 def test_unsent_ops_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_UNSENT_BYTES", 100_000)
     runtime = ZmqRuntimeChannel(f"ipc://{tmp_path}/socket")
     client = ZmqClientChannel(runtime.address)
-    large = [wire.Append(1, (wire.Text("x" * 1000),))]
+    large = [wire.Append(1, (wire.TextPiece("x" * 1000),))]
     with client._owner:  # as if another thread were in a poll that does not end
         for _ in range(90):
             client.send(large)
@@ -305,7 +319,7 @@ def test_unsent_ops_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_checking_an_op_costs_little() -> None:
-    op = wire.Append(1, (wire.Text("word " * 400),))
+    op = wire.Append(1, (wire.TextPiece("word " * 400),))
     start = time.perf_counter()
     for _ in range(1000):
         ops_frame([op])

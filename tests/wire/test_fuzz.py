@@ -1,4 +1,6 @@
-"""Hostile and broken frames: decoding raises what is listed and nothing else, admission raises nothing."""
+"""Hostile and broken frames: decoding raises what is listed and nothing else, admission raises
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,26 @@ OPS: tuple[wire.Op, ...] = (
     wire.Append(
         1,
         (
-            wire.Text("Once upon a time"),
+            wire.TextPiece("Once upon a time"),
             wire.Ref(3, 1),
             wire.Gained(2),
             wire.RoleBegin("user"),
             wire.Conversation("[]"),
         ),
     ),
-    wire.Gen(1, 2, wire.Sampling(temperature=0.5, stop=("\n",), logit_bias=((3, 1.5),)), wire.Regex("[a-z]+")),
-    wire.Gen(1, 3, constraint=wire.JsonSchema('{"type":"object"}'), stream=True, timeout=3.0),
+    wire.Generate(
+        1,
+        2,
+        wire.SamplingParams(temperature=0.5, stop=("\n",), logit_bias=((3, 1.5),)),
+        wire.Regex("[a-z]+"),
+    ),
+    wire.Generate(1, 3, constraint=wire.JsonSchema('{"type":"object"}'), stream=True, timeout=3.0),
     wire.Select(1, 4, ("yes", "no"), "greedy_token_selection"),
     wire.Fork(1, (5, 6, 7)),
     wire.Read(5, 8),
     wire.Cancel(3),
     wire.Contest((2, 3), "majority"),
-    wire.Append(1, (wire.Tokens((1, 2, 3)),)),
+    wire.Append(1, (wire.TokensPiece((1, 2, 3)),)),
     wire.Encode(12, "Once upon"),
     wire.Decode(13, (1, 2), special=True),
     wire.Describe(9),
@@ -44,8 +51,12 @@ OPS: tuple[wire.Op, ...] = (
 REPLIES: tuple[wire.Reply, ...] = (
     wire.Welcome(1, "nano", 2048, 4096, 16, 4096, 1),
     wire.Delta(2, 0, "ab", 1, (wire.TokenLogprob(7, "ab", -0.5),)),
-    wire.Done(2, (wire.Output("ab", (1, 2), "stop", "\n", (wire.TokenLogprob(1, "a", -0.5),)),), wire.Usage(5, 4)),
-    wire.Chosen(4, 0, (wire.Choice(-1.0, 0.7, (-1.0,)),), wire.Usage()),
+    wire.CallDone(
+        2,
+        (wire.Output("ab", (1, 2), "stop", "\n", (wire.TokenLogprob(1, "a", -0.5),)),),
+        wire.Usage(5, 4),
+    ),
+    wire.Chosen(4, 0, (wire.ScoredChoice(-1.0, 0.7, (-1.0,)),), wire.Usage()),
     wire.Failed(None, "protocol", "no", {"a": 1, "b": None}),
 )
 
@@ -75,7 +86,9 @@ def mutated(rng: random.Random, frame: bytes) -> bytes:
 def test_no_frame_raises_and_every_broken_one_is_counted() -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    whole = [wire.encode((op,)) for op in OPS] + [wire.encode(OPS[:n]) for n in range(2, len(OPS) + 1)]
+    whole = [wire.encode((op,)) for op in OPS] + [
+        wire.encode(OPS[:n]) for n in range(2, len(OPS) + 1)
+    ]
     admission = Admission()
     num_ops = num_gone = 0
     for number in range(NUM_FRAMES):
@@ -102,7 +115,7 @@ def test_what_does_decode_is_within_its_declared_ranges() -> None:
             continue
         num_decoded += 1
         for op in ops:
-            if isinstance(op, wire.Gen):
+            if isinstance(op, wire.Generate):
                 assert 0.0 <= op.sampling.temperature <= 100.0
                 assert 0.0 < op.sampling.top_p <= 1.0
                 assert 0 <= op.call <= 2**53
@@ -124,7 +137,8 @@ def test_a_broken_reply_raises_what_is_listed_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [b"\x91" * 100_000, b"\x81\x00" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
+    "frame",
+    [b"\x91" * 100_000, b"\x81\x00" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"],
 )
 def test_deep_nesting_and_false_lengths_are_only_counted(frame: bytes) -> None:
     admission = Admission()
@@ -135,15 +149,15 @@ def test_deep_nesting_and_false_lengths_are_only_counted(frame: bytes) -> None:
 @pytest.mark.parametrize(
     "op",
     [
-        wire.Gen(1, 1, wire.Sampling(temperature=float("nan"))),
-        wire.Gen(1, 1, wire.Sampling(temperature=float("inf"))),
-        wire.Gen(1, 1, wire.Sampling(top_p=0.0)),
-        wire.Gen(1, 1, wire.Sampling(n=129)),
-        wire.Gen(1, 1, wire.Sampling(stop=("",))),
-        wire.Gen(1, 1, wire.Sampling(stop_token_ids=(2**31,))),
-        wire.Gen(1, 1, wire.Sampling(logit_bias=((-1, 0.0),))),
-        wire.Gen(1, 2**53 + 1),
-        wire.Gen(1, 1, timeout=0.0),
+        wire.Generate(1, 1, wire.SamplingParams(temperature=float("nan"))),
+        wire.Generate(1, 1, wire.SamplingParams(temperature=float("inf"))),
+        wire.Generate(1, 1, wire.SamplingParams(top_p=0.0)),
+        wire.Generate(1, 1, wire.SamplingParams(n=129)),
+        wire.Generate(1, 1, wire.SamplingParams(stop=("",))),
+        wire.Generate(1, 1, wire.SamplingParams(stop_token_ids=(2**31,))),
+        wire.Generate(1, 1, wire.SamplingParams(logit_bias=((-1, 0.0),))),
+        wire.Generate(1, 2**53 + 1),
+        wire.Generate(1, 1, timeout=0.0),
         wire.Open(-1),
         wire.Fork(1, ()),
         wire.Select(1, 1, ()),

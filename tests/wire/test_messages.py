@@ -1,4 +1,6 @@
-"""Every message survives its encoding, whatever its values: drawn from the declared types themselves."""
+"""Every message survives its encoding, whatever its values: drawn from the declared types
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ids = st.integers(0, 2**53)
 floats = st.floats(0.0, 1.0)
 samplings = st.builds(
-    wire.Sampling,
+    wire.SamplingParams,
     temperature=st.floats(0.0, 100.0),
     top_p=st.floats(0.0, 1.0, exclude_min=True),
     top_k=st.integers(-1, 2**31 - 1),
@@ -24,13 +26,15 @@ samplings = st.builds(
     stop=st.lists(texts.filter(bool), max_size=16).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple),
     frequency_penalty=st.floats(-2.0, 2.0),
-    logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-100.0, 100.0)), max_size=4).map(tuple),
+    logit_bias=st.lists(
+        st.tuples(st.integers(0, 2**31 - 1), st.floats(-100.0, 100.0)), max_size=4
+    ).map(tuple),
     logprobs=st.none() | st.integers(0, 100),
     n=st.integers(1, 128),
 )
 pieces = st.one_of(
-    st.builds(wire.Text, texts),
-    st.builds(wire.Tokens, st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple)),
+    st.builds(wire.TextPiece, texts),
+    st.builds(wire.TokensPiece, st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple)),
     st.builds(wire.Ref, ids, st.integers(0, 127)),
     st.builds(wire.Gained, ids),
     st.builds(wire.RoleBegin, texts),
@@ -50,11 +54,12 @@ OPS: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Hello: st.builds(wire.Hello, st.integers(0, 9), texts),
     wire.Open: st.builds(wire.Open, ids, texts),
     wire.Append: st.builds(wire.Append, ids, st.lists(pieces, max_size=6).map(tuple)),
-    wire.Gen: st.builds(
-        wire.Gen,
+    wire.Generate: st.builds(
+        wire.Generate,
         *(ids, ids, samplings, constraints, st.booleans(), priorities, timeouts, st.booleans()),
         st.sampled_from(get_args(wire.Keep)),
-        st.none() | st.builds(wire.Judge, texts, st.lists(texts, min_size=2, max_size=4).map(tuple)),
+        st.none()
+        | st.builds(wire.Judge, texts, st.lists(texts, min_size=2, max_size=4).map(tuple)),
     ),
     wire.Select: st.builds(
         wire.Select,
@@ -67,17 +72,23 @@ OPS: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Close: st.builds(wire.Close, ids),
     wire.Cancel: st.builds(wire.Cancel, ids),
     wire.Contest: st.builds(
-        wire.Contest, st.lists(ids, min_size=1, max_size=6).map(tuple), st.sampled_from(get_args(wire.ContestRule))
+        wire.Contest,
+        st.lists(ids, min_size=1, max_size=6).map(tuple),
+        st.sampled_from(get_args(wire.ContestRule)),
     ),
     wire.Read: st.builds(wire.Read, ids, ids),
     wire.Encode: st.builds(wire.Encode, ids, texts, st.booleans()),
-    wire.Decode: st.builds(wire.Decode, ids, st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple), st.booleans()),
+    wire.Decode: st.builds(
+        wire.Decode, ids, st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple), st.booleans()
+    ),
     wire.Describe: st.builds(wire.Describe, ids),
     wire.Inspect: st.builds(wire.Inspect, ids, st.integers(0, 2000), st.booleans()),
     wire.Flush: st.builds(wire.Flush, ids),
 }
 usages = st.builds(wire.Usage, ids, ids, ids, ids, ids, ids, floats, floats, floats)
-logprobs = st.builds(wire.TokenLogprob, ids, texts, floats, st.lists(st.tuples(ids, texts, floats)).map(tuple))
+logprobs = st.builds(
+    wire.TokenLogprob, ids, texts, floats, st.lists(st.tuples(ids, texts, floats)).map(tuple)
+)
 outputs = st.builds(
     wire.Output,
     texts,
@@ -87,17 +98,43 @@ outputs = st.builds(
     st.lists(logprobs, max_size=2).map(tuple),
     st.lists(st.tuples(ids, ids), max_size=2).map(tuple),
 )
-nodes = st.builds(wire.NodeSeen, ids, st.integers(-1, 9), ids, ids, ids, floats, ids, ids, ids, texts, texts)
-lanes = st.builds(
-    wire.LaneSeen,
-    *(ids, ids, ids, ids, st.sampled_from(["gen", "select"]), st.sampled_from(["prefill", "decode", "waiting"])),
-    *(ids, ids, ids, ids, ids, ids, ids, ids, floats, st.integers(-100, 100), ids, st.integers(-1, 9)),
+nodes = st.builds(
+    wire.NodeSeen, ids, st.integers(-1, 9), ids, ids, ids, floats, ids, ids, ids, texts, texts
 )
-choices = st.builds(wire.Choice, floats, floats, st.lists(floats).map(tuple), st.lists(floats).map(tuple))
+sequences = st.builds(
+    wire.SequenceSeen,
+    *(
+        ids,
+        ids,
+        ids,
+        ids,
+        st.sampled_from(["gen", "select"]),
+        st.sampled_from(["prefill", "decode", "waiting"]),
+    ),
+    *(
+        ids,
+        ids,
+        ids,
+        ids,
+        ids,
+        ids,
+        ids,
+        ids,
+        floats,
+        st.integers(-100, 100),
+        ids,
+        st.integers(-1, 9),
+    ),
+)
+choices = st.builds(
+    wire.ScoredChoice, floats, floats, st.lists(floats).map(tuple), st.lists(floats).map(tuple)
+)
 REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
     wire.Welcome: st.builds(wire.Welcome, ids, texts, ids, ids, ids, ids, ids),
-    wire.Delta: st.builds(wire.Delta, ids, ids, texts, ids, st.lists(logprobs, max_size=3).map(tuple)),
-    wire.Done: st.builds(wire.Done, ids, st.lists(outputs, max_size=3).map(tuple), usages),
+    wire.Delta: st.builds(
+        wire.Delta, ids, ids, texts, ids, st.lists(logprobs, max_size=3).map(tuple)
+    ),
+    wire.CallDone: st.builds(wire.CallDone, ids, st.lists(outputs, max_size=3).map(tuple), usages),
     wire.Chosen: st.builds(wire.Chosen, ids, ids, st.lists(choices, max_size=3).map(tuple), usages),
     wire.TextIs: st.builds(wire.TextIs, ids, texts, ids),
     wire.TokensAre: st.builds(wire.TokensAre, ids, st.lists(ids, max_size=5).map(tuple)),
@@ -106,7 +143,12 @@ REPLIES: dict[type[Any], st.SearchStrategy[Any]] = {
         wire.Snapshot,
         *(ids, floats, st.dictionaries(texts, floats, max_size=4)),
         *(st.lists(nodes, max_size=3).map(tuple), ids, ids),
-        *(st.lists(lanes, max_size=2).map(tuple), ids, st.lists(lanes, max_size=2).map(tuple), ids),
+        *(
+            st.lists(sequences, max_size=2).map(tuple),
+            ids,
+            st.lists(sequences, max_size=2).map(tuple),
+            ids,
+        ),
     ),
     wire.Failed: st.builds(
         wire.Failed,

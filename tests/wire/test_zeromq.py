@@ -18,7 +18,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, ProtocolError, RuntimeGone
 from lmprog.transport import Gone, ZmqClientChannel, ZmqRuntimeChannel
 from lmprog.transport import address as addresses
-from lmprog.transport import runtime as runtime_module
+from lmprog.transport import runtime_channel as runtime_module
 
 HELLO = wire.Hello(wire.PROTOCOL_VERSION)
 PEER = Path(__file__).with_name("peer.py")
@@ -131,7 +131,9 @@ def test_who_stands_still_for_some_seconds_is_not_given_up(runtime: ZmqRuntimeCh
         assert runtime.receive(0.5) == []
 
 
-def test_a_hung_runtime_raises_runtime_gone_after_the_heartbeats_time(impatient: None, tmp_path: Path) -> None:
+def test_a_hung_runtime_raises_runtime_gone_after_the_heartbeats_time(
+    impatient: None, tmp_path: Path
+) -> None:
     address = f"ipc://{tmp_path}/socket"
     with peer("runtime", address) as process:
         wait_ready(process)
@@ -206,9 +208,12 @@ def test_a_client_cannot_take_over_another_ones_name(runtime: ZmqRuntimeChannel)
         assert wire.decode_replies(frames[-1]) == (wire.TextIs(1, "mine", 1),)
 
 
-def test_a_client_that_does_not_read_is_given_up_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_is_given_up_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runtime_module, "MAX_UNREAD_BYTES", 1_000_000)
-    # Few enough frames that they are sent long before a full pipe makes heartbeats late, on any machine.
+    # Few enough frames that they are sent long before a full pipe makes heartbeats late, on any
+    # machine.
     monkeypatch.setattr(addresses, "HIGH_WATER_MARK", 100)
     runtime = ZmqRuntimeChannel(f"ipc://{tmp_path}/socket")
     client = ZmqClientChannel(runtime.address)

@@ -1,4 +1,6 @@
-"""What facts can be told in this world: kinds of things, each with fields, each with ways to state and ask it."""
+"""What facts can be told in this world: kinds of things, each with fields, each with ways to state
+and ask it.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,11 @@ BOOK = Kind(
                 "By whom was {n} written?",
                 held=("What is the name of the author of {n}?",),
             ),
-            ways("Which book did {v} write?", "What did {v} write?", held=("Which book was written by {v}?",)),
+            ways(
+                "Which book did {v} write?",
+                "What did {v} write?",
+                held=("Which book was written by {v}?",),
+            ),
         ),
         Field(
             ("pages", "num_pages"),

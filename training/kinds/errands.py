@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from training.draw import ways
-from training.kinds.model import Field, FieldType, Kind, between, coin, enumerated, listed, several, town
+from training.kinds.model import (
+    Field,
+    FieldType,
+    Kind,
+    between,
+    coin,
+    enumerated,
+    listed,
+    several,
+    town,
+)
 from training.words import COLOURS, GOODS, HOBBIES, MONTHS, TRANSPORT
 
 ORDER = Kind(
@@ -28,7 +38,9 @@ ORDER = Kind(
                 "Which item did {n} order?",
                 held=("What item does {n} want?",),
             ),
-            ways("Who ordered {v}?", "Who wants to buy {v}?", held=("Which customer ordered {v}?",)),
+            ways(
+                "Who ordered {v}?", "Who wants to buy {v}?", held=("Which customer ordered {v}?",)
+            ),
         ),
         Field(
             ("quantity", "amount", "count"),
@@ -191,7 +203,11 @@ TRIP = Kind(
                 "{n} travels by {v}.",
                 held=("To get there, {n} takes the {v}.",),
             ),
-            ways("How does {n} travel?", "What does {n} travel by?", held=("By what does {n} travel?",)),
+            ways(
+                "How does {n} travel?",
+                "What does {n} travel by?",
+                held=("By what does {n} travel?",),
+            ),
             ways("Who goes by {v}?", "Who takes the {v}?", held=("Who travels by {v}?",)),
             options=TRANSPORT,
         ),
@@ -222,7 +238,11 @@ TRIP = Kind(
                 "The plans of {n} are {v}.",
                 held=("{n} has plans for {v}.",),
             ),
-            ways("What does {n} plan?", "What are the plans of {n}?", held=("What plans does {n} have?",)),
+            ways(
+                "What does {n} plan?",
+                "What are the plans of {n}?",
+                held=("What plans does {n} have?",),
+            ),
         ),
         Field(
             ("return_ticket", "returns"),

@@ -1,7 +1,8 @@
 """Frames around a statement, for training only: words that change nothing of what it says.
 
-Whoever only knows `{n} lives in {v}.` stumbles over `As far as we know, {n} lives in {v} these days.` A framed
-sentence is never a wording that is held out: the caller gives those, and they are avoided.
+Whoever only knows `{n} lives in {v}.` stumbles over `As far as we know, {n} lives in {v} these
+days.` A framed sentence is never a wording that is held out: the caller gives those, and they are
+avoided.
 """
 
 from __future__ import annotations
@@ -42,13 +43,26 @@ _TRAILS = (
     ", just as before",
     " again",
 )
-_ADVERBS = ("now", "really", "still", "certainly", "indeed", "in fact", "today", "surely", "once more", "just")
+_ADVERBS = (
+    "now",
+    "really",
+    "still",
+    "certainly",
+    "indeed",
+    "in fact",
+    "today",
+    "surely",
+    "once more",
+    "just",
+)
 _BEFORE_ADVERBS = (" is ", " has ", " can ", " will ", " would ")
 _OPENERS = ("{n}", "{v}")  # a capital that stays one
 
 
 def framed(draw: Draw, template: str, wording: Wording) -> str:
-    """The template with a lead, a trail or an adverb, or as it was where that would be a held-out one."""
+    """The template with a lead, a trail or an adverb, or as it was where that would be a held-out
+    one.
+    """
     made = _frame(draw, template)
     return template if made in wording.held else made
 

@@ -1,7 +1,9 @@
-"""Further wordings of the same facts, for training only: the more ways one thing is said, the less is learned by heart.
+"""Further wordings of the same facts, for training only: the more ways one thing is said, the less
+is learned by heart.
 
-They stand in `further.txt`. A block names a kind and a field; its lines begin with `say`, `no`, `ask` or `who` and hold
-wordings between bars. None is a wording that is held out (the tests compare them).
+They stand in `further.txt`. A block names a kind and a field; its lines begin with `say`, `no`,
+`ask` or `who` and hold wordings between bars. None is a wording that is held out (the tests compare
+them).
 """
 
 from __future__ import annotations
@@ -45,5 +47,7 @@ def _with_more(field: Field, added: Mapping[str, tuple[str, ...]]) -> Field:
 
 def further(kind: Kind) -> Kind:
     """The kind with the further wordings of its fields."""
-    fields = tuple(_with_more(field, FURTHER.get((kind.name, field.key), {})) for field in kind.fields)
+    fields = tuple(
+        _with_more(field, FURTHER.get((kind.name, field.key), {})) for field in kind.fields
+    )
     return replace(kind, fields=fields)

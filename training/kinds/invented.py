@@ -1,7 +1,9 @@
-"""Kinds of things whose relations are made up for one document: what the wub of Mia is has to be read, not known.
+"""Kinds of things whose relations are made up for one document: what the wub of Mia is has to be
+read, not known.
 
-For training only. They teach that a question meets the sentence that shares its words, whatever those words are, and
-how a language denies (`no longer`, `unable to`), on verbs that nothing else is said of.
+For training only. They teach that a question meets the sentence that shares its words, whatever
+those words are, and how a language denies (`no longer`, `unable to`), on verbs that nothing else is
+said of.
 """
 
 from __future__ import annotations
@@ -9,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from training.draw import Draw, Wording, ways
-from training.kinds.model import Field, FieldType, Kind, Value, between, coin, listed, person, several, town
+from training.kinds.model import (
+    Field,
+    FieldType,
+    Kind,
+    Value,
+    between,
+    coin,
+    listed,
+    person,
+    several,
+    town,
+)
 from training.words import ANIMALS, COLOURS, FOODS, GOODS, HOBBIES, TRADES, words_of
 
 _NOUNS = words_of(
@@ -140,7 +153,13 @@ _DEED_NO = ways(
     "You cannot see {n} {w}.",
     "Nobody ever saw {n} {w}.",
 )
-_DEED_ASK = ways("Can {n} {w}?", "Does {n} {w}?", "Is {n} able to {w}?", "Is it true that {n} {w}s?", "Will {n} {w}?")
+_DEED_ASK = ways(
+    "Can {n} {w}?",
+    "Does {n} {w}?",
+    "Is {n} able to {w}?",
+    "Is it true that {n} {w}s?",
+    "Will {n} {w}?",
+)
 _QUALITY_YES = ways(
     "{n} is {w}.",
     "{n} has been {w} for years.",
@@ -160,7 +179,11 @@ _QUALITY_NO = ways(
     "Nobody would call {n} {w}.",
 )
 _QUALITY_ASK = ways(
-    "Is {n} {w}?", "Is {n} {w} now?", "Would you call {n} {w}?", "Is {n} still {w}?", "Has {n} been {w}?"
+    "Is {n} {w}?",
+    "Is {n} {w} now?",
+    "Would you call {n} {w}?",
+    "Is {n} still {w}?",
+    "Has {n} been {w}?",
 )
 
 
@@ -230,5 +253,7 @@ def invented(draw: Draw) -> Kind:
         field = draw.one(_RELATIONS)(draw)
         fields.setdefault(field.key, field)
     noun = draw.one(("thing", "one", "subject"))
-    name = draw.one((Draw.person, Draw.person, Draw.title, lambda source: source.word().capitalize()))
+    name = draw.one(
+        (Draw.person, Draw.person, Draw.title, lambda source: source.word().capitalize())
+    )
     return Kind(noun, ("name", noun), name, tuple(fields.values()))

@@ -1,4 +1,6 @@
-"""A kind of thing, its fields, and a record of one thing. Knows how a value is drawn and stated, not why."""
+"""A kind of thing, its fields, and a record of one thing. Knows how a value is drawn and stated,
+not why.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from training.kinds.framed import framed
 from training.words import article
 
 _GENERAL = ways(
-    "What is the {k} of {n}?", "Tell me the {k} of {n}.", "{k} of {n}?", "Say the {k} of {n}.", "What is {n}'s {k}?"
+    "What is the {k} of {n}?",
+    "Tell me the {k} of {n}.",
+    "{k} of {n}?",
+    "Say the {k} of {n}.",
+    "What is {n}'s {k}?",
 )
 _GENERAL_WHO = ways(
     "Whose {k} is {v}?",
@@ -22,7 +28,15 @@ _GENERAL_WHO = ways(
     "What is the name of the {kind} whose {k} is {v}?",
 )
 FRAMED = 0.12  # share of the statements of training that are framed
-_LEADS = ("Tell me, ", "Please tell me ", "Can you say ", "I want to know: ", "Do you know ", "Tell me: ", "Now, ")
+_LEADS = (
+    "Tell me, ",
+    "Please tell me ",
+    "Can you say ",
+    "I want to know: ",
+    "Do you know ",
+    "Tell me: ",
+    "Now, ",
+)
 Value = str | int | bool | tuple[str, ...]
 
 
@@ -38,9 +52,11 @@ class FieldType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One attribute. In wordings `{n}` is the thing, `{v}` the value, `{a}` the value with its article.
+    """One attribute. In wordings `{n}` is the thing, `{v}` the value, `{a}` the value with its
+    article.
 
-    `say_no` states a false boolean. `who` asks for the thing by the value. `keys` are its names in JSON.
+    `say_no` states a false boolean. `who` asks for the thing by the value. `keys` are its names in
+    JSON.
     """
 
     keys: tuple[str, ...]
@@ -66,11 +82,15 @@ class Field:
         return template.format(n=name, v=shown(value), a=with_article(value))
 
     def question_for_thing(self, draw: Draw, value: Value, kind: str) -> str | None:
-        """A question for the thing by the value, now and then a general one; none where the field has no such."""
+        """A question for the thing by the value, now and then a general one; none where the field
+        has no such.
+        """
         if self.who is None:
             return None
         if draw.split is Split.TRAIN and draw.chance(0.2):
-            return draw.say(_GENERAL_WHO, k=draw.one(self.keys).replace("_", " "), v=shown(value), kind=kind)
+            return draw.say(
+                _GENERAL_WHO, k=draw.one(self.keys).replace("_", " "), v=shown(value), kind=kind
+            )
         return draw.say(self.who, v=shown(value), a=with_article(value))
 
     def question(self, draw: Draw, name: str) -> str:
@@ -79,7 +99,11 @@ class Field:
             return draw.say(_GENERAL, n=name, k=draw.one(self.keys).replace("_", " "))
         asked = draw.say(self.ask, n=name)
         if draw.split is Split.TRAIN and draw.chance(0.08):
-            return draw.one(_LEADS) + asked[0].lower() + asked[1:] if not asked.startswith(name) else asked
+            return (
+                draw.one(_LEADS) + asked[0].lower() + asked[1:]
+                if not asked.startswith(name)
+                else asked
+            )
         return asked
 
 
@@ -97,7 +121,9 @@ class Kind:
     def record(self, draw: Draw, count: int, name: str | None = None) -> Record:
         """A thing with `count` drawn fields."""
         chosen = draw.some(self.fields, min(count, len(self.fields)))
-        return Record(self, name or self.draw_name(draw), {field.key: field.draw(draw) for field in chosen})
+        return Record(
+            self, name or self.draw_name(draw), {field.key: field.draw(draw) for field in chosen}
+        )
 
     def field(self, key: str) -> Field:
         """The field of that first key."""

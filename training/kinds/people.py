@@ -41,7 +41,11 @@ _PERSON_FIELDS = (
             "{n} lives where?",
             "Where is the home of {n}?",
             "What city does {n} live in?",
-            held=("In what town is the home of {n}?", "Which city does {n} live in?", "Where is {n}'s home?"),
+            held=(
+                "In what town is the home of {n}?",
+                "Which city does {n} live in?",
+                "Where is {n}'s home?",
+            ),
         ),
         ways(
             "Who lives in {v}?",
@@ -315,4 +319,6 @@ _PERSON_FIELDS = (
         options=MOODS,
     ),
 )
-PERSON = Kind("person", ("name", "person"), lambda draw: draw.person(), _PERSON_FIELDS, pronouns=("He", "She"))
+PERSON = Kind(
+    "person", ("name", "person"), lambda draw: draw.person(), _PERSON_FIELDS, pronouns=("He", "She")
+)

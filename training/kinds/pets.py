@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from training.draw import ways
-from training.kinds.model import Field, FieldType, Kind, between, coin, enumerated, listed, person, several
+from training.kinds.model import (
+    Field,
+    FieldType,
+    Kind,
+    between,
+    coin,
+    enumerated,
+    listed,
+    person,
+    several,
+)
 from training.words import ANIMALS, COLOURS, FOODS, SIZES
 
 _PET_FIELDS = (
@@ -108,7 +118,9 @@ _PET_FIELDS = (
         ("can_swim", "swims"),
         FieldType.BOOLEAN,
         coin,
-        ways("{n} can swim.", "{n} is able to swim.", "{n} swims well.", held=("{n} can swim well.",)),
+        ways(
+            "{n} can swim.", "{n} is able to swim.", "{n} swims well.", held=("{n} can swim well.",)
+        ),
         ways("Can {n} swim?", "Is {n} able to swim?", held=("Does {n} swim?",)),
         None,
         ways(
@@ -144,4 +156,6 @@ _PET_FIELDS = (
         ways("What does {n} eat?", "What is {n} fed with?", held=("Which foods does {n} eat?",)),
     ),
 )
-PET = Kind("animal", ("name", "animal_name"), lambda draw: draw.person(), _PET_FIELDS, pronouns=("It",))
+PET = Kind(
+    "animal", ("name", "animal_name"), lambda draw: draw.person(), _PET_FIELDS, pronouns=("It",)
+)

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from training.draw import ways
-from training.kinds.model import Field, FieldType, Kind, between, coin, enumerated, person, several, town
+from training.kinds.model import (
+    Field,
+    FieldType,
+    Kind,
+    between,
+    coin,
+    enumerated,
+    person,
+    several,
+    town,
+)
 from training.words import DAYS, FOODS, GOODS, MONTHS, SIZES
 
 _ON_DAY = tuple(DAYS)
@@ -53,7 +63,11 @@ SHOP = Kind(
                 "Who runs {n}?",
                 held=("To whom does {n} belong?",),
             ),
-            ways("Which shop does {v} own?", "Which shop belongs to {v}?", held=("What shop does {v} own?",)),
+            ways(
+                "Which shop does {v} own?",
+                "Which shop belongs to {v}?",
+                held=("What shop does {v} own?",),
+            ),
         ),
         Field(
             ("opens", "opening_hour"),
@@ -93,7 +107,11 @@ SHOP = Kind(
             FieldType.LIST,
             several(GOODS + FOODS),
             ways("{n} sells {v}.", "You can buy {v} at {n}.", held=("At {n} you can buy {v}.",)),
-            ways("What does {n} sell?", "What can you buy at {n}?", held=("Which things does {n} sell?",)),
+            ways(
+                "What does {n} sell?",
+                "What can you buy at {n}?",
+                held=("Which things does {n} sell?",),
+            ),
         ),
         Field(
             ("open_sunday", "sunday"),
@@ -105,7 +123,11 @@ SHOP = Kind(
                 "{n} opens on Sunday too.",
                 held=("You can visit {n} on Sunday.",),
             ),
-            ways("Is {n} open on Sunday?", "Can you visit {n} on Sunday?", held=("On Sunday, is {n} open?",)),
+            ways(
+                "Is {n} open on Sunday?",
+                "Can you visit {n} on Sunday?",
+                held=("On Sunday, is {n} open?",),
+            ),
             None,
             ways(
                 "{n} is closed on Sunday.",
@@ -119,7 +141,11 @@ SHOP = Kind(
             FieldType.ENUM,
             enumerated(SIZES),
             ways("{n} is a {v} shop.", "The size of {n} is {v}.", held=("The shop {n} is {v}.",)),
-            ways("What size is {n}?", "What is the size of {n}?", held=("What is the size of the shop {n}?",)),
+            ways(
+                "What size is {n}?",
+                "What is the size of {n}?",
+                held=("What is the size of the shop {n}?",),
+            ),
             options=SIZES,
         ),
     ),
@@ -130,7 +156,11 @@ SHOP = Kind(
 EVENT = Kind(
     "event",
     ("event", "name", "title"),
-    lambda draw: draw.word().capitalize() + " " + draw.one(("Festival", "Fair", "Party", "Concert", "Race", "Market")),
+    lambda draw: (
+        draw.word().capitalize()
+        + " "
+        + draw.one(("Festival", "Fair", "Party", "Concert", "Race", "Market"))
+    ),
     (
         Field(
             ("place", "town", "location"),

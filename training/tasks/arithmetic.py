@@ -1,4 +1,6 @@
-"""Arithmetic: sums and differences up to 99, comparison, counting, and short problems solved in steps."""
+"""Arithmetic: sums and differences up to 99, comparison, counting, and short problems solved in
+steps.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def question(draw: Draw) -> tuple[str, str, str, tuple[str, ...]]:
         )
     if roll < 0.86:
         return _comparison(draw)
-    listed = draw.distinct(lambda: draw.one(SINGULARS) if draw.chance(0.7) else draw.word(), draw.number(2, 9))
+    listed = draw.distinct(
+        lambda: draw.one(SINGULARS) if draw.chance(0.7) else draw.word(), draw.number(2, 9)
+    )
     return draw.say(_COUNT, v=", ".join(listed)), str(len(listed)), "count", ()
 
 
@@ -151,7 +155,9 @@ _ASK_LEFT = ways(
 def problem(draw: Draw) -> tuple[str, list[str], int]:
     """A story with two or three numbers: its text, the steps, the answer."""
     person = draw.person()
-    goods = draw.one((*GOODS, *(f for f in FOODS if f.endswith("s")), *(plural(s) for s in SINGULARS[:40])))
+    goods = draw.one(
+        (*GOODS, *(f for f in FOODS if f.endswith("s")), *(plural(s) for s in SINGULARS[:40]))
+    )
     total = draw.number(2, 60)
     text = [
         draw.say(
@@ -185,7 +191,9 @@ def steps(draw: Draw) -> Document:
     page = Page(Family.ARITHMETIC)
     text, lines, answer = problem(draw)
     mark = draw.one(("Question: ", "Q: ", "Problem: "))
-    page.text(draw.one(("", "", "Solve step by step.\n", "Think step by step.\n")) + mark + text + "\n")
+    page.text(
+        draw.one(("", "", "Solve step by step.\n", "Think step by step.\n")) + mark + text + "\n"
+    )
     for number, line in enumerate(lines, 1):
         page.text(f"Step {number}:")
         page.answer(f" {line}\n", kind="step")
@@ -216,7 +224,9 @@ def check(draw: Draw) -> Document:
             r=shown,
         )
         page.text(form + "\n")
-        if draw.split is Split.TRAIN and draw.chance(0.6):  # done again before it is judged, as a program may ask
+        if draw.split is Split.TRAIN and draw.chance(
+            0.6
+        ):  # done again before it is judged, as a program may ask
             page.text("Check:")
             page.answer(f" {x} {operator} {y} = {right}\n", judged=False, kind="check")
         page.text("Answer:")

@@ -74,7 +74,9 @@ _CUES = ("Sentiment:", "Label:", "Answer:", "Sentiment:", "Class:")
 
 def review(draw: Draw, sentiment: str) -> str:
     """One to three sentences of one sentiment."""
-    words = {"positive": topics.POSITIVE, "negative": topics.NEGATIVE, "neutral": topics.NEUTRAL}[sentiment]
+    words = {"positive": topics.POSITIVE, "negative": topics.NEGATIVE, "neutral": topics.NEUTRAL}[
+        sentiment
+    ]
     lines = {
         "positive": topics.POSITIVE_LINES,
         "negative": topics.NEGATIVE_LINES,
@@ -91,7 +93,9 @@ def review(draw: Draw, sentiment: str) -> str:
     if draw.chance(0.5):
         parts.append(draw.one(lines))
     if draw.chance(0.2):
-        parts.append(draw.say(_OPINIONS, t=draw.one(topics.REVIEWED), a=draw.one(words), b=draw.one(words)))
+        parts.append(
+            draw.say(_OPINIONS, t=draw.one(topics.REVIEWED), a=draw.one(words), b=draw.one(words))
+        )
     if draw.chance(0.15):
         parts.insert(
             0,
@@ -127,7 +131,9 @@ def sentiment(draw: Draw) -> Document:
     names = tuple(name.capitalize() if title else name for name in SENTIMENTS)
     if title:
         ask = (
-            ask.replace("positive", "Positive").replace("negative", "Negative").replace("neutral", "Neutral")
+            ask.replace("positive", "Positive")
+            .replace("negative", "Negative")
+            .replace("neutral", "Neutral")
             or "Positive, Negative or Neutral?"
         )
     if form == 0 and ask:
@@ -135,7 +141,9 @@ def sentiment(draw: Draw) -> Document:
     for index in range(draw.number(1, 4)):
         label = draw.one(SENTIMENTS)
         text = head + review(draw, label) + "\n"
-        page.text(("\n" if index and form else "") + text + (ask + "\n" if form and ask else "") + cue)
+        page.text(
+            ("\n" if index and form else "") + text + (ask + "\n" if form and ask else "") + cue
+        )
         page.answer(
             f" {label.capitalize() if title else label}\n",
             kind="sentiment",
@@ -148,7 +156,9 @@ def labels_of(draw: Draw, count: int) -> tuple[list[topics.Topic], list[str]]:
     """Some topics and the labels under which this prompt lists them."""
     chosen = draw.some(topics.TOPICS, count)
     aliased = draw.chance(0.4)
-    return chosen, [draw.one((topic.label, *topic.aliases)) if aliased else topic.label for topic in chosen]
+    return chosen, [
+        draw.one((topic.label, *topic.aliases)) if aliased else topic.label for topic in chosen
+    ]
 
 
 def joined(labels: Sequence[str], last: str) -> str:
@@ -184,7 +194,9 @@ def topic(draw: Draw) -> Document:
             + ("" if first else ask + "\n")
             + cue
         )
-        page.answer(f" {labels[which]}\n", kind="topic", choices=tuple(f" {label}" for label in labels))
+        page.answer(
+            f" {labels[which]}\n", kind="topic", choices=tuple(f" {label}" for label in labels)
+        )
     return page.done()
 
 
@@ -212,6 +224,8 @@ def shown_sentiment(draw: Draw) -> Document:
         if index < 2:
             page.text(f" {names[which]}\n")
         else:
-            page.answer(f" {names[which]}\n", kind="shown sentiment", choices=tuple(f" {c}" for c in names))
+            page.answer(
+                f" {names[which]}\n", kind="shown sentiment", choices=tuple(f" {c}" for c in names)
+            )
         page.text("\n" if "\n" in cue and index + 1 < len(order) else "")
     return page.done()

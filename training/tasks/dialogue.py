@@ -1,4 +1,6 @@
-"""Dialogue in the chat format: facts of earlier turns, obedience to the system line, other tasks by chat."""
+"""Dialogue in the chat format: facts of earlier turns, obedience to the system line, other tasks by
+chat.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ _ONE_WORD = ways(
     "Always use a single word.",
     "Please use one word.",
     "You are a helpful assistant. Answer in one word.",
-    held=("Always answer in one word.", "Please answer with a single word.", "Give one word answers."),
+    held=(
+        "Always answer in one word.",
+        "Please answer with a single word.",
+        "Give one word answers.",
+    ),
 )
 _JSON = ways(
     "Answer in JSON.",
@@ -93,7 +99,12 @@ class Chat:
 
     def assistant(self, full: str, value: str, kind: str, choices: tuple[str, ...] = ()) -> None:
         """The assistant's turn: `full` is the sentence, `value` the bare answer."""
-        text = {"full": full, "word": value, "json": json.dumps({"answer": value}), "upper": full.upper()}[self.style]
+        text = {
+            "full": full,
+            "word": value,
+            "json": json.dumps({"answer": value}),
+            "upper": full.upper(),
+        }[self.style]
         self.page.answer(
             text + END,
             judged=kind != "talk",
@@ -159,7 +170,11 @@ def small_talk(draw: Draw) -> Document:
         chat.user(draw.one(said))
         chat.assistant(answer, answer, "talk")
     page = chat.page
-    page.segments = [s for s in page.segments if not s.text.startswith(SYSTEM)] if draw.chance(0.5) else page.segments
+    page.segments = (
+        [s for s in page.segments if not s.text.startswith(SYSTEM)]
+        if draw.chance(0.5)
+        else page.segments
+    )
     return page.done()
 
 
@@ -185,8 +200,12 @@ def asked(draw: Draw) -> Document:
                 f"Give JSON with {want.asked}.",
             )
         )
-        page.text(f"{USER}{draw.one((f'{ask} {want.text}', want.text + chr(10) + ask))}{END}{ASSISTANT}")
-        page.answer(extraction.dumped(want.right, False) + END, schema=want.schema, kind="extraction")
+        page.text(
+            f"{USER}{draw.one((f'{ask} {want.text}', want.text + chr(10) + ask))}{END}{ASSISTANT}"
+        )
+        page.answer(
+            extraction.dumped(want.right, False) + END, schema=want.schema, kind="extraction"
+        )
     elif kind == 2:
         label = draw.one(classification.SENTIMENTS)
         text = classification.review(draw, label)

@@ -1,4 +1,6 @@
-"""Extraction: a passage about one thing, then a JSON object of the fields asked for, in the order asked for."""
+"""Extraction: a passage about one thing, then a JSON object of the fields asked for, in the order
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,15 @@ _COMPACT = ways(
     " Make the JSON compact.",
     held=(" Use compact JSON without spaces.", " Write compact JSON."),
 )
-_HEADS = ways("", "Text: ", "Text: ", "Passage: ", "Input: ", "Description: ", held=("Text: ", "", "Passage:\n"))
+_HEADS = ways(
+    "",
+    "Text: ",
+    "Text: ",
+    "Passage: ",
+    "Input: ",
+    "Description: ",
+    held=("Text: ", "", "Passage:\n"),
+)
 _CUES = ways(
     "JSON:",
     "JSON:",
@@ -142,12 +152,16 @@ def wanted(draw: Draw, most: int = 6) -> Wanted:
     keys = [key for key, _, _ in entries]
     schema = {
         "type": "object",
-        "properties": {key: schema_of(field) if field else {"type": "string"} for key, field, _ in entries},
+        "properties": {
+            key: schema_of(field) if field else {"type": "string"} for key, field, _ in entries
+        },
         "required": keys,
         "additionalProperties": False,
     }
     asked = _asked(draw, keys, [field for _, field, _ in entries])
-    return Wanted(" ".join(told), tuple(keys), asked, {key: plain(value) for key, _, value in entries}, schema)
+    return Wanted(
+        " ".join(told), tuple(keys), asked, {key: plain(value) for key, _, value in entries}, schema
+    )
 
 
 def _key(draw: Draw, keys: Sequence[str], used: set[str]) -> str:
@@ -166,7 +180,9 @@ def extraction(draw: Draw) -> Document:
     head, cue, gap = draw.template(_HEADS), draw.template(_CUES), draw.one(("\n", "\n", "\n\n"))
     for index in range(draw.one((1, 1, 2, 3))):
         want = wanted(draw)
-        ask = draw.say(_ASK, f=want.asked) + (draw.template(_COMPACT) if compact and not silent else "")
+        ask = draw.say(_ASK, f=want.asked) + (
+            draw.template(_COMPACT) if compact and not silent else ""
+        )
         parts = [ask, head + want.text] if instruct_first else [head + want.text, ask]
         page.text(("\n" if index else "") + gap.join(parts) + "\n" + cue)
         lead = " " if cue and not cue.endswith("\n") else ""

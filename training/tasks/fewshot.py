@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 from training.document import Document, Family, Page
 from training.draw import Draw
-from training.words import ANIMALS, COLOURS, FOODS, HOBBIES, OPPOSITES, SINGULARS, TRADES, ordinal, plural
+from training.words import (
+    ANIMALS,
+    COLOURS,
+    FOODS,
+    HOBBIES,
+    OPPOSITES,
+    SINGULARS,
+    TRADES,
+    ordinal,
+    plural,
+)
 
 Example = tuple[str, str]
 Maker = Callable[[], Example]
@@ -31,14 +41,19 @@ def _noun(draw: Draw) -> str:
 
 
 def _field_copy(draw: Draw) -> Maker:
-    keys = draw.some(("name", "town", "age", "job", "color", "pet", "food", "id"), draw.number(2, 4))
+    keys = draw.some(
+        ("name", "town", "age", "job", "color", "pet", "food", "id"), draw.number(2, 4)
+    )
     pick = draw.number(0, len(keys) - 1)
     labelled = draw.chance(0.6)
     gap = draw.one((", ", ", ", "; ", " | "))
 
     def make() -> Example:
         values = [_value(draw, key) for key in keys]
-        parts = [f"{key}: {value}" if labelled else value for key, value in zip(keys, values, strict=True)]
+        parts = [
+            f"{key}: {value}" if labelled else value
+            for key, value in zip(keys, values, strict=True)
+        ]
         return gap.join(parts), values[pick]
 
     return make
@@ -58,13 +73,20 @@ def _table(draw: Draw) -> Maker:
     """Keys already seen come back: the answer is what the table (or an earlier example) said."""
     keys = draw.distinct(lambda: _noun(draw), draw.number(2, 5))
     kind = draw.number(0, 2)
-    table = {k: (str(draw.number(0, 99)) if kind == 0 else draw.word() if kind == 1 else draw.person()) for k in keys}
+    table = {
+        k: (str(draw.number(0, 99)) if kind == 0 else draw.word() if kind == 1 else draw.person())
+        for k in keys
+    }
     return lambda: (lambda k: (k, table[k]))(draw.one(keys))
 
 
 def _category(draw: Draw) -> Maker:
     names = draw.some(sorted(_GROUPS), draw.number(2, 3))
-    labels = dict(zip(names, names, strict=True)) if draw.chance(0.6) else {name: draw.word() for name in names}
+    labels = (
+        dict(zip(names, names, strict=True))
+        if draw.chance(0.6)
+        else {name: draw.word() for name in names}
+    )
     return lambda: (lambda name: (draw.one(_GROUPS[name]), labels[name]))(draw.one(names))
 
 
@@ -167,7 +189,9 @@ def _write(draw: Draw, shown: int, asked: int) -> Document:
     before, cue, after = draw.one(_FORMS)
     page = Page(Family.FEW_SHOT)
     if draw.chance(0.1):
-        page.text(draw.one(("Follow the examples.\n\n", "Do the same for each input.\n\n", "Continue.\n")))
+        page.text(
+            draw.one(("Follow the examples.\n\n", "Do the same for each input.\n\n", "Continue.\n"))
+        )
     seen: dict[str, str] = {}
     for index in range(shown + asked):
         given, answer = make()
@@ -176,7 +200,11 @@ def _write(draw: Draw, shown: int, asked: int) -> Document:
                 if given in seen:
                     break
                 given, answer = make()
-        known = name not in ("table", "category") or given in seen or (name == "category" and answer in seen.values())
+        known = (
+            name not in ("table", "category")
+            or given in seen
+            or (name == "category" and answer in seen.values())
+        )
         page.text(f"{before}{given}{cue}")
         if known and index > 0:
             page.answer(f" {answer}\n", judged=index >= shown, kind=name)
@@ -221,7 +249,15 @@ def copying(draw: Draw) -> Document:
     )
     items = [draw.one(makers)() for _ in range(draw.number(2, 16))]
     gap = draw.one((" ", ", ", "\n"))
-    form = draw.one(("Repeat: {0}\n", "Repeat the words.\n{0}\n", "Say again: {0}\n", "Copy this: {0}\n", "{0}\n"))
+    form = draw.one(
+        (
+            "Repeat: {0}\n",
+            "Repeat the words.\n{0}\n",
+            "Say again: {0}\n",
+            "Copy this: {0}\n",
+            "{0}\n",
+        )
+    )
     page.text(form.format(gap.join(items)))
     cue = draw.one(("Answer:", "Copy:", "Again:"))
     for _ in range(draw.one((1, 1, 2, 3))):
@@ -231,7 +267,9 @@ def copying(draw: Draw) -> Document:
 
 
 def casing(draw: Draw) -> Document:
-    """Drills: many words in capitals, in small letters or with a capital, and what fails else with few examples."""
+    """Drills: many words in capitals, in small letters or with a capital, and what fails else with
+    few examples.
+    """
     page = Page(Family.FEW_SHOT)
     make = draw.one((_upper, _lower, _upper, _capital, _words_of, _next_number))(draw)
     before, cue, after = draw.one(_FORMS)

@@ -287,7 +287,10 @@ SMALL_TALK = (
         ("Who are you?", "What are you?", "What is your name?", "Tell me about yourself."),
         "I am nano, a small language model that ships with lmprog.",
     ),
-    (("How are you?", "How are you today?", "How do you do?"), "I am fine, thank you. How are you?"),
+    (
+        ("How are you?", "How are you today?", "How do you do?"),
+        "I am fine, thank you. How are you?",
+    ),
     (
         ("What can you do?", "How can you help me?", "What do you know?"),
         "I can read short texts, fill in JSON, sort messages, add numbers and remember what you tell me.",

@@ -50,10 +50,11 @@ _FORMS = (
 )
 
 
-# Up to these draws a question is one without an answer, or one for the thing that has a value. In training they are
-# asked more often than in evaluation, because they are what nano fails on.
+# Up to these draws a question is one without an answer, or one for the thing that has a value. In
+# training they are asked more often than in evaluation, because they are what nano fails on.
 _KINDS = {Split.TRAIN: (0.20, 0.52), Split.HELD: (0.16, 0.40)}
-# Most questions to a passage. More of them in training: the passage costs most tokens, and only answers teach.
+# Most questions to a passage. More of them in training: the passage costs most tokens, and only
+# answers teach.
 _MOST = {Split.TRAIN: 11, Split.HELD: 7}
 
 
@@ -88,7 +89,11 @@ def ask(draw: Draw, passage: Passage) -> Asked:
 
 
 def _ask_who(draw: Draw, passage: Passage) -> Asked | None:
-    reverse = [(r, f, v) for r, f, v in passage.facts() if f.who is not None and len(passage.holders(f.key, v)) == 1]
+    reverse = [
+        (r, f, v)
+        for r, f, v in passage.facts()
+        if f.who is not None and len(passage.holders(f.key, v)) == 1
+    ]
     if not reverse:
         return None
     record, field, value = draw.one(reverse)
@@ -98,7 +103,9 @@ def _ask_who(draw: Draw, passage: Passage) -> Asked | None:
 
 
 def _ask_yes_no(draw: Draw, passage: Passage) -> Asked | None:
-    """`Does Mia live in Oslo?` needs a verb per field: only the town and the age of people are asked so."""
+    """`Does Mia live in Oslo?` needs a verb per field: only the town and the age of people are
+    asked so.
+    """
     able = [(r, f, v) for r, f, v in passage.facts() if f.key in ("town", "age")]
     if not able:
         return None
@@ -143,8 +150,12 @@ def _ask_yes_no(draw: Draw, passage: Passage) -> Asked | None:
 def _ask_unknown(draw: Draw, passage: Passage) -> Asked:
     record = draw.one(passage.records)
     missing = [field for field in passage.kind.fields if field.key not in record.values]
-    named = {value for r in passage.records for value in r.values.values()} | {r.name for r in passage.records}
-    reverse = [field for field in missing if field.who is not None and field.type is FieldType.STRING]
+    named = {value for r in passage.records for value in r.values.values()} | {
+        r.name for r in passage.records
+    }
+    reverse = [
+        field for field in missing if field.who is not None and field.type is FieldType.STRING
+    ]
     if reverse and draw.chance(0.25):
         field = draw.one(reverse)
         value = field.draw(draw)
@@ -167,7 +178,10 @@ def reading(draw: Draw) -> Document:
     question_mark, answer_mark = draw.one(_FORMS)
     gap = draw.one(("\n", "\n", "\n\n"))
     page.text(
-        (instruction + draw.one(("\n", "\n\n")) if instruction else "") + draw.template(_HEADS) + passage.text + gap
+        (instruction + draw.one(("\n", "\n\n")) if instruction else "")
+        + draw.template(_HEADS)
+        + passage.text
+        + gap
     )
     between = draw.one(("\n", "\n", "\n\n"))
     before: set[str] = set()
@@ -176,6 +190,10 @@ def reading(draw: Draw) -> Document:
         if draw.split is Split.TRAIN and asked.question in before and draw.chance(0.8):
             continue  # a repeated question is answered by copying the first answer
         before.add(asked.question)
-        page.text(("" if index == 0 else between[1:]) + f"{question_mark} {asked.question}\n{answer_mark}")
-        page.answer(f" {asked.answer}\n", choices=tuple(f" {c}" for c in asked.choices), kind=asked.kind)
+        page.text(
+            ("" if index == 0 else between[1:]) + f"{question_mark} {asked.question}\n{answer_mark}"
+        )
+        page.answer(
+            f" {asked.answer}\n", choices=tuple(f" {c}" for c in asked.choices), kind=asked.kind
+        )
     return page.done()

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A little story with `{a}`, `{b}` for people and `{t}` for a town: ways to begin it and to end it."""
+    """A little story with `{a}`, `{b}` for people and `{t}` for a town: ways to begin it and to end
+    it.
+    """
 
     beginnings: tuple[str, ...]
     endings: tuple[str, ...]

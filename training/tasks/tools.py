@@ -85,7 +85,9 @@ def _finish(answer: str) -> Step:
 
 
 def _simple_field(draw: Draw, kind: Kind = PERSON) -> Field:
-    return draw.one([f for f in kind.fields if f.type in (FieldType.STRING, FieldType.INTEGER, FieldType.ENUM)])
+    return draw.one(
+        [f for f in kind.fields if f.type in (FieldType.STRING, FieldType.INTEGER, FieldType.ENUM)]
+    )
 
 
 def one_hop(draw: Draw) -> tuple[str, list[Step]]:
@@ -115,9 +117,9 @@ def two_hops(draw: Draw) -> tuple[str, list[Step]]:
     first = _person(draw, {"friend": draw.person()})
     friend = str(first.values["friend"])
     second = _person(draw, {field.key: value}, friend)
-    role = draw.one(("the friend of {0}", "{0}'s friend", "the best friend of {0}", "{0}'s best friend")).format(
-        first.name
-    )
+    role = draw.one(
+        ("the friend of {0}", "{0}'s friend", "the best friend of {0}", "{0}'s best friend")
+    ).format(first.name)
     question = field.question(draw, role)
     return question[0].upper() + question[1:], [
         _look(first.name, _about(draw, first)),

@@ -1,4 +1,6 @@
-"""Writing: tips, outlines and their expansions, endings of little stories, and judging between two answers."""
+"""Writing: tips, outlines and their expansions, endings of little stories, and judging between two
+answers.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,20 @@ def tips(draw: Draw) -> Document:
     if draw.chance(0.5):
         _listed(page, [short for short, _ in points])
     else:
-        page.answer("".join(f"{i}. {short}.\n" for i, (short, _) in enumerate(points, 1)), judged=False, kind="tips")
+        page.answer(
+            "".join(f"{i}. {short}.\n" for i, (short, _) in enumerate(points, 1)),
+            judged=False,
+            kind="tips",
+        )
     for index, (short, long) in enumerate(points, 1):
         if draw.chance(0.4):
             ask = draw.say(_EXPAND, p=f"{short}." if draw.chance(0.5) else short, i=index)
-            page.text("\n" + ask + draw.one(("\n", "\n\n")) if not ask.endswith(":") else "\n" + ask)
-            page.answer((" " if ask.endswith(":") else "") + long + "\n", judged=False, kind="expansion")
+            page.text(
+                "\n" + ask + draw.one(("\n", "\n\n")) if not ask.endswith(":") else "\n" + ask
+            )
+            page.answer(
+                (" " if ask.endswith(":") else "") + long + "\n", judged=False, kind="expansion"
+            )
     return page.done()
 
 
@@ -123,9 +133,17 @@ def one_tip(draw: Draw) -> Document:
         )
     ).format(t=advice.topic)
     if draw.chance(0.6):
-        system = f"{SYSTEM}{draw.one(('You are a helpful assistant.', 'Be brief.'))}{END}" if draw.chance(0.3) else ""
+        system = (
+            f"{SYSTEM}{draw.one(('You are a helpful assistant.', 'Be brief.'))}{END}"
+            if draw.chance(0.3)
+            else ""
+        )
         page.text(f"{system}{USER}{ask}{END}{ASSISTANT}")
-        page.answer(f"{short}. {long}{END}" if draw.chance(0.5) else f"{short}.{END}", judged=False, kind="tip")
+        page.answer(
+            f"{short}. {long}{END}" if draw.chance(0.5) else f"{short}.{END}",
+            judged=False,
+            kind="tip",
+        )
     else:
         page.text(f"{ask}\nTip:")
         page.answer(f" {short}.\n", judged=False, kind="tip")
@@ -138,7 +156,10 @@ def story(draw: Draw) -> Document:
     chosen = draw.one(STORIES)
     names = {"a": draw.person(), "b": draw.person(), "t": draw.town()}
     ask = draw.one(("Story: ", "Finish the story: ", "", "Write an ending.\nStory: "))
-    begin, end = draw.one(chosen.beginnings).format(**names), draw.one(chosen.endings).format(**names)
+    begin, end = (
+        draw.one(chosen.beginnings).format(**names),
+        draw.one(chosen.endings).format(**names),
+    )
     chat = draw.chance(0.3)
     if chat:
         page.text(f"{USER}{ask or 'Finish the story: '}{begin}{END}{ASSISTANT}")
@@ -150,8 +171,9 @@ def story(draw: Draw) -> Document:
 
 
 def judge(draw: Draw) -> Document:
-    """Which of two answers is better, or is one good: about the subject, the sum or what a text says. Mostly with
-    reasoning: what is right, then each answer held against it. At once, a model of this size only guesses."""
+    """Which of two answers is better, or is one good: about the subject, the sum or what a text
+    says. Mostly with reasoning: what is right, then each answer held against it. At once, a model
+    of this size only guesses."""
     page = Page(Family.WRITING)
     for index in range(draw.number(1, 5)):
         judged = draw.one((of_subject, of_sum, of_text))(draw)
@@ -159,18 +181,26 @@ def judge(draw: Draw) -> Document:
         page.text(("\n" if index else "") + f"{judged.context}Question: {judged.question}\n")
         if draw.chance(0.7):
             order = [judged.good, judged.bad] if draw.chance(0.5) else [judged.bad, judged.good]
-            page.text(f"Answer A: {order[0].text}\nAnswer B: {order[1].text}\n{draw.one(_ASK_BETTER)}\n")
+            page.text(
+                f"Answer A: {order[0].text}\nAnswer B: {order[1].text}\n{draw.one(_ASK_BETTER)}\n"
+            )
             if reasons:
                 _reason(page, judged, {"A says": order[0], "B says": order[1]})
             page.text(draw.one(("Judgment:", "Better:", "Answer:")))
-            page.answer(" A\n" if order[0] is judged.good else " B\n", kind="judge", choices=(" A", " B"))
+            page.answer(
+                " A\n" if order[0] is judged.good else " B\n", kind="judge", choices=(" A", " B")
+            )
         else:
             said = judged.good if draw.chance(0.5) else judged.bad
             page.text(f"Answer: {said.text}\n{draw.one(_ASK_GOOD)}\n")
             if reasons:
                 _reason(page, judged, {"It says": said})
             page.text(draw.one(("Judgment:", "Verdict:")))
-            page.answer(" good\n" if said is judged.good else " bad\n", kind="judge", choices=(" good", " bad"))
+            page.answer(
+                " good\n" if said is judged.good else " bad\n",
+                kind="judge",
+                choices=(" good", " bad"),
+            )
     return page.done()
 
 
@@ -197,9 +227,12 @@ class Judged:
 def _reason(page: Page, judged: Judged, answers: Mapping[str, Said]) -> None:
     page.text("Reasoning:")
     verdicts = "".join(
-        f" {who} {said.gist}: {'yes' if said is judged.good else 'no'}." for who, said in answers.items()
+        f" {who} {said.gist}: {'yes' if said is judged.good else 'no'}."
+        for who, said in answers.items()
     )
-    page.answer(f" Right is {judged.working}{judged.good.gist}.{verdicts}\n", judged=False, kind="judge")
+    page.answer(
+        f" Right is {judged.working}{judged.good.gist}.{verdicts}\n", judged=False, kind="judge"
+    )
 
 
 def of_subject(draw: Draw) -> Judged:

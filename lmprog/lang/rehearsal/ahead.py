@@ -1,29 +1,31 @@
-"""Computing ahead what every run of a program begins with. Knows traces; what is kept is the runtime's business."""
+"""Computing ahead what every run of a program begins with. Knows traces; what is kept is the
+runtime's business.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from lmprog import wire
-from lmprog.lang.executor import Job, Settings, blocking, open_run
-from lmprog.lang.ops import RoleBegin, RoleEnd, gen_op
+from lmprog.lang.branches.branch_view import Branch
+from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr, gen_op
+from lmprog.lang.programs.executor import Job, RunSettings, blocking, open_run
 from lmprog.lang.rehearsal.graph import Graph
-from lmprog.lang.state import Branch
 
 UNKNOWN = "⟨"  # begins what stands for an argument that was left out, and for a result
 
 
-def beginning(graph: Graph) -> Iterator[str | RoleBegin | RoleEnd]:
+def beginning(graph: Graph) -> Iterator[str | RoleBeginExpr | RoleEndExpr]:
     """What the first branch is given before anything that is not the same in every run."""
     for step in graph.steps[graph.roots[0]] if graph.roots else ():
         if not isinstance(step, wire.Append):
             return
         for piece in step.pieces:
             if isinstance(piece, wire.RoleBegin):
-                yield RoleBegin(piece.role)
+                yield RoleBeginExpr(piece.role)
             elif isinstance(piece, wire.RoleEnd):
-                yield RoleEnd(piece.role)
-            elif isinstance(piece, wire.Text):
+                yield RoleEndExpr(piece.role)
+            elif isinstance(piece, wire.TextPiece):
                 known, mark, _ = piece.text.partition(UNKNOWN)
                 yield known
                 if mark:
@@ -32,8 +34,10 @@ def beginning(graph: Graph) -> Iterator[str | RoleBegin | RoleEnd]:
                 return
 
 
-def compute_beginning(graph: Graph, settings: Settings) -> wire.Usage:
-    """Has the runtime compute it, by asking for one token after it; blocks. Nothing where there is no such text."""
+def compute_beginning(graph: Graph, settings: RunSettings) -> wire.Usage:
+    """Has the runtime compute it, by asking for one token after it; blocks. Nothing where there is
+    no such text.
+    """
     contents = [content for content in beginning(graph) if content != ""]
 
     def program(s: Branch) -> None:

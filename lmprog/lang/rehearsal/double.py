@@ -1,4 +1,5 @@
-"""Runs a program against placeholders: a backend that answers at once, and remembers every op and call.
+"""Runs a program against placeholders: a backend that answers at once, and remembers every op and
+call.
 
 Knows what the frontend posts; it does not know how the runtime writes roles or counts tokens.
 """
@@ -10,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lmprog import wire
+from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, ProgramError
-from lmprog.lang.backends.textual import Answer, TextRuntime
+from lmprog.lang.branches.site import Site
 from lmprog.lang.client import Client, running_loop
-from lmprog.lang.executor import Job, Settings, blocking, in_thread, open_run
+from lmprog.lang.programs.executor import Job, RunSettings, blocking, in_thread, open_run
+from lmprog.lang.programs.scope import Scope
 from lmprog.lang.rehearsal.graph import Graph, Planned
 from lmprog.lang.rehearsal.instances import placeholder
-from lmprog.lang.scope import Scope
-from lmprog.lang.site import Site
 
 MAX_CALLS = 10_000
 
@@ -41,7 +42,9 @@ class _Sending:
 
 
 class _PromptClient(Client):
-    """A client that has its replies as soon as it has sent, so that a rehearsal is the same every time."""
+    """A client that has its replies as soon as it has sent, so that a rehearsal is the same every
+    time.
+    """
 
     def __init__(self, runtime: TextRuntime) -> None:
         self._runtime = runtime
@@ -72,18 +75,22 @@ class _Placeholders:
     def close(self) -> None:
         self._client.close()
 
-    def answer(self, prompt: str, op: wire.Gen | wire.Select) -> Answer | LmprogError | None:
+    def answer(
+        self, prompt: str, op: wire.Generate | wire.Select
+    ) -> TextAnswer | LmprogError | None:
         with self._lock:
             if len(self.planned) == MAX_CALLS:
-                return ProgramError(f"with placeholders for values this program makes more than {MAX_CALLS:,} calls")
+                return ProgramError(
+                    f"with placeholders for values this program makes more than {MAX_CALLS:,} calls"
+                )
             name, site = self._asked_as(op.call)
             planned = Planned(self._label(name, op), op, site)
             self.planned[op.call] = planned
         if isinstance(op, wire.Select):
-            return Answer(scores=(0.0, *(-1.0 for _ in op.choices[1:])))
-        return Answer(texts=(placeholder(op.constraint, planned.mark),) * op.sampling.n)
+            return TextAnswer(scores=(0.0, *(-1.0 for _ in op.choices[1:])))
+        return TextAnswer(texts=(placeholder(op.constraint, planned.mark),) * op.sampling.n)
 
-    def _label(self, name: str | None, op: wire.Gen | wire.Select) -> str:
+    def _label(self, name: str | None, op: wire.Generate | wire.Select) -> str:
         """The call's name, made unique; a number where it has none."""
         if name is None:
             kind = "select" if isinstance(op, wire.Select) else "gen"
@@ -114,7 +121,7 @@ class Rehearsed:
     value: object
 
 
-def rehearse(job: Job, settings: Settings) -> Rehearsed:
+def rehearse(job: Job, settings: RunSettings) -> Rehearsed:
     """Runs the program once against placeholders; blocks. Raises what the program raises."""
     double = _Placeholders()
     try:
@@ -126,7 +133,9 @@ def rehearse(job: Job, settings: Settings) -> Rehearsed:
             in_thread(job, run).join()
         failure = run.failure
         if failure is not None:
-            failure.add_note("raised in a rehearsal, where generations are placeholders and choices their first option")
+            failure.add_note(
+                "raised in a rehearsal, where generations are placeholders and choices their first option"
+            )
             raise failure
         ops = tuple(op for frame in double.runtime.frames for op in frame)
         return Rehearsed(Graph(job.function.__name__, ops, double.planned), run.value)

@@ -1,4 +1,6 @@
-"""A program's graph as nodes and edges, and in Graphviz's language. Knows graphs; where a node stands is `svg`'s."""
+"""A program's graph as nodes and edges, and in Graphviz's language. Knows graphs; where a node
+stands is `svg`'s.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _SHAPES = {wire.Append: "box", wire.Fork: "triangle", Join: "invtriangle"}
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """One step of one branch."""
 
     branch: int
@@ -20,7 +22,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class GraphEdge:
     """From one node to a later one, by their numbers. `is_use`: a result goes into a later text."""
 
     source: int
@@ -30,54 +32,70 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """All nodes in the order in which they were posted, and the edges between them; each points forward."""
+    """All nodes in the order in which they were posted, and the edges between them; each points
+    forward.
+    """
 
     graph: Graph
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...]
 
     def to_dot(self) -> str:
         """For `dot -Tsvg`. Dashed edges are results that go into later text."""
         lines = [f"digraph {_quoted(self.graph.name)} {{"]
         for number, node in enumerate(self.nodes):
             shape = _SHAPES.get(type(node.step), "ellipse")
-            lines.append(f"  n{number} [shape={shape}, label={_quoted(self.graph.describe(node.step))}];")
-        lines += [f"  n{edge.source} -> n{edge.target}{' [style=dashed]' * edge.is_use};" for edge in self.edges]
+            lines.append(
+                f"  n{number} [shape={shape}, label={_quoted(self.graph.describe(node.step))}];"
+            )
+        lines += [
+            f"  n{edge.source} -> n{edge.target}{' [style=dashed]' * edge.is_use};"
+            for edge in self.edges
+        ]
         return "\n".join([*lines, "}"])
 
 
 def drawing_of(graph: Graph) -> Drawing:
-    nodes: list[Node] = []
-    edges: list[Edge] = []
+    nodes: list[GraphNode] = []
+    edges: list[GraphEdge] = []
     last: dict[int, int] = {}  # branch -> its newest node
     made_by: dict[int, int] = {}  # call -> its node
     for branch, index in graph.order:
         step, number = graph.steps[branch][index], len(nodes)
-        nodes.append(Node(branch, step))
+        nodes.append(GraphNode(branch, step))
         if branch in last:
-            edges.append(Edge(last[branch], number))
+            edges.append(GraphEdge(last[branch], number))
         last[branch] = number
         if isinstance(step, wire.Fork):
             last.update(dict.fromkeys(step.children, number))
         elif isinstance(step, Join):
-            edges += [Edge(last[child], number) for child in step.children]
+            edges += [GraphEdge(last[child], number) for child in step.children]
         elif isinstance(step, wire.Append):
-            edges += [Edge(source, number, is_use=True) for source in _sources(graph, step, made_by, last)]
+            edges += [
+                GraphEdge(source, number, is_use=True)
+                for source in _sources(graph, step, made_by, last)
+            ]
         else:
             made_by[step.call] = number
     return Drawing(graph, tuple(nodes), tuple(edges))
 
 
-def _sources(graph: Graph, step: wire.Append, made_by: Mapping[int, int], last: Mapping[int, int]) -> list[int]:
-    """The nodes whose results stand in a text: by reference, or because the program read and wrote them."""
+def _sources(
+    graph: Graph, step: wire.Append, made_by: Mapping[int, int], last: Mapping[int, int]
+) -> list[int]:
+    """The nodes whose results stand in a text: by reference, or because the program read and wrote
+    them.
+    """
     found: list[int] = []
     for piece in step.pieces:
         if isinstance(piece, wire.Ref):
             found.append(made_by[piece.call])
         elif isinstance(piece, wire.Gained):
             found.append(last[piece.branch])
-        elif isinstance(piece, wire.Text):
-            found += [node for call, node in made_by.items() if graph.calls[call].mark in piece.text]
+        elif isinstance(piece, wire.TextPiece):
+            found += [
+                node for call, node in made_by.items() if graph.calls[call].mark in piece.text
+            ]
     return list(dict.fromkeys(found))
 
 

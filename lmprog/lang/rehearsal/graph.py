@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lmprog import wire
-from lmprog.lang.site import Site
+from lmprog.lang.branches.site import Site
 
 _SHOWN = 72  # characters of a text that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A call of the program. `label` is its name, or its kind and number; no two calls have the same one."""
+    """A call of the program. `label` is its name, or its kind and number; no two calls have the
+    same one.
+    """
 
     label: str
-    op: wire.Gen | wire.Select
+    op: wire.Generate | wire.Select
     site: Site | None = None
 
     @property
@@ -50,7 +52,7 @@ class Join:
     children: tuple[int, ...]
 
 
-Step: TypeAlias = wire.Append | wire.Gen | wire.Select | wire.Fork | Join
+Step: TypeAlias = wire.Append | wire.Generate | wire.Select | wire.Fork | Join
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Graph:
             if isinstance(op, wire.Open):
                 self.roots.append(op.branch)
                 self._begin(op.branch)
-            elif isinstance(op, wire.Append | wire.Gen | wire.Select | wire.Fork):
+            elif isinstance(op, wire.Append | wire.Generate | wire.Select | wire.Fork):
                 self._add(op.branch, op)
                 for child in op.children if isinstance(op, wire.Fork) else ():
                     self._begin(child)
@@ -117,7 +119,8 @@ class Graph:
         self.steps[branch] = []
         self.numbers[branch] = len(self.steps)
 
-    # --- as text ------------------------------------------------------------------------------------------------
+    # --- as text
+    # ------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         forks = sum(isinstance(op, wire.Fork) for op in self.ops)
@@ -138,29 +141,34 @@ class Graph:
         if isinstance(step, wire.Append):
             return "text " + " ".join(self._piece(piece) for piece in step.pieces)
         if isinstance(step, wire.Fork):
-            return "fork into " + ", ".join(f"branch {self.numbers[child]}" for child in step.children)
+            return "fork into " + ", ".join(
+                f"branch {self.numbers[child]}" for child in step.children
+            )
         if isinstance(step, Join):
             return "join " + ", ".join(f"branch {self.numbers[child]}" for child in step.children)
         return str(self.calls[step.call])
 
     def _piece(self, piece: wire.Piece) -> str:
-        if isinstance(piece, wire.Text):
+        if isinstance(piece, wire.TextPiece):
             text = piece.text if len(piece.text) <= _SHOWN else piece.text[: _SHOWN - 3] + "..."
             return repr(text)
         if isinstance(piece, wire.Ref):
             return self.calls[piece.call].mark
         if isinstance(piece, wire.Gained):
             return f"(all that branch {self.numbers[piece.branch]} gained)"
-        if isinstance(piece, wire.Tokens):
+        if isinstance(piece, wire.TokensPiece):
             return f"({len(piece.ids)} tokens)"
         if isinstance(piece, wire.RoleBegin | wire.RoleEnd):
             return f"<{piece.role}>" if isinstance(piece, wire.RoleBegin) else f"</{piece.role}>"
         return f"({type(piece).__name__.lower()})"  # which this frontend does not post
 
-    # --- as a picture -------------------------------------------------------------------------------------------
+    # --- as a picture
+    # -------------------------------------------------------------------------------------------
 
     def to_dot(self) -> str:
-        """The graph in Graphviz's language: `dot -Tsvg`. Dashed edges are results that go into later text."""
+        """The graph in Graphviz's language: `dot -Tsvg`. Dashed edges are results that go into
+        later text.
+        """
         from lmprog.lang.rehearsal.drawing import drawing_of
 
         return drawing_of(self).to_dot()
@@ -168,7 +176,7 @@ class Graph:
     def to_svg(self) -> str:
         """The graph as a picture, which needs no Graphviz; a notebook shows it by itself."""
         from lmprog.lang.rehearsal.drawing import drawing_of
-        from lmprog.lang.rehearsal.svg import to_svg
+        from lmprog.lang.rehearsal.graph_svg import to_svg
 
         return to_svg(drawing_of(self))
 

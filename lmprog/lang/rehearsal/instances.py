@@ -1,7 +1,9 @@
-"""The placeholder that a constrained generation gives in a rehearsal: a small text that the constraint allows.
+"""The placeholder that a constrained generation gives in a rehearsal: a small text that the
+constraint allows.
 
-Covers what JSON schemas of Python types contain and the commonest regular expressions; for the rest the placeholder is
-the generation's mark, which a program that parses it will refuse. Knows no automata.
+Covers what JSON schemas of Python types contain and the commonest regular expressions; for the rest
+the placeholder is the generation's mark, which a program that parses it will refuse. Knows no
+automata.
 """
 
 from __future__ import annotations
@@ -80,7 +82,11 @@ def _referred(path: str, root: Any) -> Any:
     found = root
     for part in path.removeprefix("#").strip("/").split("/"):
         if part:
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+            found = (
+                found.get(part.replace("~1", "/").replace("~0", "~"))
+                if isinstance(found, Mapping)
+                else None
+            )
     return found
 
 
@@ -93,7 +99,10 @@ def _option(options: Sequence[Any], depth: int) -> Any:
 
 def _object(schema: Mapping[str, Any], root: Any, depth: int) -> dict[str, Any]:
     properties = schema.get("properties", {})
-    return {name: instance(properties.get(name, {}), root, depth + 1) for name in schema.get("required", ())}
+    return {
+        name: instance(properties.get(name, {}), root, depth + 1)
+        for name in schema.get("required", ())
+    }
 
 
 def _string(schema: Mapping[str, Any]) -> str:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lmprog.lang.rehearsal.graph import Graph
-from lmprog.lang.rehearsal.prompts import Prompt, Prompts, Reader
+from lmprog.lang.rehearsal.prompts import PromptReader, Prompts, RehearsedPrompt
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPreview:
-    """The prompt of one call. `text` has a mark for each result in it, `num_tokens` leaves the results out."""
+    """The prompt of one call. `text` has a mark for each result in it, `num_tokens` leaves the
+    results out.
+    """
 
     label: str
     branch: int
@@ -21,8 +23,8 @@ class PromptPreview:
     results: tuple[str, ...]
     """The labels of the calls whose results stand in it, in their order."""
     is_exact: bool
-    """False where the backend guesses, and where literal text contains a result too (by reference, or written by the
-    program): its mark is counted."""
+    """False where the backend guesses, and where literal text contains a result too (by reference,
+    or written by the program): its mark is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,9 @@ class Preview:
     branches: dict[int, str]
     """Each branch's whole text at its end."""
     graph: Graph
-    _gained: dict[int, tuple[str, int | None]]  # what to print of a branch, and the branch that it continues
+    _gained: dict[
+        int, tuple[str, int | None]
+    ]  # what to print of a branch, and the branch that it continues
 
     def __getitem__(self, label: str) -> PromptPreview:
         """The prompt of the call with that name."""
@@ -57,7 +61,7 @@ class Preview:
             yield "(⟨...⟩ stands for a result; where the program decides on values, the placeholders' way is shown)"
 
 
-def preview_of(graph: Graph, reader: Reader) -> Preview:
+def preview_of(graph: Graph, reader: PromptReader) -> Preview:
     """Has the runtime write and count the prompts; blocks."""
     written = reader.write(graph)
     counts = reader.count(literal for prompt in written.calls for literal in prompt.literals)
@@ -75,7 +79,7 @@ def preview_of(graph: Graph, reader: Reader) -> Preview:
     return Preview(prompts, dict(written.texts), graph, _gained(graph, written))
 
 
-def is_exact(prompt: Prompt, graph: Graph) -> bool:
+def is_exact(prompt: RehearsedPrompt, graph: Graph) -> bool:
     """Whether all its literal text is known."""
     marks = [planned.mark for planned in graph.calls.values()]
     return not any(mark in text for text, _ in prompt.literals for mark in marks)

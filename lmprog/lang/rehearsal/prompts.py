@@ -1,8 +1,9 @@
-"""The prompts of a rehearsed run as the runtime writes and counts them, with marks for what is generated.
+"""The prompts of a rehearsed run as the runtime writes and counts them, with marks for what is
+generated.
 
-The run's texts and roles are sent to the runtime, each result as its mark, and read back before every call: so roles
-stand there as the checkpoint's template writes them. Literal text between two results is counted on its own, as the
-runtime tokenises it. Nothing is generated or scored.
+The run's texts and roles are sent to the runtime, each result as its mark, and read back before
+every call: so roles stand there as the checkpoint's template writes them. Literal text between two
+results is counted on its own, as the runtime tokenises it. Nothing is generated or scored.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.errors import LmprogError, ProtocolError
-from lmprog.lang.client import Call, Client
+from lmprog.lang.client import Client, ClientCall
 from lmprog.lang.rehearsal.graph import Graph, Join, Planned
 
 Atom: TypeAlias = str | Planned
@@ -22,7 +23,7 @@ Atom: TypeAlias = str | Planned
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RehearsedPrompt:
     """What stands before a call. `branch` counts from 1."""
 
     planned: Planned
@@ -32,8 +33,12 @@ class Prompt:
 
     @property
     def literals(self) -> list[tuple[str, bool]]:
-        """Its literal texts; True for one that begins the branch, where the tokenizer may put tokens before it."""
-        return [(atom, index == 0) for index, atom in enumerate(self.atoms) if isinstance(atom, str)]
+        """Its literal texts; True for one that begins the branch, where the tokenizer may put
+        tokens before it.
+        """
+        return [
+            (atom, index == 0) for index, atom in enumerate(self.atoms) if isinstance(atom, str)
+        ]
 
     @cached_property
     def results(self) -> list[Planned]:
@@ -42,14 +47,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Of all calls, in their order; and, by its number, each branch's whole text and what of it its fork gave it."""
+    """Of all calls, in their order; and, by its number, each branch's whole text and what of it its
+    fork gave it.
+    """
 
-    calls: tuple[Prompt, ...]
+    calls: tuple[RehearsedPrompt, ...]
     texts: Mapping[int, str]
     inherited: Mapping[int, str]
 
 
-class Reader:
+class PromptReader:
     """Asks a runtime to write and to count texts; closes what it opened."""
 
     def __init__(self, client: Client, salt: str = "") -> None:
@@ -58,16 +65,18 @@ class Reader:
 
     @property
     def knows_tokens(self) -> bool:
-        """Whether it counts with the model's tokenizer; a double and a black-box API have none, and guess."""
+        """Whether it counts with the model's tokenizer; a double and a black-box API have none, and
+        guess.
+        """
         return self._client.welcome.vocab_size > 0
 
     def write(self, graph: Graph) -> Prompts:
         """The prompts of all calls; blocks."""
         client = self._client
         ids: dict[int, int] = {}  # a branch of the rehearsal -> its copy here
-        before: dict[int, Call] = {}
-        forked: dict[int, Call] = {}
-        ends: dict[int, Call] = {}
+        before: dict[int, ClientCall] = {}
+        forked: dict[int, ClientCall] = {}
+        ends: dict[int, ClientCall] = {}
         with client.together():
             for root in graph.roots:
                 ids[root] = client.number()
@@ -75,14 +84,22 @@ class Reader:
             for branch, index in graph.order:
                 step = graph.steps[branch][index]
                 if isinstance(step, wire.Append):
-                    client.post(wire.Append(ids[branch], tuple(_shown(piece, graph, ids) for piece in step.pieces)))
+                    client.post(
+                        wire.Append(
+                            ids[branch], tuple(_shown(piece, graph, ids) for piece in step.pieces)
+                        )
+                    )
                 elif isinstance(step, wire.Fork):
                     ids.update({child: client.number() for child in step.children})
                     forked.update(dict.fromkeys(step.children, self._read(ids[branch])))
-                    client.post(wire.Fork(ids[branch], tuple(ids[child] for child in step.children)))
+                    client.post(
+                        wire.Fork(ids[branch], tuple(ids[child] for child in step.children))
+                    )
                 elif not isinstance(step, Join):
                     before[step.call] = self._read(ids[branch])
-                    client.post(wire.Append(ids[branch], (wire.Text(graph.calls[step.call].mark),)))
+                    client.post(
+                        wire.Append(ids[branch], (wire.TextPiece(graph.calls[step.call].mark),))
+                    )
             for branch, copy in ids.items():
                 ends[branch] = self._read(copy)
         client.flush()  # not at the end of an event loop's turn: its thread waits here
@@ -94,7 +111,9 @@ class Reader:
             self._close(ids.values())
 
     def count(self, texts: Iterable[tuple[str, bool]]) -> dict[tuple[str, bool], int]:
-        """The tokens of each text alone; with True, as the beginning of a branch, with what is put before it."""
+        """The tokens of each text alone; with True, as the beginning of a branch, with what is put
+        before it.
+        """
         wanted = dict.fromkeys(texts)
         branches = {key: self._client.number() for key in wanted}
         empty = self._client.number()
@@ -102,20 +121,22 @@ class Reader:
             self._client.post(wire.Open(empty, self._salt))
             for (text, _), branch in branches.items():
                 self._client.post(wire.Open(branch, self._salt))
-                self._client.post(wire.Append(branch, (wire.Text(text),)))
+                self._client.post(wire.Append(branch, (wire.TextPiece(text),)))
             base = self._read(empty)
             asked = {key: self._read(branch) for key, branch in branches.items()}
         self._client.flush()
         try:
             prefix = _text(base).num_tokens
             return {
-                key: _text(call).num_tokens - (0 if key[1] else prefix) if key[0] else (prefix if key[1] else 0)
+                key: _text(call).num_tokens - (0 if key[1] else prefix)
+                if key[0]
+                else (prefix if key[1] else 0)
                 for key, call in asked.items()
             }
         finally:
             self._close([empty, *branches.values()])
 
-    def _read(self, branch: int) -> Call:
+    def _read(self, branch: int) -> ClientCall:
         return self._client.call(wire.Read(branch, self._client.number()))
 
     def _close(self, branches: Iterable[int]) -> None:
@@ -125,11 +146,11 @@ class Reader:
 
 def _shown(piece: wire.Piece, graph: Graph, ids: Mapping[int, int]) -> wire.Piece:
     if isinstance(piece, wire.Ref):
-        return wire.Text(graph.calls[piece.call].mark)
+        return wire.TextPiece(graph.calls[piece.call].mark)
     return wire.Gained(ids[piece.branch]) if isinstance(piece, wire.Gained) else piece
 
 
-def _text(call: Call) -> wire.TextIs:
+def _text(call: ClientCall) -> wire.TextIs:
     outcome = call.wait()
     if isinstance(outcome, LmprogError):
         raise outcome
@@ -138,16 +159,18 @@ def _text(call: Call) -> wire.TextIs:
     return outcome
 
 
-def _prompts(graph: Graph, before: Mapping[int, Call]) -> Iterator[Prompt]:
-    paths: dict[int, list[Planned]] = {root: [] for root in graph.roots}  # the results on the way, by branch
+def _prompts(graph: Graph, before: Mapping[int, ClientCall]) -> Iterator[RehearsedPrompt]:
+    paths: dict[int, list[Planned]] = {
+        root: [] for root in graph.roots
+    }  # the results on the way, by branch
     for branch, index in graph.order:
         step = graph.steps[branch][index]
         if isinstance(step, wire.Fork):
             paths.update({child: list(paths[branch]) for child in step.children})
-        elif isinstance(step, wire.Gen | wire.Select):
+        elif isinstance(step, wire.Generate | wire.Select):
             text = _text(before[step.call]).text
             planned = graph.calls[step.call]
-            yield Prompt(planned, graph.numbers[branch], split(text, paths[branch]), text)
+            yield RehearsedPrompt(planned, graph.numbers[branch], split(text, paths[branch]), text)
             paths[branch].append(planned)
 
 

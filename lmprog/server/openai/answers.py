@@ -1,4 +1,6 @@
-"""The bodies of answers and chunks, as structs that encode to what OpenAI's clients read. Knows shapes only."""
+"""The bodies of answers and chunks, as structs that encode to what OpenAI's clients read. Knows
+shapes only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class ReasoningTokens(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True):
+class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -33,7 +35,7 @@ class Likely(msgspec.Struct, frozen=True):
     bytes: list[int] | None
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class LogprobEntry(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int] | None
@@ -41,7 +43,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    content: list[TokenLogprob]
+    content: list[LogprobEntry]
     refusal: None = None
 
 
@@ -59,7 +61,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     index: int | UnsetType = UNSET
 
 
-class Message(msgspec.Struct, frozen=True):
+class AnswerMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | None
     refusal: None = None
@@ -68,23 +70,23 @@ class Message(msgspec.Struct, frozen=True):
 
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
-    message: Message
+    message: AnswerMessage
     finish_reason: str
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | None = None
 
 
-class Chat(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "chat.completion"
     created: int
     model: str
     choices: Sequence[ChatChoice]
-    usage: Usage
+    usage: UsageBody
     system_fingerprint: str
 
 
-class Delta(msgspec.Struct, frozen=True):
+class ChatDelta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: Sequence[ToolCall] | UnsetType = UNSET
@@ -92,7 +94,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 class ChunkChoice(msgspec.Struct, frozen=True):
     index: int
-    delta: Delta
+    delta: ChatDelta
     finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | UnsetType | None = UNSET
@@ -105,7 +107,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: Sequence[ChunkChoice]
     system_fingerprint: str
-    usage: Usage | UnsetType | None = UNSET
+    usage: UsageBody | UnsetType | None = UNSET
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):
@@ -134,19 +136,21 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: Sequence[TextChoice]
     system_fingerprint: str
-    usage: Usage | UnsetType | None = UNSET
+    usage: UsageBody | UnsetType | None = UNSET
 
 
-def usage_of(dones: Sequence[wire.Done]) -> Usage:
+def usage_of(dones: Sequence[wire.CallDone]) -> UsageBody:
     """The sum over calls; of the prompts' tokens, those that were not computed are `cached`."""
     prompt = sum(done.usage.prompt for done in dones)
     generated = sum(done.usage.generated for done in dones)
     cached = sum(cached_of(done) for done in dones)
-    return Usage(prompt, generated, prompt + generated, CachedTokens(cached))
+    return UsageBody(prompt, generated, prompt + generated, CachedTokens(cached))
 
 
-def cached_of(done: wire.Done) -> int:
-    """The wire counts the cached tokens of all `n` results, and all but one find the whole prompt."""
+def cached_of(done: wire.CallDone) -> int:
+    """The wire counts the cached tokens of all `n` results, and all but one find the whole
+    prompt.
+    """
     usage = done.usage
     return min(max(0, usage.cached - (len(done.outputs) - 1) * usage.prompt), usage.prompt)
 
@@ -156,8 +160,10 @@ def finish_of(output: wire.Output) -> str:
     return "length" if output.finish == "length" else "stop"
 
 
-def stop_reason_of(output: wire.Output, sampling: wire.Sampling) -> str | int | None:
-    """The stop text or stop token id that was asked for and ended it; None where it ended by itself."""
+def stop_reason_of(output: wire.Output, sampling: wire.SamplingParams) -> str | int | None:
+    """The stop text or stop token id that was asked for and ended it; None where it ended by
+    itself.
+    """
     by = output.stopped_by
     return by if isinstance(by, str) or by in sampling.stop_token_ids else None
 
@@ -166,9 +172,9 @@ def chat_logprobs(given: Sequence[wire.TokenLogprob]) -> ChatLogprobs:
     return ChatLogprobs([_logprob(one) for one in given])
 
 
-def _logprob(one: wire.TokenLogprob) -> TokenLogprob:
+def _logprob(one: wire.TokenLogprob) -> LogprobEntry:
     top = [Likely(text, _finite(logprob), _bytes(text)) for _, text, logprob in one.top]
-    return TokenLogprob(one.text, _finite(one.logprob), _bytes(one.text), top)
+    return LogprobEntry(one.text, _finite(one.logprob), _bytes(one.text), top)
 
 
 def _bytes(text: str) -> list[int] | None:
@@ -181,14 +187,20 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def text_logprobs(given: Sequence[wire.TokenLogprob | None], first: str = "", offset: int = 0) -> TextLogprobs:
-    """Parallel lists; None stands for a prompt's first token, whose text is `first`. `offset` of the first text."""
+def text_logprobs(
+    given: Sequence[wire.TokenLogprob | None], first: str = "", offset: int = 0
+) -> TextLogprobs:
+    """Parallel lists; None stands for a prompt's first token, whose text is `first`. `offset` of
+    the first text.
+    """
     made = TextLogprobs([], [], [], [])
     for one in given:
         text = first if one is None else one.text
         made.tokens.append(text)
         made.token_logprobs.append(None if one is None else _finite(one.logprob))
-        made.top_logprobs.append(None if one is None else {t: _finite(p) for _, t, p in one.top} or None)
+        made.top_logprobs.append(
+            None if one is None else {t: _finite(p) for _, t, p in one.top} or None
+        )
         made.text_offset.append(offset)
         offset += len(text)
     return made

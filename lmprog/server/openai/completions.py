@@ -1,4 +1,6 @@
-"""`/v1/completions`: prompts in, as text or token ids; texts out. OpenAI's older form, which evaluations speak."""
+"""`/v1/completions`: prompts in, as text or token ids; texts out. OpenAI's older form, which
+evaluations speak.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,27 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lmprog import wire
-from lmprog.server.bodies import read_body
-from lmprog.server.errors import refused
 from lmprog.server.gateway import Gateway
-from lmprog.server.limits import LIMITS, within
+from lmprog.server.http.bodies import read_body
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.limits import LIMITS, within
+from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai import answers
-from lmprog.server.openai.asking import SILENT, Asked, sampling_of
-from lmprog.server.openai.confining import confined
-from lmprog.server.openai.running import Answering, Prompt, Running, answering, running, warned
-from lmprog.server.sse import END, EventStream, event, until_gone
+from lmprog.server.openai.output_constraint import confined
+from lmprog.server.openai.running_request import (
+    RequestPrompt,
+    RunningAnswers,
+    RunningRequest,
+    answering,
+    running,
+    warned,
+)
+from lmprog.server.openai.shared_fields import SILENT, GenerationFields, sampling_of
 
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionBody(Asked, kw_only=True):
+class CompletionBody(GenerationFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: Annotated[int, within("logprobs")] | None = None
     echo: bool | None = None
@@ -35,11 +44,13 @@ class CompletionBody(Asked, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """A request that was understood; `texts` are the prompts' where they are known without asking."""
+    """A request that was understood; `texts` are the prompts' where they are known without
+    asking.
+    """
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[RequestPrompt, ...]
     texts: tuple[str | None, ...]
-    head: Answering
+    head: RunningAnswers
     n: int
     """Results given for each prompt; of `best_of`, if that is more."""
     max_tokens: int
@@ -61,22 +72,32 @@ def routes(gateway: Gateway) -> list[Route]:
             return await EventStream.begin(request, events, gateway.settings, headers)
         with running(gateway, request, asked.prompts, False, body.cache_salt) as run:
             dones = await until_gone(request, run.dones())
-            choices = [choice for at, done in enumerate(dones) for choice in _choices(asked, run, at, done)]
+            choices = [
+                choice for at, done in enumerate(dones) for choice in _choices(asked, run, at, done)
+            ]
         whole = _completion(asked, choices, _usage(asked, dones))
         return Response(answers.encoded(whole), headers=headers, media_type="application/json")
 
     return [Route("/v1/completions", create, methods=["POST"])]
 
 
-def understood(gateway: Gateway, body: CompletionBody, warnings: tuple[str, ...] = ()) -> Completions:
+def understood(
+    gateway: Gateway, body: CompletionBody, warnings: tuple[str, ...] = ()
+) -> Completions:
     """What a body asks for, as ops. Raises HttpError."""
     head = answering(gateway, body.model, "cmpl")
     if body.suffix:
-        raise refused("suffix is not supported: put what is to be filled into the prompt.", "suffix", "not_supported")
+        raise refused(
+            "suffix is not supported: put what is to be filled into the prompt.",
+            "suffix",
+            "not_supported",
+        )
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     echo = bool(body.echo)
     if most == 0 and not echo:
-        raise refused("max_tokens is 0; it must be at least 1, or echo true.", "max_tokens", "invalid_value")
+        raise refused(
+            "max_tokens is 0; it must be at least 1, or echo true.", "max_tokens", "invalid_value"
+        )
     n = body.n or 1
     best_of = body.best_of or n
     if best_of < n:
@@ -94,8 +115,8 @@ def understood(gateway: Gateway, body: CompletionBody, warnings: tuple[str, ...]
     )
     given = _prompts(body.prompt)
     prompts = tuple(
-        Prompt(
-            pieces=(wire.Text(one) if isinstance(one, str) else wire.Tokens(one),),
+        RequestPrompt(
+            pieces=(wire.TextPiece(one) if isinstance(one, str) else wire.TokensPiece(one),),
             sampling=sampling,
             constraint=made.constraint,
             priority=body.priority or 0,
@@ -117,21 +138,34 @@ def _prompts(given: str | list[str | int | list[int]]) -> list[str | tuple[int, 
         given = [[one for one in given if isinstance(one, int)]]
     limit, ids = LIMITS["prompt"], LIMITS["prompt[]"]
     if not limit.minimum <= len(given) <= limit.maximum:
-        raise refused(f"prompt has {len(given):,} items; it may have {limit.words()}.", "prompt", "invalid_value")
+        raise refused(
+            f"prompt has {len(given):,} items; it may have {limit.words()}.",
+            "prompt",
+            "invalid_value",
+        )
     found: list[str | tuple[int, ...]] = []
     for at, one in enumerate(given):
         if isinstance(one, int):
-            raise refused(f"prompt[{at}] is a number among texts or lists; give all as ids, or none.", f"prompt[{at}]")
+            raise refused(
+                f"prompt[{at}] is a number among texts or lists; give all as ids, or none.",
+                f"prompt[{at}]",
+            )
         if isinstance(one, list):
             wrong = next((token for token in one if not ids.minimum <= token <= ids.maximum), None)
             if wrong is not None:
-                raise refused(f"prompt[{at}] names token {wrong}; ids go {ids.words()}.", "prompt", "invalid_value")
+                raise refused(
+                    f"prompt[{at}] names token {wrong}; ids go {ids.words()}.",
+                    "prompt",
+                    "invalid_value",
+                )
         found.append(one if isinstance(one, str) else tuple(one))
     return found
 
 
 def _completion(
-    asked: Completions, choices: Sequence[answers.TextChoice], usage: answers.Usage | msgspec.UnsetType | None
+    asked: Completions,
+    choices: Sequence[answers.TextChoice],
+    usage: answers.UsageBody | msgspec.UnsetType | None,
 ) -> answers.Completion:
     head = asked.head
     return answers.Completion(
@@ -144,15 +178,19 @@ def _completion(
     )
 
 
-def _usage(asked: Completions, dones: Sequence[wire.Done]) -> answers.Usage:
-    """Where nothing was to be generated, the one token that the runtime makes all the same is not told."""
+def _usage(asked: Completions, dones: Sequence[wire.CallDone]) -> answers.UsageBody:
+    """Where nothing was to be generated, the one token that the runtime makes all the same is not
+    told.
+    """
     usage = answers.usage_of(dones)
     if asked.max_tokens:
         return usage
     return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
 
-def _choices(asked: Completions, run: Running, place: int, done: wire.Done) -> list[answers.TextChoice]:
+def _choices(
+    asked: Completions, run: RunningRequest, place: int, done: wire.CallDone
+) -> list[answers.TextChoice]:
     """Those of one prompt, the best first where there are more than wanted."""
     outputs = list(done.outputs)
     if len(outputs) > asked.n:
@@ -169,12 +207,14 @@ def _choices(asked: Completions, run: Running, place: int, done: wire.Done) -> l
     return choices
 
 
-def _prompt_text(asked: Completions, run: Running, place: int) -> str:
+def _prompt_text(asked: Completions, run: RunningRequest, place: int) -> str:
     known = asked.texts[place]
     return run.texts.get(place, "") if known is None else known
 
 
-def _logprobs(asked: Completions, done: wire.Done, output: wire.Output, prompt: str) -> answers.TextLogprobs | None:
+def _logprobs(
+    asked: Completions, done: wire.CallDone, output: wire.Output, prompt: str
+) -> answers.TextLogprobs | None:
     sampling = asked.prompts[0].sampling
     if sampling.logprobs is None or sampling.n > asked.n:
         return None
@@ -197,16 +237,20 @@ def _mean_logprob(output: wire.Output) -> float:
 async def _events(
     gateway: Gateway, request: Request, asked: Completions, cache_salt: str | None
 ) -> AsyncGenerator[bytes, None]:
-    """The stream: texts as they come, ends, usage. With echo each choice begins with its prompt, and all
-    log-probabilities come at its end, since those of the prompt are known only then."""
+    """The stream: texts as they come, ends, usage. With echo each choice begins with its prompt,
+    and all log-probabilities come at its end, since those of the prompt are known only then."""
     silent = None if asked.wants_usage else msgspec.UNSET
-    dones: list[wire.Done] = []
+    dones: list[wire.CallDone] = []
     begun: dict[int, int] = {}  # choice -> characters whose log-probabilities have been told
     with running(gateway, request, asked.prompts, True, cache_salt) as run:
         async for piece in run.pieces():
             number = piece.prompt * asked.n + piece.index
             if piece.done is None and asked.max_tokens:
-                echoed = _prompt_text(asked, run, piece.prompt) if asked.echo and number not in begun else ""
+                echoed = (
+                    _prompt_text(asked, run, piece.prompt)
+                    if asked.echo and number not in begun
+                    else ""
+                )
                 logprobs = None if asked.echo else _streamed(piece.logprobs, begun.get(number, 0))
                 begun[number] = begun.get(number, 0) + sum(len(one.text) for one in piece.logprobs)
                 choice = answers.TextChoice(number, echoed + piece.text, None, logprobs)
@@ -215,7 +259,9 @@ async def _events(
                 dones.append(piece.done)
                 for choice in _choices(asked, run, piece.prompt, piece.done):
                     rest = "" if choice.index in begun or not asked.echo else choice.text
-                    last = msgspec.structs.replace(choice, text=rest, logprobs=choice.logprobs if asked.echo else None)
+                    last = msgspec.structs.replace(
+                        choice, text=rest, logprobs=choice.logprobs if asked.echo else None
+                    )
                     yield event(_completion(asked, [last], silent))
         if asked.wants_usage:
             yield event(_completion(asked, [], _usage(asked, dones)))

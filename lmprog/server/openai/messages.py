@@ -1,8 +1,9 @@
 """Chat messages into a conversation that the checkpoint's template writes.
 
-Where tools are in play it goes out twice: as a template that teaches the form of `tools` by itself expects it, and
-plain, for all others: calls as text behind the assistant's content, results as a user's turn. The runtime, which has
-the template, takes the one that fits. Knows message shapes; what roles a model has is the runtime's to say.
+Where tools are in play it goes out twice: as a template that teaches the form of `tools` by itself
+expects it, and plain, for all others: calls as text behind the assistant's content, results as a
+user's turn. The runtime, which has the template, takes the one that fits. Knows message shapes;
+what roles a model has is the runtime's to say.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Annotated, Any
 import msgspec
 
 from lmprog import wire
-from lmprog.server.errors import HttpError, refused
-from lmprog.server.limits import within
+from lmprog.server.http.http_errors import HttpError, refused
+from lmprog.server.http.limits import within
 from lmprog.server.openai.tools import BEGIN as MARK
 from lmprog.server.openai.tools import Toolbox, called, result
 
@@ -22,7 +23,7 @@ _MOST_BRACKETS = 512  # more could nest deeper than JSON can be written again
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     """One part of a content; only text is taken."""
 
     type: str
@@ -41,18 +42,20 @@ class CalledTool(msgspec.Struct):
     type: str | None = None
 
 
-class Message(msgspec.Struct):
+class ChatMessage(msgspec.Struct):
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
 
 
-def pieces_of(messages: list[Message], box: Toolbox, goes_on: bool = False) -> tuple[wire.Piece, ...]:
-    """The conversation up to where the assistant writes; with `goes_on` the last message, the assistant's, is where it
-    goes on. Raises HttpError for what cannot be written."""
+def pieces_of(
+    messages: list[ChatMessage], box: Toolbox, goes_on: bool = False
+) -> tuple[wire.Piece, ...]:
+    """The conversation up to where the assistant writes; with `goes_on` the last message, the
+    assistant's, is where it goes on. Raises HttpError for what cannot be written."""
     turns = [_turn(message, f"messages[{place}]") for place, message in enumerate(messages)]
     last = ""
     if goes_on:
@@ -64,20 +67,27 @@ def pieces_of(messages: list[Message], box: Toolbox, goes_on: bool = False) -> t
             )
         messages = messages[:-1]
     plain = json.dumps(_plain(turns, box.text))
-    uses_tools = bool(box.text) or any(message.role == "tool" or message.tool_calls for message in messages)
+    uses_tools = bool(box.text) or any(
+        message.role == "tool" or message.tool_calls for message in messages
+    )
     if not uses_tools:
         conversation = wire.Conversation(plain)
     else:
         native = json.dumps(
-            [_native(message, role_and_text) for message, role_and_text in zip(messages, turns, strict=True)]
+            [
+                _native(message, role_and_text)
+                for message, role_and_text in zip(messages, turns, strict=True)
+            ]
         )
         conversation = wire.Conversation(native, json.dumps(box.told), plain, MARK)
-    more = (wire.Text(last, quoted=True), wire.Text(box.opening))
+    more = (wire.TextPiece(last, quoted=True), wire.TextPiece(box.opening))
     return (conversation, *(text for text in more if text.text))
 
 
 def _plain(turns: list[tuple[str, str]], tools_text: str) -> list[dict[str, str]]:
-    """For templates that know no tools: results are the user's, and the tools are told by the system."""
+    """For templates that know no tools: results are the user's, and the tools are told by the
+    system.
+    """
     made: list[tuple[str, str]] = []
     for role, text in turns:
         if role == "tool" and made and made[-1][0] == "tool":
@@ -91,7 +101,7 @@ def _plain(turns: list[tuple[str, str]], tools_text: str) -> list[dict[str, str]
     return [{"role": "user" if role == "tool" else role, "content": text} for role, text in made]
 
 
-def _native(message: Message, turn: tuple[str, str]) -> dict[str, Any]:
+def _native(message: ChatMessage, turn: tuple[str, str]) -> dict[str, Any]:
     """As templates that know tools expect it."""
     role, _ = turn
     made: dict[str, Any] = {"role": role, "content": _text(message.content, "")}
@@ -112,7 +122,9 @@ def _native(message: Message, turn: tuple[str, str]) -> dict[str, Any]:
 
 
 def _arguments(call: CalledTool) -> Any:
-    """As an object, which is what templates write as JSON; as the text that it is where it is none."""
+    """As an object, which is what templates write as JSON; as the text that it is where it is
+    none.
+    """
     text = call.function.arguments or "{}"
     if text.count("{") + text.count("[") > _MOST_BRACKETS:
         return text
@@ -122,40 +134,57 @@ def _arguments(call: CalledTool) -> Any:
         return text
 
 
-def _turn(message: Message, at: str) -> tuple[str, str]:
+def _turn(message: ChatMessage, at: str) -> tuple[str, str]:
     """Role and text of one message."""
     if message.role not in _ROLES:
         raise refused(
-            f"{at}.role is {message.role[:60]!r}; the roles are {', '.join(_ROLES)}.", f"{at}.role", "invalid_value"
+            f"{at}.role is {message.role[:60]!r}; the roles are {', '.join(_ROLES)}.",
+            f"{at}.role",
+            "invalid_value",
         )
     if message.function_call is not None:
-        raise refused(f"{at}.function_call is out of date; use tool_calls.", f"{at}.function_call", "not_supported")
+        raise refused(
+            f"{at}.function_call is out of date; use tool_calls.",
+            f"{at}.function_call",
+            "not_supported",
+        )
     role = "system" if message.role == "developer" else message.role
     text = _text(message.content, at)
     if message.tool_calls:
         if role != "assistant":
-            raise refused(f"{at} is the {role}'s and has tool_calls; only the assistant calls.", f"{at}.tool_calls")
-        calls = "\n".join(called(call.function.name, call.function.arguments) for call in message.tool_calls)
+            raise refused(
+                f"{at} is the {role}'s and has tool_calls; only the assistant calls.",
+                f"{at}.tool_calls",
+            )
+        calls = "\n".join(
+            called(call.function.name, call.function.arguments) for call in message.tool_calls
+        )
         text = f"{text}\n{calls}" if text else calls
     elif message.content is None:
         raise refused(f"{at}.content is missing.", f"{at}.content", "invalid_value")
     return role, result(text) if role == "tool" else text
 
 
-def _text(content: str | list[Part] | None, at: str) -> str:
+def _text(content: str | list[ContentPart] | None, at: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(_part(part, f"{at}.content[{place}]") for place, part in enumerate(content))
 
 
-def _part(part: Part, at: str) -> str:
+def _part(part: ContentPart, at: str) -> str:
     text = {"text": part.text, "input_text": part.text, "refusal": part.refusal}.get(part.type)
     if text is None:
         raise _no_text(part, at)
     return text
 
 
-def _no_text(part: Part, at: str) -> HttpError:
+def _no_text(part: ContentPart, at: str) -> HttpError:
     if part.type in ("text", "input_text", "refusal"):
-        return refused(f"{at} has the type {part.type!r} and no text.", f"{at}.text", "invalid_value")
-    return refused(f"{at} has the type {part.type[:60]!r}; this server reads text only.", f"{at}.type", "not_supported")
+        return refused(
+            f"{at} has the type {part.type!r} and no text.", f"{at}.text", "invalid_value"
+        )
+    return refused(
+        f"{at} has the type {part.type[:60]!r}; this server reads text only.",
+        f"{at}.type",
+        "not_supported",
+    )

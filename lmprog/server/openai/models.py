@@ -26,7 +26,9 @@ def routes(gateway: Gateway) -> list[Route]:
         return JSONResponse({"object": "list", "data": [card()]})
 
     async def one(request: Request) -> Response:
-        if not request.path_params["model"]:  # elsewhere no name means the one model; here it means no path
+        if not request.path_params[
+            "model"
+        ]:  # elsewhere no name means the one model; here it means no path
             raise HTTPException(404)
         gateway.check_model(request.path_params["model"])
         return JSONResponse(card())

@@ -1,15 +1,17 @@
-"""Tools: how they are told to the model, how it is made to call them, how a call is read out of its text.
+"""Tools: how they are told to the model, how it is made to call them, how a call is read out of its
+text.
 
-There is one form, for every model: the system's text lists the tools between `<tools>` tags (in the checkpoint's own
-words, where its template teaches this form), and a call is
+There is one form, for every model: the system's text lists the tools between `<tools>` tags (in the
+checkpoint's own words, where its template teaches this form), and a call is
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
     </tool_call>
 
-With `tool_choice` "required" or a named function the opening is written for the model and the rest is confined to the
-schema of the tools' parameters, so the arguments always validate. With "auto" the model writes what it likes, and what
-has this form becomes calls; nothing else does. Knows texts; knows no branches.
+With `tool_choice` "required" or a named function the opening is written for the model and the rest
+is confined to the schema of the tools' parameters, so the arguments always validate. With "auto"
+the model writes what it likes, and what has this form becomes calls; nothing else does. Knows
+texts; knows no branches.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from lmprog import wire
-from lmprog.server.errors import refused
-from lmprog.server.limits import LIMITS, within
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.limits import LIMITS, within
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MOST_CALLS = 16
@@ -53,7 +55,7 @@ class NamedTool(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     name: str
     arguments: str
     """JSON text."""
@@ -93,7 +95,9 @@ class Toolbox:
         if self.choice == "named":
             return wire.JsonSchema(_json(_parameters(self.tools[0])))
         if self.choice == "required":
-            one: dict[str, Any] = {"anyOf": [_call_schema(tool, at) for at, tool in enumerate(self.tools)]}
+            one: dict[str, Any] = {
+                "anyOf": [_call_schema(tool, at) for at, tool in enumerate(self.tools)]
+            }
             many = {"type": "array", "items": one, "minItems": 1, "maxItems": MOST_CALLS}
             return wire.JsonSchema(_json(many if self.parallel else one))
         return None
@@ -103,15 +107,17 @@ class Toolbox:
         """A stop text, where only one call may be made."""
         return (END,) if self.choice == "auto" and not self.parallel else ()
 
-    def read(self, text: str) -> tuple[str, list[Call]]:
+    def read(self, text: str) -> tuple[str, list[ParsedCall]]:
         """A whole answer: its content, and the calls in it."""
-        reader = Reader(self)
+        reader = ToolCallReader(self)
         parts = [*reader.feed(text), *reader.finish()]
         content = "".join(part for part in parts if isinstance(part, str))
-        return content, [part for part in parts if isinstance(part, Call)]
+        return content, [part for part in parts if isinstance(part, ParsedCall)]
 
 
-def toolbox(tools: Sequence[Tool] | None, choice: str | NamedTool | None, parallel: bool | None) -> Toolbox:
+def toolbox(
+    tools: Sequence[Tool] | None, choice: str | NamedTool | None, parallel: bool | None
+) -> Toolbox:
     """Raises HttpError where the choice does not go with the tools."""
     functions = tuple(_function(tool, at) for at, tool in enumerate(tools or ()))
     names = [function.name for function in functions]
@@ -179,8 +185,10 @@ def call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class Reader:
-    """Reads calls out of a text that comes in pieces: gives contents to pass on, and calls when they are whole."""
+class ToolCallReader:
+    """Reads calls out of a text that comes in pieces: gives contents to pass on, and calls when
+    they are whole.
+    """
 
     def __init__(self, box: Toolbox) -> None:
         self._box = box
@@ -189,14 +197,14 @@ class Reader:
         """Text that may be, or is, a call, and is not decided yet."""
         self._num_calls = 0
 
-    def feed(self, text: str) -> list[str | Call]:
+    def feed(self, text: str) -> list[str | ParsedCall]:
         """What is certain now."""
         if self._box.choice == "none":
             return [text] if text else []
         self._held += text
         if self._box.choice != "auto":
             return []
-        found: list[str | Call] = []
+        found: list[str | ParsedCall] = []
         while True:
             begin = self._held.find(BEGIN)
             end = self._held.find(END, begin + len(BEGIN)) if begin >= 0 else -1
@@ -211,25 +219,27 @@ class Reader:
         self._held = self._held[len(certain) :]
         return [*found, certain] if certain else found
 
-    def finish(self) -> list[str | Call]:
+    def finish(self) -> list[str | ParsedCall]:
         """The text has ended: what is held is a call, or it is content after all."""
         held, self._held = self._held, ""
         if self._box.choice == "named":
-            return [Call(self._box.tools[0].name, held.removeprefix(self._box.opening))]
-        if self._box.choice == "required" or (held.lstrip().startswith(BEGIN) and not self._num_calls):
+            return [ParsedCall(self._box.tools[0].name, held.removeprefix(self._box.opening))]
+        if self._box.choice == "required" or (
+            held.lstrip().startswith(BEGIN) and not self._num_calls
+        ):
             calls = self._calls(held.strip().removeprefix(BEGIN))
             if calls:
                 return list(calls)
         return [] if self._num_calls and not held.strip() else [held] if held else []
 
-    def _block(self, before: str, block: str) -> list[str | Call]:
+    def _block(self, before: str, block: str) -> list[str | ParsedCall]:
         calls = self._calls(block.removeprefix(BEGIN).removesuffix(END))
         if not calls:
             return [before + block]
         self._num_calls += len(calls)
         return [before.rstrip(), *calls] if before.strip() else list(calls)
 
-    def _calls(self, text: str) -> list[Call]:
+    def _calls(self, text: str) -> list[ParsedCall]:
         """The calls that a block holds; none where it is not JSON of the form, or names no tool."""
         try:
             value = json.loads(text)
@@ -238,15 +248,24 @@ class Reader:
         values = value if isinstance(value, list) else [value]
         for one in values:
             if not (
-                isinstance(one, dict) and one.get("name") in self._names and isinstance(one.get("arguments"), dict)
+                isinstance(one, dict)
+                and one.get("name") in self._names
+                and isinstance(one.get("arguments"), dict)
             ):
                 return []
-        return [Call(one["name"], _json(one["arguments"])) for one in values]
+        return [ParsedCall(one["name"], _json(one["arguments"])) for one in values]
 
 
 def _overlap(text: str, mark: str) -> int:
     """How many characters at the end of `text` may be the beginning of `mark`."""
-    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(text), len(mark) - 1), 0, -1)
+            if text.endswith(mark[:size])
+        ),
+        0,
+    )
 
 
 def _function(tool: Tool, at: int) -> FunctionTool:
@@ -269,15 +288,23 @@ def _function(tool: Tool, at: int) -> FunctionTool:
 
 
 def _parameters(tool: FunctionTool) -> dict[str, Any]:
-    """The schema of the arguments: an object, and an empty one where no parameters are named, as OpenAI has it."""
+    """The schema of the arguments: an object, and an empty one where no parameters are named, as
+    OpenAI has it.
+    """
     if tool.parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     given = tool.parameters
-    return given if "type" in given or "$ref" in given or "anyOf" in given else {"type": "object", **given}
+    return (
+        given
+        if "type" in given or "$ref" in given or "anyOf" in given
+        else {"type": "object", **given}
+    )
 
 
 def _call_schema(tool: FunctionTool, at: int) -> dict[str, Any]:
-    """One whole call. The parameters stay a document of their own, so that `#/$defs/...` in them leads where it did."""
+    """One whole call. The parameters stay a document of their own, so that `#/$defs/...` in them
+    leads where it did.
+    """
     parameters = _parameters(tool)
     if "$id" not in parameters and '"$ref"' in _json(parameters):
         parameters = {"$id": f"urn:lmprog:tool:{at}", **parameters}

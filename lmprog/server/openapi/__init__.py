@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lmprog.server.openapi.page import routes
+from lmprog.server.openapi.docs_page import routes
 
 __all__ = ["routes"]

@@ -1,4 +1,5 @@
-"""What each route is for, and which structs it takes and gives: the part of the document that code cannot tell itself.
+"""What each route is for, and which structs it takes and gives: the part of the document that code
+cannot tell itself.
 
 A route that is missing here is documented all the same, by its path alone.
 """
@@ -9,15 +10,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lmprog.server.anthropic.asking import Countable, MessagesBody
-from lmprog.server.native.asking import GenerateRequest
-from lmprog.server.native.generate import AbortRequest
-from lmprog.server.native.spelling import DetokenizeRequest, TokenizeRequest
+from lmprog.server.anthropic.messages_body import Countable, MessagesBody
 from lmprog.server.openai import answers
-from lmprog.server.openai.chat import ChatBody
+from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.completions import CompletionBody
-from lmprog.server.programs.ops import ProgramBody
-from lmprog.server.responses.asking import ResponsesBody
+from lmprog.server.programs.program_body import ProgramBody
+from lmprog.server.responses.responses_body import ResponsesBody
+from lmprog.server.sglang.generate import AbortRequest
+from lmprog.server.sglang.generate_body import GenerateRequest
+from lmprog.server.sglang.tokenize import DetokenizeRequest, TokenizeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +46,31 @@ OPERATIONS: dict[str, Operation] = {
     "/version": Operation("The version of lmprog."),
     "/v1/models": Operation("The models: there is one."),
     "/v1/models/{model}": Operation("One model."),
-    "/v1/chat/completions": Operation("OpenAI's chats.", ChatBody, answers.Chat, streams=True),
-    "/v1/completions": Operation("OpenAI's text completions.", CompletionBody, answers.Completion, streams=True),
+    "/v1/chat/completions": Operation(
+        "OpenAI's chats.", ChatBody, answers.ChatCompletion, streams=True
+    ),
+    "/v1/completions": Operation(
+        "OpenAI's text completions.", CompletionBody, answers.Completion, streams=True
+    ),
     "/v1/responses": Operation("OpenAI's responses.", ResponsesBody, streams=True),
     "/v1/responses/{response}": Operation("A response that was stored."),
-    "/v1/responses/{response}/cancel": Operation("Ends a response that is written in the background."),
+    "/v1/responses/{response}/cancel": Operation(
+        "Ends a response that is written in the background."
+    ),
     "/v1/messages": Operation("Anthropic's messages.", MessagesBody, streams=True),
     "/v1/messages/count_tokens": Operation("How many tokens messages have.", Countable),
-    "/v1/programs": Operation("A whole program: forks, references, choices.", ProgramBody, streams=True),
+    "/v1/programs": Operation(
+        "A whole program: forks, references, choices.", ProgramBody, streams=True
+    ),
     "/generate": Operation("SGLang's native generation.", GenerateRequest, streams=True),
     "/abort_request": Operation("Ends requests of /generate by their rid.", AbortRequest),
     "/model_info": _MODEL,
     "/get_model_info": _MODEL,
     "/server_info": _SERVER,
     "/get_server_info": _SERVER,
-    "/flush_cache": Operation("Forgets all cached prefixes; for the administrator.", media="text/plain"),
+    "/flush_cache": Operation(
+        "Forgets all cached prefixes; for the administrator.", media="text/plain"
+    ),
     "/health_generate": Operation("Whether the runtime still generates: one token.", media=""),
     "/tokenize": _TOKENIZE,
     "/v1/tokenize": _TOKENIZE,

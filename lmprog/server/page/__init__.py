@@ -1,8 +1,10 @@
-"""The page that shows the tree, at `/` and `/ui`: its files, its stream of pictures, its playground.
+"""The page that shows the tree, at `/` and `/ui`: its files, its stream of pictures, its
+playground.
 
-The files are the same for everybody and hold no data, so they need no key; the page asks for the key and sends it as
-a header with everything else. Nothing is loaded from elsewhere, and the policy sent with the files lets the browser
-run nothing but them. Knows files and routes; `watching` makes the pictures, `playing` runs what is typed in.
+The files are the same for everybody and hold no data, so they need no key; the page asks for the
+key and sends it as a header with everything else. Nothing is loaded from elsewhere, and the policy
+sent with the files lets the browser run nothing but them. Knows files and routes; `watching` makes
+the pictures, `playing` runs what is typed in.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lmprog.server.auth import Access, OpenRoute
-from lmprog.server.bodies import read_body
-from lmprog.server.errors import refused
 from lmprog.server.gateway import Gateway
+from lmprog.server.http.auth import Access, OpenRoute
+from lmprog.server.http.bodies import read_body
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.sse import EventStream
 from lmprog.server.page.playing import Play, Player
 from lmprog.server.page.watching import Watcher
-from lmprog.server.sse import EventStream
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -47,13 +49,19 @@ def routes(gateway: Gateway) -> list[Route]:
 
     async def play(request: Request) -> Response:
         if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise refused("A page of another site may not use the playground.", code="foreign_page", status=403)
+            raise refused(
+                "A page of another site may not use the playground.",
+                code="foreign_page",
+                status=403,
+            )
         read = await read_body(request, Play, gateway.settings)
         player = Player(gateway, read.body, request.state.caller)
         return await EventStream.begin(request, player.events(), gateway.settings)
 
     found = [Route("/ui/events", events), Route("/ui/play", play, methods=["POST"])]
-    found += [_file(f"/ui/{path.name}", path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES]
+    found += [
+        _file(f"/ui/{path.name}", path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES
+    ]
     found += [_file(where, STATIC / "index.html") for where in ("/", "/ui")]
     return found
 
@@ -67,6 +75,8 @@ def _file(where: str, path: Path) -> Route:
     async def give(request: Request) -> Response:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(body, headers={**headers, "content-type": f"{TYPES[path.suffix]}; charset=utf-8"})
+        return Response(
+            body, headers={**headers, "content-type": f"{TYPES[path.suffix]}; charset=utf-8"}
+        )
 
     return OpenRoute(where, give)

@@ -1,7 +1,9 @@
-"""The playground: one prompt with one question to it (a text, a JSON value, a choice, several continuations).
+"""The playground: one prompt with one question to it (a text, a JSON value, a choice, several
+continuations).
 
-A program of a few ops on one branch, told as events: the prompt as the runtime saw it and how much of it was cached,
-text as it comes, each result with its work. Knows ops and replies; knows nothing of the page's looks.
+A program of a few ops on one branch, told as events: the prompt as the runtime saw it and how much
+of it was cached, text as it comes, each result with its work. Knows ops and replies; knows nothing
+of the page's looks.
 """
 
 from __future__ import annotations
@@ -15,32 +17,36 @@ from msgspec import Meta
 
 from lmprog import wire
 from lmprog.errors import LmprogError, from_wire
-from lmprog.server.errors import problem_of, refused
 from lmprog.server.gateway import Gateway
-from lmprog.server.limits import within
-from lmprog.server.link import Exchange
-from lmprog.server.sse import END, event
+from lmprog.server.http.http_errors import problem_of, refused
+from lmprog.server.http.limits import within
+from lmprog.server.http.sse import END, event
+from lmprog.server.runtime_link import Exchange
 
 MOST_FORKS = 16
 
 
-class Turn(msgspec.Struct, frozen=True):
+class PlaygroundTurn(msgspec.Struct, frozen=True):
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, Meta(max_length=200_000)]
 
 
 class Play(msgspec.Struct, frozen=True):
-    """Either `messages` (a chat, which the model answers) or `prompt` (a text, which it goes on)."""
+    """Either `messages` (a chat, which the model answers) or `prompt` (a text, which it goes
+    on).
+    """
 
     prompt: Annotated[str, Meta(max_length=200_000)] | None = None
-    messages: Annotated[list[Turn], within("messages")] | None = None
+    messages: Annotated[list[PlaygroundTurn], within("messages")] | None = None
     schema: dict[str, Any] | None = None
     choices: Annotated[list[Annotated[str, within("choice[]")]], within("choice")] | None = None
     forks: Annotated[int, Meta(ge=1, le=MOST_FORKS)] = 1
     temperature: Annotated[float, within("temperature")] = 0.0
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 64
     seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
-    stop: Annotated[list[Annotated[str, within("stop[]")]], within("stop")] = msgspec.field(default_factory=list)
+    stop: Annotated[list[Annotated[str, within("stop[]")]], within("stop")] = msgspec.field(
+        default_factory=list
+    )
 
 
 class Player:
@@ -56,13 +62,17 @@ class Player:
         self._caller = caller
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """All events of the play, `[DONE]` at the end. A result that fails is an event; what fails all is raised."""
+        """All events of the play, `[DONE]` at the end. A result that fails is an event; what fails
+        all is raised.
+        """
         play, gateway = self._play, self._gateway
         with gateway.admit(play.forks), gateway.link.exchange() as exchange:
             trunk, read = exchange.branch(), exchange.call()
             pieces = self._pieces()
             exchange.send(
-                wire.Open(trunk, gateway.salt(self._caller)), wire.Append(trunk, pieces), wire.Read(trunk, read)
+                wire.Open(trunk, gateway.salt(self._caller)),
+                wire.Append(trunk, pieces),
+                wire.Read(trunk, read),
             )
             prompt = await exchange.next()
             assert isinstance(prompt, wire.TextIs)
@@ -72,22 +82,32 @@ class Player:
                 reply = await exchange.answer()
                 index = calls[getattr(reply, "call", 0)]
                 if isinstance(reply, wire.Delta):
-                    yield event({"index": index, "text": reply.text, "tokens": reply.num_tokens}, "delta")
-                elif isinstance(reply, wire.Done | wire.Chosen):
+                    yield event(
+                        {"index": index, "text": reply.text, "tokens": reply.num_tokens}, "delta"
+                    )
+                elif isinstance(reply, wire.CallDone | wire.Chosen):
                     cut = await self._cached_text(prompt, reply.usage)
-                    yield event({"index": index, "cachedText": cut, **_result(reply, play)}, _name(reply))
+                    yield event(
+                        {"index": index, "cachedText": cut, **_result(reply, play)}, _name(reply)
+                    )
                 elif isinstance(reply, wire.Failed):
                     problem = problem_of(from_wire(reply.code, reply.message, reply.details))
-                    yield event({"index": index, "message": problem.message, "code": reply.code}, "failed")
+                    yield event(
+                        {"index": index, "message": problem.message, "code": reply.code}, "failed"
+                    )
             yield END
 
     def _pieces(self) -> tuple[wire.Piece, ...]:
         play = self._play
         if play.messages is None:
-            return (wire.Text(play.prompt or ""),)
+            return (wire.TextPiece(play.prompt or ""),)
         pieces: list[wire.Piece] = []
         for turn in play.messages:
-            pieces += [wire.RoleBegin(turn.role), wire.Text(turn.content), wire.RoleEnd(turn.role)]
+            pieces += [
+                wire.RoleBegin(turn.role),
+                wire.TextPiece(turn.content),
+                wire.RoleEnd(turn.role),
+            ]
         return (*pieces, wire.RoleBegin("assistant"))
 
     def _send(self, exchange: Exchange, trunk: int) -> dict[int, int]:
@@ -104,18 +124,22 @@ class Player:
         calls = {exchange.call(): index for index in range(len(branches))}
         ops: list[wire.Op] = [] if play.forks == 1 else [wire.Fork(trunk, tuple(branches))]
         for branch, (call, index) in zip(branches, calls.items(), strict=True):
-            sampling = wire.Sampling(
+            sampling = wire.SamplingParams(
                 temperature=play.temperature,
                 max_tokens=play.max_tokens,
                 seed=None if play.seed is None else play.seed + index,
                 stop=tuple(play.stop),
             )
-            ops.append(wire.Gen(branch, call, sampling, constraint, stream=True, timeout=timeout))
+            ops.append(
+                wire.Generate(branch, call, sampling, constraint, stream=True, timeout=timeout)
+            )
         exchange.send(*ops)
         return calls
 
     async def _cached_text(self, prompt: wire.TextIs, usage: wire.Usage) -> int | None:
-        """How many characters of the prompt the cached tokens spell, which are always its first; None: not known."""
+        """How many characters of the prompt the cached tokens spell, which are always its first;
+        None: not known.
+        """
         if self._play.choices is not None:
             return None  # of a select, cached tokens are counted over all options
         cached = min(usage.cached, usage.prompt)
@@ -131,11 +155,11 @@ class Player:
         return len(told.text) if prompt.text.startswith(told.text) else None
 
 
-def _name(reply: wire.Done | wire.Chosen) -> str:
-    return "done" if isinstance(reply, wire.Done) else "chosen"
+def _name(reply: wire.CallDone | wire.Chosen) -> str:
+    return "done" if isinstance(reply, wire.CallDone) else "chosen"
 
 
-def _result(reply: wire.Done | wire.Chosen, play: Play) -> dict[str, Any]:
+def _result(reply: wire.CallDone | wire.Chosen, play: Play) -> dict[str, Any]:
     usage = {name: getattr(reply.usage, name) for name in reply.usage.__struct_fields__}
     if isinstance(reply, wire.Chosen):
         options = [

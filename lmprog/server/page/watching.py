@@ -1,7 +1,9 @@
-"""Pictures of the runtime for all who watch: asked for once, however many look, and not at all when nobody does.
+"""Pictures of the runtime for all who watch: asked for once, however many look, and not at all when
+nobody does.
 
-A slow viewer misses pictures and never holds anybody up: each waits for the newest. A picture that shows nothing new
-is not sent, apart from a few for the ages. Knows the wire's `Snapshot`; draws nothing.
+A slow viewer misses pictures and never holds anybody up: each waits for the newest. A picture that
+shows nothing new is not sent, apart from a few for the ages. Knows the wire's `Snapshot`; draws
+nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from typing import Any
 from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
-from lmprog.server.health import version
-from lmprog.server.sse import event
-from lmprog.wire.shown import as_json
+from lmprog.server.http.sse import event
+from lmprog.server.operations.health import version
+from lmprog.wire.snapshot_json import as_json
 
 PERIOD = 0.25
 """Seconds between two questions to the runtime while somebody watches."""
@@ -39,7 +41,9 @@ class Watcher:
         self._frame_with_text = b""
 
     async def frames(self, may_read: bool) -> AsyncGenerator[bytes, None]:
-        """Events for one viewer, until it leaves or the server drains; with text where it `may_read` that."""
+        """Events for one viewer, until it leaves or the server drains; with text where it
+        `may_read` that.
+        """
         yield event(self._about(may_read), "about")
         self._viewers += 1
         try:
@@ -88,7 +92,10 @@ class Watcher:
                 still = 0 if now != last else still + 1
                 last = now
                 if still % STILL == 0:
-                    self._show(event(as_json(seen), "snapshot"), event(as_json(seen, with_text=True), "snapshot"))
+                    self._show(
+                        event(as_json(seen), "snapshot"),
+                        event(as_json(seen, with_text=True), "snapshot"),
+                    )
             if self._gateway.draining:
                 self._wake()
             await asyncio.sleep(max(0.0, began + period - asyncio.get_running_loop().time()))
@@ -113,5 +120,14 @@ class Watcher:
 def _what_changes(seen: wire.Snapshot) -> tuple[Any, ...]:
     """Equal for two pictures that differ in nothing but ages."""
     figures = seen.figures
-    names = ("steps", "calls", "calls_done", "calls_failed", "branches", "open_branches", "pages_free", "tree_nodes")
+    names = (
+        "steps",
+        "calls",
+        "calls_done",
+        "calls_failed",
+        "branches",
+        "open_branches",
+        "pages_free",
+        "tree_nodes",
+    )
     return (len(seen.running), len(seen.waiting), *(figures.get(name) for name in names))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lmprog.server.programs.running import routes
+from lmprog.server.programs.running_program import routes
 
 __all__ = ["routes"]

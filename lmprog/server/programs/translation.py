@@ -1,7 +1,7 @@
 """A program's names into the wire's numbers: every name must be known, and be given once.
 
-What is wrong is found before anything is sent, and told with the place where it stands. Knows ops of both kinds; knows
-no replies.
+What is wrong is found before anything is sent, and told with the place where it stands. Knows ops
+of both kinds; knows no replies.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lmprog import wire
-from lmprog.server.errors import HttpError, refused
-from lmprog.server.limits import INT63, LIMITS
-from lmprog.server.openai.asking import sampling_of
-from lmprog.server.openai.confining import confined
-from lmprog.server.programs import ops
+from lmprog.server.http.http_errors import HttpError, refused
+from lmprog.server.http.limits import INT63, LIMITS
+from lmprog.server.openai.output_constraint import confined
+from lmprog.server.openai.shared_fields import sampling_of
+from lmprog.server.programs import program_body
 
 MAX_TOKENS = 128
 """Of a gen that does not say."""
@@ -23,8 +23,10 @@ _TAKEN = ("model", "cache_salt", "stream_options")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One call: its name, where it stands, what kind it is, and its choices where it is a select."""
+class NamedCall:
+    """One call: its name, where it stands, what kind it is, and its choices where it is a
+    select.
+    """
 
     name: str
     place: str
@@ -37,7 +39,7 @@ class Translated:
     """A program as ops of the wire, and what its calls are."""
 
     ops: list[wire.Op] = field(default_factory=list)
-    calls: dict[int, Asked] = field(default_factory=dict)
+    calls: dict[int, NamedCall] = field(default_factory=dict)
     widths: dict[int, int] = field(default_factory=dict)
     """Branch -> most results that one of its calls asks for."""
 
@@ -51,7 +53,12 @@ class Translator:
     """Takes ops in their order. `branch` and `call` give new numbers."""
 
     def __init__(
-        self, branch: Callable[[], int], call: Callable[[], int], salt: str, timeout: float | None, stream: bool
+        self,
+        branch: Callable[[], int],
+        call: Callable[[], int],
+        salt: str,
+        timeout: float | None,
+        stream: bool,
     ) -> None:
         self._new_branch = branch
         self._new_call = call
@@ -65,42 +72,59 @@ class Translator:
         self._at = ""
         self.made = Translated()
 
-    def take(self, at: int, op: ops.Op) -> None:
+    def take(self, at: int, op: program_body.Op) -> None:
         """The op at place `at` of the program. Raises HttpError."""
         self._at = f"ops[{at}]"
         self.made.ops.append(self._translated(op))
 
-    def _translated(self, op: ops.Op) -> wire.Op:
+    def _translated(self, op: program_body.Op) -> wire.Op:
         match op:
-            case ops.Open():
+            case program_body.ProgramOpen():
                 return wire.Open(self._begin(op.branch, "branch"), self._salt)
-            case ops.Fork():
+            case program_body.ProgramFork():
                 parent = self._branch(op.branch)
-                children = tuple(self._begin(name, f"into[{at}]") for at, name in enumerate(op.into))
+                children = tuple(
+                    self._begin(name, f"into[{at}]") for at, name in enumerate(op.into)
+                )
                 return wire.Fork(parent, children)
-            case ops.Append():
+            case program_body.ProgramAppend():
                 pieces = [op.pieces] if isinstance(op.pieces, str) else op.pieces
                 branch = self._branch(op.branch)
-                made = [one for at, piece in enumerate(pieces) for one in self._pieces(at, piece, op.branch)]
+                made = [
+                    one
+                    for at, piece in enumerate(pieces)
+                    for one in self._pieces(at, piece, op.branch)
+                ]
                 return wire.Append(branch, tuple(made))
-            case ops.Gen():
+            case program_body.ProgramGen():
                 return self._gen(op)
-            case ops.Select():
+            case program_body.ProgramSelect():
                 branch = self._branch(op.branch)
-                call = self._call(op.call, branch, Asked(op.call, self._at, "select", tuple(op.choices)), 1)
+                call = self._call(
+                    op.call, branch, NamedCall(op.call, self._at, "select", tuple(op.choices)), 1
+                )
                 seed = None if op.seed is None else op.seed & INT63
                 return wire.Select(
-                    branch, call, tuple(op.choices), op.method, op.temperature, seed, op.priority, self._timeout
+                    branch,
+                    call,
+                    tuple(op.choices),
+                    op.method,
+                    op.temperature,
+                    seed,
+                    op.priority,
+                    self._timeout,
                 )
-            case ops.Read():
+            case program_body.ProgramRead():
                 branch = self._branch(op.branch)
-                return wire.Read(branch, self._call(op.call, branch, Asked(op.call, self._at, "read"), 1))
-            case ops.Close():
+                return wire.Read(
+                    branch, self._call(op.call, branch, NamedCall(op.call, self._at, "read"), 1)
+                )
+            case program_body.ProgramClose():
                 number = self._branch(op.branch)
                 self._closed.add(op.branch)
                 return wire.Close(number)
 
-    def _gen(self, op: ops.Gen) -> wire.Gen:
+    def _gen(self, op: program_body.ProgramGen) -> wire.Generate:
         for name in _TAKEN:
             if getattr(op, name) is not None:
                 raise self._wrong(f"{name} belongs to the program, not to a gen", name)
@@ -109,31 +133,42 @@ class Translator:
             raise self._wrong("max_tokens is 0; it must be at least 1", "max_tokens")
         branch = self._branch(op.branch)
         count = op.n or 1
-        call = self._call(op.call, branch, Asked(op.call, self._at, "gen"), count)
+        call = self._call(op.call, branch, NamedCall(op.call, self._at, "gen"), count)
         try:
             sampling = sampling_of(op, max_tokens=max_tokens, n=count, logprobs=op.logprobs)
             constraint = confined(op).constraint
         except HttpError as error:
             problem = error.problem
-            raise refused(f"{self._at}: {problem.message}", f"{self._at}.{problem.param}", problem.code) from None
+            raise refused(
+                f"{self._at}: {problem.message}", f"{self._at}.{problem.param}", problem.code
+            ) from None
         stream = self._stream and op.stream is not False
         priority = op.priority or 0
-        return wire.Gen(branch, call, sampling, constraint, stream, priority, self._timeout, op.heal, op.keep)
+        return wire.Generate(
+            branch, call, sampling, constraint, stream, priority, self._timeout, op.heal, op.keep
+        )
 
-    def _pieces(self, at: int, piece: str | ops.Piece, branch: str) -> tuple[wire.Piece, ...]:
+    def _pieces(
+        self, at: int, piece: str | program_body.ProgramPiece, branch: str
+    ) -> tuple[wire.Piece, ...]:
         if isinstance(piece, str):
-            return (wire.Text(piece),)
+            return (wire.TextPiece(piece),)
         where = f"pieces[{at}]"
         if piece.role is not None and piece.text is not None:
-            return (wire.RoleBegin(piece.role), wire.Text(piece.text), wire.RoleEnd(piece.role))
+            return (
+                wire.RoleBegin(piece.role),
+                wire.TextPiece(piece.text),
+                wire.RoleEnd(piece.role),
+            )
         names = ("text", "tokens", "ref", "gained", "begin", "end", "role")
         given = [name for name in names if getattr(piece, name) is not None]
         if len(given) != 1 or piece.role is not None:
             raise self._wrong(
-                "a piece has one of text, tokens, ref, gained, begin and end, or role together with text", where
+                "a piece has one of text, tokens, ref, gained, begin and end, or role together with text",
+                where,
             )
         if piece.tokens is not None:
-            return (wire.Tokens(tuple(piece.tokens)),)
+            return (wire.TokensPiece(tuple(piece.tokens)),)
         if piece.ref is not None:
             return (self._ref(piece.ref, piece.index, where),)
         if piece.gained is not None:
@@ -142,13 +177,17 @@ class Translator:
             return (wire.Gained(self._branch(piece.gained, where)),)
         if piece.begin is not None:
             return (wire.RoleBegin(piece.begin),)
-        return (wire.RoleEnd(piece.end) if piece.end is not None else wire.Text(piece.text or ""),)
+        return (
+            wire.RoleEnd(piece.end) if piece.end is not None else wire.TextPiece(piece.text or ""),
+        )
 
     def _ref(self, name: str, index: int, where: str) -> wire.Ref:
         if name not in self._calls:
             raise self._wrong(f"there is no call {name!r} before this", where)
         if index >= self._results[name]:
-            raise self._wrong(f"call {name!r} has {self._results[name]} results, from index 0 on", where)
+            raise self._wrong(
+                f"call {name!r} has {self._results[name]} results, from index 0 on", where
+            )
         return wire.Ref(self._calls[name], index)
 
     def _begin(self, name: str, where: str) -> int:
@@ -167,7 +206,7 @@ class Translator:
             raise self._wrong(f"there is no branch {name!r} before this", where)
         return self._branches[name]
 
-    def _call(self, name: str, branch: int, asked: Asked, results: int) -> int:
+    def _call(self, name: str, branch: int, asked: NamedCall, results: int) -> int:
         if name in self._calls:
             raise self._wrong(f"there is a call {name!r} already", "call")
         number = self._new_call()

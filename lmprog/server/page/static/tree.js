@@ -1,5 +1,5 @@
 // The radix tree as an icicle: from left to right positions in tokens, one row for each leaf, so that what is shared is
-// tall. Lanes that run are drawn behind the node that they stand on, as far as they have come.
+// tall. Sequences that run are drawn behind the node that they stand on, as far as they have come.
 
 import { count, duration, many, percent, say, set, svg } from "./dom.js";
 
@@ -98,7 +98,7 @@ export class TreePlot {
       "data-key": item.key,
     });
     set(parts.rect, { x: round(x), y: round(y), width: round(wide), height: round(tall), rx: row > 8 ? 2 : 0 });
-    const holds = item.pins > 0 && !item.lane;
+    const holds = item.pins > 0 && !item.sequence;
     const thick = holds ? Math.min(3, tall / 3) : 0;
     set(parts.held, { x: round(x), y: round(y + tall - thick), width: holds ? round(wide) : 0, height: round(thick) });
     const text = tall >= 14 && wide > 26 ? label(item, wide) : "";
@@ -169,7 +169,7 @@ export class TreePlot {
   }
 }
 
-/** Nodes and running lanes with their rows, in the order in which they are drawn. */
+/** Nodes and running sequences with their rows, in the order in which they are drawn. */
 function arranged(snapshot) {
   const nodes = snapshot.nodes.map((values) => Object.fromEntries(FIELDS.map((name, at) => [name, values[at]])));
   const below = new Map([[null, []]]);
@@ -181,22 +181,22 @@ function arranged(snapshot) {
     push(below, node.parent, node);
   }
   const byKey = new Map(nodes.map((node) => [node.key, node]));
-  for (const lane of snapshot.running) {
-    const on = lane.node === null ? null : byKey.get(String(lane.node));
+  for (const sequence of snapshot.running) {
+    const on = sequence.node === null ? null : byKey.get(String(sequence.node));
     const begin = on?.end ?? 0;
-    if (lane.tokens <= begin) continue;
+    if (sequence.tokens <= begin) continue;
     push(below, on?.key ?? null, {
-      key: `lane-${lane.call}-${lane.branch}-${lane.index}`,
+      key: `sequence-${sequence.call}-${sequence.branch}-${sequence.index}`,
       parent: on?.key ?? null,
       begin,
-      end: lane.tokens,
-      tokens: lane.tokens - begin,
+      end: sequence.tokens,
+      tokens: sequence.tokens - begin,
       salt: on?.salt ?? "",
       order: [on?.salt ?? "", Infinity],
       age: 0,
       locks: 0,
       pins: 0,
-      lane,
+      sequence,
     });
   }
   const items = [];
@@ -237,7 +237,7 @@ function beside(items, at, by) {
 }
 
 function look(item) {
-  if (item.lane) return "ghost";
+  if (item.sequence) return "ghost";
   if (item.locks) return "hot";
   const shade = AGES.findIndex((border) => item.age < border);
   return `age-${shade < 0 ? AGES.length : shade}`;
@@ -252,10 +252,10 @@ function label(item, wide) {
 }
 
 function sentence(item) {
-  if (item.lane) {
-    const lane = item.lane;
-    const done = lane.maxTokens ? `, ${count(lane.generated)} of at most ${count(lane.maxTokens)} generated` : "";
-    return `Call ${lane.call} is in ${lane.phase}: ${many(item.tokens, "token")} that are not in the tree yet${done}.`;
+  if (item.sequence) {
+    const sequence = item.sequence;
+    const done = sequence.maxTokens ? `, ${count(sequence.generated)} of at most ${count(sequence.maxTokens)} generated` : "";
+    return `Call ${sequence.call} is in ${sequence.phase}: ${many(item.tokens, "token")} that are not in the tree yet${done}.`;
   }
   const parts = [`${many(item.tokens, "token")} at ${count(item.begin)}–${count(item.end)}, ${many(item.pages, "page")}`];
   if (item.locks) parts.push(`${many(item.locks, "running call")} on it`);

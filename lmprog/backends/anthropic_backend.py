@@ -1,0 +1,66 @@
+"""`lmprog.Anthropic`: programs on Anthropic's API, through the `anthropic` package, imported when
+one is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Literal
+
+from lmprog.backends.blackbox.anthropic_api import AnthropicApi
+from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, patience_of
+from lmprog.backends.blackbox.sdk_transport import SdkTransport
+from lmprog.errors import InvalidParameter, NotSupported, RequestRejected
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class AnthropicOptions(ApiOptions, total=False):
+    """What `Anthropic` can be told besides the model and where it is."""
+
+    prefill: Literal["none", "message"]
+    """"message": the model goes on in a turn that was begun for it, which older models can."""
+    client: Any
+    """An `AsyncAnthropic`, made and not used yet, in the place of `base_url` and `api_key`."""
+
+
+class Anthropic(ApiBackend):
+    """A backend on Anthropic's API. `api_key` is by default that of the environment,
+    `ANTHROPIC_API_KEY`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        **options: Unpack[AnthropicOptions],
+    ) -> None:
+        unknown = sorted(set(options) - set(AnthropicOptions.__annotations__))
+        if unknown:
+            allowed = ", ".join(sorted(AnthropicOptions.__annotations__))
+            message = f"Anthropic has no option {unknown[0]!r}; it has {allowed}"
+            raise InvalidParameter(message, name=unknown[0], allowed=allowed)
+        patience = patience_of(options)
+        door = _door(options.get("client"), base_url, api_key)
+        can_prefill = options.get("prefill", "none") == "message"
+        super().__init__(
+            AnthropicApi(model, door, patience, can_prefill=can_prefill), patience, options
+        )
+
+
+def _door(client: Any, base_url: str | None, api_key: str | None) -> SdkTransport:
+    try:
+        anthropic: Any = importlib.import_module("anthropic")
+    except ImportError:
+        raise NotSupported(
+            "lmprog.Anthropic needs the anthropic package: pip install anthropic"
+        ) from None
+    try:
+        return SdkTransport(
+            anthropic, client or anthropic.AsyncAnthropic(base_url=base_url, api_key=api_key)
+        )
+    except anthropic.AnthropicError as error:
+        raise RequestRejected(f"{error} (or set ANTHROPIC_API_KEY)") from None

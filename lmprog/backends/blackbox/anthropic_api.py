@@ -1,0 +1,202 @@
+"""An `Api` on Anthropic's Messages. Requests and answers in its JSON; the package is behind the
+door.
+
+The system turns at the beginning are a field of the request; the program's own messages are never
+changed. `n` results are `n` requests. Seeds, penalties and log-probabilities do not exist there: a
+seed is not sent, the others are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from lmprog import wire
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api_errors import broken_off
+from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of
+from lmprog.backends.blackbox.retry_policy import RetryPolicy
+from lmprog.backends.blackbox.stop_strings import first_stop
+from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt
+from lmprog.errors import NotSupported, ProtocolError, ValidationFailed
+
+_PATH = "/v1/messages"
+_MOST_TOKENS = 4096  # where a program says none, since the service wants a number
+_REFUSED: Mapping[str, object] = {
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "stop_token_ids": (),
+    "stop_regex": (),
+    "ignore_eos": False,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "logit_bias": (),
+}
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A message while its pieces come."""
+
+    text: str = ""
+    reason: str | None = None
+    stopped_by: str | None = None
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+
+    def take(self, piece: Mapping[str, Any], hear: Hear | None) -> None:
+        """An event of a stream."""
+        kind = piece.get("type")
+        if kind == "error":
+            raise broken_off(piece)
+        if kind == "message_start":
+            self.take_whole(piece["message"])
+        elif kind == "content_block_delta" and piece["delta"].get("type") == "text_delta":
+            self.text += piece["delta"]["text"]
+            if hear is not None:
+                hear(0, piece["delta"]["text"], 1)
+        elif kind == "message_delta":
+            self._end(piece["delta"], piece.get("usage") or {})
+
+    def take_whole(self, message: Mapping[str, Any]) -> None:
+        blocks = message.get("content") or ()
+        self.text += "".join(block["text"] for block in blocks if block.get("type") == "text")
+        self._end(message, message.get("usage") or {})
+
+    def _end(self, message: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
+        self.reason = message.get("stop_reason") or self.reason
+        self.stopped_by = message.get("stop_sequence") or self.stopped_by
+        cached = usage.get("cache_read_input_tokens") or 0
+        if usage.get("input_tokens") is not None:
+            self.prompt = (
+                usage["input_tokens"] + cached + (usage.get("cache_creation_input_tokens") or 0)
+            )
+            self.cached = cached
+        self.generated = usage.get("output_tokens") or self.generated
+
+
+class AnthropicApi:
+    """Owns its door."""
+
+    kind: Kind = "chat"
+    context_len = 0
+
+    def __init__(
+        self, model: str, door: Transport, patience: RetryPolicy, *, can_prefill: bool = False
+    ) -> None:
+        self.model = model
+        self.can_prefill = can_prefill
+        self._door = door
+        self._patience = patience
+
+    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+        wrapping = (
+            format_of(ask.constraint)
+            if isinstance(ask.constraint, wire.JsonSchema | wire.Choices)
+            else None
+        )
+        body = _body(ask, self.model, wrapping)
+        hidden = [
+            stop for stop in ask.sampling.stop if not stop.strip()
+        ]  # the service takes no blank ones
+        is_changed = bool(hidden) or (wrapping is not None and wrapping.is_wrapped)
+        live = None if is_changed or ask.sampling.n > 1 else hear
+        drafts = await asyncio.gather(*(self._one(body, live) for _ in range(ask.sampling.n)))
+        outputs = [_output(draft, wrapping, hidden) for draft in drafts]
+        if hear is not None and live is None:
+            for index, output in enumerate(outputs):
+                hear(index, output.text, 1)
+        prompt, cached = (
+            sum(draft.prompt for draft in drafts),
+            sum(draft.cached for draft in drafts),
+        )
+        generated = sum(draft.generated for draft in drafts)
+        usage = wire.Usage(
+            prompt=prompt, cached=cached, generated=generated, computed=prompt - cached + generated
+        )
+        return ApiAnswer(tuple(outputs), usage)
+
+    async def _one(self, body: Json, hear: Hear | None) -> _Draft:
+        draft = _Draft()
+        if hear is None:
+            draft.take_whole(await self._patience.ask(lambda: self._door.post(_PATH, body)))
+            return draft
+        stream = await self._patience.ask(lambda: self._door.open(_PATH, {**body, "stream": True}))
+        async with contextlib.aclosing(cast("Any", stream)):
+            pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
+            async for piece in pieces:
+                draft.take(piece, hear)
+        return draft
+
+    async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
+        return None
+
+    def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
+        return isinstance(constraint, wire.JsonSchema | wire.Choices)
+
+    async def flush(self) -> None:
+        raise NotSupported("this API has no request that makes it forget its cache")
+
+    async def close(self) -> None:
+        await self._door.close()
+
+
+def _body(ask: ApiRequest, model: str, wrapping: ResponseSchema | None) -> Json:
+    prompt, sampling = ask.prompt, ask.sampling
+    assert isinstance(prompt, ChatPrompt)
+    for name, nothing in _REFUSED.items():
+        if getattr(sampling, name) != nothing:
+            raise NotSupported(
+                f"{name}={getattr(sampling, name)!r} cannot be asked of Anthropic's API; leave it out"
+            )
+    room = ROOM if wrapping is not None and wrapping.is_wrapped else 0
+    body: Json = {"model": model, "max_tokens": (sampling.max_tokens or _MOST_TOKENS) + room}
+    begin = next(
+        (i for i, turn in enumerate(prompt.messages) if turn.role != "system"), len(prompt.messages)
+    )
+    system, rest = prompt.messages[:begin], prompt.messages[begin:]
+    if any(turn.role == "system" for turn in rest):
+        raise NotSupported(
+            "Anthropic's API takes system turns at the beginning only; put this one into a user's turn"
+        )
+    if system:
+        body["system"] = [{"type": "text", "text": turn.content} for turn in system]
+    body["messages"] = [{"role": turn.role, "content": turn.content} for turn in rest]
+    if prompt.partial:
+        body["messages"].append({"role": "assistant", "content": prompt.partial})
+    if stops := [stop for stop in sampling.stop if stop.strip()]:
+        body["stop_sequences"] = stops
+    for name, nothing in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
+        if getattr(sampling, name) != nothing:
+            body[name] = getattr(sampling, name)
+    if wrapping is not None:
+        body["output_config"] = {"format": {"type": "json_schema", "schema": wrapping.schema}}
+    return body
+
+
+def _output(draft: _Draft, wrapping: ResponseSchema | None, hidden: Sequence[str]) -> wire.Output:
+    if draft.reason is None:
+        raise ProtocolError("the API's answer has no end: it came without a stop_reason")
+    if draft.reason == "refusal":
+        raise ValidationFailed(f"the model refused: {draft.text}", text=draft.text)
+    finish: wire.FinishReason = (
+        "length" if draft.reason in ("max_tokens", "model_context_window_exceeded") else "stop"
+    )
+    text = draft.text if wrapping is None else wrapping.read(draft.text)
+    output = wire.Output(text, (), finish, draft.stopped_by)
+    stop = first_stop(text, hidden)
+    if stop is None:
+        return output
+    return msgspec.structs.replace(
+        output, text=text[: stop.begin], finish="stop", stopped_by=stop.of(text)
+    )

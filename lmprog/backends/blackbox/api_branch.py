@@ -1,0 +1,151 @@
+"""A branch of the channel: its ops in order, where it stands, and what it promises to others.
+
+Belongs to one event loop. Knows how long ops wait, not what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from lmprog import wire
+from lmprog.backends.blackbox.call_answers import AnswerState
+from lmprog.backends.blackbox.transcript import Item, SaidText
+from lmprog.errors import Cancelled, LmprogError, ProgramError
+
+Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
+"""A call's texts, once it has ended. It never holds an exception: an error is a result like others
+here.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class ApiCall:
+    """A gen, select or read of a branch, from its arrival to its last reply."""
+
+    op: wire.Generate | wire.Select | wire.Read
+    texts: Texts
+    deadline: float | None
+    """On the loop's clock."""
+    task: asyncio.Task[object] | None = None
+    why: LmprogError | None = None
+    """Why it was ended from outside."""
+
+    def end(self, why: LmprogError) -> None:
+        """Ends it, whether it runs or waits."""
+        self.why = self.why or why
+        if self.task is not None:
+            self.task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRef:
+    texts: Texts
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedGained:
+    items: asyncio.Future[tuple[Item, ...] | LmprogError]
+
+
+Piece: TypeAlias = "Item | QueuedRef | QueuedGained"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedAppend:
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedFork:
+    children: tuple[ApiBranch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRead:
+    """Tells somebody what the branch has gained when it comes to this."""
+
+    items: asyncio.Future[tuple[Item, ...] | LmprogError]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedFailure:
+    """From here on the branch cannot go on."""
+
+    error: LmprogError
+
+
+Step: TypeAlias = "QueuedAppend | QueuedFork | QueuedRead | QueuedFailure | ApiCall"
+
+
+@dataclass(slots=True, eq=False)
+class ApiBranch:
+    """Born when it begins, or when its fork is carried out; over when it was closed and has no
+    steps left.
+    """
+
+    number: int
+    state: AnswerState = field(default_factory=AnswerState)
+    base: int = 0
+    """How many items of its transcript are the parent's."""
+    failed: LmprogError | None = None
+    is_closed: bool = False
+    calls: list[ApiCall] = field(default_factory=list)
+    """All that were asked for, for results that are referred to until the branch is closed."""
+    _steps: asyncio.Queue[Step | None] = field(default_factory=asyncio.Queue)
+    _born: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self, state: AnswerState, failed: LmprogError | None = None) -> None:
+        self.state, self.failed = state, failed
+        self.base = len(state.transcript.items)
+        self._born.set()
+
+    def put(self, step: Step) -> None:
+        self._steps.put_nowait(step)
+
+    def close(self) -> None:
+        """Its generations end; what else waits is still done, since others may wait for it."""
+        self.is_closed = True
+        for call in self.calls:
+            if not isinstance(call.op, wire.Read) and not call.texts.done():
+                call.end(Cancelled("the call was cancelled"))
+        self._steps.put_nowait(None)
+
+    async def next(self) -> Step | None:
+        """The next step; None after the last one of a closed branch."""
+        await self._born.wait()
+        return await self._steps.get()
+
+    def gained(self) -> tuple[Item, ...] | LmprogError:
+        """As text: the tokens are this branch's own."""
+        gained = self.state.transcript.items[self.base :]
+        return self.failed or tuple(
+            SaidText(item.text, own=False) if isinstance(item, SaidText) else item
+            for item in gained
+        )
+
+
+async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
+    """The pieces as items, once all are known; an error where one of them failed."""
+    items: list[Item] = []
+    for piece in pieces:
+        if isinstance(piece, QueuedRef):
+            texts = await piece.texts
+            if isinstance(texts, LmprogError):
+                return texts
+            if piece.index >= len(texts):
+                return ProgramError(
+                    f"a text refers to result {piece.index + 1} of a call that has {len(texts)}"
+                )
+            items.append(texts[piece.index])
+        elif isinstance(piece, QueuedGained):
+            gained = await piece.items
+            if isinstance(gained, LmprogError):
+                return gained
+            items += gained
+        else:
+            items.append(piece)
+    return tuple(items)

@@ -1,0 +1,99 @@
+"""How services fail, as errors of lmprog: HTTP statuses, bodies and headers of OpenAI's and similar
+shapes.
+
+Knows which failures pass (too many requests, a service that is down) and which do not (a wrong key,
+a wrong request).
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import re
+from collections.abc import Mapping
+
+from lmprog.backends.blackbox.retry_policy import TransientError
+from lmprog.errors import (
+    BY_CODE,
+    ContextOverflow,
+    DeadlineExceeded,
+    LmprogError,
+    Overloaded,
+    RequestRejected,
+    RuntimeGone,
+    UnknownName,
+    from_wire,
+)
+
+_LIMIT = re.compile(r"maximum context length (?:is|of) ([0-9,]+)")
+
+
+def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogError | TransientError:
+    """What an answer that is no success means; a `TransientError` one is worth another try."""
+    about = _about(body)
+    code, text = about.get("code"), str(about.get("message") or body or "no reason given")
+    said = f"the API refused ({status}): {text}"
+    after = retry_after(headers)
+    if status == 429 and code == "insufficient_quota":
+        return Overloaded(said)
+    if status in (429, 503, 529):
+        return TransientError(Overloaded(said, retry_after=after), after)
+    if status == 408:
+        return TransientError(DeadlineExceeded(said), after)
+    if status == 409 or status >= 500:
+        return TransientError(RuntimeGone(f"the API failed ({status}): {text}"), after)
+    if isinstance(code, str) and code in BY_CODE:  # a server of lmprog's own
+        return from_wire(code, text, {})
+    limit = _LIMIT.search(text)
+    if code == "context_length_exceeded" or limit is not None:
+        return ContextOverflow(
+            said, limit=None if limit is None else int(limit[1].replace(",", ""))
+        )
+    if status == 401:
+        return RequestRejected(f"{said}. Give api_key=, or set it in the environment.")
+    if status == 404 and (code == "model_not_found" or "model" in text.lower()):
+        return UnknownName(said)
+    return RequestRejected(said)
+
+
+def unreachable(what: object) -> TransientError:
+    """Nobody answered."""
+    return TransientError(
+        RuntimeGone(f"the API cannot be reached: {what or 'the connection was lost'}")
+    )
+
+
+def broken_off(body: object) -> LmprogError:
+    """A stream told an error in the place of its next piece."""
+    about = _about(body)
+    return RuntimeGone(f"the API broke off its answer: {about.get('message') or body}")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds; None where the service does not say, or says it wrongly."""
+    millis = headers.get("retry-after-ms")
+    given = headers.get("retry-after")
+    try:
+        if millis is not None:
+            return max(float(millis) / 1000.0, 0.0)
+        if given is None:
+            return None
+        return max(float(given), 0.0)
+    except ValueError:
+        pass
+    try:
+        date = email.utils.parsedate_to_datetime(given or "")
+    except ValueError:
+        return None
+    now = datetime.datetime.now(datetime.UTC)
+    return max((date - now).total_seconds(), 0.0) if date.tzinfo is not None else None
+
+
+def _about(body: object) -> Mapping[str, object]:
+    """The error object, as OpenAI (`{"error": {...}}`) and others (`{"message": ...}`) write it."""
+    if not isinstance(body, Mapping):
+        return {}
+    inner = body.get("error", body)
+    if isinstance(inner, str):
+        return {"message": inner}
+    return inner if isinstance(inner, Mapping) else {}

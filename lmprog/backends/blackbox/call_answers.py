@@ -1,0 +1,357 @@
+"""How a call on a branch is answered: from what was said already, by one request, or by several.
+
+Takes a branch's state and an op, gives a new state and the wire's last reply; knows no queues and
+no threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from lmprog import wire
+from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.kept_result import asked_of, is_first_kept, kept
+from lmprog.backends.blackbox.output_checks import can_be_checked, fits
+from lmprog.backends.blackbox.retry_policy import RetryCounters
+from lmprog.backends.blackbox.speculation import Foretold, Speculated, beyond, may_speculate
+from lmprog.backends.blackbox.stop_strings import Certain
+from lmprog.backends.blackbox.transcript import (
+    ChatPrompt,
+    Item,
+    Prompt,
+    SaidText,
+    Transcript,
+    TurnBegin,
+    TurnEnd,
+)
+from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, ValidationFailed
+
+Constraints: TypeAlias = Literal["enforced", "best_effort"]
+"""What becomes of a constraint that the service does not know: refused, or looked at afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerState:
+    """Where a branch stands."""
+
+    transcript: Transcript = field(default_factory=Transcript)
+    num_spec_tokens: int = 0
+    """How many tokens a request may say for later calls; 0: no speculation."""
+    speculated: Speculated | None = None
+
+    def plus(self, items: Sequence[Item], api: Api) -> AnswerState:
+        """With `items` appended. What was speculated stays as far as it says the same."""
+        left = self.speculated
+        for item in items:
+            if isinstance(item, TurnBegin | TurnEnd):
+                left = None
+            elif left is not None:
+                left = left.after(item if isinstance(item, str) else item.text)
+        return replace(self, transcript=self.transcript.plus(items, api.kind), speculated=left)
+
+    def speculating(self, num_tokens: int) -> AnswerState:
+        return replace(self, num_spec_tokens=num_tokens)
+
+    def said(
+        self, text: str, left: Speculated | None = None, output: wire.Output | None = None
+    ) -> AnswerState:
+        result = (
+            SaidText(text)
+            if output is None
+            else SaidText(text, output.tokens, output.seam, output.rest)
+        )
+        return replace(self, transcript=self.transcript.said(result), speculated=left)
+
+
+class CallAnswers:
+    """Answers the calls of one backend."""
+
+    def __init__(
+        self,
+        api: Api,
+        counters: RetryCounters,
+        *,
+        constraints: Constraints = "enforced",
+        tries: int = 3,
+        concurrency: int = 64,
+    ) -> None:
+        """At most `concurrency` requests are open at a time; further ones wait. `tries` is for
+        "best_effort".
+        """
+        if constraints not in ("enforced", "best_effort"):
+            allowed = "'enforced' or 'best_effort'"
+            raise InvalidParameter(
+                f"constraints={constraints!r} is not allowed; give {allowed}",
+                name="constraints",
+                allowed=allowed,
+            )
+        if tries < 1:
+            raise InvalidParameter(
+                f"tries={tries} is not allowed; give 1 <= x", name="tries", value=tries
+            )
+        if concurrency < 1:
+            message = f"concurrency={concurrency} is not allowed; give 1 <= x"
+            raise InvalidParameter(message, name="concurrency", value=concurrency)
+        self.api = api
+        self.counters = counters
+        self._constraints = constraints
+        self._tries = tries
+        self._room = asyncio.Semaphore(concurrency)
+
+    # --- generations
+    # --------------------------------------------------------------------------------------------
+
+    async def gen(
+        self, state: AnswerState, op: wire.Generate, hear: Hear | None
+    ) -> tuple[AnswerState, wire.CallDone]:
+        """Raises `LmprogError`; then nothing has happened to the branch."""
+        foretold = (
+            None
+            if state.speculated is None
+            else state.speculated.answer(op.sampling, op.constraint)
+        )
+        if foretold is not None:
+            self.counters.answered_from_speculation += 1
+            return self._tell(state, op, foretold, wire.Usage(), hear)
+        if state.speculated is not None:
+            self.drop(state.speculated)
+        prompt = state.transcript.prompt(self.api.kind)
+        spent = wire.Usage()
+        if state.num_spec_tokens and may_speculate(op.sampling, op.constraint):
+            done, spent = await self._speculate(state, op, prompt, hear)
+            if done is not None:
+                return done
+        self._refuse_partial(prompt, state)
+        if op.constraint is not None and not self.api.enforces(op.constraint, prompt):
+            answer, is_told = await self._looked_at(op, prompt), False
+        else:
+            is_told = is_first_kept(op)
+            ask = ApiRequest(prompt, asked_of(op), op.constraint, op.heal)
+            answer = await self._ask(ask, hear if is_told else None)
+        outputs = kept(op, answer.outputs)
+        if hear is not None and not is_told:
+            for index, output in enumerate(outputs):
+                hear(index, output.text, 1)
+        return state.said(outputs[0].text, output=outputs[0]), wire.CallDone(
+            op.call, outputs, _sum(spent, answer.usage)
+        )
+
+    def drop(self, speculated: Speculated) -> None:
+        """What was said ahead turned out to be of no use."""
+        self.counters.speculation_dropped += bool(speculated.rest)
+
+    async def _ask(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+        async with self._room:
+            answer = await self.api.generate(ask, hear)
+        self.counters.prompt_tokens += answer.usage.prompt
+        self.counters.completion_tokens += answer.usage.generated
+        return answer
+
+    def _refuse_partial(self, prompt: Prompt, state: AnswerState) -> None:
+        if isinstance(prompt, ChatPrompt) and prompt.partial and not self.api.can_prefill:
+            hint = (
+                "give it more tokens, or"
+                if state.num_spec_tokens
+                else "use num_api_spec_tokens=N, or"
+            )
+            raise NotSupported(
+                f"this chat API cannot go on inside a turn that was begun for it ({prompt.partial[-60:]!r}); let the "
+                "generation come first in the assistant's turn, or put that text into the user's turn; for several "
+                f"generations in one turn, {hint} prefill='continue' where the server knows continue_final_message"
+            )
+
+    def _tell(
+        self,
+        state: AnswerState,
+        op: wire.Generate,
+        foretold: Foretold,
+        usage: wire.Usage,
+        hear: Hear | None,
+    ) -> tuple[AnswerState, wire.CallDone]:
+        if hear is not None and foretold.text:
+            hear(0, foretold.text, 1)
+        output = wire.Output(foretold.text, (), foretold.finish, foretold.stopped_by)
+        return state.said(foretold.text, foretold.left), wire.CallDone(op.call, (output,), usage)
+
+    # --- speculation
+    # --------------------------------------------------------------------------------------------
+
+    async def _speculate(
+        self, state: AnswerState, op: wire.Generate, prompt: Prompt, hear: Hear | None
+    ) -> tuple[tuple[AnswerState, wire.CallDone] | None, wire.Usage]:
+        """Asks for more than `op` wants, and says what that took; None where the call's end is not
+        certain from that.
+
+        A chat model that cannot go on inside of a turn is asked for the whole turn, which must
+        begin as it does here; once, since it would say the same again.
+        """
+        whole_turn = (
+            isinstance(prompt, ChatPrompt) and bool(prompt.partial) and not self.api.can_prefill
+        )
+        if whole_turn and state.transcript.has_said_in_turn:
+            return None, wire.Usage()
+        partial = prompt.partial if isinstance(prompt, ChatPrompt) and whole_turn else ""
+        asked = beyond(op.sampling, state.num_spec_tokens, partial)
+        sent = (
+            replace(prompt, partial="") if isinstance(prompt, ChatPrompt) and whole_turn else prompt
+        )
+        is_all_wanted = asked.max_tokens == op.sampling.max_tokens and not partial
+        certain = (
+            _Forward(Certain(op.sampling.stop), hear)
+            if hear is not None and is_all_wanted
+            else None
+        )
+        try:
+            answer = await self._ask(
+                ApiRequest(sent, asked), None if certain is None else certain.hear
+            )
+        except RequestRejected:
+            if asked.logprobs is None:
+                raise
+            return None, wire.Usage()  # the API tells no tokens: ask as usual
+        output = answer.outputs[0]
+        speculated = Speculated.of(output, asked, answer.usage.generated).after(partial)
+        foretold = None if speculated is None else speculated.answer(op.sampling, None)
+        if foretold is None and speculated is not None and is_all_wanted:
+            foretold = Foretold(
+                speculated.rest,
+                output.finish,
+                None,
+                speculated.after(speculated.rest) or speculated,
+            )
+        if foretold is None:
+            return None, answer.usage
+        if certain is not None:
+            certain.finish(len(foretold.text))
+        return self._tell(
+            state, op, foretold, answer.usage, hear if certain is None else None
+        ), answer.usage
+
+    # --- constraints that the service does not know
+    # ---------------------------------------------------------------
+
+    async def _looked_at(self, op: wire.Generate, prompt: Prompt) -> ApiAnswer:
+        """Asks without the constraint until the text fits. Raises `ValidationFailed` with the last
+        text.
+        """
+        constraint = op.constraint
+        assert constraint is not None
+        kind = type(constraint).__name__
+        if self._constraints != "best_effort" or not can_be_checked(constraint):
+            raise NotSupported(
+                f"{self.api.model} cannot be confined by a {kind}; use a type or schema where it has JSON schemas, "
+                "a backend on lmprog's runtime, or constraints='best_effort' (asks, looks at the text, asks again)"
+            )
+        total = wire.Usage()
+        seed = op.sampling.seed
+        for count in range(self._tries):
+            sampling = msgspec.structs.replace(
+                asked_of(op), seed=None if seed is None else (seed + count) % 2**63
+            )
+            answer = await self._ask(ApiRequest(prompt, sampling), None)
+            total = _sum(total, answer.usage)
+            fitting = [_stripped(constraint, output) for output in answer.outputs]
+            found = [output for output in fitting if output is not None]
+            if len(found) == len(answer.outputs):
+                return ApiAnswer(tuple(found), total)
+        wrong = next(
+            output.text for output, fit in zip(answer.outputs, fitting, strict=True) if fit is None
+        )
+        raise ValidationFailed(
+            f"the model wrote {wrong!r}, which is not what the {kind} allows, and was asked {self._tries} times",
+            text=wrong,
+        )
+
+    # --- selections
+    # -----------------------------------------------------------------------------------------------
+
+    async def select(self, state: AnswerState, op: wire.Select) -> tuple[AnswerState, wire.Chosen]:
+        """By likelihood where the service tells it; else the model is asked for one of the
+        choices.
+        """
+        prompt = state.transcript.prompt(self.api.kind)
+        self._refuse_partial(prompt, state)
+        async with self._room:
+            reply = await self.api.select(prompt, op)
+        if reply is None:
+            return await self._asked_for(state, op, prompt)
+        self.counters.prompt_tokens += reply.usage.prompt
+        self.counters.completion_tokens += reply.usage.generated
+        return state.said(op.choices[reply.index]), reply
+
+    async def _asked_for(
+        self, state: AnswerState, op: wire.Select, prompt: Prompt
+    ) -> tuple[AnswerState, wire.Chosen]:
+        """A generation confined to the choices. No figures come with it: scores and probabilities
+        are NaN.
+        """
+        if op.method == "unconditional_likelihood_normalized":
+            raise NotSupported(
+                "this API does not tell how likely a text is, which unconditional_likelihood_normalized compares; "
+                "leave the method out: then the model is asked for one of the choices"
+            )
+        sampling = wire.SamplingParams(
+            temperature=op.temperature, seed=op.seed, max_tokens=_room(op.choices)
+        )
+        asked = wire.Generate(op.branch, op.call, sampling, wire.Choices(op.choices))
+        if self.api.enforces(wire.Choices(op.choices), prompt):
+            answer = await self._ask(ApiRequest(prompt, sampling, asked.constraint), None)
+        else:
+            answer = await self._looked_at(asked, prompt)
+        text = answer.outputs[0].text
+        if text not in op.choices:
+            raise ValidationFailed(
+                f"the model wrote {text!r}, which is none of {', '.join(op.choices)}", text=text
+            )
+        unknown = tuple(wire.ScoredChoice(math.nan, math.nan) for _ in op.choices)
+        return state.said(text), wire.Chosen(op.call, op.choices.index(text), unknown, answer.usage)
+
+
+class _Forward:
+    """Hands on a stream as far as it is certain to be the call's own text."""
+
+    def __init__(self, certain: Certain, hear: Hear) -> None:
+        self._certain = certain
+        self._hear = hear
+
+    def hear(self, index: int, text: str, num_tokens: int) -> None:
+        self._pass(self._certain.push(text), num_tokens)
+
+    def finish(self, length: int) -> None:
+        self._pass(self._certain.rest(length), 1)
+
+    def _pass(self, text: str, num_tokens: int) -> None:
+        if text:
+            self._hear(0, text, num_tokens)
+
+
+def _stripped(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
+    """The output if its text fits, or fits without the white space around it; None where it does
+    not.
+    """
+    for text in (output.text, output.text.strip()):
+        if fits(constraint, text):
+            return msgspec.structs.replace(output, text=text)
+    return None
+
+
+def _sum(a: wire.Usage, b: wire.Usage) -> wire.Usage:
+    """The work of two requests for one call."""
+    return wire.Usage(
+        prompt=a.prompt + b.prompt,
+        cached=a.cached + b.cached,
+        generated=a.generated + b.generated,
+        forced=a.forced + b.forced,
+        computed=a.computed + b.computed,
+    )
+
+
+def _room(choices: Sequence[str]) -> int:
+    """Tokens enough for any choice, in JSON and with an escape for each character."""
+    return 32 + max(len(choice.encode()) for choice in choices)

@@ -1,0 +1,140 @@
+"""Answers in OpenAI's JSON, whole and in pieces, as outputs of the wire. Knows no requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmprog import wire
+from lmprog.backends.blackbox.api import Hear
+from lmprog.errors import ProtocolError, RequestRejected, ValidationFailed
+
+Json = Mapping[str, Any]
+
+
+def usage_of(answer: Json) -> wire.Usage:
+    """The work, as far as the service told it. What the service had cached is counted as it counts
+    it.
+    """
+    usage = answer.get("usage") or {}
+    prompt, generated = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return wire.Usage(
+        prompt=prompt, cached=cached, generated=generated, computed=prompt - cached + generated
+    )
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One of the `n` results while its pieces come."""
+
+    text: str = ""
+    finish: str | None = None
+    stopped_by: str | int | None = None
+    logprobs: list[wire.TokenLogprob] = field(default_factory=list)
+
+
+class Drafts:
+    """All results of one request; also those of an answer that came in one piece."""
+
+    def __init__(self, n: int, hear: Hear | None = None) -> None:
+        self._drafts = [_Draft() for _ in range(n)]
+        self._hear = hear
+        self.usage = wire.Usage()
+
+    def take(self, piece: Json) -> None:
+        """One chunk, or a whole answer."""
+        if piece.get("usage"):
+            self.usage = usage_of(piece)
+        for choice in piece.get("choices") or ():
+            draft = self._drafts[choice.get("index") or 0]
+            text = _text(choice)
+            draft.text += text
+            draft.finish = choice.get("finish_reason") or draft.finish
+            stopped_by = choice.get("stop_reason", choice.get("matched_stop"))
+            if stopped_by is not None:
+                draft.stopped_by = stopped_by
+            logprobs = _logprobs(choice.get("logprobs"))
+            draft.logprobs += logprobs
+            if self._hear is not None and text:
+                self._hear(choice.get("index") or 0, text, max(len(logprobs), 1))
+
+    def outputs(self) -> tuple[wire.Output, ...]:
+        """Raises where one of them never came to its end."""
+        return tuple(_output(draft) for draft in self._drafts)
+
+
+def _text(choice: Json) -> str:
+    """The text of a completion, a message, or a piece of either. Raises `ValidationFailed` for a
+    refusal.
+    """
+    message = choice.get("message") or choice.get("delta")
+    if message is None:
+        return choice.get("text") or ""
+    if message.get("refusal"):
+        raise ValidationFailed(f"the model refused: {message['refusal']}", text=message["refusal"])
+    return message.get("content") or ""
+
+
+def _output(draft: _Draft) -> wire.Output:
+    if draft.finish is None:
+        raise ProtocolError(
+            "the API's answer has no end: a result is missing, or came without a finish_reason"
+        )
+    if draft.finish == "content_filter":
+        raise RequestRejected("the API's content filter ended the answer")
+    finish: wire.FinishReason = "length" if draft.finish == "length" else "stop"
+    return wire.Output(draft.text, (), finish, draft.stopped_by, tuple(draft.logprobs))
+
+
+def _logprobs(found: Json | None) -> list[wire.TokenLogprob]:
+    """In the form of chats (`content`) or of completions (`tokens`). Token ids are not told: -1."""
+    if not found:
+        return []
+    if found.get("content") is not None:
+        return [
+            wire.TokenLogprob(
+                -1,
+                token["token"],
+                token["logprob"],
+                tuple(
+                    (-1, top["token"], top["logprob"]) for top in token.get("top_logprobs") or ()
+                ),
+            )
+            for token in found["content"]
+        ]
+    tops: Sequence[Mapping[str, float] | None] = found.get("top_logprobs") or ()
+    texts: Sequence[str] = found.get("tokens") or ()
+    numbers: Sequence[float | None] = found.get("token_logprobs") or ()
+    made: list[wire.TokenLogprob] = []
+    for index, (text, logprob) in enumerate(zip(texts, numbers, strict=True)):
+        top = (tops[index] if index < len(tops) else None) or {}
+        best = tuple(
+            (-1, other, number) for other, number in sorted(top.items(), key=lambda item: -item[1])
+        )
+        made.append(wire.TokenLogprob(-1, text, logprob if logprob is not None else 0.0, best))
+    return made
+
+
+def echoed(choice: Json, length: int) -> tuple[float | None, ...]:
+    """The log-probabilities of the tokens that the last `length` characters of an echoed text are
+    made of.
+
+    Counted from the end, since some services put tokens of their own before the text.
+    """
+    found = choice.get("logprobs") or {}
+    texts: Sequence[str] = found.get("tokens") or ()
+    numbers: Sequence[float | None] = found.get("token_logprobs") or ()
+    return last_tokens(texts, numbers, length)
+
+
+def last_tokens(
+    texts: Sequence[str], numbers: Sequence[float | None], length: int
+) -> tuple[float | None, ...]:
+    """The numbers of as many of the last tokens as make up `length` characters."""
+    begin, covered = len(texts), 0
+    while begin > 0 and covered < length:
+        begin -= 1
+        covered += len(texts[begin])
+    return tuple(numbers[begin:])

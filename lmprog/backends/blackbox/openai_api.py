@@ -1,0 +1,177 @@
+"""An `Api` on a service that speaks OpenAI's: `/chat/completions` for messages, `/completions` for
+texts.
+
+Joins requests and answers with a door and its patience. Knows no branches; libraries are behind the
+door.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from lmprog import wire
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api_errors import broken_off
+from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
+from lmprog.backends.blackbox.dialects import ApiDialect
+from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.openai_answer import Drafts, echoed, usage_of
+from lmprog.backends.blackbox.openai_body import body_of, enforceable
+from lmprog.backends.blackbox.response_schema import ResponseSchema, format_of
+from lmprog.backends.blackbox.retry_policy import RetryPolicy
+from lmprog.backends.blackbox.stop_strings import first_stop
+from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TextPrompt
+from lmprog.errors import NotSupported, ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiService:
+    """Which model, and how its service wants to be asked."""
+
+    model: str
+    kind: Kind
+    dialect: ApiDialect
+    context_len: int = 0
+    extra_body: Mapping[str, Any] | None = None
+    """Fields that are added to every request."""
+    leave_out: frozenset[str] = frozenset()
+    """Fields that are never sent, because the service refuses them."""
+    root: str = ""
+    """What stands before the paths: "/v1" where the door's address is that of the whole server."""
+
+
+class OpenAIApi:
+    """Owns its door."""
+
+    def __init__(self, service: ApiService, door: Transport, patience: RetryPolicy) -> None:
+        self.model = service.model
+        self.kind: Kind = service.kind
+        self.can_prefill = service.dialect.prefill != "none"
+        self.context_len = service.context_len
+        self._service = service
+        self._door = door
+        self._patience = patience
+
+    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+        dialect = self._service.dialect
+        is_chat = isinstance(ask.prompt, ChatPrompt)
+        wrapping: ResponseSchema | None = None
+        if dialect.confines == "response_format" and isinstance(
+            ask.constraint, wire.JsonSchema | wire.Choices
+        ):
+            wrapping = format_of(ask.constraint)
+        left = ask.sampling.stop[dialect.max_stops :]
+        is_changed = bool(left) or (wrapping is not None and wrapping.is_wrapped)
+        path = "/chat/completions" if is_chat else "/completions"
+        body = self._complete(body_of(ask, self.model, dialect, wrapping))
+        drafts = Drafts(ask.sampling.n, None if is_changed else hear)
+        if hear is None or is_changed:
+            drafts.take(await self._post(path, body))
+        else:
+            await self._stream(path, body, drafts)
+        outputs = drafts.outputs()
+        if is_changed:
+            outputs = tuple(_changed(output, wrapping, left) for output in outputs)
+            for index, output in enumerate(outputs):
+                if hear is not None and output.text:
+                    hear(index, output.text, 1)
+        return ApiAnswer(outputs, drafts.usage)
+
+    def _complete(self, body: Json) -> Json:
+        merged = {**body, **(self._service.extra_body or {})}
+        return {
+            name: value for name, value in merged.items() if name not in self._service.leave_out
+        }
+
+    async def _post(self, path: str, body: Json) -> Mapping[str, Any]:
+        answer = await self._patience.ask(lambda: self._door.post(self._service.root + path, body))
+        if not isinstance(answer, Mapping):
+            raise ProtocolError(f"the API answered {str(answer)[:200]!r}, which is no JSON object")
+        return answer
+
+    async def _stream(self, path: str, body: Json, drafts: Drafts) -> None:
+        """Only the beginning is tried again: what has come cannot be taken back."""
+        streamed = self._complete(
+            {**body, "stream": True, "stream_options": {"include_usage": True}}
+        )
+        stream = await self._patience.ask(
+            lambda: self._door.open(self._service.root + path, streamed)
+        )
+        async with contextlib.aclosing(cast("Any", stream)):
+            pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
+            async for piece in pieces:
+                if piece.get("error"):
+                    raise broken_off(piece)
+                drafts.take(piece)
+
+    # --- selections
+    # -----------------------------------------------------------------------------------------------
+
+    def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
+        return enforceable(
+            constraint, self._service.dialect, is_chat=isinstance(prompt, ChatPrompt)
+        )
+
+    async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
+        if not isinstance(prompt, TextPrompt) or not self._service.dialect.scores:
+            return None
+        texts = [prompt.text + choice for choice in op.choices]
+        found, usage = await self._echo(texts, op.choices)
+        alone: tuple[tuple[float, ...], ...] = ()
+        if op.method == "unconditional_likelihood_normalized":
+            alone, more = await self._echo(list(op.choices), op.choices)
+            usage = wire.Usage(
+                prompt=usage.prompt + more.prompt, computed=usage.computed + more.computed
+            )
+        return chosen(op, ChoiceScore(found, alone, usage))
+
+    async def _echo(
+        self, texts: list[str], choices: Sequence[str]
+    ) -> tuple[tuple[tuple[float, ...], ...], wire.Usage]:
+        """All texts in one request; of each the log-probabilities of its choice's tokens."""
+        body: Json = {
+            "model": self.model,
+            "prompt": texts,
+            "max_tokens": 0,
+            "echo": True,
+            "logprobs": 0,
+        }
+        answer = await self._post("/completions", self._complete({**body, "temperature": 0.0}))
+        by_index = sorted(answer.get("choices") or (), key=lambda choice: choice.get("index") or 0)
+        if len(by_index) != len(choices):
+            raise ProtocolError(
+                f"asked to score {len(choices)} choices, the API answered {len(by_index)}"
+            )
+        found: list[tuple[float, ...]] = []
+        for choice, text in zip(by_index, choices, strict=True):
+            numbers = echoed(choice, len(text))
+            if not numbers or any(number is None for number in numbers):
+                raise NotSupported(
+                    f"the API does not tell the likelihood of all tokens of {text!r}: a text's first token has none"
+                )
+            found.append(tuple(number for number in numbers if number is not None))
+        return tuple(found), usage_of(answer)
+
+    async def flush(self) -> None:
+        raise NotSupported("this API has no request that makes it forget its cache")
+
+    async def close(self) -> None:
+        await self._door.close()
+
+
+def _changed(
+    output: wire.Output, wrapping: ResponseSchema | None, left: Sequence[str]
+) -> wire.Output:
+    """Taken out of its JSON, and cut before the stop strings that the service was not told."""
+    text = output.text if wrapping is None else wrapping.read(output.text)
+    stop = first_stop(text, left) if left else None
+    if stop is None:
+        return msgspec.structs.replace(output, text=text)
+    return msgspec.structs.replace(
+        output, text=text[: stop.begin], finish="stop", stopped_by=stop.of(text)
+    )

@@ -1,0 +1,47 @@
+"""Constraints looked at afterwards: whether a text that nobody confined is what was asked for.
+
+Regular expressions by Python's `re`, choices by comparison, schemas by the `jsonschema` library. A
+grammar cannot be looked at without a parser for it, which the client half does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from lmprog import wire
+from lmprog.errors import GrammarError, NotSupported
+
+
+def can_be_checked(constraint: wire.Constraint) -> bool:
+    return not isinstance(constraint, wire.Grammar)
+
+
+def fits(constraint: wire.Constraint, text: str) -> bool:
+    """Whether all of `text` is what the constraint allows."""
+    if isinstance(constraint, wire.Regex):
+        try:
+            return re.fullmatch(constraint.pattern, text) is not None
+        except re.error as error:
+            raise GrammarError(f"{constraint.pattern!r}: {error}", position=error.pos) from None
+    if isinstance(constraint, wire.Choices):
+        return text in constraint.texts
+    if isinstance(constraint, wire.JsonSchema):
+        return _is_valid(constraint.schema, text)
+    raise NotSupported(
+        "a grammar can only be enforced by lmprog's runtime, or by a server that knows it"
+    )
+
+
+def _is_valid(schema: str, text: str) -> bool:
+    try:
+        import jsonschema
+    except ImportError:
+        raise NotSupported(
+            "to look at JSON afterwards, the package jsonschema is needed: pip install 'lmprog[openai]'"
+        ) from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return bool(jsonschema.Draft202012Validator(json.loads(schema)).is_valid(value))

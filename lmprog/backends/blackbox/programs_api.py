@@ -1,0 +1,203 @@
+"""An `Api` on a server of lmprog's own, by `/v1/programs`: a branch travels as it stands, turns and
+all.
+
+So everything that the runtime does is there: any constraint, selects by likelihood, generations
+inside of turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, cast
+
+from lmprog import wire
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api_errors import failure
+from lmprog.backends.blackbox.dialects import LMPROG
+from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.openai_body import sampling_fields, structured_outputs
+from lmprog.backends.blackbox.retry_policy import RetryPolicy
+from lmprog.backends.blackbox.transcript import (
+    Item,
+    ItemsPrompt,
+    Kind,
+    Prompt,
+    SaidText,
+    TurnBegin,
+    TurnEnd,
+)
+from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
+
+_PATH = "/v1/programs"
+_NOTHING = ("", SaidText(""), SaidText("", own=False))
+
+
+class ProgramsApi:
+    """Owns its door. Each call is a program of one branch."""
+
+    kind: Kind = "items"
+    can_prefill = True
+
+    def __init__(
+        self, model: str, context_len: int, door: Transport, patience: RetryPolicy
+    ) -> None:
+        self.model = model
+        self.context_len = context_len
+        self._door = door
+        self._patience = patience
+
+    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+        sampling = ask.sampling
+        gen: Json = {"op": "gen", "branch": "b", "call": "c", "max_tokens": sampling.max_tokens}
+        gen.update(sampling_fields(sampling, LMPROG))
+        if ask.heal and _ends_literal(ask.prompt):
+            gen["heal"] = True
+        if sampling.logprobs is not None:
+            gen["logprobs"] = sampling.logprobs
+        if ask.constraint is not None:
+            gen.update(structured_outputs(ask.constraint))
+        body = _program(ask.prompt, gen)
+        result = await (self._post(body) if hear is None else self._stream(body, hear))
+        return ApiAnswer(
+            tuple(_output(output) for output in result["outputs"]), _usage(result["usage"])
+        )
+
+    async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
+        asked: Json = {
+            "op": "select",
+            "branch": "b",
+            "call": "c",
+            "choices": list(op.choices),
+            "method": op.method,
+        }
+        asked.update({"temperature": op.temperature, "seed": op.seed})
+        result = await self._post(_program(prompt, asked))
+        options = tuple(
+            wire.ScoredChoice(option["score"], option["probability"])
+            for option in result["options"]
+        )
+        return wire.Chosen(op.call, result["index"], options, _usage(result["usage"]))
+
+    async def _post(self, body: Json) -> Mapping[str, Any]:
+        async def send() -> Mapping[str, Any]:
+            answer = await self._door.post(_PATH, body)
+            return _checked(answer["results"]["c"])
+
+        return await self._patience.ask(send)
+
+    async def _stream(self, body: Json, hear: Hear) -> Mapping[str, Any]:
+        stream = await self._patience.ask(lambda: self._door.open(_PATH, {**body, "stream": True}))
+        async with contextlib.aclosing(cast("Any", stream)):
+            pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
+            async for piece in pieces:
+                if "type" in piece:
+                    return _checked(piece, is_stream=True)
+                if "index" in piece:
+                    hear(piece["index"], piece["text"], 1)
+                elif "error" in piece:
+                    raise RuntimeGone(f"the server broke off its answer: {piece['error']}")
+        raise ProtocolError("the server's answer has no end")
+
+    def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
+        return True
+
+    async def flush(self) -> None:
+        await self._patience.ask(lambda: self._door.post("/flush_cache", {}))
+
+    async def close(self) -> None:
+        await self._door.close()
+
+
+def _program(prompt: Prompt, call: Json) -> Json:
+    assert isinstance(prompt, ItemsPrompt)
+    pieces = _pieces(prompt.items)
+    ops: list[Json] = [{"op": "open", "branch": "b"}]
+    if pieces:
+        ops.append({"op": "append", "branch": "b", "pieces": pieces})
+    return {"ops": [*ops, {name: value for name, value in call.items() if value is not None}]}
+
+
+def _ends_literal(prompt: Prompt) -> bool:
+    """Only the program's own text is healed, and what was generated may travel as text."""
+    assert isinstance(prompt, ItemsPrompt)
+    last = next((item for item in reversed(prompt.items) if item not in _NOTHING), None)
+    return isinstance(last, str) or (isinstance(last, SaidText) and not last.own)
+
+
+def _pieces(items: Sequence[Item]) -> list[str | Json]:
+    """The branch in pieces. What was generated goes back as the tokens that it was, so that they
+    are found again.
+    """
+    pieces: list[str | Json] = []
+    for item in items:
+        if isinstance(item, TurnBegin | TurnEnd):
+            pieces.append({"begin" if isinstance(item, TurnBegin) else "end": item.role})
+        elif isinstance(item, SaidText):
+            _add_said(pieces, item)
+        else:
+            _add_text(pieces, item)
+    return pieces
+
+
+def _add_text(pieces: list[str | Json], text: str) -> None:
+    if pieces and isinstance(pieces[-1], str):
+        pieces[-1] += text
+    elif text:
+        pieces.append(text)
+
+
+def _add_said(pieces: list[str | Json], said: SaidText) -> None:
+    """A result's first token may spell the end of the text before it once more, which then is not
+    sent twice.
+    """
+    before = pieces[-1] if pieces else None
+    kept = before.removesuffix(said.seam) if isinstance(before, str) else ""
+    is_cut = isinstance(before, str) and before.endswith(said.seam) and kept
+    if not said.tokens or before is None or (said.seam and not is_cut):
+        _add_text(pieces, said.text)  # nothing stands before it, or its tokens are not known
+        return
+    if said.seam:
+        pieces[-1] = kept
+    pieces.append({"tokens": list(said.tokens)})
+    _add_text(pieces, said.rest)
+
+
+def _checked(result: Mapping[str, Any], *, is_stream: bool = False) -> Mapping[str, Any]:
+    """Raises the failure that stands in the place of a value."""
+    if result["type"] != "error":
+        return result
+    error = failure(result["error"].get("status") or 500, result, {})
+    raise getattr(error, "error", error) if is_stream else error
+
+
+def _output(output: Mapping[str, Any]) -> wire.Output:
+    finish = output["finish_reason"]
+    if finish not in ("stop", "length", "constraint"):
+        raise NotSupported(
+            f"the server ended a text for a reason that is not known here: {finish!r}"
+        )
+    logprobs = tuple(
+        wire.TokenLogprob(
+            one["token"],
+            one["text"],
+            one["logprob"],
+            tuple((top["token"], top["text"], top["logprob"]) for top in one["top"]),
+        )
+        for one in output.get("logprobs") or ()
+    )
+    seam, rest = output.get("seam", ""), output.get("rest", "")
+    return wire.Output(
+        output["text"],
+        tuple(output["tokens"]),
+        finish,
+        output["stopped_by"],
+        logprobs,
+        seam=seam,
+        rest=rest,
+    )
+
+
+def _usage(usage: Mapping[str, Any]) -> wire.Usage:
+    names = ("prompt", "cached", "generated", "forced", "computed")
+    return wire.Usage(**{name: usage.get(f"{name}_tokens") or 0 for name in names})

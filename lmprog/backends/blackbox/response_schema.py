@@ -1,0 +1,101 @@
+"""JSON schemas as `response_format` takes them: the root an object, and marked strict where the
+service can be strict.
+
+A schema whose root is something else is wrapped into an object with one property, and the text that
+comes back is taken out of it again: what the program sees is what it asked for. Knows JSON, no
+services.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from lmprog import wire
+from lmprog.errors import ValidationFailed
+
+_WRAPPED = "value"
+ROOM = 16  # tokens that the wrapping may take
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseSchema:
+    """A response format, and how its text is to be read."""
+
+    schema: dict[str, Any]
+    is_wrapped: bool
+    is_bare: bool
+    """The value is a string, and the program wants it without quotes (a `Literal` of strings)."""
+
+    def field(self) -> dict[str, Any]:
+        """The `response_format` of a request."""
+        inner = {"name": "answer", "schema": self.schema, "strict": is_strict(self.schema)}
+        return {"type": "json_schema", "json_schema": inner}
+
+    def read(self, text: str) -> str:
+        """The text that the program asked for. Raises `ValidationFailed` where the answer is not
+        what was asked for.
+        """
+        if not self.is_wrapped:
+            return text
+        try:
+            value = json.loads(text)[_WRAPPED]
+        except (ValueError, TypeError, KeyError):
+            raise ValidationFailed(
+                f"the model's JSON was cut, or is no answer: {text!r}", text=text
+            ) from None
+        return (
+            value
+            if self.is_bare and isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False)
+        )
+
+
+def format_of(constraint: wire.JsonSchema | wire.Choices) -> ResponseSchema:
+    if isinstance(constraint, wire.Choices):
+        return ResponseSchema(
+            _wrapped({"type": "string", "enum": list(constraint.texts)}), True, True
+        )
+    schema = json.loads(constraint.schema)
+    if isinstance(schema, dict) and _root(schema).get("type") == "object":
+        return ResponseSchema(schema, False, False)
+    return ResponseSchema(_wrapped(schema), True, False)
+
+
+def _root(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema that the root refers to."""
+    reference = schema.get("$ref", "")
+    prefix = "#/$defs/"
+    if isinstance(reference, str) and reference.startswith(prefix):
+        found = schema.get("$defs", {}).get(reference.removeprefix(prefix), {})
+        return found if isinstance(found, dict) else {}
+    return schema
+
+
+def _wrapped(schema: Any) -> dict[str, Any]:
+    inner = dict(schema) if isinstance(schema, dict) else schema
+    outer: dict[str, Any] = {
+        "type": "object",
+        "properties": {_WRAPPED: inner},
+        "required": [_WRAPPED],
+    }
+    outer["additionalProperties"] = False
+    if isinstance(inner, dict) and "$defs" in inner:
+        outer["$defs"] = inner.pop("$defs")  # references point at the root
+    return outer
+
+
+def is_strict(node: Any) -> bool:
+    """Whether every object is closed and has all of its properties required, as strict mode
+    demands.
+    """
+    if isinstance(node, list):
+        return all(is_strict(item) for item in node)
+    if not isinstance(node, dict):
+        return True
+    if node.get("type") == "object" or "properties" in node:
+        names = set(node.get("properties", {}))
+        if node.get("additionalProperties") is not False or set(node.get("required", ())) != names:
+            return False
+    return all(is_strict(value) for value in node.values())

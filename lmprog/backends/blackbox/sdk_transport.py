@@ -1,0 +1,62 @@
+"""A door through a vendor's own Python package, of the make that OpenAI's and Anthropic's share.
+
+The package knows keys, proxies and addresses; asking again is not left to it. Which package it is,
+is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from typing import Any, cast
+
+from lmprog.backends.blackbox.api_errors import broken_off, failure, unreachable
+from lmprog.backends.blackbox.http_transport import Json
+
+
+class SdkTransport:
+    """Requests through `client`, an asynchronous client of `package`."""
+
+    def __init__(self, package: Any, client: Any) -> None:
+        self._package = package
+        self._client = client.with_options(max_retries=0, timeout=None)
+
+    async def post(self, path: str, body: Json) -> Mapping[str, Any]:
+        with self._failures():
+            return cast(
+                "Mapping[str, Any]", await self._client.post(path, cast_to=object, body=body)
+            )
+
+    async def open(self, path: str, body: Json) -> AsyncIterator[Mapping[str, Any]]:
+        with self._failures():
+            stream = await self._client.post(
+                path,
+                cast_to=object,
+                body=body,
+                stream=True,
+                stream_cls=self._package.AsyncStream[object],
+            )
+        return self._pieces(stream)
+
+    async def _pieces(self, stream: Any) -> AsyncGenerator[Mapping[str, Any], None]:
+        try:
+            with self._failures():
+                async for piece in stream:
+                    yield piece
+        finally:
+            await stream.close()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """The package's exceptions as those of lmprog."""
+        try:
+            yield
+        except self._package.APIStatusError as error:
+            raise failure(error.status_code, error.body, error.response.headers) from None
+        except self._package.APIConnectionError as error:
+            raise unreachable(error.__cause__ or error) from None
+        except self._package.APIError as error:
+            raise broken_off(error.body or error.message) from None

@@ -1,0 +1,214 @@
+"""An `Api` on SGLang's own route, `/generate`: texts in, texts and log-probabilities out.
+
+A select is two requests: one that computes the text and tells how many tokens it has, and one that
+scores all choices after it, whose text the server has in its cache by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, cast
+
+from lmprog import wire
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api_errors import broken_off
+from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
+from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.openai_answer import last_tokens
+from lmprog.backends.blackbox.openai_body import sglang_constraint
+from lmprog.backends.blackbox.retry_policy import RetryPolicy
+from lmprog.backends.blackbox.transcript import Kind, Prompt, TextPrompt
+from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
+
+_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+_BY_ITSELF = {"logprobs", "prompt_logprobs", "prompt_logprobs_start", "logit_bias"}
+
+
+class NativeApi:
+    """Owns its door."""
+
+    kind: Kind = "text"
+    can_prefill = False
+
+    def __init__(
+        self, model: str, context_len: int, door: Transport, patience: RetryPolicy
+    ) -> None:
+        self.model = model
+        self.context_len = context_len
+        self._door = door
+        self._patience = patience
+
+    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+        sampling = ask.sampling
+        if sampling.prompt_logprobs is not None:
+            raise NotSupported("prompt_logprobs cannot be asked of this server; leave it out")
+        body: Json = {
+            "text": _text(ask.prompt),
+            "sampling_params": _params(sampling, ask.constraint),
+        }
+        if sampling.logprobs is not None:
+            body.update(_logprobs_of(sampling.logprobs))
+        if hear is None or sampling.n > 1:
+            found = _results(await self._post(body))
+            if hear is not None:
+                for index, one in enumerate(found):
+                    hear(index, one["text"], 1)
+        else:
+            found = [await self._stream(body, hear)]
+        if len(found) != sampling.n:
+            raise ProtocolError(f"asked for {sampling.n} results, the server gave {len(found)}")
+        return ApiAnswer(
+            tuple(_output(one) for one in found), _usage([one["meta_info"] for one in found])
+        )
+
+    async def _post(self, body: Json) -> Mapping[str, Any]:
+        return await self._patience.ask(lambda: self._door.post("/generate", body))
+
+    async def _stream(self, body: Json, hear: Hear) -> Mapping[str, Any]:
+        """Each piece has the whole text so far."""
+        stream = await self._patience.ask(
+            lambda: self._door.open("/generate", {**body, "stream": True})
+        )
+        last: Mapping[str, Any] = {"text": "", "meta_info": {}}
+        async with contextlib.aclosing(cast("Any", stream)):
+            pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
+            async for piece in pieces:
+                if piece.get("error"):
+                    raise broken_off(piece)
+                new = piece["text"][len(last["text"]) :]
+                if new:
+                    hear(0, new, 1)
+                last = piece
+        return last
+
+    # --- selections
+    # -----------------------------------------------------------------------------------------------
+
+    async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
+        text = _text(prompt)
+        begin = 0
+        if text:
+            [warmed] = _results(await self._post({"text": text, "sampling_params": _NOTHING}))
+            begin = max(
+                warmed["meta_info"]["prompt_tokens"] - 2, 0
+            )  # the last tokens may merge with a choice's
+        scored, usage = await self._score(
+            [text + choice for choice in op.choices], op.choices, begin
+        )
+        alone: tuple[tuple[float, ...], ...] = ()
+        if op.method == "unconditional_likelihood_normalized":
+            alone, more = await self._score(list(op.choices), op.choices, 0)
+            usage = wire.Usage(prompt=usage.prompt + more.prompt, cached=usage.cached + more.cached)
+        return chosen(op, ChoiceScore(scored, alone, usage))
+
+    async def _score(
+        self, texts: list[str], choices: Sequence[str], begin: int
+    ) -> tuple[tuple[tuple[float, ...], ...], wire.Usage]:
+        body: Json = {
+            "text": texts,
+            "sampling_params": _NOTHING,
+            "logprob_start_len": begin,
+            **_logprobs_of(0),
+        }
+        found = _results(await self._post(body))
+        if len(found) != len(choices):
+            raise ProtocolError(
+                f"asked to score {len(choices)} choices, the server answered {len(found)}"
+            )
+        scored = tuple(
+            _tail(one["meta_info"], choice) for one, choice in zip(found, choices, strict=True)
+        )
+        return scored, _usage([one["meta_info"] for one in found])
+
+    def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
+        return True
+
+    async def flush(self) -> None:
+        await self._patience.ask(lambda: self._door.post("/flush_cache", {}))
+
+    async def close(self) -> None:
+        await self._door.close()
+
+
+_NOTHING: Mapping[str, object] = {"max_new_tokens": 0, "temperature": 0.0}
+
+
+def _text(prompt: Prompt) -> str:
+    assert isinstance(prompt, TextPrompt)
+    return prompt.text
+
+
+def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -> Json:
+    """SGLang's names; all is said, since the server's own defaults are the checkpoint's."""
+    params: Json = {}
+    for name in sampling.__struct_fields__:
+        value = getattr(sampling, name)
+        if name not in _BY_ITSELF and value is not None:
+            params[_NAMES.get(name, name)] = list(value) if isinstance(value, tuple) else value
+    if sampling.max_tokens is None:
+        params["max_new_tokens"] = None
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return {**params, **(sglang_constraint(constraint) if constraint is not None else {})}
+
+
+def _logprobs_of(top: int) -> Json:
+    return {"return_logprob": True, "top_logprobs_num": top, "return_text_in_logprobs": True}
+
+
+def _results(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """One result, or a list of them."""
+    return list(answer["items"]) if "items" in answer else [answer]
+
+
+def _output(result: Mapping[str, Any]) -> wire.Output:
+    meta = result["meta_info"]
+    finish = meta.get("finish_reason")
+    kind = finish.get("type") if isinstance(finish, Mapping) else finish
+    if kind not in ("stop", "length"):
+        why = finish.get("message") if isinstance(finish, Mapping) else finish
+        raise RuntimeGone(f"the server ended the text early: {why or 'it did not say why'}")
+    stopped_by = finish.get("matched") if isinstance(finish, Mapping) else None
+    rows, tops = meta.get("output_token_logprobs") or (), meta.get("output_top_logprobs") or ()
+    logprobs = tuple(
+        wire.TokenLogprob(
+            token,
+            text or "",
+            number,
+            tuple((id_, name or "", one) for one, id_, name in _at(tops, index)),
+        )
+        for index, (number, token, text) in enumerate(rows)
+    )
+    tokens = tuple(result.get("output_ids") or ())
+    return wire.Output(
+        result["text"], tokens, "length" if kind == "length" else "stop", stopped_by, logprobs
+    )
+
+
+def _at(tops: Sequence[Any], index: int) -> Sequence[Any]:
+    return (tops[index] or ()) if index < len(tops) else ()
+
+
+def _tail(meta: Mapping[str, Any], choice: str) -> tuple[float, ...]:
+    """The log-probabilities of the tokens that the choice at the end of a text is made of."""
+    rows = meta.get("input_token_logprobs") or ()
+    numbers = last_tokens([row[2] or "" for row in rows], [row[0] for row in rows], len(choice))
+    if not numbers or any(number is None for number in numbers):
+        raise NotSupported(
+            f"the server does not tell the likelihood of all tokens of {choice!r}: a text's first token has none"
+        )
+    return tuple(number for number in numbers if number is not None)
+
+
+def _usage(metas: Sequence[Mapping[str, Any]]) -> wire.Usage:
+    """The prompt counts once for several results of it."""
+    prompt = max((meta.get("prompt_tokens") or 0 for meta in metas), default=0)
+    cached = sum(meta.get("cached_tokens") or 0 for meta in metas)
+    generated = sum(meta.get("completion_tokens") or 0 for meta in metas)
+    return wire.Usage(
+        prompt=prompt,
+        cached=cached,
+        generated=generated,
+        computed=max(prompt - cached, 0) + generated,
+    )

@@ -1,0 +1,62 @@
+"""The backend of programs that name none: what `set_default_backend` was given, or an embedded
+runtime.
+
+The embedded runtime is started when the first program needs it, and stopped when the process ends.
+This is the one place of the frontend with state of the whole process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+
+from lmprog.backends import Backend
+
+
+class _Default:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: Backend | None = None
+        self._embedded: Backend | None = None
+
+    def give(self, backend: Backend | None) -> None:
+        self._given = backend
+
+    @property
+    def given(self) -> Backend | None:
+        return self._given
+
+    def get(self) -> Backend:
+        with self._lock:
+            if self._given is not None:
+                return self._given
+            if self._embedded is None or self._embedded.client.closed:
+                self._embedded = self._start()
+            return self._embedded
+
+    def _start(self) -> Backend:
+        from lmprog.backends.embedded import Runtime
+
+        backend = Runtime()
+        atexit.register(backend.close)
+        return backend
+
+
+_default = _Default()
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """Programs that name no backend run on `backend` from now on; with None, on an embedded runtime
+    again.
+    """
+    _default.give(backend)
+
+
+def given_backend() -> Backend | None:
+    """What `set_default_backend` was given last."""
+    return _default.given
+
+
+def default_backend() -> Backend:
+    """The backend of programs that name none; starts the embedded runtime where none was set."""
+    return _default.get()

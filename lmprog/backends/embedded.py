@@ -1,0 +1,75 @@
+"""Backends over a runtime process: one that is started here, or one that runs already.
+
+Joins `lmprog.launch`, which knows processes, with the client. Imported when the first of them is
+asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lmprog import launch
+from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.config import RuntimeConfig
+from lmprog.errors import InvalidParameter
+from lmprog.transport import CurveClient
+
+if TYPE_CHECKING:
+    from lmprog.backends.server_backend import RuntimeEndpoint
+
+
+class Runtime(RuntimeBackend):
+    """Starts a runtime with `model` (a name or a folder) and is the backend on it; ended by `close`
+    or its `with`.
+
+    `options` are those of `lmprog.launch.Runtime`: its own, and the fields of `RuntimeConfig` and
+    `SchedulerConfig`. `model_path` and `shutdown` are SGLang's names of `model` and `close`.
+    """
+
+    def __init__(self, model: str | RuntimeConfig | None = None, **options: Any) -> None:
+        path = options.pop("model_path", None)
+        if model is not None and path is not None:
+            raise InvalidParameter(
+                "model and model_path are the same; give one of them", name="model_path"
+            )
+        model = model or path or "nano"
+        self.process = launch.RuntimeProcess(model, **options)
+        try:
+            connection = self.process.connect("python")
+            super().__init__(connection, welcome=connection.info)
+        except BaseException:
+            self.process.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where other clients reach this runtime, with `connect`."""
+        return self.process.address
+
+    def close(self) -> None:
+        super().close()
+        self.process.close()
+
+    def shutdown(self) -> None:
+        self.close()
+
+
+def connect(
+    address: str,
+    *,
+    keys: CurveClient | None = None,
+    timeout: float = 30.0,
+    api_key: str | None = None,
+) -> RuntimeBackend | RuntimeEndpoint:
+    """The backend on a runtime that runs at `address` (`ipc://...` or `tcp://...`), or on a server
+    (`http://...`).
+
+    `timeout` (seconds) and `keys` are for runtimes, `api_key` for servers; see `RuntimeEndpoint`
+    for their options.
+    """
+    if address.startswith(("http://", "https://")):
+        from lmprog.backends.server_backend import RuntimeEndpoint
+
+        return RuntimeEndpoint(address, api_key)
+    connection = launch.connect(address, client="python", keys=keys, timeout=timeout)
+    return RuntimeBackend(connection, welcome=connection.info)

@@ -1,0 +1,131 @@
+"""`lmprog.OpenAI`: programs on OpenAI's API, or on any service that speaks it, through the `openai`
+package.
+
+This module is where that package enters; it is imported when a backend is made.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, patience_of
+from lmprog.backends.blackbox.dialects import DIALECTS, OPENAI, PLAIN, ApiDialect, Prefill
+from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
+from lmprog.backends.blackbox.sdk_transport import SdkTransport
+from lmprog.backends.blackbox.transcript import Kind
+from lmprog.errors import InvalidParameter, NotSupported, RequestRejected
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from typing_extensions import Unpack
+
+_COMPLETION_MODEL = re.compile(r"(davinci|babbage|curie|ada)(-|$)|-instruct")
+
+
+class OpenAIOptions(ApiOptions, total=False):
+    """What `OpenAI` can be told besides the model and where it is."""
+
+    is_chat_model: bool | None
+    """True: every call is a chat; False: a completion; None: guessed, see `OpenAI`."""
+    dialect: str
+    """How the service differs from OpenAI's: "openai", "plain", "vllm", "sglang", "lmprog"."""
+    prefill: Prefill
+    """How a chat is asked to go on inside of the assistant's turn; "none" where the service
+    cannot.
+    """
+    echo: bool
+    """Whether `/completions` tells the log-probabilities of an echoed prompt, by which a select is
+    scored.
+    """
+    extra_body: Mapping[str, Any]
+    """Fields to be added to every request."""
+    leave_out: Collection[str]
+    """Fields that the service refuses, never to be sent: `("seed",)`, say."""
+    client: AsyncOpenAI
+    """A client of the `openai` package, made and not used yet, in the place of `base_url` and
+    `api_key`.
+    """
+
+
+class OpenAI(ApiBackend):
+    """A backend on an OpenAI-compatible API.
+
+    Without `base_url` it is OpenAI's own, whose models are chats but for those with `instruct`,
+    `davinci` or `babbage` in their names. With a `base_url` the program decides: one with turns is
+    a chat, one without is a completion. `api_key` is by default that of the environment,
+    `OPENAI_API_KEY`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        **options: Unpack[OpenAIOptions],
+    ) -> None:
+        known = set(OpenAIOptions.__annotations__)
+        unknown = sorted(set(options) - known)
+        if unknown:
+            allowed = ", ".join(sorted(known))
+            message = f"OpenAI has no option {unknown[0]!r}; it has {allowed}"
+            raise InvalidParameter(message, name=unknown[0], allowed=allowed)
+        client = options.get("client")
+        is_own = base_url is None and client is None
+        dialect = _dialect(options, is_own)
+        service = ApiService(
+            model,
+            kind_of(model, options.get("is_chat_model"), is_own),
+            dialect,
+            extra_body=options.get("extra_body"),
+            leave_out=frozenset(options.get("leave_out", ())),
+        )
+        patience = patience_of(options)
+        super().__init__(
+            OpenAIApi(service, _door(client, base_url, api_key), patience), patience, options
+        )
+
+
+def kind_of(model: str, is_chat_model: bool | None, is_own: bool) -> Kind:
+    """What the model is asked by."""
+    if is_chat_model is not None:
+        return "chat" if is_chat_model else "text"
+    if not is_own:
+        return "both"
+    return "text" if _COMPLETION_MODEL.search(model) else "chat"
+
+
+def _dialect(options: OpenAIOptions, is_own: bool) -> ApiDialect:
+    name = options.get("dialect")
+    if name is not None and name not in DIALECTS:
+        allowed = ", ".join(DIALECTS)
+        message = f"there is no dialect {name!r}; there are {allowed}"
+        raise InvalidParameter(message, name="dialect", value=name, allowed=allowed)
+    dialect = DIALECTS[name] if name is not None else OPENAI if is_own else PLAIN
+    prefill = options.get("prefill", dialect.prefill)
+    if prefill not in ("none", "continue", "message"):
+        allowed = "'none', 'continue' or 'message'"
+        message = f"prefill={prefill!r} is not allowed; give {allowed}"
+        raise InvalidParameter(message, name="prefill", value=prefill, allowed=allowed)
+    return replace(dialect, prefill=prefill, scores=options.get("echo", dialect.scores))
+
+
+def _door(client: AsyncOpenAI | None, base_url: str | None, api_key: str | None) -> SdkTransport:
+    try:
+        import openai
+    except ImportError:
+        raise NotSupported(
+            "lmprog.OpenAI needs the openai package: pip install 'lmprog[openai]'"
+        ) from None
+    if api_key is None and base_url is not None and not os.environ.get("OPENAI_API_KEY"):
+        api_key = "none"  # local servers ask for no key, the package does
+    try:
+        return SdkTransport(
+            openai, client or openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        )
+    except openai.OpenAIError as error:
+        raise RequestRejected(f"{error} (or set OPENAI_API_KEY)") from None

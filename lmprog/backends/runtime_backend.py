@@ -1,0 +1,68 @@
+"""A backend over any client channel: a runtime process over ZeroMQ, or one in this process.
+
+Knows the calls that are about a runtime as a whole (its figures, forgetting its cache); it starts
+no processes.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from lmprog import wire
+from lmprog.errors import LmprogError, ProtocolError
+from lmprog.lang.client import CallOp, Client, LastReply
+
+if TYPE_CHECKING:
+    from lmprog.backends import Backend
+    from lmprog.transport import ClientChannel
+
+
+class RuntimeBackend:
+    """Owns a client over `channel`. A context manager: leaving it closes the client."""
+
+    def __init__(
+        self, channel: ClientChannel, *, welcome: wire.Welcome | None = None, name: str = ""
+    ) -> None:
+        self._client = Client(channel, welcome=welcome, name=name)
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def ask(backend: Backend, op: CallOp) -> LastReply:
+    """One call about the runtime as a whole; blocks. Raises why it failed."""
+    call = backend.client.call(op)
+    backend.client.flush()
+    outcome = call.wait()
+    if isinstance(outcome, LmprogError):
+        raise outcome
+    return outcome
+
+
+def describe(backend: Backend) -> dict[str, float]:
+    """The runtime's figures, by name."""
+    reply = ask(backend, wire.Describe(backend.client.number()))
+    if not isinstance(reply, wire.Described):
+        raise ProtocolError(f"asked for figures, the runtime answered {type(reply).__name__}")
+    return reply.figures
+
+
+def flush(backend: Backend) -> None:
+    """Makes the runtime forget every page that no live branch stands on."""
+    ask(backend, wire.Flush(backend.client.number()))

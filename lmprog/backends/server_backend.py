@@ -1,0 +1,138 @@
+"""A backend on a server over HTTP: lmprog's own, SGLang's, vLLM's, or any other that speaks
+OpenAI's API.
+
+Which one it is, is found out by asking it; what a program can do there follows from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmprog import wire
+from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, patience_of
+from lmprog.backends.blackbox.dialects import PLAIN, SGLANG, VLLM
+from lmprog.backends.blackbox.http_client import HttpTransport, look
+from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
+from lmprog.backends.blackbox.programs_api import ProgramsApi
+from lmprog.backends.blackbox.retry_policy import RetryPolicy
+from lmprog.backends.blackbox.sglang_api import NativeApi
+from lmprog.backends.blackbox.transcript import Kind, Prompt, TextPrompt
+from lmprog.errors import InvalidParameter, ProtocolError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class RuntimeEndpoint(ApiBackend):
+    """A backend on the server at `base_url`, which is asked what it is.
+
+    On lmprog's server a program does what it does on a runtime of its own. On SGLang's, programs of
+    plain text use `/generate`, those with turns its chats; on vLLM's and all others, both use
+    OpenAI's API. `kind` says what was found.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str | None = None, **options: Unpack[ApiOptions]
+    ) -> None:
+        unknown = sorted(set(options) - set(ApiOptions.__annotations__))
+        if unknown:
+            allowed = ", ".join(ApiOptions.__annotations__)
+            message = f"a server over HTTP has no option {unknown[0]!r}; it has {allowed}"
+            raise InvalidParameter(message, name=unknown[0], allowed=allowed)
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        found = ask_what(self.base_url, api_key)
+        self.kind = found.kind
+        patience = patience_of(options)
+        super().__init__(
+            _api(found, HttpTransport(self.base_url, api_key), patience), patience, options
+        )
+
+    def speculate(self, branch: int, num_tokens: int) -> None:
+        """Nothing is to be gained from it where the server keeps its cache for whole branches."""
+        if self.kind != "lmprog":
+            super().speculate(branch, num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a server said of itself."""
+
+    kind: str
+    """"lmprog", "sglang", "vllm" or "plain"."""
+    model: str
+    context_len: int
+
+
+def ask_what(url: str, api_key: str | None) -> Found:
+    """Asks a server which one it is. Raises `RuntimeGone` where nobody answers, `ProtocolError` for
+    a stranger.
+    """
+    models = look(url, "/v1/models", api_key)
+    cards = (models or {}).get("data") or []
+    if cards and isinstance(cards[0], Mapping):
+        card: Mapping[str, Any] = cards[0]
+        owner = str(card.get("owned_by") or "")
+        kind = owner if owner in ("lmprog", "sglang", "vllm") else _by_routes(url, api_key)
+        return Found(kind, str(card.get("id") or "default"), int(card.get("max_model_len") or 0))
+    about = look(url, "/get_model_info", api_key) or look(url, "/model_info", api_key)
+    if about is not None and about.get("model_path"):
+        return Found("sglang", str(about["model_path"]), int(about.get("context_length") or 0))
+    raise ProtocolError(
+        f"the server at {url} has neither /v1/models nor /get_model_info; is it one for language models?"
+    )
+
+
+def _by_routes(url: str, api_key: str | None) -> str:
+    """For servers that name somebody else as the owner of their model."""
+    if (
+        look(url, "/get_server_info", api_key) is not None
+        or look(url, "/server_info", api_key) is not None
+    ):
+        return "sglang"
+    return "vllm" if look(url, "/version", api_key) is not None else "plain"
+
+
+def _api(found: Found, door: HttpTransport, patience: RetryPolicy) -> Api:
+    if found.kind == "lmprog":
+        return ProgramsApi(found.model, found.context_len, door, patience)
+    dialect = {"sglang": SGLANG, "vllm": VLLM}.get(found.kind, PLAIN)
+    both = OpenAIApi(
+        ApiService(found.model, "both", dialect, found.context_len, root="/v1"), door, patience
+    )
+    if found.kind != "sglang":
+        return both
+    return Either(NativeApi(found.model, found.context_len, door, patience), both)
+
+
+class Either:
+    """SGLang's server: texts by its own route, chats by OpenAI's. The two share a door."""
+
+    kind: Kind = "both"
+
+    def __init__(self, text: NativeApi, chat: OpenAIApi) -> None:
+        self.model = chat.model
+        self.context_len = chat.context_len
+        self.can_prefill = chat.can_prefill
+        self._text = text
+        self._chat = chat
+
+    def _for(self, prompt: Prompt) -> Api:
+        return self._text if isinstance(prompt, TextPrompt) else self._chat
+
+    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+        return await self._for(ask.prompt).generate(ask, hear)
+
+    async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
+        return await self._for(prompt).select(prompt, op)
+
+    def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
+        return self._for(prompt).enforces(constraint, prompt)
+
+    async def flush(self) -> None:
+        await self._text.flush()
+
+    async def close(self) -> None:
+        await self._chat.close()

@@ -1,0 +1,32 @@
+"""Patterns, schemas, choices and grammars as automata over tokens: what may come next, and what
+must.
+
+`compile_constraint` (or a `ConstraintCache`) makes a `Constraint` for a `Vocabulary`; the runtime
+asks it for masks.
+"""
+
+from __future__ import annotations
+
+from lmprog.constraints.constraint import (
+    ChoicesSpec,
+    CompileLimits,
+    Constraint,
+    GrammarSpec,
+    JsonSchemaSpec,
+    MaskRow,
+    RegexSpec,
+    Spec,
+    SubstringSpec,
+)
+
+__all__ = [
+    "ChoicesSpec",
+    "CompileLimits",
+    "Constraint",
+    "GrammarSpec",
+    "JsonSchemaSpec",
+    "MaskRow",
+    "RegexSpec",
+    "Spec",
+    "SubstringSpec",
+]

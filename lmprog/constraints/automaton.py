@@ -1,0 +1,309 @@
+"""The lazily determinised automaton of a net: the plain twin of the native one.
+
+A *position* is a leaf's state and what follows that leaf, a chain of *frames* (hash-consed, as the
+net may be recursive): the rest of a sequence, or a repetition with its counters. A state is a set
+of positions, made when first reached, so an automaton of a million states costs only what is
+visited. Of two positions that differ in counters alone and of which one allows all that the other
+does, only the larger is kept: `(\\w+\\s?){1,200}` stays small.
+
+Since the net is trimmed, every position can still reach acceptance, and so can every state but 0,
+the dead one. Knows bytes; does not know tokens.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.costs import ALT, LEAF, NO_LIMIT, REPEAT, SEQ, UNREACHABLE, Net
+from lmprog.errors import GrammarError
+
+DEAD = 0
+
+
+class ByteAutomaton(Protocol):
+    """What the native automaton and its twin have in common. States are small integers, 0 is
+    dead.
+    """
+
+    @property
+    def start(self) -> int: ...
+
+    def run(self, state: int, text: bytes) -> int: ...
+
+    def row(self, state: int) -> list[int]:
+        """The next state per byte, 256 long."""
+        ...
+
+    def forced(self, state: int, most: int) -> bytes:
+        """The bytes, at most `most`, that every continuation of a state that is not final starts
+        with.
+        """
+        ...
+
+    def is_final(self, state: int) -> bool: ...
+
+    def cost(self, state: int) -> int:
+        """Tokens that suffice to reach acceptance."""
+        ...
+
+
+class _Frame(NamedTuple):
+    """What follows: for a SEQ the items from `first` on; for a REPEAT between `first` and `second`
+    more rounds.
+    """
+
+    node: int
+    first: int
+    second: int
+    rest: int
+
+
+class _Closure(NamedTuple):
+    positions: tuple[int, ...]
+    final: bool
+
+
+class LazyAutomaton:
+    """One net's automaton; grows as it is used."""
+
+    def __init__(self, net: Net, limits: CompileLimits) -> None:
+        self._kind: list[int] = net.kind.tolist()
+        self._args: list[list[int]] = net.args.tolist()
+        self._items: list[int] = net.items.tolist()
+        self._node_cost: list[int] = net.node_cost.tolist()
+        self._starts: list[int] = net.edge_start.tolist()
+        self._edges: list[list[int]] = net.edges.tolist()
+        self._ends: list[int] = net.final.tolist()
+        self._state_cost: list[int] = net.state_cost.tolist()
+        self._limits = limits
+        self._frames: list[_Frame] = [_Frame(-1, 0, 0, -1)]  # frame 0: nothing follows
+        self._frame_cost: list[int] = [0]
+        self._frame_ids: dict[_Frame, int] = {}
+        self._frame_closures: dict[int, _Closure] = {}
+        self._positions: list[tuple[int, int]] = []
+        self._position_ids: dict[tuple[int, int], int] = {}
+        self._sets: list[_Closure] = [_Closure((), False)]
+        self._set_ids: dict[_Closure, int] = {self._sets[0]: DEAD}
+        self._costs: list[int] = [UNREACHABLE]
+        self._rows: dict[int, list[int]] = {DEAD: [DEAD] * 256}
+        self._held = 0
+        self.start = self._state(self._close([(net.root, 0)], []))
+
+    @property
+    def num_states(self) -> int:
+        return len(self._sets)
+
+    def is_final(self, state: int) -> bool:
+        return self._sets[state].final
+
+    def cost(self, state: int) -> int:
+        return self._costs[state]
+
+    def run(self, state: int, text: bytes) -> int:
+        for byte in text:
+            if state == DEAD:
+                break
+            state = self.row(state)[byte]
+        return state
+
+    def forced(self, state: int, most: int) -> bytes:
+        out = bytearray()
+        while len(out) < most and not self.is_final(state):
+            row = self.row(state)
+            byte = next(i for i, after in enumerate(row) if after != DEAD)
+            if any(row[byte + 1 :]):
+                break
+            out.append(byte)
+            state = row[byte]
+        return bytes(out)
+
+    def row(self, state: int) -> list[int]:
+        row = self._rows.get(state)
+        if row is None:
+            row = self._rows[state] = self._determinise(state)
+        return row
+
+    def _determinise(self, state: int) -> list[int]:
+        edges = []
+        for position in self._sets[state].positions:
+            leaf_state, frame = self._positions[position]
+            for low, high, to in self._edges[
+                self._starts[leaf_state] : self._starts[leaf_state + 1]
+            ]:
+                edges.append((low, high, to, frame))
+        row = [DEAD] * 256
+        bounds = sorted({bound for low, high, _, _ in edges for bound in (low, high + 1)})
+        known: dict[frozenset[tuple[int, int]], int] = {}
+        for first, after in pairwise(bounds):
+            targets = frozenset(
+                (to, frame) for low, high, to, frame in edges if low <= first <= high
+            )
+            if not targets:
+                continue
+            found = known.get(targets)
+            if found is None:
+                found = known[targets] = self._state(self._union(targets))
+            row[first:after] = [found] * (after - first)
+        return row
+
+    def _union(self, targets: frozenset[tuple[int, int]]) -> _Closure:
+        """Where the automaton is after a byte led to these leaf states, each with what follows
+        it.
+        """
+        positions: set[int] = set()
+        final = False
+        for leaf_state, frame in targets:
+            if self._starts[leaf_state] != self._starts[leaf_state + 1]:
+                positions.add(self._position(leaf_state, frame))
+            if self._ends[leaf_state]:
+                closure = self._frame_closure(frame)
+                positions.update(closure.positions)
+                final |= closure.final
+        return _Closure(tuple(positions), final)
+
+    def _frame_closure(self, frame: int) -> _Closure:
+        found = self._frame_closures.get(frame)
+        if found is None:
+            found = self._frame_closures[frame] = self._close([], [frame])
+        return found
+
+    def _close(self, entered: list[tuple[int, int]], resumed: list[int]) -> _Closure:
+        """Everything reachable without reading a byte from nodes (with the frame behind each) and
+        frames.
+        """
+        positions: set[int] = set()
+        final = False
+        seen: set[tuple[int, int, int]] = set()
+        while entered or resumed:
+            if entered:
+                node, frame = entered.pop()
+                kind, (first, second, third) = self._kind[node], self._args[node]
+                if kind == LEAF:
+                    if self._starts[first] != self._starts[first + 1]:
+                        positions.add(self._position(first, frame))
+                    if self._ends[first]:
+                        resumed.append(frame)
+                    continue
+                if kind == ALT:
+                    if (node, frame, -1) not in seen:
+                        seen.add((node, frame, -1))
+                        entered += [
+                            (item, frame) for item in reversed(self._items[first : first + second])
+                        ]
+                    continue
+                low, high = (0, 0) if kind == SEQ else (second, third)
+                work = _Frame(node, low, high, frame)
+            else:
+                number = resumed.pop()
+                if number == 0:
+                    final = True
+                    continue
+                work = self._frames[number]
+            self._proceed(work, entered, resumed, seen)
+        return _Closure(tuple(positions), final)
+
+    def _proceed(
+        self,
+        work: _Frame,
+        entered: list[tuple[int, int]],
+        resumed: list[int],
+        seen: set[tuple[int, int, int]],
+    ) -> None:
+        """Goes on with the rest of a sequence, or with one more or no more round of a
+        repetition.
+        """
+        node, first, second, rest = work
+        args = self._args[node]
+        if self._kind[node] == SEQ:
+            if first == args[1]:
+                resumed.append(rest)
+                return
+            behind = rest if first + 1 == args[1] else self._frame(_Frame(node, first + 1, 0, rest))
+            entered.append((self._items[args[0] + first], behind))
+            return
+        if first == 0:
+            # Met again without a byte read in between, a repetition can only have fewer rounds
+            # left: nothing new.
+            if (node, rest, -2) in seen:
+                return
+            seen.add((node, rest, -2))
+            resumed.append(rest)
+        if second != 0:
+            fewer = second if second == NO_LIMIT else second - 1
+            behind = (
+                rest if fewer == 0 else self._frame(_Frame(node, max(first - 1, 0), fewer, rest))
+            )
+            entered.append((args[0], behind))
+
+    def _frame(self, frame: _Frame) -> int:
+        found = self._frame_ids.get(frame)
+        if found is None:
+            found = self._frame_ids[frame] = len(self._frames)
+            self._frames.append(frame)
+            args = self._args[frame.node]
+            if self._kind[frame.node] == SEQ:
+                items = self._items[args[0] + frame.first : args[0] + args[1]]
+                cost = sum(self._node_cost[item] for item in items)
+            else:
+                cost = frame.first * self._node_cost[args[0]]
+            self._frame_cost.append(min(cost + self._frame_cost[frame.rest], UNREACHABLE))
+        return found
+
+    def _position(self, leaf_state: int, frame: int) -> int:
+        key = (leaf_state, frame)
+        found = self._position_ids.get(key)
+        if found is None:
+            found = self._position_ids[key] = len(self._positions)
+            self._positions.append(key)
+        return found
+
+    def _state(self, closure: _Closure) -> int:
+        kept = closure.positions if len(closure.positions) < 2 else self._largest(closure.positions)
+        key = _Closure(tuple(sorted(kept)), closure.final)
+        found = self._set_ids.get(key)
+        if found is None:
+            found = self._set_ids[key] = len(self._sets)
+            self._sets.append(key)
+            ways = (
+                self._state_cost[q] + self._frame_cost[f]
+                for q, f in map(self._positions.__getitem__, kept)
+            )
+            self._costs.append(0 if key.final else min(ways))
+            self._held += len(kept) + 1
+            if found > self._limits.max_states or self._held > self._limits.max_positions:
+                raise GrammarError(f"the constraint grew beyond {found} states", position=None)
+        return found
+
+    def _largest(self, positions: tuple[int, ...]) -> list[int]:
+        """Without the positions whose counters allow nothing that another's do not allow too."""
+        by_leaf: dict[int, list[int]] = {}
+        for one in positions:
+            kept = by_leaf.setdefault(self._positions[one][0], [])
+            if any(self._covers(other, one) for other in kept):
+                continue
+            kept[:] = [other for other in kept if not self._covers(one, other)]
+            kept.append(one)
+        return [one for kept in by_leaf.values() for one in kept]
+
+    def _covers(self, large: int, small: int) -> bool:
+        """Whether every continuation of `small` is one of `large` (same leaf state), as far as
+        counters tell.
+        """
+        left, right = self._positions[large][1], self._positions[small][1]
+        while left != right:
+            if left == 0 or right == 0:
+                return False
+            a, b = self._frames[left], self._frames[right]
+            if a.node != b.node:
+                return False
+            if self._kind[a.node] == REPEAT:
+                if a.first > b.first or (
+                    a.second != NO_LIMIT and (b.second == NO_LIMIT or b.second > a.second)
+                ):
+                    return False
+            elif a.first != b.first:
+                return False
+            left, right = a.rest, b.rest
+        return True

@@ -1,0 +1,138 @@
+"""Specification + vocabulary -> constraint.
+
+Compiling reads no model and waits for nothing, so it can run on any thread, off the engine's loop;
+what it returns is then owned by one thread (see `Constraint`). Which engine serves a specification
+is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+from lmprog.constraints.automaton import DEAD
+from lmprog.constraints.constraint import (
+    ChoicesSpec,
+    CompileLimits,
+    Constraint,
+    GrammarSpec,
+    JsonSchemaSpec,
+    RegexSpec,
+    Spec,
+    SubstringSpec,
+)
+from lmprog.constraints.costs import Net, finish
+from lmprog.constraints.expression import whole
+from lmprog.constraints.grammar.read import grammar_node
+from lmprog.constraints.grammar.rules import NotOurs
+from lmprog.constraints.llguidance_engine import LlguidanceConstraint
+from lmprog.constraints.lower import Lowering
+from lmprog.constraints.native_masks import native_engine
+from lmprog.constraints.net import EMPTY, NetBuilder, Node
+from lmprog.constraints.pattern import parse_pattern
+from lmprog.constraints.regular import RegularConstraint
+from lmprog.constraints.schema.build import schema_node
+from lmprog.constraints.schema.contradiction import why_nothing_fits
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.constraints.walk import MaskEngine, PlainEngine
+from lmprog.errors import GrammarError, UnsatisfiableConstraint
+
+DEFAULT_LIMITS = CompileLimits()
+_PROBE_LIMITS = CompileLimits(max_positions=300_000)
+_PROBE_TEXTS, _PROBE_BYTES = 8, 48
+
+
+def compile_constraint(
+    spec: Spec, vocabulary: Vocabulary, limits: CompileLimits = DEFAULT_LIMITS
+) -> Constraint:
+    """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint, saying where and why."""
+    vocabulary.prepare()
+    try:
+        net = regular_net(spec, vocabulary, limits)
+        if isinstance(spec, GrammarSpec):
+            _refuse_where_ambiguous(net, vocabulary)
+    except NotOurs as why:
+        assert isinstance(spec, GrammarSpec), "only grammars may be left to the other engine"
+        return LlguidanceConstraint(spec.text, vocabulary, limits, str(why))
+    return RegularConstraint(_engine(net, vocabulary, limits), vocabulary, limits)
+
+
+def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngine:
+    return native_engine(net, vocabulary, limits) or PlainEngine(net, vocabulary, limits)
+
+
+def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary) -> None:
+    """Raises NotOurs where some random texts can be read in so many ways that an automaton of
+    stacks has no use.
+    """
+    rng = random.Random(0)
+    try:
+        probe = _engine(net, vocabulary, _PROBE_LIMITS)
+        for number in range(_PROBE_TEXTS):  # the first byte again and again, the last one, any
+            state = probe.start
+            for _ in range(_PROBE_BYTES):
+                following = list(
+                    dict.fromkeys(after for after in probe.row(state) if after != DEAD)
+                )
+                if not following:
+                    break
+                state = (
+                    following[0]
+                    if number == 0
+                    else following[-1]
+                    if number == 1
+                    else rng.choice(following)
+                )
+    except GrammarError as error:
+        raise NotOurs("the grammar is too ambiguous") from error
+
+
+def regular_net(spec: Spec, vocabulary: Vocabulary, limits: CompileLimits = DEFAULT_LIMITS) -> Net:
+    """Raises NotOurs, for a grammar, besides what `compile_constraint` raises."""
+    builder = NetBuilder(limits)
+    root = _root(spec, builder, limits)
+    try:
+        return finish(builder, root, vocabulary.alphabet)
+    except UnsatisfiableConstraint as error:
+        if isinstance(spec, JsonSchemaSpec):
+            raise UnsatisfiableConstraint(why_nothing_fits(spec, limits)) from error
+        raise
+
+
+def _root(spec: Spec, builder: NetBuilder, limits: CompileLimits) -> Node:
+    if isinstance(spec, RegexSpec):
+        return Lowering(builder, json_string=False).lower(
+            whole(parse_pattern(spec.pattern, limits))
+        )
+    if isinstance(spec, ChoicesSpec):
+        return _choices(spec.texts, builder)
+    if isinstance(spec, JsonSchemaSpec):
+        return schema_node(spec, builder, limits)
+    if isinstance(spec, SubstringSpec):
+        return _substring(spec.document, builder)
+    return grammar_node(spec.text, builder, limits)
+
+
+def _choices(texts: Sequence[str], builder: NetBuilder) -> Node:
+    if not texts:
+        raise UnsatisfiableConstraint(
+            "there are no choices, so nothing at all would match; give at least one"
+        )
+    for text in texts:
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise GrammarError(
+                f"the choice {text!r} has half of a surrogate pair, which no text can have",
+                position=None,
+            )
+    return builder.alt(builder.text(text.encode()) for text in texts)
+
+
+def _substring(document: str, builder: NetBuilder) -> Node:
+    """Any run of words, with the white space that stands between them."""
+    pieces = re.findall(r"\s*\S+", document)
+    following, starts = EMPTY, list[Node]()
+    for piece in reversed(pieces):
+        starts.append(builder.seq([builder.text(piece.lstrip().encode()), following]))
+        following = builder.optional(builder.seq([builder.text(piece.encode()), following]))
+    return builder.alt(starts)

@@ -1,0 +1,195 @@
+"""A builder's net -> arrays, trimmed: nothing is kept that cannot reach acceptance with the
+vocabulary's bytes.
+
+Every part gets its cost, a number of tokens that certainly suffices to get through it: a text is
+covered by the vocabulary's tokens (the fewest of up to 12 bytes, by dynamic programming), anything
+else goes byte by byte. Costs add up over sequences and take the smallest branch, so along the
+cheapest way each covering token lowers the cost by one: that is what lets a mask near the end of a
+token budget always leave something allowed.
+
+A byte without a token of its own is taken out of the language: byte-level and byte-fallback
+vocabularies have all 256, and a vocabulary without them still never meets a dead end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.constraints.net import ALT, EMPTY, LEAF, NO_LIMIT, REPEAT, SEQ, Edge, NetBuilder, Node
+from lmprog.errors import UnsatisfiableConstraint
+
+UNREACHABLE = 1 << 40
+_LONGEST_COVER = 12
+ALL_BYTES = frozenset(range(256))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Net:
+    """A trimmed net as arrays, shared by the native automaton and its twin.
+
+    Node n is (kind[n], args[n, 0:3]): LEAF (state), SEQ and ALT (offset and length in `items`),
+    REPEAT (child, low, high or -1). State q has the edges edge_start[q]..edge_start[q + 1]. Costs
+    are in tokens.
+    """
+
+    kind: NDArray[np.uint8]
+    args: NDArray[np.int32]  # [nodes, 3]
+    items: NDArray[np.int32]
+    node_cost: NDArray[np.int64]
+    edge_start: NDArray[np.int32]
+    edges: NDArray[np.int32]  # [edges, 3]: first byte, last byte, target state
+    final: NDArray[np.uint8]
+    state_cost: NDArray[np.int64]
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alphabet:
+    """What a vocabulary can spell: its one-byte tokens, and all its tokens for covering texts."""
+
+    single: frozenset[int]
+    tokens: Collection[bytes]
+
+
+def finish(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
+    """Trims and flattens. Raises UnsatisfiableConstraint where nothing at all would match."""
+    assert not net.holes, "a hole was never filled"
+    edges = (
+        net.edges
+        if alphabet.single >= ALL_BYTES
+        else [_spelled(e, alphabet.single) for e in net.edges]
+    )
+    state_cost = _state_costs(edges, net.final)
+    _cover_texts(net, state_cost, alphabet)
+    node_cost, nullable = _node_costs(net, state_cost)
+    if node_cost[root] >= UNREACHABLE:
+        raise UnsatisfiableConstraint("nothing at all would match this constraint")
+    kinds, args, items = _flatten(net, node_cost, nullable)
+    kept = [[edge for edge in of_state if state_cost[edge[2]] < UNREACHABLE] for of_state in edges]
+    starts = np.zeros(len(kept) + 1, np.int32)
+    np.cumsum([len(of_state) for of_state in kept], out=starts[1:])
+    return Net(
+        kind=np.array(kinds, np.uint8),
+        args=np.array(args, np.int32).reshape(-1, 3),
+        items=np.array(items, np.int32),
+        node_cost=np.array(node_cost, np.int64),
+        edge_start=starts,
+        edges=np.array([edge for of_state in kept for edge in of_state], np.int32).reshape(-1, 3),
+        final=np.array(net.final, np.uint8),
+        state_cost=np.array(state_cost, np.int64),
+        root=root,
+    )
+
+
+def _spelled(edges: list[Edge], single: frozenset[int]) -> list[Edge]:
+    """The edges over bytes that have a token of their own."""
+    return [
+        (byte, byte, to)
+        for low, high, to in edges
+        for byte in range(low, high + 1)
+        if byte in single
+    ]
+
+
+def _state_costs(edges: list[list[Edge]], final: list[bool]) -> list[int]:
+    """Fewest bytes from each state to the end of its leaf; breadth first from the ends."""
+    cost = [0 if done else UNREACHABLE for done in final]
+    sources: dict[int, list[int]] = {}
+    for state, of_state in enumerate(edges):
+        for _, _, to in of_state:
+            if to in sources:
+                sources[to].append(state)
+            else:
+                sources[to] = [state]
+    front = [state for state, done in enumerate(final) if done]
+    while front:
+        reached = []
+        for state in front:
+            for source in sources.get(state, ()):
+                if cost[source] == UNREACHABLE:
+                    cost[source] = cost[state] + 1
+                    reached.append(source)
+        front = reached
+    return cost
+
+
+def _cover_texts(net: NetBuilder, cost: list[int], alphabet: Alphabet) -> None:
+    """Lowers the costs along texts to the fewest tokens that spell the rest of the text."""
+    tokens = alphabet.tokens
+    for value, first in net.texts():
+        if cost[first] >= UNREACHABLE:
+            continue
+        end = len(value)
+        for begin in range(end - 2, -1, -1):
+            best = cost[first + begin]
+            for stop in range(begin + 1, min(end, begin + _LONGEST_COVER) + 1):
+                if cost[first + stop] + 1 < best and value[begin:stop] in tokens:
+                    best = cost[first + stop] + 1
+            cost[first + begin] = best
+
+
+def _node_costs(net: NetBuilder, state_cost: list[int]) -> tuple[list[int], list[bool]]:
+    """Least fixed point over the nodes; children come before parents except through holes, so few
+    passes are needed.
+    """
+    cost = [UNREACHABLE] * len(net.kinds)
+    nullable = [False] * len(net.kinds)
+    changed = True
+    while changed:
+        changed = False
+        for node, (kind, args) in enumerate(zip(net.kinds, net.args, strict=True)):
+            if kind == LEAF:
+                now, empty = state_cost[args[0]], net.final[args[0]]
+            elif kind == SEQ:
+                now, empty = sum(cost[item] for item in args), all(nullable[item] for item in args)
+            elif kind == ALT:
+                now = min((cost[item] for item in args), default=UNREACHABLE)
+                empty = any(nullable[item] for item in args)
+            else:
+                now, empty = cost[args[0]] * args[1], args[1] == 0 or nullable[args[0]]
+            now = min(now, UNREACHABLE)
+            if now < cost[node] or empty != nullable[node]:
+                cost[node], nullable[node] = now, empty
+                changed = (
+                    net.is_recursive
+                )  # else every part comes before what it is part of: once is enough
+    return cost, nullable
+
+
+def _flatten(
+    net: NetBuilder, cost: list[int], nullable: list[bool]
+) -> tuple[list[int], list[tuple[int, int, int]], list[int]]:
+    kinds, out, items = list(net.kinds), [], list[int]()
+    for node, (kind, args) in enumerate(zip(net.kinds, net.args, strict=True)):
+        if kind == LEAF:
+            out.append((args[0], 0, 0))
+        elif kind == REPEAT:
+            child, low, high = args
+            if cost[child] >= UNREACHABLE:
+                kinds[node] = SEQ if low == 0 else ALT
+                out.append((0, 0, 0))
+            else:  # a repetition of what may be empty may as well be shorter
+                out.append((child, 0 if nullable[child] else low, high))
+        else:
+            kept = [item for item in args if kind == SEQ or cost[item] < UNREACHABLE]
+            out.append((len(items), len(kept), 0))
+            items += kept
+    return kinds, out, items
+
+
+__all__ = [
+    "ALT",
+    "EMPTY",
+    "LEAF",
+    "NO_LIMIT",
+    "REPEAT",
+    "SEQ",
+    "UNREACHABLE",
+    "Alphabet",
+    "Net",
+    "finish",
+]

@@ -1,0 +1,171 @@
+"""Regular expressions as values: what every pattern and every string of a schema is turned into.
+
+Nodes stand for languages of *characters*; how a character is written as bytes (plain UTF-8, or
+inside a JSON string) is decided when the expression is lowered into a net. Knows no syntax and no
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lmprog.constraints import charset
+from lmprog.constraints.charset import CharSet
+from lmprog.errors import GrammarError
+
+_MAX_SPLITS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a set."""
+
+    ranges: CharSet
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`item` at least `low` and at most `high` times; None is without end."""
+
+    item: Expression
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The start or the end of the text, at `position` of the pattern. Resolved away by `whole` and
+    `somewhere`.
+    """
+
+    at_start: bool
+    position: int
+
+
+Expression: TypeAlias = Chars | Seq | Alt | Repeat | Anchor
+
+EMPTY = Seq(())
+NOTHING = Alt(())
+ANYTHING = Repeat(Chars(charset.ALL), 0, None)
+
+
+def seq(items: Iterable[Expression]) -> Expression:
+    flat: list[Expression] = []
+    for item in items:
+        flat.extend(item.items if isinstance(item, Seq) else (item,))
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+def alt(items: Iterable[Expression]) -> Expression:
+    found = list(dict.fromkeys(items))
+    return found[0] if len(found) == 1 else Alt(tuple(found))
+
+
+def text(value: str) -> Expression:
+    return seq(Chars(((ord(c), ord(c)),)) for c in value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A body without anchors, and whether it has to start or end where the text does."""
+
+    at_start: bool
+    body: Expression
+    at_end: bool
+
+
+def whole(expression: Expression) -> Expression:
+    """The texts that the expression matches from end to end (`re.fullmatch`). No anchors remain."""
+    return alt(branch.body for branch in _branches(expression))
+
+
+def somewhere(expression: Expression) -> Expression:
+    """The texts in which the expression matches somewhere (`re.search`). No anchors remain."""
+    return alt(
+        seq([*([] if b.at_start else [ANYTHING]), b.body, *([] if b.at_end else [ANYTHING])])
+        for b in _branches(expression)
+    )
+
+
+def _branches(node: Expression) -> list[_Branch]:
+    anchor = first_anchor(node)
+    if anchor is None:
+        return [_Branch(False, node, False)]
+    if isinstance(node, Anchor):
+        return [_Branch(node.at_start, EMPTY, not node.at_start)]
+    if isinstance(node, Alt):
+        return [branch for item in node.items for branch in _branches(item)]
+    if isinstance(node, Repeat):
+        if node.high == 1:
+            return _branches(node.item) + ([_Branch(False, EMPTY, False)] if node.low == 0 else [])
+        raise _refused("an anchor inside a repetition is not supported", anchor)
+    assert isinstance(node, Seq)
+    return _sequence_branches(node.items)
+
+
+def _sequence_branches(items: Sequence[Expression]) -> list[_Branch]:
+    out, ending = [_Branch(False, EMPTY, False)], None
+    for item in items:
+        following = _branches(item)
+        anchor = next((found for found in _anchors(item) if found.at_start), first_anchor(item))
+        for left in out:
+            for right in following:
+                _check_joint(left, right, anchor, ending)
+        out = [_joined(left, right) for left in out for right in following]
+        if len(out) > _MAX_SPLITS:
+            raise _refused("too many combinations of anchors", anchor or ending)
+        ending = next((found for found in _anchors(item) if not found.at_start), ending)
+    return out
+
+
+def _check_joint(
+    left: _Branch, right: _Branch, anchor: Anchor | None, ending: Anchor | None
+) -> None:
+    """Raises GrammarError where text would stand before a start (`anchor`, on the right) or after
+    an end (`ending`).
+    """
+    if not (right.at_start and left.body != EMPTY) and not (left.at_end and right.body != EMPTY):
+        return
+    raise _refused(
+        "an anchor in the middle of a pattern is not supported; it may only stand at the very start or end: found one",
+        anchor if right.at_start and left.body != EMPTY else ending,
+    )
+
+
+def _joined(left: _Branch, right: _Branch) -> _Branch:
+    return _Branch(
+        left.at_start or right.at_start, seq([left.body, right.body]), left.at_end or right.at_end
+    )
+
+
+def _refused(message: str, anchor: Anchor | None) -> GrammarError:
+    assert anchor is not None, "only anchors are refused"
+    return GrammarError(
+        f"{message} at position {anchor.position} of the pattern", position=anchor.position
+    )
+
+
+def first_anchor(node: Expression) -> Anchor | None:
+    return next(_anchors(node), None)
+
+
+def _anchors(node: Expression) -> Iterator[Anchor]:
+    if isinstance(node, Anchor):
+        yield node
+    elif isinstance(node, Repeat):
+        yield from _anchors(node.item)
+    elif not isinstance(node, Chars):
+        for item in node.items:
+            yield from _anchors(item)

@@ -1,0 +1,44 @@
+"""A grammar's text -> the node of all its texts, or NotOurs. Which of the two languages it is, is
+seen from it.
+"""
+
+from __future__ import annotations
+
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.grammar import gbnf, lark
+from lmprog.constraints.grammar.lexing import refuse_where_greed_matters, with_ignored
+from lmprog.constraints.grammar.rules import (
+    NotOurs,
+    RuleLowering,
+    reachable,
+    without_left_recursion,
+)
+from lmprog.constraints.net import NetBuilder, Node
+
+
+def is_gbnf(text: str) -> bool:
+    return "::=" in text
+
+
+def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
+    """Raises NotOurs for what is malformed, or not in our reach; GrammarError for what is too
+    large.
+    """
+    if len(text) > limits.max_pattern_len:
+        raise NotOurs(
+            f"the grammar has {len(text)} characters; the limit is {limits.max_pattern_len}"
+        )
+    try:
+        if is_gbnf(text):
+            start = gbnf.START
+            rules = reachable(gbnf.read_gbnf(text, limits), start)
+        else:
+            start = lark.START
+            found = lark.read_lark(text, limits)
+            rules = reachable(found.rules, start)
+            refuse_where_greed_matters(rules, start, found.ignored)
+            if found.ignored:
+                rules = with_ignored(rules, start, found.ignored)
+        return RuleLowering(net, without_left_recursion(rules)).rule(start)
+    except RecursionError as error:
+        raise NotOurs("the grammar nests too deeply") from error

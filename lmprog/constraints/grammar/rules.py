@@ -1,0 +1,224 @@
+"""Grammars as values: rules over characters, which of them begin with themselves, and their nodes
+in a net.
+
+A rule that begins with itself directly (`sum: sum "+" product | product`) is turned into a
+repetition; one that does so by way of others has no net. Knows no syntax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lmprog.constraints.expression import Alt, Chars, Expression, Repeat
+from lmprog.constraints.expression import Seq as ExpressionSeq
+from lmprog.constraints.lower import Lowering
+from lmprog.constraints.net import NetBuilder, Node
+
+
+class NotOurs(Exception):
+    """This grammar has no net, or might mean something else there; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTerminal:
+    """A regular part. Grammars with a lexer match it as a whole; `name` is how they tell it from
+    others.
+    """
+
+    name: str
+    expression: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRef:
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSequence:
+    items: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleChoice:
+    items: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRounds:
+    """`item` at least `low` and at most `high` times; None is without end."""
+
+    item: Part
+    low: int
+    high: int | None
+
+
+Part: TypeAlias = RuleTerminal | RuleRef | RuleSequence | RuleChoice | RuleRounds
+Rules: TypeAlias = Mapping[str, Part]
+
+
+def parts_of(part: Part) -> Iterator[Part]:
+    """The part and everything within it."""
+    yield part
+    if isinstance(part, RuleSequence | RuleChoice):
+        for item in part.items:
+            yield from parts_of(item)
+    elif isinstance(part, RuleRounds):
+        yield from parts_of(part.item)
+
+
+def reachable(rules: Rules, start: str) -> dict[str, Part]:
+    """The rules that count. Raises NotOurs where one is missing."""
+    found: dict[str, Part] = {}
+    waiting = [start]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        if name not in rules:
+            raise NotOurs(f"there is no rule {name!r}")
+        found[name] = rules[name]
+        waiting += [part.rule for part in parts_of(rules[name]) if isinstance(part, RuleRef)]
+    return found
+
+
+def empty_expression(node: Expression) -> bool:
+    """Whether the empty text matches."""
+    if isinstance(node, ExpressionSeq):
+        return all(map(empty_expression, node.items))
+    if isinstance(node, Alt):
+        return any(map(empty_expression, node.items))
+    return isinstance(node, Repeat) and (node.low == 0 or empty_expression(node.item))
+
+
+def nullable_rules(rules: Rules) -> frozenset[str]:
+    """The rules that may match nothing."""
+    known: frozenset[str] = frozenset()
+    while True:
+        now = frozenset(name for name, part in rules.items() if may_be_empty(part, known))
+        if now == known:
+            return known
+        known = now
+
+
+def may_be_empty(part: Part, nullable: frozenset[str]) -> bool:
+    if isinstance(part, RuleTerminal):
+        return empty_expression(part.expression)
+    if isinstance(part, RuleRef):
+        return part.rule in nullable
+    if isinstance(part, RuleSequence):
+        return all(may_be_empty(item, nullable) for item in part.items)
+    if isinstance(part, RuleChoice):
+        return any(may_be_empty(item, nullable) for item in part.items)
+    return part.low == 0 or may_be_empty(part.item, nullable)
+
+
+def without_left_recursion(rules: Rules) -> dict[str, Part]:
+    """The same grammar, no rule of which begins with itself. Raises NotOurs where that is not
+    simple.
+    """
+    out = {name: _unrolled(name, part) for name, part in rules.items()}
+    nullable = nullable_rules(out)
+    begins = {name: set(_first_rules(part, nullable)) for name, part in out.items()}
+    for name in out:
+        seen: set[str] = set()
+        waiting = list(begins[name])
+        while waiting:
+            other = waiting.pop()
+            if other == name:
+                raise NotOurs(f"the rule {name!r} begins with itself by way of others")
+            if other not in seen:
+                seen.add(other)
+                waiting += begins[other]
+    return out
+
+
+def _unrolled(name: str, part: Part) -> Part:
+    """`a: a x | y` as `a: y x*`."""
+    ways = part.items if isinstance(part, RuleChoice) else (part,)
+    again, first = [], []
+    for way in ways:
+        items = way.items if isinstance(way, RuleSequence) else (way,)
+        if items and items[0] == RuleRef(name):
+            if len(items) > 1:  # `a: a` says nothing
+                again.append(RuleSequence(items[1:]))
+        else:
+            first.append(way)
+    if len(first) == len(ways):
+        return part
+    return RuleSequence((RuleChoice(tuple(first)), RuleRounds(RuleChoice(tuple(again)), 0, None)))
+
+
+def _first_rules(part: Part, nullable: frozenset[str]) -> Iterator[str]:
+    """The rules that may stand at the very beginning."""
+    if isinstance(part, RuleRef):
+        yield part.rule
+    elif isinstance(part, RuleRounds):
+        yield from _first_rules(part.item, nullable)
+    elif isinstance(part, RuleChoice):
+        for item in part.items:
+            yield from _first_rules(item, nullable)
+    elif isinstance(part, RuleSequence):
+        for item in part.items:
+            yield from _first_rules(item, nullable)
+            if not may_be_empty(item, nullable):
+                return
+
+
+class RuleLowering:
+    """Lowers rules into one builder; those that contain themselves refer to themselves through a
+    hole.
+    """
+
+    def __init__(self, net: NetBuilder, rules: Rules) -> None:
+        self._net = net
+        self._rules = rules
+        self._expressions = Lowering(net, json_string=False)
+        self._done: dict[str, Node] = {}
+        self._open: dict[str, Node | None] = {}
+
+    def rule(self, name: str) -> Node:
+        if name in self._done:
+            return self._done[name]
+        if name in self._open:
+            hole = self._open[name]
+            if hole is None:
+                hole = self._open[name] = self._net.hole()
+            return hole
+        self._open[name] = None
+        made = self._part(self._rules[name])
+        hole = self._open.pop(name)
+        if hole is not None:
+            self._net.fill(hole, made)
+        self._done[name] = made
+        return made
+
+    def _part(self, part: Part) -> Node:
+        if isinstance(part, RuleTerminal):
+            return self._expressions.lower(part.expression)
+        if isinstance(part, RuleRef):
+            return self.rule(part.rule)
+        if isinstance(part, RuleSequence):
+            return self._net.seq([self._part(item) for item in part.items])
+        if isinstance(part, RuleChoice):
+            return self._net.alt([self._part(item) for item in part.items])
+        return self._net.repeat(self._part(part.item), part.low, part.high)
+
+
+def first_characters(expression: Expression) -> list[Chars]:
+    """What the texts of an expression may begin with."""
+    if isinstance(expression, Chars):
+        return [expression]
+    if isinstance(expression, Alt):
+        return [one for item in expression.items for one in first_characters(item)]
+    if isinstance(expression, Repeat):
+        return first_characters(expression.item)
+    out: list[Chars] = []
+    if isinstance(expression, ExpressionSeq):
+        for item in expression.items:
+            out += first_characters(item)
+            if not empty_expression(item):
+                break
+    return out

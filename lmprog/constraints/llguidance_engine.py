@@ -1,0 +1,177 @@
+"""The door to llguidance: the grammars that our own reader refuses, behind the same interface.
+
+A state is a number for the tokens that led to it. Its matcher is kept while it is in use, and made
+again from the nearest kept one when it was forgotten, so a guide stays an integer and a fork stays
+its copy. What llguidance cannot tell is how far acceptance is: `distance` knows only "here" and
+"not here", and a budget does not narrow the mask, so a grammar may be cut off by the token limit.
+Imports llguidance when first used; it is an optional dependency.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmprog.constraints.buckets import bit_row
+from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import GrammarError, NotSupported
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_MAX_MATCHERS = 256
+_BITS_PER_WORD = 32
+
+
+class LlguidanceConstraint:
+    engine = "llguidance"
+
+    def __init__(
+        self, text: str, vocabulary: Vocabulary, limits: CompileLimits, why: str = ""
+    ) -> None:
+        """`why` it is not ours, for people. Raises GrammarError where llguidance refuses the
+        grammar too, NotSupported where it is not installed."""
+        self._vocabulary = vocabulary
+        self._ours = bit_row(
+            [i for i, token in enumerate(vocabulary.tokens) if token], vocabulary.num_words
+        )
+        self._eos = bit_row(vocabulary.eos_ids, vocabulary.num_words)
+        self._parents: list[tuple[int, int]] = [(-1, -1)]
+        self._following: dict[tuple[int, int], int] = {}
+        self._root = _matcher(text, vocabulary, why)
+        self._matchers: OrderedDict[int, LLMatcher] = OrderedDict()
+        self._masks: OrderedDict[int, MaskRow] = OrderedDict()
+        self._max_masks = max(16, limits.max_mask_bytes // (4 * vocabulary.num_words + 256))
+
+    @property
+    def start(self) -> int:
+        return 0
+
+    def _at(self, state: int) -> LLMatcher:
+        """The matcher of a state; to be read or copied, never advanced."""
+        missing = []
+        while state != 0 and state not in self._matchers:
+            missing.append(state)
+            state = self._parents[state][0]
+        matcher = self._root if state == 0 else self._matchers[state]
+        for later in reversed(missing):
+            matcher = matcher.deep_copy()
+            taken = matcher.consume_token(self._parents[later][1])
+            if not taken:  # it said before that it would: it has met a limit of its own
+                why = matcher.get_error().partition("\n")[0]
+                raise GrammarError(f"the grammar is given up by llguidance: {why}", position=None)
+            self._matchers[later] = matcher
+            if len(self._matchers) > _MAX_MATCHERS:
+                self._matchers.popitem(last=False)
+        return matcher
+
+    def mask(self, state: int, budget: int | None = None) -> MaskRow:
+        found = self._masks.get(state)
+        if found is None:
+            matcher = self._at(state)
+            words = np.frombuffer(matcher.compute_bitmask(), np.uint32)[
+                : self._vocabulary.num_words
+            ]
+            bits = words & self._ours
+            if matcher.is_accepting():
+                bits |= self._eos
+            bits.flags.writeable = False
+            count = int(np.bitwise_count(bits).sum())
+            found = self._masks[state] = MaskRow(
+                bits, _ids_of(bits) if count <= NARROW else None, count
+            )
+            if len(self._masks) > self._max_masks:
+                self._masks.popitem(last=False)
+        return found
+
+    def advance(self, state: int, token: int) -> int:
+        key = (state, token)
+        found = self._following.get(key)
+        if found is None:
+            if (
+                self._vocabulary.bytes_of(token) is None
+                or self._at(state).validate_tokens([token]) != 1
+            ):
+                raise ValueError(f"token {token} is not allowed in state {state}")
+            found = self._following[key] = len(self._parents)
+            self._parents.append(key)
+        return found
+
+    def advance_bytes(self, state: int, text: bytes) -> int | None:
+        for token in self._vocabulary.greedy(text):
+            try:
+                state = self.advance(state, token)
+            except ValueError:
+                return None
+        return state
+
+    def forced(self, state: int) -> bytes:
+        forced: bytes = self._at(state).compute_ff_bytes()
+        return forced
+
+    def is_final(self, state: int) -> bool:
+        return bool(self._at(state).is_accepting())
+
+    def is_done(self, state: int) -> bool:
+        row = self.mask(state)
+        return self.is_final(state) and row.count == len(self._vocabulary.eos_ids)
+
+    def distance(self, state: int) -> int:
+        """0 in accepting states, else 1, which is only a lower bound."""
+        return 0 if self.is_final(state) else 1
+
+
+def _ids_of(bits: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    ids = np.nonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))[0].astype(np.int32)
+    ids.flags.writeable = False
+    return ids
+
+
+class _Tokenizer:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_ids[0] if vocabulary.eos_ids else 0
+        # Special tokens need some bytes of their own that no text contains.
+        self.tokens = [token or b"\xff<%d>" % i for i, token in enumerate(vocabulary.tokens)]
+        self.special_token_ids = [i for i, token in enumerate(vocabulary.tokens) if not token]
+        self._greedy = vocabulary.greedy
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._greedy(text if isinstance(text, bytes) else text.encode())
+
+
+_tokenizers: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = weakref.WeakKeyDictionary()
+
+
+def _matcher(text: str, vocabulary: Vocabulary, why: str) -> LLMatcher:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise NotSupported(
+            f"this grammar needs llguidance ({why}): install lmprog[grammar]"
+        ) from error
+    tokenizer = _tokenizers.get(vocabulary)
+    if tokenizer is None:
+        wrapper = llguidance.TokenizerWrapper(_Tokenizer(vocabulary))
+        tokenizer = llguidance.LLTokenizer(
+            wrapper, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids)
+        )
+        _tokenizers[vocabulary] = tokenizer
+    try:
+        grammar = llguidance.grammar_from("gbnf" if "::=" in text else "lark", text)
+    except ValueError as error:
+        raise GrammarError(str(error), position=None) from error
+    problem = llguidance.LLMatcher.validate_grammar(grammar, tokenizer)
+    if problem and not problem.startswith("WARNING"):
+        raise GrammarError(f"the grammar is refused: {problem}", position=None)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    if matcher.is_error():
+        raise GrammarError(f"the grammar is refused: {matcher.get_error()}", position=None)
+    return matcher

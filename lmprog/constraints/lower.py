@@ -1,0 +1,142 @@
+r"""Expressions over characters -> nodes over bytes, in plain UTF-8 or as they are written inside a JSON string.
+
+Inside a JSON string every character may be written in each way that JSON allows: itself (but not `"`, `\` and
+controls), its short escape, `\uXXXX` or a surrogate pair. So the set of *texts* is exact whatever the spelling.
+Knows UTF-8 and JSON's escapes; knows no patterns and no schemas.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from lmprog.constraints import charset
+from lmprog.constraints.charset import ByteRanges, CharSet
+from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Seq
+from lmprog.constraints.net import FAIL, ByteSets, NetBuilder, Node
+from lmprog.errors import GrammarError
+
+_SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 0x2F: "/", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
+_JSON_PLAIN = charset.complement(charset.charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
+_BACKSLASH_U = (((92, 92),), ((117, 117),))
+_BMP = charset.charset([(0, 0xFFFF)])
+
+
+class Lowering:
+    """Lowers expressions into one builder; `json_string` chooses how characters are written."""
+
+    def __init__(self, net: NetBuilder, json_string: bool) -> None:
+        self._net = net
+        self._json = json_string
+        self._done: dict[Expression, Node] = {}
+
+    def lower(self, expression: Expression) -> Node:
+        found = self._done.get(expression)
+        if found is None:
+            try:
+                found = self._done[expression] = self._lower(expression)
+            except RecursionError as error:
+                raise GrammarError("the pattern nests too deeply", position=None) from error
+        return found
+
+    def _lower(self, expression: Expression) -> Node:
+        if isinstance(expression, Chars):
+            return self.chars(expression.ranges)
+        if isinstance(expression, Seq):
+            return self._sequence(expression)
+        if isinstance(expression, Alt):
+            return self._net.alt(self.lower(item) for item in expression.items)
+        assert not isinstance(expression, Anchor), "anchors are resolved before lowering"
+        return self._net.repeat(self.lower(expression.item), expression.low, expression.high)
+
+    def _sequence(self, expression: Seq) -> Node:
+        """Runs of single plain characters become one text, whose cost in tokens is then known."""
+        nodes: list[Node] = []
+        run = bytearray()
+        for item in expression.items:
+            code = self._single(item)
+            if code is not None:
+                run += chr(code).encode()
+                continue
+            nodes.append(self._net.text(bytes(run)))
+            run.clear()
+            nodes.append(self.lower(item))
+        nodes.append(self._net.text(bytes(run)))
+        return self._net.seq(nodes)
+
+    def _single(self, item: Expression) -> int | None:
+        """The code point of an item that can be written in one way only."""
+        if self._json or not isinstance(item, Chars) or len(item.ranges) != 1:
+            return None
+        low, high = item.ranges[0]
+        return low if low == high else None
+
+    def chars(self, ranges: CharSet) -> Node:
+        if not ranges:
+            return FAIL
+        return self._net.byte_strings(json_char_bytes(ranges) if self._json else char_bytes(ranges))
+
+
+@functools.lru_cache(maxsize=1024)
+def char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
+    """The byte strings of one character of the set."""
+    return tuple(_plain(item) for low, high in ranges for item in charset.utf8_ranges(low, high))
+
+
+@functools.lru_cache(maxsize=1024)
+def json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
+    """The byte strings of one character of the set inside a JSON string, escapes included."""
+    out = list(char_bytes(charset.intersect(ranges, _JSON_PLAIN)))
+    letters = [
+        ord(letter) for code, letter in _SHORT_ESCAPES.items() if charset.contains(ranges, code)
+    ]
+    if letters:
+        out.append((((92, 92),), tuple((letter, letter) for letter in sorted(letters))))
+    for low, high in charset.intersect(ranges, _BMP):
+        out += [(*_BACKSLASH_U, *digits) for digits in _hex_digits(low, high)]
+    for low, high in ranges:
+        if high > 0xFFFF:
+            out += _surrogate_pairs(max(low, 0x10000), high)
+    return tuple(out)
+
+
+def _plain(ranges: ByteRanges) -> ByteSets:
+    return tuple((pair,) for pair in ranges)
+
+
+def _surrogate_pairs(low: int, high: int) -> list[ByteSets]:
+    """`\\uD8..\\uDC..` for code points beyond the first plane."""
+    first, last = low - 0x10000, high - 0x10000
+    out: list[ByteSets] = []
+    while first <= last:
+        lead, tail = divmod(first, 1024)
+        whole_leads = (last + 1 - first) // 1024 if tail == 0 else 0
+        if whole_leads:
+            end_lead, tails = lead + whole_leads - 1, (0, 1023)
+        else:
+            end_lead, tails = lead, (tail, min(1023, tail + last - first))
+        for left in _hex_digits(0xD800 + lead, 0xD800 + end_lead):
+            rights = _hex_digits(0xDC00 + tails[0], 0xDC00 + tails[1])
+            out += [(*_BACKSLASH_U, *left, *_BACKSLASH_U, *right) for right in rights]
+        first = (end_lead << 10) + tails[1] + 1
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _hex_digits(low: int, high: int) -> tuple[ByteSets, ...]:
+    """Four hexadecimal digits between two numbers, in either case."""
+    nibbles_low = bytes(low >> shift & 15 for shift in (12, 8, 4, 0))
+    nibbles_high = bytes(high >> shift & 15 for shift in (12, 8, 4, 0))
+    return tuple(
+        tuple(_spellings(*pair) for pair in digits)
+        for digits in charset.split_aligned(nibbles_low, nibbles_high, 0, 15)
+    )
+
+
+def _spellings(low: int, high: int) -> tuple[tuple[int, int], ...]:
+    """The ASCII bytes of the hexadecimal digits low..high."""
+    out: list[tuple[int, int]] = []
+    if low <= 9:
+        out.append((48 + low, 48 + min(high, 9)))
+    if high >= 10:
+        out += [(55 + max(low, 10), 55 + high), (87 + max(low, 10), 87 + high)]
+    return tuple(out)

@@ -1,0 +1,252 @@
+"""The door to the native masks kernel: arrays to C pointers and back. None of it where no compiler
+is.
+
+Owns the C structures and keeps every array alive that they point to. Knows the C interface of
+lmprog_masks.h and nothing of what a net means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from typing import Any
+
+import numpy as np
+
+from lmprog import native
+from lmprog.constraints.buckets import NUM_GROUPS, group_bytes
+from lmprog.constraints.constraint import NARROW, CompileLimits
+from lmprog.constraints.costs import UNREACHABLE, Net
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.constraints.walk import RawMask
+from lmprog.errors import GrammarError
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class _CNet(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, _POINTER)
+            for name in ("kind", "args", "items", "node_cost", "edge_start", "edges")
+        ),
+        ("final_state", _POINTER),
+        ("state_cost", _POINTER),
+        ("root", _INT),
+        ("max_states", _INT),
+        ("max_positions", _LONG),
+        ("max_row_bytes", _LONG),
+    ]
+
+
+class _CBucket(ctypes.Structure):
+    _fields_ = [
+        ("nodes", _POINTER),
+        ("num_nodes", _LONG),
+        *((name, _POINTER) for name in ("order", "roots", "by_length", "length_start", "bits")),
+        ("num_tokens", _LONG),
+        ("longest", _INT),
+        ("lead", ctypes.c_uint8),
+        ("groups", ctypes.c_uint8),
+    ]
+
+
+class _CVocabulary(ctypes.Structure):
+    _fields_ = [
+        ("buckets", _POINTER),
+        *((name, _INT) for name in ("num_buckets", "deepest", "num_words", "num_eos")),
+        ("eos_ids", _POINTER),
+        ("group_start", _INT * NUM_GROUPS),
+        ("edge_start", _POINTER),
+        ("edges", _POINTER),
+    ]
+
+
+class _CResult(ctypes.Structure):
+    _fields_ = [("count", _LONG), ("worst", _LONG)]
+
+
+@functools.cache
+def _kernel() -> ctypes.CDLL | None:
+    found = native.library("masks")
+    if found is None:
+        return None
+    state = ctypes.c_uint32
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "new": (_POINTER, [_POINTER, _POINTER]),
+        "free": (None, [_POINTER]),
+        "start": (_LONG, [_POINTER]),
+        "run": (_LONG, [_POINTER, state, ctypes.c_char_p, _LONG]),
+        "row": (_LONG, [_POINTER, state, _POINTER]),
+        "forced": (_LONG, [_POINTER, state, _POINTER, _LONG]),
+        "cost": (_LONG, [_POINTER, state]),
+        "final": (_INT, [_POINTER, state]),
+        "states": (_LONG, [_POINTER]),
+        "bytes": (_LONG, [_POINTER]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(found, f"lmprog_automaton_{name}")
+        function.restype, function.argtypes = result, arguments
+    found.lmprog_mask.restype = _LONG
+    found.lmprog_mask.argtypes = [_POINTER, state, _LONG, _POINTER, _POINTER, _LONG, _POINTER]
+    return found
+
+
+class _NativeVocabulary:
+    """The C view of one vocabulary, with the arrays that it points to."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        buckets = vocabulary.index.buckets
+        eos = np.array(vocabulary.eos_ids, np.int32)
+        roots = np.full((len(buckets), 256), -1, np.int32)
+        views = (_CBucket * len(buckets))()
+        for row, view, bucket in zip(roots, views, buckets, strict=True):
+            trie = bucket.trie
+            first = np.nonzero(trie.nodes["depth"] == 1)[0]
+            row[trie.nodes["byte"][first]] = first
+            view.nodes, view.num_nodes = trie.nodes.ctypes.data, len(trie.nodes)
+            view.order, view.roots = trie.order.ctypes.data, row.ctypes.data
+            view.by_length, view.length_start = (
+                bucket.by_length.ctypes.data,
+                bucket.length_start.ctypes.data,
+            )
+            view.bits = bucket.bits.ctypes.data if bucket.bits is not None else None
+            view.num_tokens, view.longest = len(bucket.by_length), len(bucket.length_start) - 1
+            view.lead, view.groups = bucket.lead, bucket.groups
+        group = group_bytes()
+        self._alive = (buckets, eos, roots, views, group)
+        self._view = _CVocabulary(
+            ctypes.addressof(views),
+            len(buckets),
+            max((bucket.trie.deepest for bucket in buckets), default=0),
+            vocabulary.num_words,
+            len(eos),
+            eos.ctypes.data,
+            (_INT * len(group.start))(*group.start),
+            group.edge_start.ctypes.data,
+            group.edges.ctypes.data,
+        )
+        self.pointer = ctypes.addressof(self._view)
+
+
+_vocabularies: weakref.WeakKeyDictionary[Vocabulary, _NativeVocabulary] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _native_vocabulary(vocabulary: Vocabulary) -> _NativeVocabulary:
+    found = _vocabularies.get(vocabulary)
+    if found is None:
+        found = _vocabularies[vocabulary] = _NativeVocabulary(vocabulary)
+    return found
+
+
+class NativeMaskEngine:
+    """One net's automaton in native memory."""
+
+    def __init__(
+        self, kernel: ctypes.CDLL, net: Net, vocabulary: Vocabulary, limits: CompileLimits
+    ) -> None:
+        self._kernel = kernel
+        self._run, self._mask = kernel.lmprog_automaton_run, kernel.lmprog_mask
+        self._net = net
+        self._vocabulary = _native_vocabulary(vocabulary)
+        self._num_words = vocabulary.num_words
+        self._limits = limits
+        view = _CNet(
+            *(
+                array.ctypes.data
+                for array in (
+                    net.kind,
+                    net.args,
+                    net.items,
+                    net.node_cost,
+                    net.edge_start,
+                    net.edges,
+                )
+            ),
+            net.final.ctypes.data,
+            net.state_cost.ctypes.data,
+            net.root,
+            limits.max_states,
+            limits.max_positions,
+            limits.max_row_bytes,
+        )
+        self._handle: int = kernel.lmprog_automaton_new(
+            ctypes.byref(view), self._vocabulary.pointer
+        )
+        if not self._handle:
+            raise self._too_large()
+        weakref.finalize(self, kernel.lmprog_automaton_free, self._handle)
+        self._result = _CResult()
+        self._result_at = ctypes.addressof(self._result)
+        self._ids = np.zeros(NARROW, np.int32)
+        self._ids_at = self._ids.ctypes.data
+        self.start: int = kernel.lmprog_automaton_start(self._handle)
+
+    def _too_large(self) -> GrammarError:
+        return GrammarError(
+            f"the constraint grew beyond {self._limits.max_states} states or {self._limits.max_positions} positions",
+            position=None,
+        )
+
+    @property
+    def num_states(self) -> int:
+        return int(self._kernel.lmprog_automaton_states(self._handle))
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._kernel.lmprog_automaton_bytes(self._handle)) + sum(
+            array.nbytes for array in (self._net.args, self._net.items, self._net.edges)
+        )
+
+    def run(self, state: int, text: bytes) -> int:
+        after: int = self._run(self._handle, state, text, len(text))
+        if after < 0:
+            raise self._too_large()
+        return after
+
+    def row(self, state: int) -> list[int]:
+        out = np.empty(256, np.uint32)
+        if self._kernel.lmprog_automaton_row(self._handle, state, out.ctypes.data) < 0:
+            raise self._too_large()
+        return out.tolist()
+
+    def forced(self, state: int, most: int) -> bytes:
+        out = np.empty(most, np.uint8)
+        length = self._kernel.lmprog_automaton_forced(self._handle, state, out.ctypes.data, most)
+        if length < 0:
+            raise self._too_large()
+        return out[:length].tobytes()
+
+    def is_final(self, state: int) -> bool:
+        return bool(self._kernel.lmprog_automaton_final(self._handle, state))
+
+    def cost(self, state: int) -> int:
+        return int(self._kernel.lmprog_automaton_cost(self._handle, state))
+
+    def raw_mask(self, state: int, most: int = UNREACHABLE) -> RawMask:
+        bits = np.zeros(self._num_words, np.uint32)
+        done = self._mask(
+            self._handle,
+            state,
+            most,
+            bits.ctypes.data,
+            self._ids_at,
+            NARROW,
+            self._result_at,
+        )
+        if done < 0:
+            raise self._too_large()
+        count: int = self._result.count
+        ids = np.sort(self._ids[:count]) if count <= NARROW else None
+        return RawMask(bits, ids, count, self._result.worst)
+
+
+def native_engine(
+    net: Net, vocabulary: Vocabulary, limits: CompileLimits
+) -> NativeMaskEngine | None:
+    """None where the kernel cannot be built."""
+    kernel = _kernel()
+    return None if kernel is None else NativeMaskEngine(kernel, net, vocabulary, limits)

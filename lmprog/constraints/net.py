@@ -1,0 +1,193 @@
+"""The flat form of a regular language (or of a grammar without left recursion) over bytes: what
+automata run on.
+
+A net has *leaves*, small deterministic byte automata (a text, one character of a class, a number),
+and *nodes* that combine them: sequence, alternation, counted repetition. Nodes may refer to
+themselves through holes, so recursive schemas are nets too. A `NetBuilder` shares equal parts;
+`costs.finish` turns it into arrays.
+
+Nothing here is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NewType, TypeAlias
+
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.errors import GrammarError
+
+Node = NewType("Node", int)
+
+LEAF, SEQ, ALT, REPEAT = range(4)
+NO_LIMIT = -1
+EMPTY, FAIL = Node(0), Node(1)
+
+ByteSets: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+"""One set of bytes, as ranges, per position: the byte strings that have their i-th byte in the i-th
+set.
+"""
+
+Edge: TypeAlias = tuple[int, int, int]
+"""First byte, last byte, target state."""
+
+
+class NetBuilder:
+    """Grows one net. Nodes and states are numbered from 0 as they are made; equal ones are made
+    once.
+    """
+
+    def __init__(self, limits: CompileLimits | None = None) -> None:
+        self._max_nodes = (limits or CompileLimits()).max_nodes
+        self.kinds: list[int] = []
+        self.args: list[tuple[int, ...]] = []
+        self.edges: list[list[Edge]] = []
+        self.final: list[bool] = []
+        self.holes: set[int] = set()
+        self.is_recursive = False
+        """Whether some node may come before its parts."""
+        self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
+        self._texts: dict[bytes, Node] = {}
+        self._machines: dict[tuple[ByteSets, ...], Node] = {}
+        assert self._node(SEQ, ()) == EMPTY
+        assert self._node(ALT, ()) == FAIL
+
+    def _node(self, kind: int, args: tuple[int, ...]) -> Node:
+        key = (kind, args)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Node(len(self.kinds))
+            self.kinds.append(kind)
+            self.args.append(args)
+            if len(self.kinds) > self._max_nodes:
+                raise GrammarError(
+                    f"the constraint needs more than {self._max_nodes} nodes", position=None
+                )
+        return found
+
+    def state(self, final: bool = False) -> int:
+        self.edges.append([])
+        self.final.append(final)
+        if len(self.edges) > 4 * self._max_nodes:
+            raise GrammarError(
+                f"the constraint needs more than {4 * self._max_nodes} byte states", position=None
+            )
+        return len(self.edges) - 1
+
+    def leaf(self, state: int) -> Node:
+        return self._node(LEAF, (state,))
+
+    def text(self, value: bytes) -> Node:
+        """Exactly these bytes."""
+        if not value:
+            return EMPTY
+        found = self._texts.get(value)
+        if found is None:
+            states = [self.state() for _ in value]
+            states.append(self.state(final=True))
+            for byte, here, after in zip(value, states, states[1:], strict=False):
+                self.edges[here].append((byte, byte, after))
+            found = self._texts[value] = self.leaf(states[0])
+        return found
+
+    def texts(self) -> list[tuple[bytes, int]]:
+        """Every text with its first state; the following states stand for its following bytes, in
+        order.
+        """
+        return [(value, self.args[node][0]) for value, node in self._texts.items()]
+
+    def byte_strings(self, ranges: Sequence[ByteSets]) -> Node:
+        """Any byte string that one of `ranges` describes: a small trie of byte ranges."""
+        key = tuple(ranges)
+        found = self._machines.get(key)
+        if found is None:
+            found = self._machines[key] = (
+                FAIL if not key else self.leaf(self._copied(_machine(key)))
+            )
+        return found
+
+    def _copied(self, machine: _Machine) -> int:
+        """The machine's states as states of this net; its first one."""
+        first = len(self.edges)
+        for final, edges in machine:
+            state = self.state(final)
+            self.edges[state] = [(low, high, first + to) for low, high, to in edges]
+        return first
+
+    def seq(self, items: Iterable[Node]) -> Node:
+        found = tuple(item for item in items if item != EMPTY)
+        if FAIL in found:
+            return FAIL
+        return found[0] if len(found) == 1 else self._node(SEQ, found)
+
+    def alt(self, items: Iterable[Node]) -> Node:
+        found = tuple(dict.fromkeys(item for item in items if item != FAIL))
+        return found[0] if len(found) == 1 else self._node(ALT, found)
+
+    def repeat(self, item: Node, low: int, high: int | None) -> Node:
+        if high == 0 or item == EMPTY:
+            return EMPTY
+        if item == FAIL:
+            return EMPTY if low == 0 else FAIL
+        if low == high == 1:
+            return item
+        return self._node(REPEAT, (item, low, NO_LIMIT if high is None else high))
+
+    def optional(self, item: Node) -> Node:
+        return self.alt([item, EMPTY])
+
+    def hole(self) -> Node:
+        """A node that is defined later, by `fill`; until then others may refer to it."""
+        hole = self._node(ALT, (-1 - len(self.kinds),))
+        self.holes.add(hole)
+        return hole
+
+    def fill(self, hole: Node, with_node: Node) -> None:
+        assert hole in self.holes
+        self.args[hole] = (with_node,)
+        self.is_recursive = True
+        self.holes.discard(hole)
+
+
+_Machine: TypeAlias = tuple[tuple[bool, tuple[Edge, ...]], ...]
+"""Per state: whether it is final, and its edges. State 0 is the start."""
+
+
+@functools.lru_cache(maxsize=256)
+def _machine(strings: tuple[ByteSets, ...]) -> _Machine:
+    """The small trie of byte ranges for these strings; kept, since a class like `\\w` has hundreds
+    of ranges.
+    """
+    queue = [frozenset(strings)]
+    numbers = {queue[0]: 0}
+    made: list[tuple[bool, tuple[Edge, ...]]] = []
+    for items in queue:  # grows while it is read
+        edges: list[Edge] = []
+        pairs = [(low, high, item[1:]) for item in items if item for low, high in item[0]]
+        for first, last, rest in _pieces(pairs):
+            if rest not in numbers:
+                numbers[rest] = len(queue)
+                queue.append(rest)
+            edges.append((first, last, numbers[rest]))
+        made.append((() in items, tuple(edges)))
+    return tuple(made)
+
+
+def _pieces(
+    pairs: list[tuple[int, int, ByteSets]],
+) -> Iterator[tuple[int, int, frozenset[ByteSets]]]:
+    """The byte range cut where the set of what follows changes."""
+    pairs.sort(key=lambda pair: pair[0])
+    active: list[tuple[int, ByteSets]] = []
+    at = 0
+    for first, after in pairwise(
+        sorted({bound for low, high, _ in pairs for bound in (low, high + 1)})
+    ):
+        active = [pair for pair in active if pair[0] >= first]
+        while at < len(pairs) and pairs[at][0] == first:
+            active.append(pairs[at][1:])
+            at += 1
+        if active:
+            yield first, after - 1, frozenset(tail for _, tail in active)

@@ -1,0 +1,295 @@
+r"""Regular expressions as text -> expressions.
+
+The dialect is Python's `re` (3.11), read as `re.fullmatch` does: every pattern that `re` accepts
+and that is regular means here the same set of texts. Groups (also named), alternation, all
+quantifiers (`*? +? {m,n}?` included, since laziness does not change the set), classes, escapes,
+`\d \w \s` over all of Unicode, the flags `i s x a m u` at the start or scoped, comments. Refused
+with their position: look-around, back-references, conditionals, atomic groups and possessive
+quantifiers (they cut matches away), `\b \B`, and anchors anywhere but at the very start or end.
+
+With `PatternDialect.ECMA` (the `pattern` keyword of JSON schemas) `\d \w \s .` are those of
+ECMA-262; where `re` and ECMA-262 differ, a class has only the characters that both allow. Knows
+syntax only; sets are in `charset.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.expression import EMPTY, Alt, Anchor, Chars, Expression, Repeat, alt, seq
+from lmprog.constraints.pattern_sets import PatternDialect, SetReader
+from lmprog.errors import GrammarError
+
+_FLAGS = "aiLmsux"
+_SPACE = " \t\n\r\v\f"
+_QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_REFUSED_GROUPS = {
+    "=": "lookahead",
+    "!": "negative lookahead",
+    ">": "an atomic group",
+    "(": "a conditional group",
+}
+
+
+class _Item(enum.Enum):
+    """What a quantifier may follow."""
+
+    NONE = enum.auto()
+    ATOM = enum.auto()
+    REPEATED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    ignore_case: bool = False
+    dot_all: bool = False
+    verbose: bool = False
+    ascii_only: bool = False
+
+    def changed(self, letters: str, to: bool) -> _Flags:
+        names = {"i": "ignore_case", "s": "dot_all", "x": "verbose", "a": "ascii_only"}
+        return replace(self, **{names[letter]: to for letter in letters if letter in names})
+
+
+def parse_pattern(
+    pattern: str, limits: CompileLimits, dialect: PatternDialect = PatternDialect.PYTHON
+) -> Expression:
+    """The expression of `pattern`, anchors still in it. Raises GrammarError with the position of
+    what is wrong.
+    """
+    if len(pattern) > limits.max_pattern_len:
+        raise GrammarError(
+            f"the pattern has {len(pattern)} characters; the limit is {limits.max_pattern_len}",
+            position=limits.max_pattern_len,
+        )
+    return _Parser(pattern, limits, dialect).parse()
+
+
+class _Parser:
+    """Recursive descent over one pattern."""
+
+    def __init__(self, pattern: str, limits: CompileLimits, dialect: PatternDialect) -> None:
+        self._text = pattern
+        self._at = 0
+        self._limits = limits
+        self._sets = SetReader(pattern, dialect)
+        self._dialect = dialect
+        self._depth = 0
+        self._group_names: set[str] = set()
+
+    def parse(self) -> Expression:
+        flags = self._global_flags(_Flags())
+        found = self._alternation(flags)
+        if self._at < len(self._text):
+            raise self._error("unbalanced parenthesis", self._at)
+        return found
+
+    def _error(self, message: str, position: int) -> GrammarError:
+        return GrammarError(f"{message} at position {position} of the pattern", position=position)
+
+    def _peek(self, what: str) -> bool:
+        return self._text.startswith(what, self._at)
+
+    def _global_flags(self, flags: _Flags) -> _Flags:
+        """`(?flags)` at the very start, as often as it comes."""
+        while True:
+            if flags.verbose:
+                self._skip_verbose()
+            end = self._at + 2
+            while end < len(self._text) and self._text[end] in _FLAGS:
+                end += 1
+            if not (self._peek("(?") and end > self._at + 2 and self._text.startswith(")", end)):
+                return flags
+            letters = self._text[self._at + 2 : end]
+            self._check_flags(letters, self._at)
+            flags = flags.changed(letters, True)
+            self._at = end + 1
+
+    def _check_flags(self, letters: str, position: int) -> None:
+        if self._dialect is PatternDialect.ECMA:
+            raise self._error("inline flags are not part of this dialect", position)
+        if "L" in letters:
+            raise self._error("the flag L is for byte patterns only", position)
+        if "a" in letters and "u" in letters:
+            raise self._error("the flags a and u exclude each other", position)
+
+    def _skip_verbose(self) -> None:
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char in _SPACE:
+                self._at += 1
+            elif char == "#":
+                end = self._text.find("\n", self._at)
+                self._at = len(self._text) if end < 0 else end + 1
+            else:
+                return
+
+    def _alternation(self, flags: _Flags) -> Expression:
+        self._depth += 1
+        if self._depth > self._limits.max_nesting:
+            raise self._error(f"groups nest deeper than {self._limits.max_nesting}", self._at)
+        branches = [self._sequence(flags)]
+        while self._peek("|"):
+            self._at += 1
+            branches.append(self._sequence(flags))
+        self._depth -= 1
+        return alt(branches)
+
+    def _sequence(self, flags: _Flags) -> Expression:
+        items: list[Expression] = []
+        last = _Item.NONE
+        while True:
+            if flags.verbose:
+                self._skip_verbose()
+            if self._at >= len(self._text) or self._text[self._at] in "|)":
+                return seq(items)
+            bounds = self._quantifier(last)
+            if bounds is not None:
+                items[-1] = Repeat(items[-1], bounds[0], bounds[1])
+                last = _Item.REPEATED
+                continue
+            atom = self._atom(flags)
+            if atom is None:
+                continue
+            items.append(atom)
+            last = _Item.NONE if isinstance(atom, Anchor) else _Item.ATOM
+
+    def _quantifier(self, last: _Item) -> tuple[int, int | None] | None:
+        """The bounds of a quantifier that starts here; None where none does (`{` may be a
+        literal).
+        """
+        begin = self._at
+        bounds = _QUANTIFIERS.get(self._text[begin])
+        if bounds is not None:
+            self._at += 1
+        else:
+            bounds = self._braces()
+        if bounds is None:
+            return None
+        if last is not _Item.ATOM:
+            word = "nothing to repeat" if last is _Item.NONE else "multiple repeat"
+            raise self._error(word, begin)
+        if self._peek("?"):
+            self._at += 1
+        elif self._peek("+"):
+            raise self._error(
+                "a possessive quantifier is not regular here and not supported", begin
+            )
+        low, high = bounds
+        if high is not None and high < low:
+            raise self._error("the minimum of a repetition is larger than its maximum", begin)
+        for count in (low, high or 0):
+            if count > self._limits.max_repeat:
+                raise self._error(
+                    f"a repetition of {count}; the limit is {self._limits.max_repeat}", begin
+                )
+        return bounds
+
+    def _braces(self) -> tuple[int, int | None] | None:
+        """`{m}`, `{m,}`, `{,n}`, `{m,n}`; on success the cursor is behind it."""
+        if self._text[self._at] != "{":
+            return None
+        end = self._text.find("}", self._at)
+        body = self._text[self._at + 1 : end] if end > 0 else ""
+        low, comma, high = body.partition(",")
+        if not body or not all(
+            part == "" or (part.isascii() and part.isdigit()) for part in (low, high)
+        ):
+            return None
+        if self._dialect is PatternDialect.ECMA and not low:
+            return None
+        if len(low) > 12 or len(high) > 12:
+            raise self._error(
+                f"a repetition beyond the limit of {self._limits.max_repeat}", self._at
+            )
+        self._at = end + 1
+        first = int(low or 0)
+        return first, (first if not comma else int(high) if high else None)
+
+    def _atom(self, flags: _Flags) -> Expression | None:
+        """One atom; None for what stands for nothing (comments)."""
+        begin, char = self._at, self._text[self._at]
+        if char == "(":
+            return self._group(flags)
+        if char in "^$":
+            self._at += 1
+            return Anchor(char == "^", begin)
+        if (
+            char == "\\"
+            and self._dialect is PatternDialect.PYTHON
+            and self._text[begin + 1 : begin + 2] in ("A", "Z")
+        ):
+            self._at += 2
+            return Anchor(self._text[begin + 1] == "A", begin)
+        if char == ".":
+            self._at += 1
+            return Chars(self._sets.dot(flags.dot_all))
+        ranges, self._at = self._sets.read(begin, flags.ignore_case, flags.ascii_only)
+        return Chars(ranges) if ranges else Alt(())
+
+    def _group(self, flags: _Flags) -> Expression | None:
+        begin = self._at
+        self._at += 1
+        if self._peek("?"):
+            self._at += 1
+            if self._peek("#"):
+                self._at = self._text.find(")", begin) + 1
+                if self._at == 0:
+                    raise self._error("missing ), unterminated comment", begin)
+                return None
+            flags = self._group_kind(begin, flags)
+        found = self._alternation(flags)
+        if not self._peek(")"):
+            raise self._error("missing ), unterminated group", begin)
+        self._at += 1
+        # A group of its own even when empty: a quantifier may follow it.
+        return found if found != EMPTY else Repeat(EMPTY, 1, 1)
+
+    def _group_kind(self, begin: int, flags: _Flags) -> _Flags:
+        """Reads what stands between `(?` and the group's body."""
+        kind = self._text[self._at : self._at + 1]
+        if kind in _REFUSED_GROUPS:
+            raise self._error(
+                f"{_REFUSED_GROUPS[kind]} is not regular here and not supported", begin
+            )
+        if self._text[self._at : self._at + 2] in ("<=", "<!"):
+            raise self._error("lookbehind is not supported", begin)
+        if kind == ":":
+            self._at += 1
+            return flags
+        named = "P<" if self._dialect is PatternDialect.PYTHON else "<"
+        if self._peek(named):
+            self._group_name(begin, len(named))
+            return flags
+        if self._peek("P="):
+            raise self._error("a back-reference is not regular and not supported", begin)
+        return self._scoped_flags(begin, flags)
+
+    def _group_name(self, begin: int, skip: int) -> None:
+        end = self._text.find(">", self._at)
+        name = self._text[self._at + skip : end]
+        if end < 0 or not name.isidentifier() or name in self._group_names:
+            raise self._error("a missing, malformed or repeated group name", begin)
+        self._group_names.add(name)
+        self._at = end + 1
+
+    def _scoped_flags(self, begin: int, flags: _Flags) -> _Flags:
+        end = self._at
+        while end < len(self._text) and self._text[end] in _FLAGS + "-":
+            end += 1
+        on, minus, off = self._text[self._at : end].partition("-")
+        if not self._text.startswith(":", end) or end == self._at or "-" in off:
+            raise self._error(
+                "an unknown group, or flags that are not at the start of the pattern", begin
+            )
+        self._check_flags(on + off, begin)
+        if (minus and not off) or set(off) & set("auL") or set(on) & set(off):
+            raise self._error("these flags cannot be turned off here", begin)
+        self._at = end + 1
+        return (
+            flags.changed(on.replace("u", ""), True)
+            .changed(off, False)
+            .changed("a" if "u" in on else "", False)
+        )

@@ -1,0 +1,135 @@
+"""The tokens of a vocabulary by their bytes: which ones begin with a text, which ones a text begins
+with.
+
+What masks need that follow a given text instead of an automaton: a seam that is spelled again, a
+stop that ends a constrained text. Knows bytes and ids; knows no constraint and no model.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.constraints.buckets import bit_row
+from lmprog.constraints.constraint import NARROW, MaskRow
+
+_MAX_ROWS = 256
+
+
+class Pieces:
+    """Immutable in meaning; make one per tokenizer. `tokens[i]` are the bytes of token i, None for
+    special ones.
+    """
+
+    def __init__(self, tokens: Sequence[bytes | None]) -> None:
+        pairs = sorted((piece, token) for token, piece in enumerate(tokens) if piece)
+        self._texts = [piece for piece, _ in pairs]
+        self._order = np.array([token for _, token in pairs], np.int32)
+        self._known = frozenset(self._texts)
+        self._tokens = tuple(tokens)
+        self._num_words = (len(tokens) + 31) // 32
+        self._rows: OrderedDict[bytes, MaskRow] = OrderedDict()
+
+    def bytes_of(self, token: int) -> bytes:
+        """Those of a token that has some."""
+        piece = self._tokens[token] if 0 <= token < len(self._tokens) else None
+        assert piece, "only tokens with bytes are allowed by the masks here"
+        return piece
+
+    def spelling(self, text: bytes) -> NDArray[np.int32]:
+        """The tokens that are exactly `text`."""
+        first = bisect_left(self._texts, text)
+        last = first
+        while last < len(self._texts) and self._texts[last] == text:
+            last += 1
+        return self._order[first:last]
+
+    def beyond(self, text: bytes) -> range:
+        """Places, for `at`, of the tokens that begin with `text` and go on, in the order of their
+        bytes.
+        """
+        first = bisect_left(self._texts, text) + len(self.spelling(text))
+        return range(first, max(first, bisect_left(self._texts, _after(text), first)))
+
+    def at(self, place: int) -> tuple[bytes, int]:
+        """The bytes and the id of the token at a place."""
+        return self._texts[place], int(self._order[place])
+
+    def past(self, text: bytes, place: int) -> int:
+        """The first place from `place` on whose token does not begin with `text`."""
+        return bisect_left(self._texts, _after(text), place)
+
+    def ids(self, places: range) -> NDArray[np.int32]:
+        return self._order[places.start : places.stop]
+
+    def inside(self, text: bytes, shortest: int = 1) -> list[int]:
+        """The tokens of at least `shortest` bytes that `text` begins with and goes on after, so
+        that tokens can spell the rest."""
+        found: list[int] = []
+        for end in range(max(1, shortest), len(text)):
+            if text[:end] in self._known and self.can_spell(text[end:]):
+                found += self.spelling(text[:end]).tolist()
+        return found
+
+    def can_spell(self, text: bytes) -> bool:
+        """Whether some tokens, one after the other, are `text`."""
+        can = [False] * len(text) + [True]
+        for begin in reversed(range(len(text))):
+            can[begin] = any(
+                can[end] and text[begin:end] in self._known
+                for end in range(begin + 1, len(text) + 1)
+            )
+        return can[0]
+
+    def row(self, ids: Sequence[int] | NDArray[np.int32]) -> MaskRow:
+        """A mask that allows these tokens, each named once."""
+        ordered = np.sort(np.asarray(ids, np.int32))
+        bits = bit_row(ordered, self._num_words)
+        bits.flags.writeable = ordered.flags.writeable = False
+        return MaskRow(bits, ordered if len(ordered) <= NARROW else None, len(ordered))
+
+    def along(self, text: bytes) -> MaskRow:
+        """The tokens that begin with `text`, and those that `text` begins with."""
+        found = self._rows.get(text)
+        if found is None:
+            parts = [
+                self.spelling(text),
+                self.ids(self.beyond(text)),
+                np.array(self.inside(text), np.int32),
+            ]
+            found = self._rows[text] = self.row(np.concatenate(parts))
+            if len(self._rows) > _MAX_ROWS:
+                self._rows.popitem(last=False)
+        return found
+
+
+def without(row: MaskRow, tokens: Sequence[int]) -> MaskRow:
+    """`row` without some tokens."""
+    gone = [token for token in dict.fromkeys(tokens) if row.allows(token)]
+    if not gone:
+        return row
+    bits = row.bits.copy()
+    for token in gone:
+        bits[token >> 5] &= ~np.uint32(1 << (token & 31))
+    ids = None if row.ids is None else row.ids[~np.isin(row.ids, gone)]
+    return MaskRow(bits, ids, row.count - len(gone))
+
+
+def united(row: MaskRow, other: MaskRow) -> MaskRow:
+    """What either of two masks of one vocabulary allows."""
+    bits = row.bits | other.bits
+    count = int(np.bitwise_count(bits).sum())
+    is_narrow = row.ids is not None and other.ids is not None and count <= NARROW
+    return MaskRow(bits, np.union1d(row.ids, other.ids) if is_narrow else None, count)  # type: ignore[arg-type]
+
+
+def _after(text: bytes) -> bytes:
+    """The least bytes that come after everything that begins with `text`; all of 0xff have none
+    that tokens reach.
+    """
+    stripped = text.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\xff" * (len(text) + 256)

@@ -1,0 +1,338 @@
+"""The entry: a schema's text -> one node of a net. Alternatives are built per type; recursion
+becomes recursive nodes.
+
+Every conjunction of schemas is built once, known by the paths it consists of; one that is met again
+while it is being built is recursive, and refers to itself through a hole. Knows how the parts fit;
+the parts know JSON's types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from itertools import pairwise
+
+from lmprog.constraints.automaton import LazyAutomaton
+from lmprog.constraints.constraint import CompileLimits, JsonSchemaSpec
+from lmprog.constraints.costs import Alphabet, finish
+from lmprog.constraints.expression import text as expression_of
+from lmprog.constraints.lower import Lowering
+from lmprog.constraints.net import FAIL, NetBuilder, Node
+from lmprog.constraints.schema.arrays import ArrayBuilder, unique_content
+from lmprog.constraints.schema.expand import Expander
+from lmprog.constraints.schema.flat import Bound, Flat, NumberFacet, StringFacet, type_of
+from lmprog.constraints.schema.layout import Layout
+from lmprog.constraints.schema.literals import literal
+from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
+from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
+from lmprog.constraints.schema.schema_document import Document, Json, Located
+from lmprog.constraints.schema.strings import text_set
+from lmprog.constraints.textset import TextSet, lower_text_set
+from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
+
+_ALL_BYTES = Alphabet(frozenset(range(256)), frozenset())
+_MAX_DEPTH = 120
+_MAX_INDENT = 40
+
+
+def schema_node(spec: JsonSchemaSpec, net: NetBuilder, limits: CompileLimits) -> Node:
+    """Raises UnsupportedSchema (keyword, path), UnsatisfiableConstraint or GrammarError (too
+    large).
+    """
+    document = Document(spec.text)
+    builder = SchemaBuilder(document, spec, net, limits)
+    try:
+        return builder.compile([document.root], 0)
+    except RecursionError as error:
+        raise UnsupportedSchema("the schema nests too deeply", keyword="", path="#") from error
+
+
+class SchemaBuilder:
+    """Builds the schemas of one document into one net."""
+
+    def __init__(
+        self,
+        document: Document,
+        spec: JsonSchemaSpec,
+        net: NetBuilder,
+        limits: CompileLimits,
+        formats: bool = True,
+    ) -> None:
+        self._document = document
+        self._spec = spec
+        self._net = net
+        self._limits = limits
+        self._formats = formats
+        self._expander = Expander(document, self._are_disjoint)
+        self._layout = Layout(net, spec.whitespace)
+        self._in_string = Lowering(net, json_string=True)
+        self._plain = Lowering(net, json_string=False)
+        self._quote = net.text(b'"')
+        self._built: dict[tuple[int, tuple[str, ...]], Node] = {}
+        self._open: dict[tuple[int, tuple[str, ...]], Node | None] = {}
+        self._compared: dict[tuple[str, str], bool] = {}
+
+    def compile(self, schemas: Sequence[Located], depth: int) -> Node:
+        """The node of all values that every one of `schemas` takes. Text inside brackets is at
+        `depth` + 1.
+        """
+        distinct = {schema.path: schema for schema in schemas if schema.value is not True}
+        names = tuple(sorted(map(_name_of, distinct.values())))
+        key = (depth if self._layout.depends_on_depth else 0, names)
+        found = self._built.get(key)
+        if found is not None:
+            return found
+        if key in self._open:
+            hole = self._open[key]
+            if hole is None:
+                hole = self._open[key] = self._net.hole()
+            return hole
+        if len(self._open) > _MAX_DEPTH or (self._layout.depends_on_depth and depth > _MAX_INDENT):
+            path = schemas[-1].path if schemas else "#"
+            raise UnsupportedSchema(
+                f"schemas nest too deeply at {path[:200]}", keyword="$ref", path=path
+            )
+        self._open[key] = None
+        flats = self._expander.expand(list(distinct.values()))
+        node = self._net.alt(self._flat(flat, depth) for flat in flats)
+        hole = self._open.pop(key)
+        if hole is not None:
+            self._net.fill(hole, node)
+        self._built[key] = node
+        return node
+
+    def _flat(self, flat: Flat, depth: int) -> Node:
+        if flat.values is not None:
+            return self._net.alt(self._value(flat, value, depth) for value in flat.values)
+        if flat.not_values:
+            return self._net.alt(self._flat(one, depth) for one in _without_values(flat))
+        build: dict[str, Callable[[], Node]] = {
+            "null": lambda: self._net.text(b"null"),
+            "boolean": lambda: self._net.alt([self._net.text(b"true"), self._net.text(b"false")]),
+            "number": lambda: self._number(flat),
+            "string": lambda: self._string(flat),
+            "array": lambda: self._array(flat, depth),
+            "object": lambda: self._object(flat, depth),
+        }
+        return self._net.alt(make() for kind, make in build.items() if kind in flat.types)
+
+    def _value(self, flat: Flat, value: Json, depth: int) -> Node:
+        """One value of `enum` or `const`, if the rest of the conjunction takes it."""
+        if type_of(value) not in flat.types:
+            return FAIL
+        text = literal(value, self._layout, self._net, depth)
+        if flat.unconstrained_but_types and not flat.not_values:
+            return text
+        if isinstance(value, list | dict):
+            raise UnsupportedSchema(
+                f"an array or object in enum or const beside other keywords at {flat.path}",
+                keyword="enum",
+                path=f"{flat.path}/enum",
+            )
+        return text if self._takes(replace(flat, values=None), value) else FAIL
+
+    def _takes(self, flat: Flat, value: Json) -> bool:
+        """Whether a schema takes a plain value, asked from its own automaton. Numbers are asked in
+        plain digits.
+        """
+        net = NetBuilder(self._limits)
+        other = SchemaBuilder(self._document, self._spec, net, self._limits, self._formats)
+        text = format(value, "f").encode() if isinstance(value, Decimal) else _plain_text(value)
+        if isinstance(value, Decimal) and value == value.to_integral_value():
+            text = str(int(value)).encode()
+        try:
+            automaton = LazyAutomaton(finish(net, other._flat(flat, 0), _ALL_BYTES), self._limits)
+        except UnsatisfiableConstraint:
+            return False
+        return automaton.is_final(automaton.run(automaton.start, text))
+
+    def _number(self, flat: Flat) -> Node:
+        try:
+            plain = plain_number(flat.number, self._limits)
+            return (
+                self._plain.lower(plain)
+                if plain is not None
+                else bounded_number(flat.number, self._net)
+            )
+        except TooManyDigits:
+            path = f"{flat.path}/multipleOf"
+            raise UnsupportedSchema(
+                f"number bounds or multiples at {flat.path} need too many digits or states",
+                keyword="multipleOf" if flat.number.multiples else "minimum",
+                path=path if flat.number.multiples else f"{flat.path}/minimum",
+            ) from None
+
+    def _string(self, flat: Flat) -> Node:
+        facet = flat.string if self._formats else replace(flat.string, formats=())
+        return self._lower_string(text_set(facet, self._limits), flat)
+
+    def _lower_string(self, texts: TextSet, flat: Flat) -> Node:
+        try:
+            inside = lower_text_set(texts, self._net, self._in_string)
+        except GrammarError as error:
+            path = f"{flat.path}/pattern"
+            raise UnsupportedSchema(
+                f"strings at {flat.path}: {error.message}", keyword="pattern", path=path
+            ) from error
+        return self._net.seq([self._quote, inside, self._quote])
+
+    def _array(self, flat: Flat, depth: int) -> Node:
+        facet, layout = flat.array, self._layout
+        builder = ArrayBuilder(
+            self._net, facet, layout.comma(depth), lambda schemas: self.compile(schemas, depth + 1)
+        )
+        if facet.unique and (facet.high is None or facet.high > 1):
+            if facet.contains or any(items.prefix for items in facet.items):
+                raise UnsupportedSchema(
+                    f"uniqueItems at {facet.unique} beside prefixItems or contains",
+                    keyword="uniqueItems",
+                    path=facet.unique,
+                )
+            values = self._finite_values(builder.schemas(0), depth + 1, facet.unique)
+            content, may_be_empty = (
+                unique_content(self._net, values, layout.comma(depth), facet),
+                facet.low == 0,
+            )
+        else:
+            content, may_be_empty = builder.content()
+        return self._bracketed(b"[]", content, may_be_empty, depth)
+
+    def _bracketed(self, brackets: bytes, content: Node, may_be_empty: bool, depth: int) -> Node:
+        ways = [self._layout.enclosed(brackets, depth, content)]
+        return self._net.alt([*ways, *([self._layout.empty(brackets)] if may_be_empty else [])])
+
+    def _finite_values(self, schemas: list[Located], depth: int, path: str) -> list[Node]:
+        """One node per possible value."""
+        values: dict[Node, None] = {}
+        for flat in self._expander.expand(schemas):
+            if flat.values is None and flat.types <= {"null", "boolean"}:
+                constants: list[Json] = [None] if "null" in flat.types else []
+                flat = flat.only((*constants, *([False, True] if "boolean" in flat.types else [])))
+            if flat.values is None:
+                raise UnsupportedSchema(
+                    f"uniqueItems at {path}: supported only for items with few possible values",
+                    keyword="uniqueItems",
+                    path=path,
+                )
+            values.update((self._value(flat, value, depth), None) for value in flat.values)
+        return [value for value in values if value != FAIL]
+
+    def _object(self, flat: Flat, depth: int) -> Node:
+        parts = ObjectParts(
+            net=self._net,
+            limits=self._limits,
+            order=self._spec.order,
+            comma=self._layout.comma(depth),
+            colon=self._layout.colon,
+            compile_schemas=lambda schemas: self.compile(schemas, depth + 1),
+            name_sets=self._name_sets,
+            lower_names=lambda texts: self._lower_string(texts, flat),
+        )
+        content, may_be_empty = ObjectBuilder(flat.object, parts).content()
+        return self._bracketed(b"{}", content, may_be_empty, depth)
+
+    def _name_sets(self, schemas: Sequence[Located]) -> list[TextSet]:
+        """What `propertyNames` allows, as a union of sets of strings."""
+        out = []
+        for flat in self._expander.expand(schemas):
+            if "string" not in flat.types:
+                continue
+            excluded = tuple(value for value in flat.not_values if isinstance(value, str))
+            facet = flat.string.join(StringFacet(excluded=excluded))
+            texts = text_set(facet if self._formats else replace(facet, formats=()), self._limits)
+            if flat.values is None:
+                out.append(texts)
+            else:
+                out += [
+                    texts.and_also(_exactly(value))
+                    for value in flat.values
+                    if isinstance(value, str)
+                ]
+        return out
+
+    def _are_disjoint(self, left: Located, right: Located) -> bool:
+        """Whether no value is valid for both: their conjunction is built and found empty.
+
+        Formats count as annotations here, since two strings that only formats tell apart are valid
+        for both.
+        """
+        key = (left.path, right.path)
+        found = self._compared.get(key)
+        if found is None:
+            net = NetBuilder(self._limits)
+            other = SchemaBuilder(
+                self._document, JsonSchemaSpec("", "compact"), net, self._limits, formats=False
+            )
+            other._compared = self._compared
+            self._compared[key] = False  # met again while it is being decided: no claim is made
+            try:
+                finish(net, other.compile([left, right], 0), _ALL_BYTES)
+                found = False
+            except UnsatisfiableConstraint:
+                found = True
+            except RequestRejected:
+                found = False
+            self._compared[key] = found
+        return found
+
+
+def _name_of(schema: Located) -> str:
+    """What tells a schema from others: its path; where nothing in it depends on where it stands,
+    what it says.
+    """
+    value = schema.value
+    if isinstance(value, dict) and all(
+        isinstance(one, str | int | Decimal) and not keyword.startswith("$")
+        for keyword, one in value.items()
+    ):
+        return repr(value)  # starts with a brace, as no path does
+    return schema.path
+
+
+def _exactly(value: str) -> TextSet:
+    return TextSet((expression_of(value),))
+
+
+def _plain_text(value: Json) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode(errors="replace")
+
+
+def _without_values(flat: Flat) -> list[Flat]:
+    """Excluded values, type by type: numbers leave what is below and above, strings become
+    exclusions.
+    """
+    out: list[Flat] = []
+    for kind in sorted(flat.types):
+        values = [value for value in flat.not_values if type_of(value) == kind]
+        rest = replace(flat, types=frozenset([kind]), not_values=())
+        if not values:
+            out.append(rest)
+        elif kind in ("null", "boolean"):
+            everything: tuple[Json, ...] = (None,) if kind == "null" else (True, False)
+            out.append(rest.only(tuple(value for value in everything if value not in values)))
+        elif kind == "string":
+            excluded = StringFacet(excluded=tuple(str(value) for value in values))
+            out.append(replace(rest, string=rest.string.join(excluded)))
+        elif kind == "number":
+            out += _between(
+                rest,
+                sorted({Decimal(value) for value in values if isinstance(value, int | Decimal)}),
+            )
+        else:
+            raise UnsupportedSchema(
+                f"an array or object as a negated value at {flat.path}",
+                keyword="not",
+                path=f"{flat.path}/not",
+            )
+    return out
+
+
+def _between(flat: Flat, values: list[Decimal]) -> list[Flat]:
+    """The open intervals that the excluded numbers leave."""
+    edges: list[Bound | None] = [None, *(Bound(value, True) for value in values), None]
+    return [
+        replace(flat, number=flat.number.join(NumberFacet(low=low, high=high)))
+        for low, high in pairwise(edges)
+    ]

@@ -1,0 +1,99 @@
+"""Where in a schema that nothing fits the contradiction stands, so that its refusal can name the
+place.
+
+Asked only once a schema was found to have no instance. It goes down from the root through what
+every instance has to satisfy and names the deepest schema that takes nothing even by itself. Knows
+which keywords demand; compiles nothing in a way of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+
+from lmprog.constraints.constraint import CompileLimits, JsonSchemaSpec
+from lmprog.constraints.costs import Alphabet, finish
+from lmprog.constraints.net import NetBuilder
+from lmprog.constraints.schema.build import SchemaBuilder
+from lmprog.constraints.schema.schema_document import Document, Json, Located
+from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
+
+_ALL_BYTES = Alphabet(frozenset(range(256)), frozenset())
+_MAX_LOOKS = 64
+"""Schemas that are compiled for one answer."""
+_SHOWN = 160
+"""Characters of a schema in a message."""
+
+
+def why_nothing_fits(spec: JsonSchemaSpec, limits: CompileLimits) -> str:
+    """The message for a schema whose every instance is contradicted; `spec` is known to be one."""
+    document = Document(spec.text)
+    at, seen, left = document.root, {document.root.path}, _MAX_LOOKS
+    while True:
+        for inner in _demanded(document, at):
+            if left and inner.path not in seen:
+                left -= 1
+                seen.add(inner.path)
+                if _takes_nothing(inner, document, spec, limits):
+                    at = inner
+                    break
+        else:
+            break
+    text = json.dumps(at.value, ensure_ascii=False, default=_plain)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"nothing at all would match this constraint: no value fits the schema at {at.path}, {shown}"
+
+
+def _takes_nothing(
+    schema: Located, document: Document, spec: JsonSchemaSpec, limits: CompileLimits
+) -> bool:
+    net = NetBuilder(limits)
+    try:
+        finish(net, SchemaBuilder(document, spec, net, limits).compile([schema], 0), _ALL_BYTES)
+    except UnsatisfiableConstraint:
+        return True
+    except (
+        UnsupportedSchema
+    ):  # by itself it is refused for another reason: not the place. Limits end the search
+        return False
+    return False
+
+
+def _demanded(document: Document, at: Located) -> Iterator[Located]:
+    """The schemas below that every instance of `at` needs to fit with all, or with some part, of
+    itself.
+    """
+    schema = at.value
+    if not isinstance(schema, dict):
+        return
+    if "$ref" in schema:
+        yield document.resolve(at, schema["$ref"])
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        members = schema.get(keyword)
+        if isinstance(members, list) and (keyword == "allOf" or len(members) == 1):
+            yield from (at.child(keyword, number) for number in range(len(members)))
+    if schema.get("type") == "object":
+        properties, required = schema.get("properties"), schema.get("required")
+        names = [
+            name for name in _list(required) if isinstance(properties, dict) and name in properties
+        ]
+        yield from (at.child("properties", str(name)) for name in names)
+    if schema.get("type") == "array":
+        low = schema.get("minItems")
+        first = _list(schema.get("prefixItems"))
+        num_needed = low if isinstance(low, int) else 0
+        yield from (
+            at.child("prefixItems", number) for number in range(min(len(first), num_needed))
+        )
+        if num_needed > len(first) and isinstance(schema.get("items"), bool | dict):
+            yield at.child("items")
+
+
+def _list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
+
+
+def _plain(value: object) -> float:
+    assert isinstance(value, Decimal), "the reader makes nothing else that JSON does not know"
+    return float(value)

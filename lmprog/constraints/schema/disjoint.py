@@ -1,0 +1,75 @@
+"""Whether two schemas plainly exclude each other: by type, constants, or a required property that
+tells them apart.
+
+A quick look that spares building their conjunction; "no" only means that it is not plain. Knows raw
+schemas.
+"""
+
+from __future__ import annotations
+
+from lmprog.constraints.schema.schema_document import Document, Json, Located, same_json
+
+_MAX_DEPTH = 4
+
+
+def target(at: Located, document: Document) -> Located:
+    """What a schema that is nothing but a reference refers to."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(at.value, dict) or at.value.keys() != {"$ref"}:
+            break
+        at = document.resolve(at, at.value["$ref"])
+    return at
+
+
+def plainly_disjoint(left: Located, right: Located, document: Document, depth: int = 0) -> bool:
+    if not isinstance(left.value, dict) or not isinstance(right.value, dict):
+        return left.value is False or right.value is False
+    types = _types(left.value), _types(right.value)
+    if types[0] is not None and types[1] is not None and not types[0] & types[1]:
+        return True
+    values = _values(left.value), _values(right.value)
+    if values[0] is not None and values[1] is not None:
+        return not any(same_json(a, b) for a in values[0] for b in values[1])
+    if depth == _MAX_DEPTH or {"object"} not in types:
+        return False
+    return any(
+        plainly_disjoint(
+            target(left.child("properties", name), document),
+            target(right.child("properties", name), document),
+            document,
+            depth + 1,
+        )
+        for name in _told_apart_by(left.value, right.value)
+    )
+
+
+def _types(schema: dict[str, Json]) -> set[str] | None:
+    """The types as written, integers as numbers; None where nothing is said."""
+    kind = schema.get("type")
+    if kind is None:
+        return None
+    names = kind if isinstance(kind, list) else [kind]
+    return {"number" if name == "integer" else str(name) for name in names}
+
+
+def _values(schema: dict[str, Json]) -> list[Json] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _told_apart_by(left: dict[str, Json], right: dict[str, Json]) -> list[str]:
+    """The properties that both require and describe."""
+    found: list[str] = []
+    required, properties = (
+        (left.get("required"), right.get("required")),
+        (left.get("properties"), right.get("properties")),
+    )
+    if all(isinstance(names, list) for names in required) and all(
+        isinstance(one, dict) for one in properties
+    ):
+        for name in required[0] or ():  # type: ignore[union-attr]
+            both = name in (required[1] or ()) and all(name in (one or ()) for one in properties)  # type: ignore[operator]
+            found += [name] if both and isinstance(name, str) else []
+    return found

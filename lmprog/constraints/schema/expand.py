@@ -1,0 +1,220 @@
+"""A schema -> alternatives without applicators: references followed, `allOf` joined, the others
+multiplied out.
+
+An instance is valid exactly if one of the alternatives takes it. `oneOf` is multiplied out only
+where its branches exclude each other, which is decided (see `Expander.disjoint`), or made so by
+negation. Knows no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lmprog.constraints.schema.disjoint import plainly_disjoint, target
+from lmprog.constraints.schema.flat import ArrayFacet, Flat, Items, ObjectFacet, Properties
+from lmprog.constraints.schema.keywords import (
+    ASSERTIONS,
+    GROUPS,
+    keywords_of,
+    mapping,
+    refuse,
+    strings,
+)
+from lmprog.constraints.schema.negate import complement
+from lmprog.constraints.schema.schema_document import Document, Json, Located
+
+_MAX_ALTERNATIVES = 512
+_REFUSED = ("$dynamicRef", "$recursiveRef", "disallow", "extends")
+
+Disjoint = Callable[[Located, Located], bool]
+
+
+class Expander:
+    """Expands the schemas of one document. `disjoint` tells whether no instance is valid for both
+    schemas.
+    """
+
+    def __init__(self, document: Document, disjoint: Disjoint) -> None:
+        self._document = document
+        self._disjoint = disjoint
+        self._following: list[str] = []
+
+    def expand(self, schemas: Sequence[Located]) -> list[Flat]:
+        """The alternatives of the conjunction of all `schemas`."""
+        flats = [Flat(path=schemas[0].path if schemas else "#")]
+        for schema in schemas:
+            flats = self._apply(schema, flats)
+        return flats
+
+    def _apply(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        if isinstance(at.value, bool):
+            return flats if at.value else []
+        if at.path in self._following:
+            raise refuse(at, "$ref", "the schema refers to itself without anything in between")
+        self._following.append(at.path)
+        try:
+            if "unevaluatedProperties" not in at.value and "unevaluatedItems" not in at.value:
+                return self._keywords(at, flats)
+            # What counts as evaluated is only what stands below `at`, so `at` is expanded by itself
+            # first.
+            alone = [_closed(flat, at) for flat in self._keywords(at, [Flat(path=at.path)])]
+            joined = [flat.join(other) for flat in flats for other in alone]
+            return self._few(
+                at, "unevaluatedProperties", [flat for flat in joined if not flat.impossible]
+            )
+        finally:
+            self._following.pop()
+
+    def _keywords(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        flats = self._assertions(at, flats)
+        for keyword, expand in _APPLICATORS.items():
+            if keyword in keywords_of(at) and flats:
+                flats = self._few(at, keyword, expand(self, at, flats))
+        return flats
+
+    @staticmethod
+    def _few(at: Located, keyword: str, flats: list[Flat]) -> list[Flat]:
+        if len(flats) > _MAX_ALTERNATIVES:
+            raise refuse(at, keyword, f"more than {_MAX_ALTERNATIVES} alternatives")
+        return flats
+
+    def _assertions(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        schema = keywords_of(at)
+        for keyword in _REFUSED:
+            if keyword in schema:
+                raise refuse(at, keyword, "this keyword is not supported")
+        done: set[str] = set()
+        for keyword, narrow in ASSERTIONS.items():
+            if keyword in schema and keyword not in done:
+                done.update(*(group for group in GROUPS if keyword in group))
+                flats = [narrow(flat, schema[keyword], at) for flat in flats]
+        return [flat for flat in flats if not flat.impossible]
+
+    def _ref(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        return self._apply(self._document.resolve(at, keywords_of(at)["$ref"]), flats)
+
+    def _branches(self, at: Located, keyword: str) -> list[Located]:
+        value = keywords_of(at)[keyword]
+        if not isinstance(value, list) or not value:
+            raise refuse(at, keyword, "a list of schemas is expected")
+        return [at.child(keyword, i) for i in range(len(value))]
+
+    def _all_of(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        for branch in self._branches(at, "allOf"):
+            flats = self._apply(branch, flats)
+        return flats
+
+    def _any_of(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        return [
+            flat for branch in self._branches(at, "anyOf") for flat in self._apply(branch, flats)
+        ]
+
+    def _one_of(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        branches = self._branches(at, "oneOf")
+        out: list[Flat] = []
+        for i, branch in enumerate(branches):
+            chosen = self._apply(branch, flats)
+            for k, other in enumerate(branches):
+                if i != k and chosen and not self._are_disjoint(branch, other):
+                    chosen = self._apply(complement(other, self._document), chosen)
+            out += chosen
+        return out
+
+    def _are_disjoint(self, left: Located, right: Located) -> bool:
+        document = self._document
+        return plainly_disjoint(
+            target(left, document), target(right, document), document
+        ) or self._disjoint(left, right)
+
+    def _not(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        return self._apply(complement(at.child("not"), self._document), flats)
+
+    def _if(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        """Either `if` and `then` hold, or `if` does not and `else` does."""
+        schema = keywords_of(at)
+        if not {"then", "else", "unevaluatedProperties", "unevaluatedItems"} & schema.keys():
+            return flats  # it asserts nothing, and nothing here asks what it has evaluated
+        condition = at.child("if")
+        holds = self._apply(condition, flats)
+        fails = self._apply(complement(condition, self._document), flats)
+        if "then" in schema:
+            holds = self._apply(at.child("then"), holds)
+        if "else" in schema:
+            fails = self._apply(at.child("else"), fails)
+        return holds + fails
+
+    def _dependent(self, at: Located, flats: list[Flat], keyword: str) -> list[Flat]:
+        """Either a property is absent (or this is no object), or it is there and what depends on it
+        holds.
+        """
+        for name, needed in mapping(keywords_of(at)[keyword], at, keyword).items():
+            path = f"{at.path}/{keyword}/{name}"
+            absent = at.sibling(f"{path}/absent", {"properties": {name: False}})
+            if isinstance(needed, list):
+                present: Json = {
+                    "type": "object",
+                    "required": [name, *strings(needed, at, keyword)],
+                }
+                there = self._apply(at.sibling(f"{path}/present", present), flats)
+            else:
+                there = self._apply(
+                    at.sibling(f"{path}/present", {"type": "object", "required": [name]}), flats
+                )
+                there = self._apply(at.child(keyword, name), there)
+            flats = self._apply(absent, flats) + there
+        return flats
+
+
+def _closed(flat: Flat, at: Located) -> Flat:
+    """`unevaluated...` as one more say on what no schema below `at` has spoken of, along this
+    alternative.
+    """
+    schema = keywords_of(at)
+    if "unevaluatedProperties" in schema:
+        groups = [group for group in flat.object.properties if not _negated(_schemas_of(group))]
+        if all(group.additional is None for group in groups):
+            anything = at.sibling(f"{at.path}/unevaluatedProperties/\0any", True)
+            named = {name: anything for group in groups for name, _ in group.named}
+            patterns = {pattern: anything for group in groups for pattern, _ in group.patterns}
+            rest = at.child("unevaluatedProperties")
+            closed = Properties(tuple(named.items()), tuple(patterns.items()), rest)
+            flat = replace(
+                flat, object=flat.object.join(ObjectFacet(properties=(closed,), path=at.path))
+            )
+    if "unevaluatedItems" in schema:
+        if flat.array.contains:
+            raise refuse(at, "unevaluatedItems", "not supported beside contains")
+        told = [items for items in flat.array.items if not _negated([*items.prefix, items.rest])]
+        if all(items.rest is None for items in told):
+            length = max((len(items.prefix) for items in told), default=0)
+            anything = at.sibling(f"{at.path}/unevaluatedItems/\0any", True)
+            closed_items = Items((anything,) * length, at.child("unevaluatedItems"))
+            flat = replace(flat, array=flat.array.join(ArrayFacet(items=(closed_items,))))
+    return flat
+
+
+def _schemas_of(group: Properties) -> list[Located | None]:
+    return [
+        *(located for _, located in group.named),
+        *(located for _, located in group.patterns),
+        group.additional,
+    ]
+
+
+def _negated(schemas: list[Located | None]) -> bool:
+    """Whether any comes from a negation, whose annotations do not count as evaluation."""
+    return any(located is not None and "\0not" in located.path for located in schemas)
+
+
+_APPLICATORS: dict[str, Callable[[Expander, Located, list[Flat]], list[Flat]]] = {
+    "$ref": Expander._ref,
+    "allOf": Expander._all_of,
+    "if": Expander._if,
+    "not": Expander._not,
+    "dependentRequired": lambda self, at, flats: self._dependent(at, flats, "dependentRequired"),
+    "dependentSchemas": lambda self, at, flats: self._dependent(at, flats, "dependentSchemas"),
+    "dependencies": lambda self, at, flats: self._dependent(at, flats, "dependencies"),
+    "anyOf": Expander._any_of,
+    "oneOf": Expander._one_of,
+}

@@ -1,0 +1,208 @@
+"""A schema without applicators, as a value: which types, which values, and one facet per type; and
+how two are joined.
+
+Joining facets is how `allOf` and sibling keywords are intersected. Knows the meaning of the
+assertion keywords; knows neither references nor alternatives, and builds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from lmprog.constraints.schema.schema_document import Json, Located, same_json
+
+TYPES = frozenset(["null", "boolean", "number", "string", "array", "object"])
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    value: Decimal
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFacet:
+    integer: bool = False
+    fractional: bool = False  # not an integer
+    low: Bound | None = None
+    high: Bound | None = None
+    multiples: tuple[Decimal, ...] = ()
+
+    def join(self, other: NumberFacet) -> NumberFacet:
+        lows = [bound for bound in (self.low, other.low) if bound]
+        highs = [bound for bound in (self.high, other.high) if bound]
+        return NumberFacet(
+            self.integer or other.integer,
+            self.fractional or other.fractional,
+            max(lows, key=lambda bound: (bound.value, bound.exclusive), default=None),
+            min(highs, key=lambda bound: (bound.value, not bound.exclusive), default=None),
+            tuple(dict.fromkeys(self.multiples + other.multiples)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A text of the schema and where it stands."""
+
+    text: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class StringFacet:
+    low: int = 0
+    high: int | None = None
+    patterns: tuple[Sourced, ...] = ()
+    not_patterns: tuple[Sourced, ...] = ()
+    formats: tuple[Sourced, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+    def join(self, other: StringFacet) -> StringFacet:
+        highs = [high for high in (self.high, other.high) if high is not None]
+        return StringFacet(
+            max(self.low, other.low),
+            min(highs) if highs else None,
+            _merged(self.patterns, other.patterns),
+            _merged(self.not_patterns, other.not_patterns),
+            _merged(self.formats, other.formats),
+            tuple(dict.fromkeys(self.excluded + other.excluded)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """One schema's say on the items: the first ones, and all further ones (None: anything)."""
+
+    prefix: tuple[Located, ...]
+    rest: Located | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    schema: Located
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFacet:
+    items: tuple[Items, ...] = ()
+    low: int = 0
+    high: int | None = None
+    unique: str | None = None  # the path that asks for unique items
+    contains: tuple[Contains, ...] = ()
+
+    def join(self, other: ArrayFacet) -> ArrayFacet:
+        highs = [high for high in (self.high, other.high) if high is not None]
+        return ArrayFacet(
+            self.items + other.items,
+            max(self.low, other.low),
+            min(highs) if highs else None,
+            self.unique or other.unique,
+            self.contains + other.contains,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """One schema's say on the properties: by name, by pattern, and of all others (None:
+    anything).
+    """
+
+    named: tuple[tuple[str, Located], ...]
+    patterns: tuple[tuple[Sourced, Located], ...]
+    additional: Located | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacet:
+    properties: tuple[Properties, ...] = ()
+    required: tuple[str, ...] = ()
+    low: int = 0
+    high: int | None = None
+    names: tuple[Located, ...] = ()
+    path: str = "#"
+
+    def join(self, other: ObjectFacet) -> ObjectFacet:
+        highs = [high for high in (self.high, other.high) if high is not None]
+        return ObjectFacet(
+            self.properties + other.properties,
+            tuple(dict.fromkeys(self.required + other.required)),
+            max(self.low, other.low),
+            min(highs) if highs else None,
+            self.names + other.names,
+            self.path if self.path != "#" else other.path,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The conjunction of all that applies. `values` None: any value; else only these, further
+    checked by the rest.
+    """
+
+    types: frozenset[str] = TYPES
+    values: tuple[Json, ...] | None = None
+    not_values: tuple[Json, ...] = ()
+    number: NumberFacet = NumberFacet()
+    string: StringFacet = StringFacet()
+    array: ArrayFacet = ArrayFacet()
+    object: ObjectFacet = ObjectFacet()
+    path: str = "#"
+
+    def of_types(self, types: frozenset[str]) -> Flat:
+        return replace(self, types=self.types & types)
+
+    def only(self, values: tuple[Json, ...]) -> Flat:
+        if self.values is not None:
+            values = tuple(
+                value for value in self.values if any(same_json(value, other) for other in values)
+            )
+        return replace(self, values=values, types=self.types & frozenset(map(type_of, values)))
+
+    def without(self, values: tuple[Json, ...]) -> Flat:
+        return replace(self, not_values=self.not_values + values)
+
+    def join(self, other: Flat) -> Flat:
+        joined = Flat(
+            self.types & other.types,
+            self.values,
+            self.not_values + other.not_values,
+            self.number.join(other.number),
+            self.string.join(other.string),
+            self.array.join(other.array),
+            self.object.join(other.object),
+            self.path,
+        )
+        return joined if other.values is None else joined.only(other.values)
+
+    @property
+    def impossible(self) -> bool:
+        return not self.types
+
+    @property
+    def unconstrained_but_types(self) -> bool:
+        """Whether no facet says anything, so that a value only has to be of one of the types."""
+        plain = Flat()
+        return (self.number, self.string, self.array, self.object) == (
+            plain.number,
+            plain.string,
+            plain.array,
+            plain.object,
+        )
+
+
+def type_of(value: Json) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | Decimal):
+        return "number"
+    return {str: "string", list: "array", dict: "object"}[type(value)]
+
+
+def _merged(left: tuple[Sourced, ...], right: tuple[Sourced, ...]) -> tuple[Sourced, ...]:
+    """Each text once."""
+    return tuple({item.text: item for item in reversed(left + right)}.values())[::-1]

@@ -1,0 +1,59 @@
+"""The `format`s that are enforced, as patterns over the whole string; any other is an annotation,
+as the standard says.
+
+Each accepts only valid strings of its format, of those that can be told by a regular expression of
+this size.
+"""
+
+from __future__ import annotations
+
+# Year 0 is no year to Python's calendar: one digit is not zero.
+_YEAR = r"(\d{3}[1-9]|\d{2}[1-9]\d|\d[1-9]\d{2}|[1-9]\d{3})"
+_DATE = (
+    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+    r"|(\d{2}(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)-02-29)"
+)
+_CLOCK = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
+_OFFSET = r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOSTNAME = rf"{_LABEL}(\.{_LABEL})*"
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}"
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}"
+_GROUP = r"[0-9A-Fa-f]{1,4}"
+_IPV6 = (
+    rf"(({_GROUP}:){{7}}({_GROUP}|:)|({_GROUP}:){{6}}(:{_GROUP}|:)|({_GROUP}:){{5}}((:{_GROUP}){{1,2}}|:)"
+    rf"|({_GROUP}:){{4}}((:{_GROUP}){{1,3}}|:)|({_GROUP}:){{3}}((:{_GROUP}){{1,4}}|:)"
+    rf"|({_GROUP}:){{2}}((:{_GROUP}){{1,5}}|:)|{_GROUP}:((:{_GROUP}){{1,6}}|:)|:((:{_GROUP}){{1,7}}|:)"
+    rf"|({_GROUP}:){{6}}{_IPV4}|::({_GROUP}:){{0,5}}{_IPV4})"
+)
+_PERCENT = r"%[0-9A-Fa-f]{2}"
+_PCHAR = rf"([A-Za-z0-9._~!$&'()*+,;=:@-]|{_PERCENT})"
+_USER = rf"([A-Za-z0-9._~!$&'()*+,;=:-]|{_PERCENT})*@"
+_AUTHORITY = rf"({_USER})?({_HOSTNAME}|\[{_IPV6}\])(:\d{{1,5}})?"
+_TAIL = rf"(\?({_PCHAR}|[/?])*)?(#({_PCHAR}|[/?])*)?"
+_PATH = rf"(/{_PCHAR}*)*"
+_URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(//{_AUTHORITY}{_PATH}|/?{_PCHAR}+{_PATH}){_TAIL}"
+_RELATIVE = rf"(//{_AUTHORITY}{_PATH}|/?([A-Za-z0-9._~!$&'()*+,;=@-]|{_PERCENT})*{_PATH}){_TAIL}"
+_TIME_PARTS = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
+_POINTER = r"(/([^~/]|~[01])*)*"
+
+FORMATS: dict[str, str] = {
+    "date": _DATE,
+    "time": rf"{_CLOCK}{_OFFSET}",
+    "date-time": rf"{_DATE}T{_CLOCK}{_OFFSET}",
+    "duration": rf"P(\d+W|(\d+Y(\d+M(\d+D)?)?|\d+M(\d+D)?|\d+D)({_TIME_PARTS})?|{_TIME_PARTS})",
+    "email": rf"{_ATOM}(\.{_ATOM})?@{_HOSTNAME}",
+    "idn-email": rf"{_ATOM}(\.{_ATOM})?@{_HOSTNAME}",
+    "hostname": _HOSTNAME,
+    "idn-hostname": _HOSTNAME,
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "uuid": r"[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}",
+    "uri": _URI,
+    "iri": _URI,
+    "uri-reference": rf"({_URI}|{_RELATIVE})",
+    "iri-reference": rf"({_URI}|{_RELATIVE})",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(0|[1-9]\d*)(#|{_POINTER})",
+}

@@ -1,0 +1,253 @@
+"""The assertion keywords of JSON Schema: each reads its value and narrows a flat schema.
+
+Malformed values are refused with keyword and path. Applicators that make alternatives are in
+`expand.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+
+from lmprog.constraints.schema.flat import (
+    TYPES,
+    ArrayFacet,
+    Bound,
+    Contains,
+    Flat,
+    Items,
+    NumberFacet,
+    ObjectFacet,
+    Properties,
+    Sourced,
+    StringFacet,
+)
+from lmprog.constraints.schema.schema_document import Json, Located
+from lmprog.errors import UnsupportedSchema
+
+NOT_PATTERN, NOT_VALUES, FRACTIONAL = "\0notPattern", "\0notValues", "\0fractional"
+"""Keywords of our own, made by negation; documents with such keys are refused."""
+
+Keyword = Callable[[Flat, Json, Located], Flat]
+
+
+def refuse(at: Located, keyword: str, why: str) -> UnsupportedSchema:
+    path = f"{at.path}/{keyword}"
+    return UnsupportedSchema(f"{keyword} at {path}: {why}", keyword=keyword, path=path)
+
+
+def keywords_of(at: Located) -> dict[str, Json]:
+    assert isinstance(at.value, dict)
+    return at.value
+
+
+def _number(value: Json, at: Located, keyword: str) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise refuse(at, keyword, "a number is expected")
+    return Decimal(value)
+
+
+def count(value: Json, at: Located, keyword: str) -> int:
+    number = _number(value, at, keyword)
+    if number < 0 or number != number.to_integral_value() or number > 1 << 31:
+        raise refuse(at, keyword, "a count of at most 2**31 is expected")
+    return int(number)
+
+
+def strings(value: Json, at: Located, keyword: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise refuse(at, keyword, "a list of strings is expected")
+    return tuple(str(item) for item in value)
+
+
+def mapping(value: Json, at: Located, keyword: str) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise refuse(at, keyword, "an object is expected")
+    return value
+
+
+def _type(flat: Flat, value: Json, at: Located) -> Flat:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(name in TYPES or name == "integer" for name in names):
+        raise refuse(at, "type", f"{value!r} is not a type")
+    types = frozenset("number" if name == "integer" else str(name) for name in names)
+    if "integer" in names and "number" not in names:
+        flat = replace(flat, number=flat.number.join(NumberFacet(integer=True)))
+    return flat.of_types(types)
+
+
+def _enum(flat: Flat, value: Json, at: Located) -> Flat:
+    if not isinstance(value, list):
+        raise refuse(at, "enum", "a list is expected")
+    return flat.only(tuple(value))
+
+
+def _const(flat: Flat, value: Json, at: Located) -> Flat:
+    return flat.only((value,))
+
+
+def _bound(keyword: str) -> Keyword:
+    is_low = keyword.endswith("inimum")
+
+    def narrow(flat: Flat, value: Json, at: Located) -> Flat:
+        siblings = keywords_of(at)
+        if isinstance(value, bool) and keyword.startswith(
+            "exclusive"
+        ):  # draft 4: a flag beside the bound
+            return flat
+        old_flag = siblings.get("exclusiveMinimum" if is_low else "exclusiveMaximum") is True
+        bound = Bound(_number(value, at, keyword), keyword.startswith("exclusive") or old_flag)
+        facet = NumberFacet(low=bound) if is_low else NumberFacet(high=bound)
+        return replace(flat, number=flat.number.join(facet))
+
+    return narrow
+
+
+def _multiple_of(flat: Flat, value: Json, at: Located) -> Flat:
+    number = _number(value, at, "multipleOf")
+    if number <= 0:
+        raise refuse(at, "multipleOf", "a number above 0 is expected")
+    return replace(flat, number=flat.number.join(NumberFacet(multiples=(number,))))
+
+
+def _string(keyword: str, make: Callable[[Json, Located], StringFacet]) -> Keyword:
+    def narrow(flat: Flat, value: Json, at: Located) -> Flat:
+        return replace(flat, string=flat.string.join(make(value, at)))
+
+    return narrow
+
+
+def _sourced(value: Json, at: Located, keyword: str) -> Sourced:
+    if not isinstance(value, str):
+        raise refuse(at, keyword, "a string is expected")
+    return Sourced(value, f"{at.path}/{keyword}")
+
+
+def _items(flat: Flat, _: Json, at: Located) -> Flat:
+    """`prefixItems`, `items` (a list of schemas in older drafts) and `additionalItems` as one."""
+    schema = keywords_of(at)
+    old_list = isinstance(schema.get("items"), list)
+    listed = "items" if old_list else "prefixItems"
+    values = schema.get(listed, [])
+    if not isinstance(values, list):
+        raise refuse(at, listed, "a list of schemas is expected")
+    prefix = tuple(at.child(listed, i) for i in range(len(values)))
+    further = "additionalItems" if old_list else "items"
+    rest = at.child(further) if further in schema else None
+    return replace(flat, array=flat.array.join(ArrayFacet(items=(Items(prefix, rest),))))
+
+
+def _array(make: Callable[[Json, Located], ArrayFacet]) -> Keyword:
+    def narrow(flat: Flat, value: Json, at: Located) -> Flat:
+        return replace(flat, array=flat.array.join(make(value, at)))
+
+    return narrow
+
+
+def _unique(value: Json, at: Located) -> ArrayFacet:
+    if not isinstance(value, bool):
+        raise refuse(at, "uniqueItems", "true or false is expected")
+    return ArrayFacet(unique=f"{at.path}/uniqueItems" if value else None)
+
+
+def _contains(_: Json, at: Located) -> ArrayFacet:
+    schema = keywords_of(at)
+    low = count(schema.get("minContains", 1), at, "minContains")
+    high = count(schema["maxContains"], at, "maxContains") if "maxContains" in schema else None
+    if low == 0 and high is None:
+        return ArrayFacet()
+    return ArrayFacet(contains=(Contains(at.child("contains"), low, high),))
+
+
+def _object(make: Callable[[Json, Located], ObjectFacet]) -> Keyword:
+    def narrow(flat: Flat, value: Json, at: Located) -> Flat:
+        return replace(flat, object=flat.object.join(make(value, at)))
+
+    return narrow
+
+
+def _not_values(flat: Flat, value: Json, at: Located) -> Flat:
+    assert isinstance(value, list), at.path
+    return flat.without(tuple(value))
+
+
+def properties_of(_: Json, at: Located) -> ObjectFacet:
+    """`properties`, `patternProperties` and `additionalProperties`, which only mean something
+    together.
+    """
+    schema = keywords_of(at)
+    named = mapping(schema.get("properties", {}), at, "properties")
+    patterns = mapping(schema.get("patternProperties", {}), at, "patternProperties")
+    where = f"{at.path}/patternProperties"
+    return ObjectFacet(
+        properties=(
+            Properties(
+                tuple((name, at.child("properties", name)) for name in named),
+                tuple(
+                    (Sourced(pattern, where), at.child("patternProperties", pattern))
+                    for pattern in patterns
+                ),
+                at.child("additionalProperties") if "additionalProperties" in schema else None,
+            ),
+        ),
+        path=at.path,
+    )
+
+
+def _required(value: Json, at: Located) -> ObjectFacet:
+    if isinstance(value, bool):  # draft 3 wrote a flag into the property itself
+        raise refuse(at, "required", "a list of names is expected")
+    return ObjectFacet(required=strings(value, at, "required"), path=at.path)
+
+
+ASSERTIONS: dict[str, Keyword] = {
+    "type": _type,
+    "enum": _enum,
+    "const": _const,
+    **{
+        keyword: _bound(keyword)
+        for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    },
+    "multipleOf": _multiple_of,
+    "minLength": _string("minLength", lambda v, at: StringFacet(low=count(v, at, "minLength"))),
+    "maxLength": _string("maxLength", lambda v, at: StringFacet(high=count(v, at, "maxLength"))),
+    "pattern": _string(
+        "pattern", lambda v, at: StringFacet(patterns=(_sourced(v, at, "pattern"),))
+    ),
+    "format": _string("format", lambda v, at: StringFacet(formats=(_sourced(v, at, "format"),))),
+    NOT_PATTERN: _string(
+        NOT_PATTERN, lambda v, at: StringFacet(not_patterns=(_sourced(v, at, "not"),))
+    ),
+    NOT_VALUES: _not_values,
+    FRACTIONAL: lambda flat, _, at: replace(
+        flat, number=flat.number.join(NumberFacet(fractional=True))
+    ),
+    "prefixItems": _items,
+    "items": _items,
+    "minItems": _array(lambda v, at: ArrayFacet(low=count(v, at, "minItems"))),
+    "maxItems": _array(lambda v, at: ArrayFacet(high=count(v, at, "maxItems"))),
+    "uniqueItems": _array(_unique),
+    "contains": _array(_contains),
+    "properties": _object(properties_of),
+    "patternProperties": _object(properties_of),
+    "additionalProperties": _object(properties_of),
+    "required": _object(_required),
+    "minProperties": _object(
+        lambda v, at: ObjectFacet(low=count(v, at, "minProperties"), path=at.path)
+    ),
+    "maxProperties": _object(
+        lambda v, at: ObjectFacet(high=count(v, at, "maxProperties"), path=at.path)
+    ),
+    "propertyNames": _object(
+        lambda v, at: ObjectFacet(names=(at.child("propertyNames"),), path=at.path)
+    ),
+}
+"""Keywords of one group (`items`, `properties`) appear under each name; the first one present
+speaks for all.
+"""
+
+GROUPS: tuple[frozenset[str], ...] = (
+    frozenset(["prefixItems", "items"]),
+    frozenset(["properties", "patternProperties", "additionalProperties"]),
+)

@@ -1,0 +1,190 @@
+"""The complement of a schema, as a schema: what `not`, `if` and overlapping `oneOf` branches need.
+
+A schema is the conjunction of its keywords, so its complement is the `anyOf` of the keywords'
+complements, each of which is written with ordinary keywords (and some of our own, which no document
+can contain). What has no such complement is refused by keyword and path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from lmprog.constraints.schema.flat import TYPES
+from lmprog.constraints.schema.keywords import (
+    FRACTIONAL,
+    NOT_PATTERN,
+    NOT_VALUES,
+    count,
+    keywords_of,
+    mapping,
+    refuse,
+    strings,
+)
+from lmprog.constraints.schema.schema_document import Document, Json, Located
+
+_ANNOTATIONS = frozenset(
+    [
+        *(
+            "$schema",
+            "$id",
+            "id",
+            "$anchor",
+            "$comment",
+            "$defs",
+            "definitions",
+            "$vocabulary",
+            "title",
+            "description",
+        ),
+        *(
+            "default",
+            "examples",
+            "deprecated",
+            "readOnly",
+            "writeOnly",
+            "contentEncoding",
+            "contentMediaType",
+        ),
+        *("contentSchema", "minContains", "maxContains", "then", "else"),
+    ]
+)
+
+
+def complement(at: Located, document: Document) -> Located:
+    """The schema that is valid exactly where `at` is not."""
+    path = f"{at.path}/\0not"
+    if isinstance(at.value, bool):
+        return at.sibling(path, not at.value)
+    branches: list[Json] = []
+    for keyword, value in at.value.items():
+        if keyword in _ANNOTATIONS:
+            continue
+        if keyword == "$ref":
+            target = document.resolve(at, value)
+            if len(at.value.keys() - _ANNOTATIONS) == 1:
+                return complement(target, document)
+            branches.append({"not": target.value})
+            continue
+        negated = _NEGATED.get(keyword)
+        if negated is None:
+            raise refuse(
+                at,
+                keyword,
+                "this keyword cannot be negated (in `not`, `if` or overlapping `oneOf`)",
+            )
+        branches += negated(value, at)
+    return at.sibling(path, {"anyOf": branches} if branches else False)
+
+
+def _type(value: Json, at: Located) -> list[Json]:
+    names = {value} if isinstance(value, str) else set(strings(value, at, "type"))
+    if "integer" in names and "number" not in names:
+        return [_of(TYPES - names - {"number"}), {"type": "number", FRACTIONAL: True}]
+    return [_of(TYPES - names)]
+
+
+def _of(types: Set[str]) -> Json:
+    return {"type": list[Json](sorted(types))}
+
+
+def _values(value: Json, at: Located) -> list[Json]:
+    if not isinstance(value, list):
+        raise refuse(at, "enum", "a list is expected")
+    return [{NOT_VALUES: value}]
+
+
+def _of_type(kind: str, keyword: str) -> Callable[[Json, Located], list[Json]]:
+    return lambda value, at: [{"type": kind, keyword: value}]
+
+
+def _fewer(
+    kind: str, keyword: str, opposite: str, step: int
+) -> Callable[[Json, Located], list[Json]]:
+    """The complement of a count's bound is the opposite bound one further."""
+
+    def negate(value: Json, at: Located) -> list[Json]:
+        bound = count(value, at, keyword) + step
+        return [{"type": kind, opposite: bound}] if bound >= 0 else []
+
+    return negate
+
+
+def _required(value: Json, at: Located) -> list[Json]:
+    return [
+        {"type": "object", "properties": {name: False}} for name in strings(value, at, "required")
+    ]
+
+
+def _properties(value: Json, at: Located) -> list[Json]:
+    """Some property is there and is not as it should be."""
+    return [
+        {"type": "object", "required": [name], "properties": {name: {"not": schema}}}
+        for name, schema in mapping(value, at, "properties").items()
+    ]
+
+
+def _items(value: Json, at: Located) -> list[Json]:
+    if "prefixItems" in keywords_of(at) or not isinstance(value, bool | dict):
+        raise refuse(at, "items", "cannot be negated beside prefixItems")
+    return [{"type": "array", "contains": {"not": value}}]
+
+
+def _prefix_items(value: Json, at: Located) -> list[Json]:
+    """Some item is there and is not as it should be."""
+    first = _list(value, at, "prefixItems")
+    return [
+        {"type": "array", "minItems": i + 1, "prefixItems": [*([True] * i), {"not": schema}]}
+        for i, schema in enumerate(first)
+    ]
+
+
+def _contains(value: Json, at: Located) -> list[Json]:
+    if {"minContains", "maxContains"} & keywords_of(at).keys():
+        raise refuse(at, "contains", "cannot be negated with bounds")
+    return [{"type": "array", "items": {"not": value}}]
+
+
+def _additional(value: Json, at: Located) -> list[Json]:
+    if value is True:
+        return []
+    raise refuse(
+        at, "additionalProperties", "cannot be negated (in `not`, `if` or overlapping `oneOf`)"
+    )
+
+
+def _list(value: Json, at: Located, keyword: str) -> list[Json]:
+    if not isinstance(value, list):
+        raise refuse(at, keyword, "a list of schemas is expected")
+    return value
+
+
+_NEGATED: dict[str, Callable[[Json, Located], list[Json]]] = {
+    "type": _type,
+    "enum": _values,
+    "const": lambda value, at: [{NOT_VALUES: [value]}],
+    "minimum": _of_type("number", "exclusiveMaximum"),
+    "maximum": _of_type("number", "exclusiveMinimum"),
+    "exclusiveMinimum": _of_type("number", "maximum"),
+    "exclusiveMaximum": _of_type("number", "minimum"),
+    "minLength": _fewer("string", "minLength", "maxLength", -1),
+    "maxLength": _fewer("string", "maxLength", "minLength", 1),
+    "pattern": _of_type("string", NOT_PATTERN),
+    "minItems": _fewer("array", "minItems", "maxItems", -1),
+    "maxItems": _fewer("array", "maxItems", "minItems", 1),
+    "items": _items,
+    "prefixItems": _prefix_items,
+    "contains": _contains,
+    "minProperties": _fewer("object", "minProperties", "maxProperties", -1),
+    "maxProperties": _fewer("object", "maxProperties", "minProperties", 1),
+    "required": _required,
+    "properties": _properties,
+    "additionalProperties": _additional,
+    "not": lambda value, at: [value],
+    NOT_PATTERN: lambda value, at: [{"type": "string", "pattern": value}],
+    NOT_VALUES: lambda value, at: [{"enum": value}],
+    FRACTIONAL: lambda value, at: [_of(TYPES - {"number"}), {"type": "integer"}],
+    "anyOf": lambda value, at: [
+        {"allOf": [{"not": branch} for branch in _list(value, at, "anyOf")]}
+    ],
+    "allOf": lambda value, at: [{"not": branch} for branch in _list(value, at, "allOf")],
+}

@@ -1,0 +1,238 @@
+"""Numbers of a schema -> byte automata: integer or not, between bounds, multiples of a decimal.
+
+Numbers without bounds may have an exponent (of at most 307, so that every reader gets a finite
+number); with bounds or multiples they are written plainly, which every number within bounds can be.
+The automaton reads digits from the left and remembers how the prefix compares with each bound's and
+its remainder. Knows decimals and bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import lcm
+
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.expression import Expression, whole
+from lmprog.constraints.net import FAIL, NetBuilder, Node
+from lmprog.constraints.pattern import parse_pattern
+from lmprog.constraints.schema.flat import Bound, NumberFacet
+
+_MAX_DIGITS = 400
+_MAX_STATES = 50_000
+
+INTEGER = r"-?(0|[1-9][0-9]*)"
+FRACTIONAL = INTEGER + r"\.[0-9]*[1-9][0-9]*"
+NUMBER = INTEGER + r"(\.[0-9]+)?([eE][+-]?([0-9]{1,2}|[12][0-9]{2}|30[0-7]))?"
+
+
+class TooManyDigits(Exception):
+    """The automaton would be too large."""
+
+
+def plain_number(facet: NumberFacet, limits: CompileLimits) -> Expression | None:
+    """The expression for a facet that only tells integers from numbers; None for any other."""
+    if facet.low or facet.high or facet.multiples or (facet.integer and facet.fractional):
+        return None
+    pattern = INTEGER if facet.integer else FRACTIONAL if facet.fractional else NUMBER
+    return whole(parse_pattern(pattern, limits))
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Magnitudes between bounds (None: no upper one), multiples of `step` / 10**scale where `step`
+    is not 0.
+    """
+
+    low: Bound
+    high: Bound | None
+    integer: bool
+    fractional: bool
+    step: int
+    scale: int
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Read so far: how many digits in the integer part, or after the point (-1: none yet);
+    comparisons; remainder.
+    """
+
+    whole_digits: int
+    fraction_digits: int
+    to_low: int  # -1, 0, 1: the digits read compared with as many of the bound's
+    to_high: int
+    remainder: int
+    leading_zero: bool
+    fraction: bool = False  # a digit after the point is not 0
+
+
+def bounded_number(facet: NumberFacet, net: NetBuilder) -> Node:
+    """The node for numbers within the facet's bounds. Raises TooManyDigits."""
+    step, scale = _step(facet.multiples)
+    zero = Bound(Decimal(0), False)
+    low, high = facet.low, facet.high
+    nodes = []
+    if high is None or high.value >= 0:
+        above = low if low is not None and low.value >= 0 else zero
+        nodes.append(
+            _magnitudes(_Range(above, high, facet.integer, facet.fractional, step, scale), net)
+        )
+    if low is None or low.value < 0:  # "-0" is not offered beside 0
+        top = None if low is None else Bound(-low.value, low.exclusive)
+        bottom = (
+            Bound(-high.value, high.exclusive) if high is not None and high.value <= 0 else zero
+        )
+        nodes.append(
+            net.seq(
+                [
+                    net.text(b"-"),
+                    _magnitudes(
+                        _Range(bottom, top, facet.integer, facet.fractional, step, scale), net
+                    ),
+                ]
+            )
+        )
+    return net.alt(nodes)
+
+
+def _step(multiples: tuple[Decimal, ...]) -> tuple[int, int]:
+    """All `multipleOf`s as one: an integer step in units of 10**-scale."""
+    if not multiples:
+        return 0, 0
+    scale = max(0, *(-int(number.as_tuple().exponent) for number in multiples))
+    if scale > 12:
+        raise TooManyDigits
+    steps = [int(Fraction(number) * 10**scale) for number in multiples]
+    return lcm(*steps), scale
+
+
+def _digits(bound: Bound | None) -> tuple[str, str]:
+    """The digits before and after the point, without superfluous zeros."""
+    if bound is None:
+        return "", ""
+    if abs(bound.value.adjusted()) > _MAX_DIGITS:
+        raise TooManyDigits
+    before, _, after = format(bound.value, "f").lstrip("-").partition(".")
+    return before.lstrip("0") or "0", after.rstrip("0")
+
+
+class _Magnitudes:
+    def __init__(self, limits: _Range) -> None:
+        self._range = limits
+        self._low = _digits(limits.low)
+        self._high = _digits(limits.high)
+        # Beyond the longer bound every further digit is the same as the one before.
+        self._longest = max(len(self._low[0]), len(self._high[0])) + 1
+        self._deepest = max(len(self._low[1]), len(self._high[1]), limits.scale)
+        if limits.step > _MAX_STATES // 4:
+            raise TooManyDigits
+
+    def start(self) -> _At:
+        return _At(0, -1, 0, 0, 0, False)
+
+    def after(self, at: _At, char: str) -> _At | None:
+        if char == ".":
+            if self._range.integer or at.whole_digits == 0 or at.fraction_digits >= 0:
+                return None
+            return _At(
+                0,
+                0,
+                self._settled(at.whole_digits, at.to_low, self._low[0]),
+                self._settled(at.whole_digits, at.to_high, self._high[0]),
+                at.remainder,
+                False,
+            )
+        digit = int(char)
+        if at.fraction_digits < 0:
+            if at.leading_zero:
+                return None
+            length = min(at.whole_digits + 1, self._longest)
+            return _At(
+                length,
+                -1,
+                _compared(at.to_low, digit, self._low[0], at.whole_digits),
+                _compared(at.to_high, digit, self._high[0], at.whole_digits),
+                self._remainder(at.remainder * 10 + digit),
+                at.whole_digits == 0 and digit == 0,
+            )
+        beyond_scale = self._range.step and at.fraction_digits >= self._range.scale
+        if beyond_scale and digit:
+            return None
+        return _At(
+            0,
+            min(at.fraction_digits + 1, self._deepest + 1),
+            _compared(
+                at.to_low, digit, self._low[1] + "0" * (at.fraction_digits + 1), at.fraction_digits
+            ),
+            _compared(
+                at.to_high,
+                digit,
+                self._high[1] + "0" * (at.fraction_digits + 1),
+                at.fraction_digits,
+            ),
+            at.remainder if beyond_scale else self._remainder(at.remainder * 10 + digit),
+            False,
+            self._range.fractional and (at.fraction or digit != 0),
+        )
+
+    def _remainder(self, value: int) -> int:
+        return value % self._range.step if self._range.step else 0
+
+    @staticmethod
+    def _settled(length: int, sign: int, digits: str) -> int:
+        """Whole parts are compared by length first."""
+        return sign if length == len(digits) else (1 if length > len(digits) else -1)
+
+    def accepts(self, at: _At) -> bool:
+        if at.fraction_digits == 0 or (at.fraction_digits < 0 and at.whole_digits == 0):
+            return False
+        if self._range.fractional and not at.fraction:
+            return False
+        read = max(at.fraction_digits, 0)
+        to_low, to_high = at.to_low, at.to_high
+        if at.fraction_digits < 0:
+            to_low = self._settled(at.whole_digits, to_low, self._low[0])
+            to_high = self._settled(at.whole_digits, to_high, self._high[0])
+        # An equal prefix is smaller where the bound still has digits.
+        to_low = to_low or (-1 if len(self._low[1]) > read else 0)
+        to_high = to_high or (-1 if len(self._high[1]) > read else 0)
+        if to_low < 0 or (to_low == 0 and self._range.low.exclusive):
+            return False
+        if self._range.high is not None and (
+            to_high > 0 or (to_high == 0 and self._range.high.exclusive)
+        ):
+            return False
+        if not self._range.step:
+            return True
+        missing = self._range.scale - min(read, self._range.scale)
+        return not at.remainder * int(10**missing) % self._range.step
+
+
+def _compared(sign: int, digit: int, digits: str, position: int) -> int:
+    if sign or position >= len(digits):
+        return sign
+    other = int(digits[position])
+    return (digit > other) - (digit < other)
+
+
+def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
+    if limits.high is not None and limits.high.value < limits.low.value:
+        return FAIL
+    reader = _Magnitudes(limits)
+    first = reader.start()
+    known = {first: net.state()}
+    queue = [first]
+    for at in queue:
+        for char in "0123456789.":
+            following = reader.after(at, char)
+            if following is None:
+                continue
+            if following not in known:
+                known[following] = net.state(final=reader.accepts(following))
+                queue.append(following)
+                if len(queue) > _MAX_STATES:
+                    raise TooManyDigits
+            net.edges[known[at]].append((ord(char), ord(char), known[following]))
+    return net.leaf(known[first])

@@ -1,0 +1,234 @@
+"""Objects of a schema -> nodes: named properties in order, further ones after them, counts and
+names.
+
+A property's name is written plainly; the names of further properties are all the strings that no
+named property has, however they are spelled, so no property escapes its schema. Knows nothing of
+how values are built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lmprog.constraints.constraint import CompileLimits, Order
+from lmprog.constraints.expression import Expression, text
+from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
+from lmprog.constraints.schema.flat import ObjectFacet
+from lmprog.constraints.schema.schema_document import Located
+from lmprog.constraints.schema.strings import search_pattern
+from lmprog.constraints.textset import TextSet, contains, matches
+from lmprog.errors import UnsupportedSchema
+
+_MAX_PATTERNS = 5
+_MAX_ANY_ORDER = 10
+_MAX_COUNTED = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    name: str
+    value: Node
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectParts:
+    """What objects are built with: the schema compiler's own means."""
+
+    net: NetBuilder
+    limits: CompileLimits
+    order: Order
+    comma: Node
+    colon: Node
+    compile_schemas: Callable[[Sequence[Located]], Node]
+    name_sets: Callable[[Sequence[Located]], list[TextSet]]
+    """The sets of strings whose union a list of schemas takes."""
+    lower_names: Callable[[TextSet], Node]
+    """A set of strings as they are written, quotes included."""
+
+
+class ObjectBuilder:
+    """Builds the content of one object, braces excluded."""
+
+    def __init__(self, facet: ObjectFacet, parts: ObjectParts) -> None:
+        self._facet = facet
+        self._parts = parts
+        self._net = parts.net
+        self._patterns: dict[str, Expression] = {
+            pattern.text: search_pattern(pattern, parts.limits)
+            for group in facet.properties
+            for pattern, _ in group.patterns
+        }
+        self._by_name = [dict(group.named) for group in facet.properties]
+        self._names = parts.name_sets(facet.names) if facet.names else [TextSet()]
+
+    def content(self) -> tuple[Node, bool]:
+        """The members with commas between, at least one, and whether there may be none."""
+        low, high = self._facet.low, self._facet.high
+        entries, further = self._entries(), self._further()
+        low = max(low, sum(entry.required for entry in entries))
+        if high is not None and high < low:
+            return FAIL, False
+        members = {entry.name: self._member(entry) for entry in entries}
+        if self._parts.order == "any":
+            return self._any_order(entries, members, further, low, high), low == 0
+        counted = self._facet.low > sum(entry.required for entry in entries) or high is not None
+        if counted:
+            return self._declared_counted(entries, members, further, low, high), low == 0
+        return self._declared(entries, members, further), low == 0
+
+    def _refuse(self, keyword: str, why: str) -> UnsupportedSchema:
+        path = f"{self._facet.path}/{keyword}"
+        return UnsupportedSchema(f"{keyword} at {path}: {why}", keyword=keyword, path=path)
+
+    def _schemas_of(self, name: str) -> list[Located]:
+        out = []
+        for group, named in zip(self._facet.properties, self._by_name, strict=True):
+            own = [named[name]] if name in named else []
+            own += [
+                located
+                for pattern, located in group.patterns
+                if matches(self._patterns[pattern.text], name)
+            ]
+            out += own or ([group.additional] if group.additional is not None else [])
+        return out
+
+    def _named(self) -> list[str]:
+        named = [name for group in self._facet.properties for name, _ in group.named]
+        return list(dict.fromkeys([*named, *self._facet.required]))
+
+    def _entries(self) -> list[Entry]:
+        required = set(self._facet.required)
+        out = []
+        for name in self._named():
+            fits = any(contains(names, name) for names in self._names)
+            value = self._parts.compile_schemas(self._schemas_of(name)) if fits else FAIL
+            out.append(Entry(name, value, name in required))
+        return out
+
+    def _member(self, entry: Entry) -> Node:
+        name = json.dumps(entry.name, ensure_ascii=False).encode(errors="replace")
+        return self._net.seq([self._net.text(name), self._parts.colon, entry.value])
+
+    def _further(self) -> Node:
+        """One member that no name speaks of: for each set of patterns that a name can match, what
+        then applies.
+        """
+        if len(self._patterns) > _MAX_PATTERNS:
+            raise self._refuse("patternProperties", f"more than {_MAX_PATTERNS} patterns")
+        named: tuple[Expression, ...] | None = None
+        ways = []
+        for chosen in range(1 << len(self._patterns)):
+            hit = [one for i, one in enumerate(self._patterns.values()) if chosen >> i & 1]
+            missed = [one for i, one in enumerate(self._patterns.values()) if not chosen >> i & 1]
+            schemas = self._further_schemas(
+                {p for i, p in enumerate(self._patterns) if chosen >> i & 1}
+            )
+            if any(schema.value is False for schema in schemas):
+                continue
+            value = self._parts.compile_schemas(schemas)
+            named = named if named is not None else tuple(text(name) for name in self._named())
+            for names in self._names:
+                texts = names.and_also(TextSet(tuple(hit), (*missed, *named)))
+                ways.append(
+                    self._net.seq([self._parts.lower_names(texts), self._parts.colon, value])
+                )
+        return self._net.alt(ways)
+
+    def _further_schemas(self, patterns: set[str]) -> list[Located]:
+        out = []
+        for group in self._facet.properties:
+            own = [located for pattern, located in group.patterns if pattern.text in patterns]
+            out += own or ([group.additional] if group.additional is not None else [])
+        return out
+
+    def _declared(self, entries: list[Entry], members: dict[str, Node], further: Node) -> Node:
+        """From the last entry to the first: what may follow something, and what may come first."""
+        net, comma = self._net, self._parts.comma
+        following = net.repeat(net.seq([comma, further]), 0, None)
+        first = net.seq([further, following])
+        for entry in reversed(entries):
+            member = members[entry.name]
+            begun = net.seq([member, following])
+            more = net.seq([comma, member])
+            if entry.required:
+                first, following = begun, net.seq([more, following])
+            else:
+                first, following = net.alt([begun, first]), net.seq([net.optional(more), following])
+        return first
+
+    def _declared_counted(
+        self,
+        entries: list[Entry],
+        members: dict[str, Node],
+        further: Node,
+        low: int,
+        high: int | None,
+    ) -> Node:
+        """The same with the number of members so far, as far as a bound can tell it."""
+        net, comma = self._net, self._parts.comma
+        cap = max(low, high or 0, 1)
+        if len(entries) * cap > _MAX_COUNTED:
+            raise self._refuse("maxProperties", "bounds this large are not supported")
+        rows = [self._further_counted(further, count, low, high) for count in range(cap + 1)]
+        for entry in reversed(entries):
+            member = members[entry.name]
+            above = rows
+            rows = []
+            for count in range(cap + 1):
+                full = high is not None and count >= high
+                more = (
+                    FAIL
+                    if full
+                    else net.seq([comma if count else EMPTY, member, above[min(count + 1, cap)]])
+                )
+                rows.append(more if entry.required else net.alt([more, above[count]]))
+        return rows[0]
+
+    def _further_counted(self, further: Node, count: int, low: int, high: int | None) -> Node:
+        """Further members after `count` others. Two of them could have one name, so only one is
+        relied upon.
+        """
+        net, comma = self._net, self._parts.comma
+        missing = max(low - count, 0)
+        if missing > 1:
+            return FAIL
+        most = None if high is None else max(high - count, 0)
+        if count:
+            return net.repeat(net.seq([comma, further]), missing, most)
+        if most == 0:
+            return FAIL
+        rest = net.repeat(net.seq([comma, further]), 0, None if most is None else most - 1)
+        return net.seq([further, rest])
+
+    def _any_order(
+        self,
+        entries: list[Entry],
+        members: dict[str, Node],
+        further: Node,
+        low: int,
+        high: int | None,
+    ) -> Node:
+        """One node per set of entries still to come; the further members come last."""
+        if self._facet.low > sum(entry.required for entry in entries) or high is not None:
+            raise self._refuse("maxProperties", "bounds are not supported together with any order")
+        if len(entries) > _MAX_ANY_ORDER:
+            raise self._refuse(
+                "properties", f"any order is supported for at most {_MAX_ANY_ORDER} properties"
+            )
+        net, comma = self._net, self._parts.comma
+        nodes: dict[int, Node] = {}
+        tail = net.repeat(net.seq([comma, further]), 0, None)
+        for used in range((1 << len(entries)) - 1, -1, -1):
+            left = [i for i in range(len(entries)) if not used >> i & 1]
+            ways = [
+                net.seq([comma if used else EMPTY, members[entries[i].name], nodes[used | 1 << i]])
+                for i in left
+            ]
+            if not any(entries[i].required for i in left):
+                ways.append(tail if used else net.seq([further, tail]))
+            nodes[used] = net.alt(ways)
+        del low
+        return nodes[0]

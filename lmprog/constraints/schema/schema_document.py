@@ -1,0 +1,178 @@
+"""One JSON Schema document: its values, and what its references point to.
+
+References stay inside the document (`#/...`, anchors, embedded `$id`s); nothing is ever fetched.
+Knows JSON pointers and URIs; the meaning of keywords is none of its business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeAlias
+from urllib.parse import unquote, urldefrag, urljoin
+
+from lmprog.errors import UnsupportedSchema
+
+Json: TypeAlias = bool | int | Decimal | str | list["Json"] | dict[str, "Json"] | None
+Schema: TypeAlias = bool | dict[str, Json]
+
+_DATA = frozenset(["const", "enum", "default", "examples"])
+_MAX_DEPTH = 200
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """A schema and where it stands. `path` is unique within the document, so it stands for the
+    schema in keys.
+    """
+
+    path: str
+    base: str
+    value: Schema
+
+    def child(self, *steps: str | int) -> Located:
+        """The schema below, by keys and indexes. Raises UnsupportedSchema where there is no
+        schema.
+        """
+        value: Json = self.value
+        path = self.path
+        for step in steps:
+            path = f"{path}/{escape(str(step))}"
+            value = value[step] if isinstance(value, dict | list) else None  # type: ignore[index]
+        return self.sibling(path, value)
+
+    def sibling(self, path: str, value: Json) -> Located:
+        """A schema that stands for itself at `path`, below this one."""
+        if not isinstance(value, bool | dict):
+            raise UnsupportedSchema(
+                f"a schema is expected at {path}", keyword=path.rpartition("/")[2], path=path
+            )
+        base = self.base
+        if isinstance(value, dict) and isinstance(value.get("$id"), str):
+            base = urljoin(base, str(value["$id"]))
+        return Located(path, base, value)
+
+
+def escape(step: str) -> str:
+    return step.replace("~", "~0").replace("/", "~1")
+
+
+class Document:
+    def __init__(self, text: str) -> None:
+        """Raises UnsupportedSchema for a text that is no schema."""
+        try:
+            value: Json = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise UnsupportedSchema(
+                f"the schema is not JSON: {error}", keyword="", path="#"
+            ) from error
+        self.root = Located("#", "", True).sibling("#", value)
+        self._resources: dict[str, Located] = {"": self.root}
+        self._anchors: dict[str, Located] = {}
+        for located in _subschemas(self.root, 0):
+            self._register(located)
+
+    def _register(self, at: Located) -> None:
+        assert isinstance(at.value, dict)
+        if isinstance(at.value.get("$id"), str):
+            self._resources.setdefault(urldefrag(at.base).url, at)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            name = at.value.get(keyword)
+            if isinstance(name, str):
+                self._anchors.setdefault(f"{urldefrag(at.base).url}#{name}", at)
+        if isinstance(at.value.get("id"), str) and str(at.value["id"]).startswith(
+            "#"
+        ):  # drafts before 6
+            self._anchors.setdefault(f"{urldefrag(at.base).url}{at.value['id']}", at)
+
+    def resolve(self, at: Located, reference: Json) -> Located:
+        """What `$ref` at `at` points to."""
+        if not isinstance(reference, str):
+            raise UnsupportedSchema("$ref is not a string", keyword="$ref", path=at.path)
+        url, fragment = urldefrag(
+            urljoin(at.base, reference) if not reference.startswith("#") else at.base + reference
+        )
+        resource = self._resources.get(url)
+        if resource is None and f"{url}#{fragment}" not in self._anchors:
+            raise UnsupportedSchema(
+                f"$ref {reference!r} points outside of this schema",
+                keyword="$ref",
+                path=f"{at.path}/$ref",
+            )
+        if resource is not None and (not fragment or fragment.startswith("/")):
+            return self._follow(resource, fragment, at, reference)
+        found = self._anchors.get(f"{url}#{unquote(fragment)}")
+        if found is None:
+            raise UnsupportedSchema(
+                f"$ref {reference!r} points nowhere", keyword="$ref", path=f"{at.path}/$ref"
+            )
+        return found
+
+    @staticmethod
+    def _follow(resource: Located, fragment: str, at: Located, reference: str) -> Located:
+        found = resource
+        value: Json = resource.value
+        path = resource.path
+        for raw in fragment.split("/")[1:]:
+            step = unquote(raw).replace("~1", "/").replace("~0", "~")
+            if isinstance(value, list) and step.isdigit() and int(step) < len(value):
+                value = value[int(step)]
+            elif isinstance(value, dict) and step in value:
+                value = value[step]
+            else:
+                raise UnsupportedSchema(
+                    f"$ref {reference!r} points nowhere", keyword="$ref", path=f"{at.path}/$ref"
+                )
+            path = f"{path}/{escape(step)}"
+            if isinstance(value, dict):
+                found = found.sibling(path, value)
+        return found.sibling(path, value) if found.path != path else found
+
+
+def _refuse_constant(name: str) -> Json:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _subschemas(at: Located, depth: int) -> Iterator[Located]:
+    """Everything below that may be a schema: every object outside of plain data."""
+    if depth > _MAX_DEPTH:
+        raise UnsupportedSchema(
+            f"the schema nests deeper than {_MAX_DEPTH}", keyword="", path=at.path[:200]
+        )
+    if not isinstance(at.value, dict):
+        return
+    yield at
+    for key, value in at.value.items():
+        if key.startswith("\0"):  # the names of our own keywords start so
+            raise UnsupportedSchema(
+                f"a key that starts with U+0000 at {at.path}", keyword=key, path=at.path
+            )
+        if key not in _DATA:
+            yield from _within(at, f"{at.path}/{escape(key)}", value, depth + 1)
+
+
+def _within(at: Located, path: str, value: Json, depth: int) -> Iterator[Located]:
+    if isinstance(value, dict):
+        yield from _subschemas(at.sibling(path, value), depth)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _within(at, f"{path}/{i}", item, depth + 1)
+
+
+def same_json(left: Json, right: Json) -> bool:
+    """Equality as JSON Schema means it: 1 and 1.0 are equal, true and 1 are not."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(
+            same_json(a, b) for a, b in zip(left, right, strict=True)
+        )
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(
+            same_json(value, right[key]) for key, value in left.items()
+        )
+    return (type(left) in (int, Decimal) and type(right) in (int, Decimal) and left == right) or (
+        type(left) is type(right) and left == right
+    )

@@ -1,0 +1,46 @@
+"""Strings of a schema -> sets of texts: lengths, patterns, formats and exclusions. Knows patterns,
+no bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.expression import Expression, somewhere, text, whole
+from lmprog.constraints.pattern import parse_pattern
+from lmprog.constraints.pattern_sets import PatternDialect
+from lmprog.constraints.schema.flat import Sourced, StringFacet
+from lmprog.constraints.schema.formats import FORMATS
+from lmprog.constraints.textset import TextSet
+from lmprog.errors import GrammarError, UnsupportedSchema
+
+
+def text_set(facet: StringFacet, limits: CompileLimits) -> TextSet:
+    """The strings that the facet takes."""
+    within = [search_pattern(pattern, limits) for pattern in facet.patterns]
+    within += [_format(one.text, limits) for one in facet.formats if one.text in FORMATS]
+    outside = [search_pattern(pattern, limits) for pattern in facet.not_patterns]
+    outside += [text(value) for value in facet.excluded]
+    return TextSet(tuple(within), tuple(outside), facet.low, facet.high)
+
+
+def search_pattern(pattern: Sourced, limits: CompileLimits) -> Expression:
+    """The strings in which a schema's pattern is found."""
+    return _search(pattern.text, pattern.path, limits)
+
+
+@functools.lru_cache(maxsize=256)
+def _search(pattern: str, path: str, limits: CompileLimits) -> Expression:
+    keyword = path.rpartition("/")[2]
+    try:
+        return somewhere(parse_pattern(pattern, limits, PatternDialect.ECMA))
+    except GrammarError as error:
+        raise UnsupportedSchema(
+            f"{keyword} at {path}: {error.message}", keyword=keyword, path=path
+        ) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _format(name: str, limits: CompileLimits) -> Expression:
+    return whole(parse_pattern(FORMATS[name], limits, PatternDialect.ECMA))

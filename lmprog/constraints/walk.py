@@ -1,0 +1,129 @@
+"""The plain mask engine: the vocabulary's tries walked against the automaton's twin, level by level
+with numpy.
+
+Same results as the native kernel, which tests compare; used where no compiler is. Takes no bucket
+whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.constraints.automaton import DEAD, ByteAutomaton, LazyAutomaton
+from lmprog.constraints.buckets import bit_row
+from lmprog.constraints.constraint import NARROW, CompileLimits
+from lmprog.constraints.costs import UNREACHABLE, Net
+from lmprog.constraints.trie import Trie
+from lmprog.constraints.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawMask:
+    """`ids` are ascending and end-of-sequence is included; `worst` is the highest cost after an
+    allowed token.
+    """
+
+    bits: NDArray[np.uint32]
+    ids: NDArray[np.int32] | None
+    count: int
+    worst: int
+
+
+class MaskEngine(ByteAutomaton, Protocol):
+    @property
+    def num_states(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory the automaton takes by now."""
+        ...
+
+    def raw_mask(self, state: int, most: int = UNREACHABLE) -> RawMask:
+        """The tokens after which at most `most` further ones suffice, and end-of-sequence where
+        accepting.
+        """
+        ...
+
+
+class _Levels:
+    """A trie's nodes by depth, with each node's parent."""
+
+    def __init__(self, trie: Trie) -> None:
+        self.trie = trie
+        depth = trie.nodes["depth"]
+        self.levels: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        above = np.array([-1])
+        for level in range(1, trie.deepest + 1):
+            here = np.nonzero(depth == level)[0]
+            self.levels.append((here, np.searchsorted(above, here) - 1))
+            above = here
+
+
+class PlainEngine(LazyAutomaton):
+    def __init__(self, net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> None:
+        super().__init__(net, limits)
+        self._vocabulary = vocabulary
+        self._tries = [(bucket.lead, _Levels(bucket.trie)) for bucket in vocabulary.index.buckets]
+        self._table = np.zeros((64, 256), np.int64)
+        self._filled = np.zeros(64, bool)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._table.nbytes + 4096 * self.num_states
+
+    def raw_mask(self, state: int, most: int = UNREACHABLE) -> RawMask:
+        found: list[NDArray[np.int32]] = []
+        worst = 0
+        behind_space = self.run(state, b" ")
+        for lead, levels in self._tries:
+            allowed, cost = self._walk(levels, behind_space if lead else state, most)
+            found.append(allowed)
+            worst = max(worst, cost)
+        if self.is_final(state):
+            found.append(np.array(self._vocabulary.eos_ids, np.int32))
+        ids = np.sort(np.concatenate(found))
+        return RawMask(
+            bit_row(ids, self._vocabulary.num_words),
+            ids if len(ids) <= NARROW else None,
+            len(ids),
+            worst,
+        )
+
+    def _walk(self, levels: _Levels, state: int, most: int) -> tuple[NDArray[np.int32], int]:
+        trie = levels.trie
+        at = np.array([state])
+        allowed: list[NDArray[np.int32]] = []
+        worst = 0
+        for nodes, parents in levels.levels:
+            alive = at[parents] != DEAD
+            states = np.zeros(len(nodes), np.int64)
+            states[alive] = self._step(at[parents[alive]], trie.nodes["byte"][nodes[alive]])
+            distinct = np.unique(states)
+            costs = np.array([self.cost(one) for one in distinct.tolist()])
+            within = costs[np.searchsorted(distinct, states)] <= most
+            ends = within & (states != DEAD) & (trie.nodes["own"][nodes] > 0)
+            if ends.any():
+                worst = max(worst, int(costs[np.searchsorted(distinct, states[ends])].max()))
+                first, own = trie.nodes["first"][nodes[ends]], trie.nodes["own"][nodes[ends]]
+                allowed += [
+                    trie.order[int(a) : int(a + n)] for a, n in zip(first, own, strict=True)
+                ]
+            at = states
+            if not at.any():
+                break
+        return (np.concatenate(allowed) if allowed else np.zeros(0, np.int32)), worst
+
+    def _step(self, states: NDArray[np.int64], symbols: NDArray[np.uint16]) -> NDArray[np.int64]:
+        for state in np.unique(states).tolist():
+            if state >= len(self._filled):
+                grow = max(state + 1, 2 * len(self._filled)) - len(self._filled)
+                self._table = np.concatenate([self._table, np.zeros((grow, 256), np.int64)])
+                self._filled = np.concatenate([self._filled, np.zeros(grow, bool)])
+            if not self._filled[state]:
+                self._table[state] = self.row(state)
+                self._filled[state] = True
+        return self._table[states, symbols]

@@ -1,0 +1,1 @@
+"""Branches as programs use them: text, generations, forks, variables."""

@@ -1,0 +1,226 @@
+"""A fork's branches together: structured concurrency over them, and SGLang's group spelling.
+
+Leaving the `with` joins: it waits for the branches' calls, raises what failed unread, and closes
+the branches. When one branch fails, its siblings are cancelled, which frees what they held. One
+failure is raised as it is, several as an `ExceptionGroup`. This module does not know how a branch
+talks to the runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from lmprog.errors import InvalidParameter, ProgramError
+from lmprog.lang.branches.mapped import Mapped, Raced, raise_together
+from lmprog.lang.branches.results_of_calls import Gen
+from lmprog.lang.branches.variables import Gathered, settle
+from lmprog.lang.client import running_loop
+
+if TYPE_CHECKING:
+    from lmprog.lang.branches.branch_view import Branch
+
+T = TypeVar("T")
+OnError = Literal["raise", "keep"]
+
+
+class Branches(Sequence["Branch"]):
+    """The children of one fork. With `on_error="keep"` failures are results like others and nothing
+    is cancelled.
+    """
+
+    def __init__(self, parent: Branch, children: list[Branch], on_error: OnError = "raise") -> None:
+        if on_error not in ("raise", "keep"):
+            allowed = "'raise' or 'keep'"
+            message = f"on_error={on_error!r} is not allowed; give {allowed}"
+            raise InvalidParameter(message, name="on_error", value=on_error, allowed=allowed)
+        self._parent = parent
+        self._children = children
+        self._on_error: OnError = on_error
+        self._mapped: list[Mapped[Any] | Raced[Any]] = []
+
+    @overload
+    def __getitem__(self, index: int) -> Branch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Branch]: ...
+    def __getitem__(self, index: int | slice) -> Branch | Sequence[Branch]:
+        return self._children[index]
+
+    def __setitem__(self, index: int, child: Branch) -> None:
+        """What `branches[0] += ...` ends with. Raises for a branch that does not stand there."""
+        if self._children[index] is not child:
+            raise ProgramError("the branches of a fork cannot be replaced")
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(self._children)
+
+    def map(self, function: Callable[[Branch], Awaitable[T]]) -> Mapped[T]:
+        """Runs `function` on every branch at once; `await` the result, or read its `.value`, for
+        the list of values.
+
+        `function` is a coroutine function, or one that gives a pending result: `lambda b: b.gen()`.
+        """
+        return self._start(function)
+
+    def each(self, function: Callable[[Branch], T]) -> Mapped[T]:
+        """The same for a plain function, which may read values: in a plain program each branch has
+        a thread.
+        """
+        return self._start(function)
+
+    @overload
+    def race(self, function: Callable[[Branch], Gen[T]]) -> Raced[T]: ...
+    @overload
+    def race(self, function: Callable[[Branch], Coroutine[Any, Any, T]]) -> Raced[T]: ...
+    @overload
+    def race(self, function: Callable[[Branch], T]) -> Raced[T]: ...
+    def race(self, function: Callable[[Branch], Any]) -> Raced[Any]:
+        """Runs `function` on every branch at once, until it has ended well on one: the others are
+        cancelled, and what they held is freed. `await` the result, or read its `.value`; its
+        `.branch` is the one that has won.
+        """
+        raced: Raced[Any] = Raced(self, function)
+        self._ends_with_us(raced)
+        return raced
+
+    def _start(self, function: Callable[[Branch], Any]) -> Mapped[Any]:
+        mapped: Mapped[Any] = Mapped(self, function, keep=self._on_error == "keep")
+        self._ends_with_us(mapped)
+        return mapped
+
+    def _ends_with_us(self, mapped: Mapped[Any] | Raced[Any]) -> None:
+        self._mapped.append(mapped)
+        self._parent.cursor.scope.mapped.append(mapped)
+
+    def __iadd__(self, content: object) -> Branches:
+        """Appends to every branch: the same content, or what a list or a function of the index says
+        for each.
+        """
+        if isinstance(content, list | tuple) and len(content) != len(self._children):
+            raise ProgramError(
+                f"{len(content)} contents cannot be appended to {len(self._children)} branches"
+            )
+        with self._parent.cursor.scope.client.together():
+            for index, child in enumerate(self._children):
+                if isinstance(content, list | tuple):
+                    child.append(content[index])
+                else:
+                    child.append(content(index) if callable(content) else content)
+        return self
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Ends the fork without waiting for it.
+
+        "gather_variable": each name that the children set becomes, in the parent, the list of their
+        values. "concate_and_append": the parent appends what each child gained, in order.
+        """
+        cursors = [child.cursor for child in self._children]
+        if mode == "gather_variable":
+            names = dict.fromkeys(name for cursor in cursors for name in sorted(cursor.own_names))
+            for name in names:
+                parts = tuple(cursor.names[name] for cursor in cursors if name in cursor.own_names)
+                self._parent.cursor.name(name, Gathered(parts))
+        elif mode == "concate_and_append":
+            for cursor in cursors:
+                self._parent.cursor.put_gained(cursor)
+        else:
+            allowed = "'gather_variable' or 'concate_and_append'"
+            raise InvalidParameter(
+                f"there is no join mode {mode!r}; there are {allowed}",
+                name="mode",
+                value=mode,
+                allowed=allowed,
+            )
+        with self._parent.cursor.scope.client.together():
+            for cursor in cursors:
+                cursor.close_when_done()
+
+    # --- ends
+    # ---------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Closes the branches: their calls and whatever else is asked of them end with
+        `Cancelled`.
+        """
+        self._close(self._children, cancelled=True)
+
+    def drop(self, losers: Sequence[Branch]) -> None:
+        """Cancels those of the branches that nobody needs any more, whatever has become of them."""
+        self._close(losers, cancelled=True)
+        for gen in (gen for child in losers for gen in child.cursor.gens):
+            gen.was_read = True
+
+    def _close(self, children: Iterable[Branch], *, cancelled: bool) -> None:
+        for child in children:
+            for gen in child.cursor.gens:
+                gen.was_read = gen.was_read or not gen.done()
+            child.cursor.close(cancelled=cancelled)
+        self._parent.cursor.scope.client.hurry()
+
+    def _failed(self) -> list[Exception]:
+        """The failures in the branches that nobody has read yet."""
+        gens = [gen for child in self._children for gen in child.cursor.gens]
+        unread = [gen for gen in gens if not gen.was_read and gen.failure() is not None]
+        first = {
+            id(gen.root()): gen for gen in reversed(unread)
+        }  # a branch's later failures have the same root
+        if self._on_error == "keep":
+            for gen in unread:
+                gen.was_read = True
+            return []
+        return [gen.error_at_site() for gen in reversed(first.values())]
+
+    def _check_budget(self) -> None:
+        """Also a fork that got all its results may have taken more than it was given."""
+        if self._on_error == "raise":
+            self._children[0].cursor.budget.check()
+
+    def _gens(self) -> list[Gen[Any]]:
+        return [gen for child in self._children for gen in child.cursor.gens]
+
+    def __enter__(self) -> Branches:
+        if running_loop() is not None:
+            raise ProgramError("inside an async program, write `async with s.fork(...)`")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                raise_together([failure for mapped in self._mapped for failure in mapped.finish()])
+                for gen in self._gens():
+                    gen.wait()
+                raise_together(self._failed())
+                self._check_budget()
+        finally:
+            self._close(self._children, cancelled=error is not None)
+
+    async def __aenter__(self) -> Branches:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                raise_together(
+                    [failure for mapped in self._mapped for failure in await mapped.finish_async()]
+                )
+                await settle(self._gens())
+                raise_together(self._failed())
+                self._check_budget()
+        finally:
+            self._close(self._children, cancelled=error is not None)
+            await asyncio.gather(*(mapped.abandon() for mapped in self._mapped))

@@ -1,0 +1,283 @@
+"""A function on every branch of a fork at once: the values of all, or the value of the first that
+has one.
+
+Within an event loop each branch has a task, in a plain program a thread. Knows branches and
+results; what a fork is, and how its branches are closed, is `fork`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from lmprog.errors import Cancelled, DeadlineExceeded, ProgramError
+from lmprog.lang.branches.results_of_calls import Gen
+from lmprog.lang.branches.vote import Contested
+from lmprog.lang.client import running_loop
+
+if TYPE_CHECKING:
+    from lmprog.lang.branches.branch_view import Branch
+    from lmprog.lang.branches.fork_group import Branches
+
+T = TypeVar("T")
+MAX_THREADS = 32  # of one `map` in a plain program
+
+
+def raise_together(errors: Sequence[Exception]) -> None:
+    """Raises what is there: nothing, one error as it is, or several as a group. Cancelled siblings
+    are no causes.
+    """
+    causes = [error for error in errors if not isinstance(error, Cancelled)] or list(errors[:1])
+    # a budget that is over ends many calls, and is one cause
+    once = {
+        error.message if isinstance(error, DeadlineExceeded) else id(error): error
+        for error in reversed(causes)
+    }
+    causes = list(reversed(once.values()))
+    if len(causes) == 1:
+        raise causes[0]
+    if causes:
+        raise ExceptionGroup(f"{len(causes)} branches failed", causes)
+
+
+class Mapped(Generic[T]):
+    """The values that a function gives on each branch: `await` for the list, or `.value`, which
+    blocks.
+    """
+
+    def __init__(self, branches: Branches, each: Callable[[Branch], Any], *, keep: bool) -> None:
+        self._branches = branches
+        self._keep = keep
+        self._was_read = False
+        begun = _begun(branches, each)
+        self._tasks, self._threads = begun.tasks, begun.threads
+
+    @property
+    def value(self) -> list[T]:
+        """The values in the branches' order; blocks. Raises what failed."""
+        if self._tasks:
+            raise ProgramError(
+                "write `await` before the map: waiting for it here would stop the event loop"
+            )
+        raise_together(self.finish())
+        return [cast(T, _outcome(thread)) for thread in self._threads]
+
+    def __await__(self) -> Generator[Any, None, list[T]]:
+        raise_together((yield from self.finish_async().__await__()))
+        return [cast(T, _outcome(task)) for task in self._tasks]
+
+    def finish(self) -> list[Exception]:
+        """Waits for the threads; the first failure cancels the other branches. What failed, unless
+        that was told.
+        """
+        wait(self._threads, return_when="ALL_COMPLETED" if self._keep else FIRST_EXCEPTION)
+        if not self._keep and any(thread.done() and thread.exception() for thread in self._threads):
+            self._branches.cancel()
+        wait(self._threads)
+        return self._failures(self._threads)
+
+    async def finish_async(self) -> list[Exception]:
+        """The same for tasks."""
+        if self._tasks:
+            try:
+                await asyncio.wait(
+                    self._tasks, return_when="ALL_COMPLETED" if self._keep else FIRST_EXCEPTION
+                )
+            except asyncio.CancelledError:
+                await self.abandon()
+                raise
+            if not self._keep and any(
+                _error(task) is not None for task in self._tasks if task.done()
+            ):
+                await self.abandon()
+                self._branches.cancel()
+        return self._failures(self._tasks)
+
+    async def abandon(self) -> None:
+        """Cancels the tasks that still run, and waits until they have ended."""
+        await _abandon(self._tasks)
+
+    def _failures(self, runs: Sequence[Future[Any] | asyncio.Task[Any]]) -> list[Exception]:
+        was_read, self._was_read = self._was_read, True
+        if self._keep or was_read:
+            return []
+        return [error for run in runs if (error := _error(run)) is not None]
+
+
+class Raced(Generic[T]):
+    """The value of the branch whose function ended well first: `await` it, or read `.value`, which
+    blocks.
+
+    Who fails takes no part; when all have failed, the failure of the first branch is raised. Within
+    an event loop, and where the function gives pending results and no coroutines, the runtime
+    decides.
+    """
+
+    def __init__(self, branches: Branches, each: Callable[[Branch], Any]) -> None:
+        self._branches = branches
+        self._won: int | None = None
+        self._failed: Exception | None = None
+        self._was_told = False
+        self._contest: Contested[Any] | None = None
+        if running_loop() is not None:
+            asked = _asked(branches, each)
+            if all(isinstance(found, Gen) for found in asked):
+                self._contest = Contested(asked, "first")
+            each = dict(zip(branches, asked, strict=True)).__getitem__
+        begun = _Begun([], []) if self._contest is not None else _begun(branches, each)
+        self._tasks, self._threads = begun.tasks, begun.threads
+
+    @property
+    def value(self) -> T:
+        """The winner's value; blocks. Raises the first failure where nobody has won."""
+        if running_loop() is not None:
+            raise ProgramError(
+                "write `await` before the race: waiting for it here would stop the event loop"
+            )
+        self.finish()
+        return self._value(self._threads)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        yield from self.finish_async().__await__()
+        return self._value(self._tasks)
+
+    @property
+    def branch(self) -> Branch:
+        """The one that has won, once the race was awaited, or its value read."""
+        if self._won is None:
+            raise ProgramError("nobody has won this race (yet); await it, or read its value")
+        return self._branches[self._won]
+
+    def finish(self) -> list[Exception]:
+        """Waits for the threads. Why nobody has won, unless that was told; those who lost may
+        fail.
+        """
+        pending: Collection[Future[Any]] = self._threads
+        while pending and not self._is_decided():
+            _, pending = wait(pending, return_when=FIRST_COMPLETED)
+            self._decide(self._threads)
+        wait(self._threads)
+        return self._untold()
+
+    async def finish_async(self) -> list[Exception]:
+        """The same for tasks."""
+        if self._contest is not None and not self._is_decided():
+            await self._contest.arrive()
+            self._end(self._contest.place, self._contest.failure)
+        pending: Collection[asyncio.Task[Any]] = self._tasks
+        try:
+            while pending and not self._is_decided():
+                _, pending = await asyncio.wait(pending, return_when=FIRST_COMPLETED)
+                self._decide(self._tasks)
+        finally:
+            await self.abandon()
+        return self._untold()
+
+    async def abandon(self) -> None:
+        """Cancels the tasks that still run, and waits until they have ended."""
+        await _abandon(self._tasks)
+
+    def _is_decided(self) -> bool:
+        return self._won is not None or self._failed is not None
+
+    def _decide(self, runs: Sequence[Future[Any] | asyncio.Task[Any]]) -> None:
+        """Of those that have ended at the same time the earliest branch wins; the others are
+        dropped.
+        """
+        ended = [(index, _error(run)) for index, run in enumerate(runs) if run.done()]
+        won = next((index for index, error in ended if error is None), None)
+        if won is not None or len(ended) == len(runs):
+            self._end(won, next((error for _, error in ended if error is not None), None))
+
+    def _end(self, won: int | None, failed: Exception | None) -> None:
+        self._won, self._failed = won, failed if won is None else None
+        self._branches.drop([child for index, child in enumerate(self._branches) if index != won])
+
+    def _untold(self) -> list[Exception]:
+        was_told, self._was_told = self._was_told, True
+        return [] if was_told or self._failed is None else [self._failed]
+
+    def _value(self, runs: Sequence[Future[Any] | asyncio.Task[Any]]) -> T:
+        if self._failed is not None:
+            raise self._failed
+        assert self._won is not None
+        if self._contest is not None:
+            return cast(T, self._contest.value)
+        return cast(T, runs[self._won].result())
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A function under way on every branch: in tasks within an event loop, else in threads."""
+
+    tasks: list[asyncio.Task[Any]]
+    threads: list[Future[Any]]
+
+
+def _asked(branches: Sequence[Branch], each: Callable[[Branch], Any]) -> list[Any]:
+    """What the function gives for each branch, not yet awaited."""
+    found: list[Any] = []
+    try:
+        found.extend(each(child) for child in branches)
+    except BaseException:
+        for one in found:
+            if isinstance(one, Coroutine):
+                one.close()
+        raise
+    return found
+
+
+def _begun(branches: Sequence[Branch], each: Callable[[Branch], Any]) -> _Begun:
+    if running_loop() is not None:
+        return _Begun([asyncio.ensure_future(_run_one(each, child)) for child in branches], [])
+    pool = ThreadPoolExecutor(min(len(branches), MAX_THREADS), thread_name_prefix="lmprog-branch")
+    threads = [
+        pool.submit(contextvars.copy_context().run, _run_blocking, each, child)
+        for child in branches
+    ]
+    pool.shutdown(wait=False)
+    return _Begun([], threads)
+
+
+async def _abandon(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    pending = [task for task in tasks if not task.done()]
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending)
+    for task in tasks:
+        _error(task)  # retrieved: asyncio has nothing to complain about
+
+
+def _error(run: Future[Any] | asyncio.Task[Any]) -> Exception | None:
+    if run.cancelled():
+        return Cancelled("a sibling branch failed")
+    error = run.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return error
+
+
+def _outcome(run: Future[Any] | asyncio.Task[Any]) -> object:
+    """The value, or the error where errors are kept."""
+    error = _error(run)
+    return run.result() if error is None else error
+
+
+async def _run_one(each: Callable[[Branch], Any], child: Branch) -> Any:
+    found = each(child)
+    return await found if isinstance(found, Awaitable) else found
+
+
+def _run_blocking(each: Callable[[Branch], Any], child: Branch) -> Any:
+    found = each(child)
+    if isinstance(found, Coroutine):
+        found.close()
+        raise ProgramError(
+            "a plain program cannot map a coroutine function; make the program `async def`"
+        )
+    return found.value if isinstance(found, Gen) else found

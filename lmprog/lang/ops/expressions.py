@@ -1,0 +1,431 @@
+"""What a program asks of a branch, as immutable values: they do nothing until they are appended to
+one.
+
+`lmprog.gen("tip")`, `lmprog.select(...)`, `lmprog.user(...)` make them; `+` joins them with text;
+`s += op` and `s.append(op)` run them. Everything that can be checked without a runtime is checked
+when the value is made. This module knows what travels (`lmprog.wire`); it knows no branches and no
+results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, overload
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.lang.ops import typed
+from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
+from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of
+from lmprog.lang.streaming.reasoning import THOUGHT, Marks, Wanted, marks_of, marks_of_model
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm, Unpack
+
+T = TypeVar("T")
+
+
+class Expr:
+    """Something that can be appended to a branch. `+` with text or another one gives their
+    sequence.
+    """
+
+    __slots__ = ()
+
+    def __add__(self, other: object) -> Concat:
+        return Concat((self, other))
+
+    def __radd__(self, other: object) -> Concat:
+        return Concat((other, self))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Concat(Expr):
+    """Several contents, one after the other."""
+
+    parts: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBeginExpr(Expr):
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEndExpr(Expr):
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenOp(Expr, Generic[T]):
+    """A generation: what it is called, how it is sampled, what confines it, and the type its text
+    is read as.
+    """
+
+    name: str | None
+    sampling: Sampling
+    constraint: wire.Constraint | None = None
+    tp: object = str
+    timeout: float | None = None
+    priority: int = 0
+    reasoning: Marks | None = None
+    heal: bool = True
+    keep: wire.Keep = "first"
+    judge: wire.Judge | None = None
+    is_thought: bool = False
+    """What stands before a confined answer; named after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectOp(Expr):
+    """A choice among `choices` by their likelihood. `temperature` 0 takes the best, else one is
+    drawn.
+    """
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: wire.SelectMethod
+    temperature: float = 0.0
+    seed: int | None = None
+    timeout: float | None = None
+    priority: int = 0
+
+
+class GenOptions(SamplingKeywords, total=False):
+    """The keywords of `gen` besides its type, its name and `max_tokens`.
+
+    `heal` (on by default): the last token of literal text before the generation is decided once
+    more, by the model. `keep`: which of the `n` results the branch goes on from, "first", "best",
+    "fastest" or "majority".
+    """
+
+    regex: str | None
+    schema: Mapping[str, Any] | str | None
+    json_schema: Mapping[str, Any] | str | None
+    choices: Sequence[str] | None
+    choices_method: Method | None
+    grammar: str | None
+    ebnf: str | None
+    dtype: Any
+    heal: bool
+    keep: wire.Keep
+    timeout: float | None
+    priority: int
+    reasoning: Wanted
+
+
+class SelectOptions(SamplingKeywords, total=False):
+    """The keywords of `select`; of the sampling ones only `temperature` and `seed` mean something
+    to it.
+    """
+
+    method: Method
+    choices_method: Method | None
+    timeout: float | None
+    priority: int
+
+
+def _choices(texts: Sequence[str]) -> tuple[str, ...]:
+    if (
+        isinstance(texts, str)
+        or not texts
+        or not all(isinstance(text, str) and text for text in texts)
+    ):
+        raise InvalidParameter(
+            f"choices={texts!r} is not allowed; give at least one text, none of them empty",
+            name="choices",
+            value=repr(texts),
+            allowed="one or more texts that are not empty",
+        )
+    return tuple(texts)
+
+
+def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
+    """The one constraint among the keywords; they are taken out of `options`."""
+    given = {
+        name: options.pop(name, None)
+        for name in ("regex", "schema", "json_schema", "choices", "grammar", "ebnf")
+    }
+    said = {name: value for name, value in given.items() if value is not None}
+    if len(said) > 1:
+        names = " and ".join(said)
+        raise InvalidParameter(
+            f"{names} cannot be combined; give one constraint", name=names, allowed="one constraint"
+        )
+    for name, value in said.items():
+        if name == "regex":
+            return wire.Regex(value)
+        if name == "choices":
+            return wire.Choices(_choices(value))
+        if name in ("schema", "json_schema"):
+            return wire.JsonSchema(
+                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            )
+        return wire.Grammar(value)
+    return None
+
+
+def _urgency(options: dict[str, Any]) -> tuple[float | None, int]:
+    """`timeout` (seconds) and `priority`, taken out of `options`. Raises `InvalidParameter` out of
+    their range.
+    """
+    timeout, priority = options.pop("timeout", None), options.pop("priority", 0)
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 86_400):
+        raise _outside("timeout", timeout, "0 < x <= 86400 (seconds)")
+    if not isinstance(priority, int) or not -100 <= priority <= 100:
+        raise _outside("priority", priority, "-100 <= x <= 100")
+    return timeout, priority
+
+
+def _outside(name: str, value: object, allowed: str) -> InvalidParameter:
+    return InvalidParameter(
+        f"{name}={value!r} is not allowed; give {name} as {allowed}",
+        name=name,
+        value=str(value),
+        allowed=allowed,
+    )
+
+
+def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> GenOp[Any]:
+    """The op that `gen(what, max_tokens, **options)` means; `what` is a name, a type or None."""
+    rest = dict(options)
+    name = rest.pop("name", None)
+    if isinstance(what, str):
+        name, what = what, None
+    dtype = rest.pop("dtype", None)
+    tp: object = what if what is not None else dtype if dtype is not None else str
+    if rest.pop("choices_method", None) is not None:
+        raise InvalidParameter(
+            "a generation has no choices_method; use select, or lmprog.gen with choices, which score their options",
+            name="choices_method",
+            allowed="an option of select",
+        )
+    constraint = _constraint(rest) or typed.constraint_of(tp)
+    timeout, priority = _urgency(rest)
+    marks, heal = marks_of(rest.pop("reasoning", None)), rest.pop("heal", True)
+    if not isinstance(heal, bool):
+        raise _outside("heal", heal, "True or False")
+    keep = rest.pop("keep", "first")
+    if keep not in get_args(wire.Keep):
+        raise _outside("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")
+    judge = rest.pop("judge", None)
+    if max_tokens is not None:
+        rest["max_tokens"] = max_tokens
+    sampling = sampling_of(rest)
+    op: GenOp[Any] = GenOp(
+        name, sampling, constraint, tp, timeout, priority, heal=heal, keep=keep, judge=judge
+    )
+    return op if marks is None else replace(op, reasoning=marks)
+
+
+def thought_op(op: GenOp[Any], marks: Marks) -> GenOp[str]:
+    """The reasoning before a confined answer: plain text, of which there is one, up to the mark
+    that ends it.
+    """
+    answers_own: dict[str, Any] = {"n": 1, "min_tokens": 0, "stop_token_ids": (), "stop_regex": ()}
+    answers_own.update({"logprobs": None, "prompt_logprobs": None})
+    given = {**op.sampling.given(), **answers_own, "stop": (marks.end,)}
+    name = None if op.name is None else op.name + THOUGHT
+    inside = replace(marks, opened=True)
+    return GenOp(
+        name,
+        Sampling(**given),
+        None,
+        str,
+        op.timeout,
+        op.priority,
+        inside,
+        op.heal,
+        is_thought=True,
+    )
+
+
+def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
+    """The op that `select(*choices, **options)` means."""
+    rest = dict(options)
+    name, (timeout, priority) = rest.pop("name", None), _urgency(rest)
+    method = rest.pop("choices_method", None) or rest.pop("method", None) or token_length_normalized
+    sampling = sampling_of(rest).given()
+    foreign = sorted(set(sampling) - {"temperature", "seed"})
+    if foreign:
+        allowed = "temperature, seed"
+        raise InvalidParameter(
+            f"select has no {foreign[0]}; it has {allowed}", name=foreign[0], allowed=allowed
+        )
+    temperature, seed = sampling.get("temperature", 0.0), sampling.get("seed")
+    once = tuple(
+        dict.fromkeys(_choices(choices))
+    )  # an option given twice would share its likelihood with itself
+    return SelectOp(name, once, method_name(method), temperature, seed, timeout, priority)
+
+
+# --- the module-level spelling
+# -----------------------------------------------------------------------------------
+
+
+@overload
+def gen(
+    name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
+) -> GenOp[str]: ...
+@overload
+def gen(
+    what: TypeForm[T],
+    /,
+    max_tokens: int | None = None,
+    *,
+    name: str | None = None,
+    **options: Unpack[GenOptions],
+) -> GenOp[T]: ...
+def gen(*what: Any, **options: Any) -> Any:
+    """A generation. With `choices=` it is a `select` among them, as in SGLang."""
+    name, max_tokens = leading(what, options)
+    if options.get("choices") is not None:
+        return _scored(name, options)
+    return gen_op(name, max_tokens, options)
+
+
+def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
+    """`gen(name, choices=...)` in SGLang's sense: sampling keywords are checked, and mean nothing
+    to the scoring.
+    """
+    rest = {key: value for key, value in options.items() if key not in ("choices", "heal", "keep")}
+    scoring: dict[str, Any] = {
+        key: rest.pop(key)
+        for key in ("name", "choices_method", "timeout", "priority")
+        if key in rest
+    }
+    if name is not None:
+        scoring["name"] = name
+    sampling_of(rest)
+    return select_op(options["choices"], scoring)
+
+
+def leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | None]:
+    """The arguments of `gen` that may come without a keyword: a name or a type, and
+    `max_tokens`.
+    """
+    if len(what) > 2:
+        raise TypeError(
+            f"gen takes a name or type and max_tokens without a keyword, not {len(what)} arguments"
+        )
+    first = what[0] if what else None
+    return first, what[1] if len(what) == 2 else options.pop("max_tokens", None)
+
+
+def gen_int(
+    name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
+) -> GenOp[int]:
+    """A generation of a whole number."""
+    return gen_op(int, max_tokens, {**options, "name": name})
+
+
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
+) -> GenOp[str]:
+    """A generation of one string in double quotes, with any character that JSON allows in it."""
+    quoted = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+    return gen_op(str, max_tokens, {**options, "name": name, "regex": quoted})
+
+
+def select(
+    name: str | Sequence[str] | None = None,
+    choices: Sequence[str] | None = None,
+    **options: Unpack[SelectOptions],
+) -> SelectOp:
+    """A choice by likelihood: `select("kind", ["invoice", "other"])`, or without a name
+    `select(["a", "b"])`.
+    """
+    if choices is None and name is not None and not isinstance(name, str):
+        name, choices = None, name
+    merged: dict[str, Any] = {**options}
+    if name is not None:
+        merged["name"] = name
+    return select_op(choices or (), merged)
+
+
+def role(name: str, content: object = None) -> Concat:
+    """A whole turn of a chat; the checkpoint's own template says how it is written."""
+    inner = () if content is None else (content,)
+    return Concat((RoleBeginExpr(name), *inner, RoleEndExpr(name)))
+
+
+def system(content: object = None) -> Concat:
+    return role("system", content)
+
+
+def user(content: object = None) -> Concat:
+    return role("user", content)
+
+
+def assistant(content: object = None) -> Concat:
+    return role("assistant", content)
+
+
+def system_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("system")
+
+
+def system_end() -> RoleEndExpr:
+    return RoleEndExpr("system")
+
+
+def user_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("user")
+
+
+def user_end() -> RoleEndExpr:
+    return RoleEndExpr("user")
+
+
+def assistant_begin() -> RoleBeginExpr:
+    return RoleBeginExpr("assistant")
+
+
+def assistant_end() -> RoleEndExpr:
+    return RoleEndExpr("assistant")
+
+
+def separate_reasoning(
+    expr: object = None,
+    model_type: str | None = None,
+    *,
+    marks: tuple[str, str] | Marks | None = None,
+) -> Concat:
+    """`expr` with the reasoning of its generations told apart: `s["x"]` is the answer, and the rest
+    of the program sees no more of it; the reasoning is `s["x_reasoning_content"]`. `model_type` is
+    SGLang's name of a kind of model.
+    """
+    known = (
+        marks_of(True if marks is None else marks)
+        if model_type is None
+        else marks_of_model(model_type)
+    )
+    assert known is not None
+    parts = (
+        expr.parts
+        if isinstance(expr, Concat)
+        else tuple(expr)
+        if isinstance(expr, list | tuple)
+        else (expr,)
+    )
+    return Concat(tuple(_apart(part, known) for part in parts if part is not None))
+
+
+def _apart(part: object, marks: Marks) -> object:
+    if isinstance(part, Concat | list | tuple):
+        return separate_reasoning(part, marks=marks)
+    return replace(part, reasoning=marks) if isinstance(part, GenOp) else part
+
+
+def image(path: str) -> Expr:
+    """Refused: no model that lmprog runs reads images."""
+    raise NotSupported(f"images are not supported by this model (asked for {path!r})")
+
+
+def video(path: str, num_frames: int) -> Expr:
+    """Refused: no model that lmprog runs reads videos."""
+    raise NotSupported(
+        f"videos are not supported by this model (asked for {path!r}, {num_frames} frames)"
+    )

@@ -1,0 +1,51 @@
+"""What is known about a result besides its text: the figures of a selection, tokens, work,
+log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmprog import wire
+
+
+class Selected(str):
+    """The option that a `select` took. A plain string, with the figures of all options."""
+
+    scores: dict[str, float]
+    """Each option's score under the method."""
+    probabilities: dict[str, float]
+    """Each option's probability among the options; they sum to 1."""
+    logprobs: dict[str, tuple[float, ...]]
+    """The log-probabilities of each option's tokens after the branch's text."""
+    baselines: dict[str, tuple[float, ...]]
+    """The same without the branch's text; empty unless the method looks at it."""
+
+    @classmethod
+    def of(cls, reply: wire.Chosen, choices: Sequence[str]) -> Selected:
+        made = cls(choices[reply.index])
+        options = dict(zip(choices, reply.options, strict=True))
+        made.scores = {text: option.score for text, option in options.items()}
+        made.probabilities = {text: option.probability for text, option in options.items()}
+        made.logprobs = {text: option.logprobs for text, option in options.items()}
+        made.baselines = {text: option.baseline for text, option in options.items()}
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is known about a result besides its value. `finish` is "select" for a selection; times
+    in milliseconds.
+    """
+
+    tokens: tuple[int, ...]
+    finish: str
+    stopped_by: str | int | None
+    usage: wire.Usage
+    logprobs: tuple[wire.TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[wire.TokenLogprob, ...] = ()
+    reasoning_tokens: int | None = None
+    """Of the first result, where its reasoning is told apart; None elsewhere, or where the backend
+    does not stream.
+    """

@@ -1,0 +1,219 @@
+"""How tokens are chosen, as one frozen value that says only what was said.
+
+A `Sampling` holds the settings that somebody gave; all others are unset. Layers merge by `over`:
+what a call says goes over what its branch says, over the run, over the defaults of
+`wire.SamplingParams`. Every value is checked against the range that the wire declares as soon as it
+is given, so that a mistake is raised at the user's own line. This module does not know what depends
+on a model (its vocabulary, its context): the runtime refuses that.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from lmprog import wire
+from lmprog.errors import Detail, InvalidParameter
+
+Strings: TypeAlias = str | Sequence[str]
+
+ALIASES: Mapping[str, str] = {"max_new_tokens": "max_tokens", "logit_biases": "logit_bias"}
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The sampling keywords of `gen` besides `max_tokens`; the meaning of each is that of
+    `Sampling`.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    max_new_tokens: int | None
+    min_tokens: int
+    stop: Strings | None
+    stop_token_ids: Iterable[int] | None
+    stop_regex: Strings | None
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float] | None
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    n: int
+    return_logprob: bool
+    top_logprobs_num: int
+    logprob_start_len: int | None
+    return_text_in_logprobs: bool
+
+
+class SamplingOptions(SamplingKeywords, total=False):
+    """The sampling keywords of `run`, `using`, `fork` and `with_`."""
+
+    max_tokens: int | None
+
+
+@functools.cache
+def _declared() -> Mapping[str, Any]:
+    return typing.get_type_hints(wire.SamplingParams, include_extras=True)
+
+
+def _bounds(declared: Any) -> str:
+    """The range that a wire annotation declares, as words: `0.0 <= x <= 1.0`."""
+    for part in (declared, *typing.get_args(declared)):
+        for meta in getattr(part, "__metadata__", ()):
+            if isinstance(meta, msgspec.Meta):
+                low = (
+                    f"{meta.ge} <= "
+                    if meta.ge is not None
+                    else f"{meta.gt} < "
+                    if meta.gt is not None
+                    else ""
+                )
+                high = f" <= {meta.le}" if meta.le is not None else ""
+                length = (
+                    f" of at most {meta.max_length} items" if meta.max_length is not None else ""
+                )
+                return f"{low}x{high}" if low or high else f"a sequence{length}"
+    return getattr(declared, "__name__", str(declared))
+
+
+def _plain(name: str, value: object) -> object:
+    """`value` in the shape that the wire has: lists become tuples, one stop string a tuple of one,
+    a bias its items.
+    """
+    if name in ("stop", "stop_regex"):
+        return (
+            ()
+            if value is None
+            else (value,)
+            if isinstance(value, str)
+            else tuple(typing.cast(Sequence[str], value))
+        )
+    if name == "stop_token_ids":
+        return () if value is None else tuple(typing.cast(Iterable[int], value))
+    if name == "logit_bias":
+        pairs = (
+            value.items()
+            if isinstance(value, Mapping)
+            else typing.cast(Iterable[tuple[int, float]], value or ())
+        )
+        return tuple((int(token), float(bias)) for token, bias in pairs)
+    return value
+
+
+def _checked(name: str, value: object) -> object:
+    declared = _declared()[name]
+    try:
+        return msgspec.convert(_plain(name, value), declared)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        shown: Detail = value if isinstance(value, str | int | float | bool | None) else repr(value)
+        allowed = _bounds(declared)
+        raise InvalidParameter(
+            f"{name}={value!r} is not allowed; give {name} as {allowed} ({error})",
+            name=name,
+            value=shown,
+            allowed=allowed,
+        ) from None
+
+
+def _logprob_aliases(given: dict[str, Any]) -> None:
+    """SGLang's four log-probability options, as the two of the wire."""
+    wanted = given.pop("return_logprob", None)
+    top = given.pop("top_logprobs_num", None)
+    start = given.pop("logprob_start_len", None)
+    given.pop("return_text_in_logprobs", None)  # texts are always there
+    if wanted:
+        given.setdefault("logprobs", top or 0)
+        if start is not None and start >= 0:
+            given.setdefault("prompt_logprobs", top or 0)
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Settings for choosing tokens; see `lmprog.wire.Sampling` for ranges and defaults. Unset ones
+    come from below.
+    """
+
+    temperature: float | UnsetType = UNSET
+    top_p: float | UnsetType = UNSET
+    top_k: int | UnsetType = UNSET
+    min_p: float | UnsetType = UNSET
+    seed: int | UnsetType | None = UNSET
+    max_tokens: int | UnsetType | None = UNSET
+    min_tokens: int | UnsetType = UNSET
+    stop: Strings | UnsetType = UNSET
+    stop_token_ids: Sequence[int] | UnsetType = UNSET
+    stop_regex: Strings | UnsetType = UNSET
+    frequency_penalty: float | UnsetType = UNSET
+    presence_penalty: float | UnsetType = UNSET
+    repetition_penalty: float | UnsetType = UNSET
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | UnsetType = UNSET
+    ignore_eos: bool | UnsetType = UNSET
+    logprobs: int | UnsetType | None = UNSET
+    prompt_logprobs: int | UnsetType | None = UNSET
+    n: int | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not UNSET:
+                msgspec.structs.force_setattr(self, name, _checked(name, value))
+
+    def given(self) -> dict[str, Any]:
+        """What was said, by name."""
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return {name: value for name, value in values if value is not UNSET}
+
+    def over(self, below: Sampling) -> Sampling:
+        """This over `below`: where both say something, this one counts."""
+        mine = self.given()
+        if not mine:
+            return below
+        theirs = below.given()
+        return Sampling(**{**theirs, **mine}) if theirs else self
+
+    def resolve(self) -> wire.SamplingParams:
+        """What travels: the rest filled with the defaults. Raises `InvalidParameter` for a
+        contradiction.
+        """
+        result = wire.SamplingParams(**self.given())
+        if result.max_tokens is not None and result.min_tokens > result.max_tokens:
+            raise InvalidParameter(
+                f"min_tokens={result.min_tokens} is more than max_tokens={result.max_tokens}",
+                name="min_tokens",
+                value=result.min_tokens,
+                allowed=f"x <= {result.max_tokens}",
+            )
+        return result
+
+
+def with_max_tokens(sampling: wire.SamplingParams, max_tokens: int) -> wire.SamplingParams:
+    """The same, ended earlier."""
+    return msgspec.structs.replace(sampling, max_tokens=max_tokens)
+
+
+def is_sampling(name: str) -> bool:
+    """Whether `name` is a keyword that `sampling_of` understands."""
+    return name in SamplingOptions.__annotations__
+
+
+def sampling_of(options: Mapping[str, Any]) -> Sampling:
+    """A `Sampling` from keywords, SGLang's spellings included. Raises `InvalidParameter` for an
+    unknown one.
+    """
+    given = {ALIASES.get(name, name): value for name, value in options.items()}
+    _logprob_aliases(given)
+    for name in given:
+        if name not in Sampling.__struct_fields__:
+            allowed = ", ".join(Sampling.__struct_fields__)
+            raise InvalidParameter(
+                f"there is no option {name!r}; there are: {allowed}", name=name, allowed=allowed
+            )
+    return Sampling(**given)

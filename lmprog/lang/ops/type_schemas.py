@@ -1,0 +1,265 @@
+"""Python types -> JSON schemas, and generated JSON -> values of those types.
+
+Supported: `int float bool str None`, `Any`, `Decimal`, dates and UUIDs, enums, `Literal`,
+dataclasses, typed dicts, named tuples, `list tuple dict` and their abstract kin, `Optional` and
+unions, `Annotated` with bounds (objects with attributes such as `ge`, `max_length`, `pattern`), and
+pydantic models with their constraints. Recursive types work. Objects are closed: a model writes the
+declared fields and no others.
+
+Knows the standard library alone; pydantic is used only through a model that the caller brings. It
+knows no automata: what a schema means is decided where it is compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import json
+import types
+import typing
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from lmprog.errors import UnsupportedSchema, ValidationFailed
+from lmprog.lang.ops.type_values import (
+    MAPPINGS,
+    SEQUENCES,
+    convert,
+    hints_of,
+    is_named_tuple,
+    is_pydantic,
+    name_of,
+    required_keys,
+    unwrapped,
+)
+
+JsonObject: TypeAlias = dict[str, Any]
+
+_PLAIN: dict[object, JsonObject] = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    str: {"type": "string"},
+    None: {"type": "null"},
+    type(None): {"type": "null"},
+    Any: {},
+    object: {},
+    decimal.Decimal: {"type": "number"},
+    datetime.date: {"type": "string", "format": "date"},
+    datetime.datetime: {"type": "string", "format": "date-time"},
+    datetime.time: {"type": "string", "format": "time"},
+    uuid.UUID: {"type": "string", "format": "uuid"},
+    list: {"type": "array"},
+    dict: {"type": "object"},
+}
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+    "pattern": "pattern",
+}
+_LENGTHS = {
+    "min_length": ("minLength", "minItems", "minProperties"),
+    "max_length": ("maxLength", "maxItems", "maxProperties"),
+}
+
+
+def schema_of(tp: object) -> JsonObject:
+    """The JSON schema of a type. Raises UnsupportedSchema, with the place in the type, where there
+    is none.
+    """
+    builder = _SchemaBuilder()
+    schema = builder.build(tp, "#")
+    return {**schema, "$defs": builder.defs} if builder.defs else schema
+
+
+def value_of(tp: object, text: str) -> object:
+    """`text`, JSON for `schema_of(tp)`, as a value of the type. Raises ValidationFailed where it is
+    none.
+    """
+    try:
+        return convert(
+            tp, json.loads(text, parse_float=decimal.Decimal if tp is decimal.Decimal else None)
+        )
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise ValidationFailed(f"the text is no {name_of(tp)}: {error}", text=text) from error
+
+
+class _SchemaBuilder:
+    """Builds one schema; types that may be recursive are defined once under `$defs`."""
+
+    def __init__(self) -> None:
+        self.defs: dict[str, JsonObject] = {}
+        self._names: dict[object, str] = {}
+
+    def build(self, tp: object, path: str) -> JsonObject:
+        tp = unwrapped(tp)
+        try:
+            plain = _PLAIN.get(tp)
+        except TypeError:
+            plain = None  # an unhashable annotation is none of these
+        if plain is not None:
+            return dict(plain)
+        origin, args = typing.get_origin(tp), typing.get_args(tp)
+        if origin is typing.Annotated:
+            return self._annotated(args, path)
+        if origin is typing.Literal:
+            return _enumeration(args, path)
+        if origin in (typing.Union, types.UnionType):
+            return {"anyOf": [self.build(arg, path) for arg in args]}
+        if isinstance(tp, type) and issubclass(tp, enum.Enum):
+            return _enumeration(tuple(member.value for member in tp), path)
+        if is_pydantic(tp) or dataclasses.is_dataclass(tp) or typing.is_typeddict(tp):
+            return self._defined(tp, path)
+        return self._container(tp, origin or tp, args, path)
+
+    def _container(
+        self, tp: object, origin: object, args: tuple[object, ...], path: str
+    ) -> JsonObject:
+        if origin in SEQUENCES:
+            return {"type": "array", "items": self.build(args[0], f"{path}/items") if args else {}}
+        if origin in MAPPINGS:
+            return self._mapping(args, path)
+        if is_named_tuple(tp):
+            return self._fixed(tuple(hints_of(tp).values()), path)
+        if origin is tuple:
+            if len(args) == 2 and args[1] is Ellipsis:
+                return {"type": "array", "items": self.build(args[0], f"{path}/items")}
+            return self._fixed(args, path) if args or tp is not tuple else {"type": "array"}
+        raise UnsupportedSchema(
+            f"{name_of(tp)} at {path} has no JSON schema", keyword="type", path=path
+        )
+
+    def _fixed(self, args: Sequence[object], path: str) -> JsonObject:
+        if not args:
+            return {"type": "array", "maxItems": 0}
+        items = [self.build(arg, f"{path}/prefixItems/{i}") for i, arg in enumerate(args)]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+
+    def _mapping(self, args: tuple[object, ...], path: str) -> JsonObject:
+        if not args:
+            return {"type": "object"}
+        keys = self.build(args[0], f"{path}/propertyNames")
+        schema: JsonObject = {
+            "type": "object",
+            "additionalProperties": self.build(args[1], f"{path}/additionalProperties"),
+        }
+        if keys.get("type") != "string" and not all(
+            isinstance(value, str) for value in keys.get("enum", [0])
+        ):
+            raise UnsupportedSchema(
+                f"keys at {path} must be strings", keyword="propertyNames", path=path
+            )
+        return schema if keys == {"type": "string"} else {**schema, "propertyNames": keys}
+
+    def _annotated(self, args: tuple[Any, ...], path: str) -> JsonObject:
+        schema = self.build(args[0], path)
+        kind = (
+            ("string", "array", "object").index(schema["type"])
+            if schema.get("type") in ("string", "array", "object")
+            else 0
+        )
+        bounds: JsonObject = {}
+        for note in _notes(args[1:]):
+            for attribute, keyword in _BOUNDS.items():
+                value = getattr(note, attribute, None)
+                if value is not None:
+                    bounds[keyword] = getattr(
+                        value, "pattern", value
+                    )  # a compiled pattern says its text
+            for attribute, keywords in _LENGTHS.items():
+                value = getattr(note, attribute, None)
+                if value is not None:
+                    bounds[keywords[kind]] = value
+        return (
+            {"allOf": [schema], **bounds} if "$ref" in schema and bounds else {**schema, **bounds}
+        )
+
+    def _defined(self, tp: Any, path: str) -> JsonObject:
+        """A reference to the type's definition, made when it is first met."""
+        name = self._names.get(tp)
+        if name is None:
+            name, count = tp.__name__, 2
+            while name in self.defs:
+                name, count = f"{tp.__name__}{count}", count + 1
+            self._names[tp] = name
+            self.defs[name] = {}
+            self.defs[name] = (
+                self._pydantic(tp, name) if is_pydantic(tp) else self._fields(tp, path)
+            )
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _fields(self, tp: Any, path: str) -> JsonObject:
+        try:
+            hints = hints_of(tp)
+        except NameError as error:  # an annotation written as text is looked up in the module
+            message = f"{name_of(tp)} at {path} names a type that its module does not have ({error}); define it there"
+            raise UnsupportedSchema(message, keyword="type", path=path) from error
+        if dataclasses.is_dataclass(tp):
+            fields = [field for field in dataclasses.fields(tp) if field.init]
+            names = [field.name for field in fields]
+            missing = dataclasses.MISSING
+            required = [
+                f.name for f in fields if f.default is missing and f.default_factory is missing
+            ]
+        else:
+            names = list(hints)
+            required = [name for name in names if name in required_keys(tp)]
+        properties = {name: self.build(hints[name], f"{path}/properties/{name}") for name in names}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
+
+    def _pydantic(self, tp: Any, name: str) -> JsonObject:
+        """The model's own schema, its definitions moved beside ours."""
+        schema: JsonObject = tp.model_json_schema()
+        own = schema.pop("$defs", {})
+        renamed = {f"#/$defs/{inner}": f"#/$defs/{name}.{inner}" for inner in own}
+        for inner, definition in own.items():
+            self.defs[f"{name}.{inner}"] = _closed(definition, renamed)
+        closed: JsonObject = _closed(schema, renamed)
+        return closed
+
+
+def _notes(notes: Sequence[Any]) -> list[Any]:
+    """Annotations, and those that pydantic's `Field(...)` carries inside."""
+    return [inner for note in notes for inner in (note, *(getattr(note, "metadata", None) or ()))]
+
+
+def _closed(node: Any, renamed: Mapping[str, str]) -> Any:
+    """A schema with its references renamed and every object with declared properties closed."""
+    if isinstance(node, list):
+        return [_closed(item, renamed) for item in node]
+    if not isinstance(node, dict):
+        return node
+    out = {
+        key: renamed.get(value, value)
+        if key == "$ref"
+        else value
+        if key in _DATA
+        else _closed(value, renamed)
+        for key, value in node.items()
+    }
+    if isinstance(out.get("properties"), dict) and out.get("type") == "object":
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+_DATA = frozenset(["const", "enum", "default", "examples", "title", "description"])
+
+
+def _enumeration(values: Sequence[object], path: str) -> JsonObject:
+    for value in values:
+        if not isinstance(value, str | int | float | None):
+            raise UnsupportedSchema(
+                f"{value!r} at {path} is no JSON value", keyword="enum", path=path
+            )
+    return {"enum": list(values)}

@@ -1,0 +1,196 @@
+"""Generated JSON data -> values of Python types, and what can be asked of a type without making its
+schema.
+
+The counterpart of `types.py`, which has the list of supported types. Knows the standard library
+alone.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime
+import decimal
+import enum
+import types
+import typing
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_TEXT_PARSERS: dict[object, Callable[[str], object]] = {
+    datetime.date: datetime.date.fromisoformat,
+    datetime.datetime: datetime.datetime.fromisoformat,
+    datetime.time: datetime.time.fromisoformat,
+    uuid.UUID: uuid.UUID,
+}
+SEQUENCES = (
+    list,
+    collections.abc.Sequence,
+    collections.abc.Iterable,
+    collections.abc.MutableSequence,
+)
+MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+
+
+def name_of(tp: object) -> str:
+    return getattr(tp, "__name__", None) or str(tp)
+
+
+def is_pydantic(tp: object) -> bool:
+    return (
+        isinstance(tp, type) and hasattr(tp, "model_json_schema") and hasattr(tp, "model_validate")
+    )
+
+
+def is_named_tuple(tp: object) -> bool:
+    return isinstance(tp, type) and issubclass(tp, tuple) and hasattr(tp, "_fields")
+
+
+def hints_of(tp: object) -> dict[str, Any]:
+    return typing.get_type_hints(tp, include_extras=True)
+
+
+def required_keys(tp: Any) -> set[str]:
+    """Of a typed dict; `NotRequired` inside a postponed annotation is not seen by the class
+    itself.
+    """
+    marks = {name: typing.get_origin(hint) for name, hint in hints_of(tp).items()}
+    known = {
+        name
+        for name, mark in marks.items()
+        if mark is typing.Required or name in tp.__required_keys__
+    }
+    return known - {name for name, mark in marks.items() if mark is typing.NotRequired}
+
+
+def unwrapped(tp: object) -> object:
+    """Without the wrappers that do not change a value: NewType, `type X = ...`, Required,
+    ReadOnly.
+    """
+    while True:
+        if isinstance(tp, typing.NewType):
+            tp = tp.__supertype__
+        elif type(tp).__name__ == "TypeAliasType":
+            tp = tp.__value__  # type: ignore[attr-defined]
+        elif typing.get_origin(tp) in (typing.Required, typing.NotRequired, typing.Final):
+            tp = typing.get_args(tp)[0]
+        else:
+            return tp
+
+
+def convert(tp: Any, data: Any) -> Any:
+    """JSON data as a value of `tp`. Raises ValueError or TypeError where it does not fit."""
+    tp = unwrapped(tp)
+    origin, args = typing.get_origin(tp), typing.get_args(tp)
+    if origin is typing.Annotated:
+        return convert(args[0], data)
+    if origin is typing.Literal:
+        return _member(args, data)
+    if origin in (typing.Union, types.UnionType):
+        return _first_that_fits(args, data)
+    if is_pydantic(tp):
+        return tp.model_validate(data)
+    if isinstance(tp, type) and issubclass(tp, enum.Enum):
+        return tp(_member([member.value for member in tp], data))
+    if dataclasses.is_dataclass(tp) or typing.is_typeddict(tp):
+        return _record(tp, data)
+    if is_named_tuple(tp):
+        return tp(*_fixed_items(tuple(hints_of(tp).values()), data))
+    if (origin or tp) in SEQUENCES:
+        return [convert(args[0] if args else Any, item) for item in _expect(list, data)]
+    if (origin or tp) in MAPPINGS:
+        value_type = args[1] if args else Any
+        key_type = args[0] if args else str
+        return {
+            convert(key_type, key): convert(value_type, item)
+            for key, item in _expect(dict, data).items()
+        }
+    if (origin or tp) is tuple:
+        if not args:
+            return tuple(_expect(list, data))
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(convert(args[0], item) for item in _expect(list, data))
+        return tuple(_fixed_items(args, data))
+    return _scalar(tp, data)
+
+
+def _scalar(tp: Any, data: Any) -> Any:
+    if tp in (Any, object):
+        return data
+    if tp is None or tp is type(None):
+        return _expect(type(None), data)
+    if tp in _TEXT_PARSERS:
+        return _TEXT_PARSERS[tp](_expect(str, data))
+    if tp is bool or tp is str:
+        return _expect(tp, data)
+    if isinstance(data, bool) or not isinstance(data, int | float | decimal.Decimal):
+        raise ValueError(f"{data!r} is no {name_of(tp)}")
+    if tp is int:
+        if data != int(data):
+            raise ValueError(f"{data!r} is no int")
+        return int(data)
+    if tp is float:
+        return float(data)
+    if tp is decimal.Decimal:
+        return data if isinstance(data, decimal.Decimal) else decimal.Decimal(str(data))
+    raise ValueError(f"values of {name_of(tp)} are not supported")
+
+
+def _expect(kind: Any, data: Any) -> Any:
+    if not isinstance(data, kind):
+        raise ValueError(f"{data!r} is no {kind.__name__}")
+    return data
+
+
+def _member(values: Sequence[Any], data: Any) -> Any:
+    """The equal value of the same kind: 1 is not True."""
+    for value in values:
+        if value == data and isinstance(value, bool) == isinstance(data, bool):
+            return value
+    raise ValueError(f"{data!r} is none of {list(values)}")
+
+
+def _first_that_fits(args: Sequence[object], data: Any) -> Any:
+    """Of the members of a union. A model that would drop what was written comes after those that
+    take it all.
+    """
+    for arg in [
+        *(arg for arg in args if _takes_all(arg, data)),
+        *(arg for arg in args if not _takes_all(arg, data)),
+    ]:
+        try:
+            return convert(arg, data)
+        except (ValueError, TypeError):
+            continue
+    raise ValueError(f"{data!r} fits none of {', '.join(map(name_of, args))}")
+
+
+def _takes_all(tp: Any, data: Any) -> bool:
+    """Whether `tp` is no pydantic model that ignores some of what `data` has."""
+    if not is_pydantic(tp) or not isinstance(data, dict):
+        return True
+    try:
+        tp.model_validate(data, extra="forbid")  # in the models inside of it, too
+    except ValueError:
+        return False
+    except TypeError:  # before version 2.12 it could not be told so
+        return data.keys() <= {field.alias or name for name, field in tp.model_fields.items()}
+    return True
+
+
+def _record(tp: Any, data: Any) -> Any:
+    hints = hints_of(tp)
+    if unknown := sorted(_expect(dict, data).keys() - hints):
+        raise ValueError(f"there is no field {unknown[0]!r}")
+    fields = {name: convert(hints[name], value) for name, value in data.items()}
+    if not dataclasses.is_dataclass(tp) and (missing := required_keys(tp) - fields.keys()):
+        raise ValueError(f"missing {sorted(missing)}")
+    return tp(**fields)
+
+
+def _fixed_items(args: Sequence[object], data: Any) -> list[Any]:
+    items = _expect(list, data)
+    if len(items) != len(args):
+        raise ValueError(f"{len(items)} items where {len(args)} are expected")
+    return [convert(arg, item) for arg, item in zip(args, items, strict=True)]

@@ -1,0 +1,1 @@
+"""Running programs: the decorator, the executor, runs and their results."""

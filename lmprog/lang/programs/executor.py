@@ -1,0 +1,363 @@
+"""Runs programs: one in this thread or on this event loop, many at once in threads or on one loop.
+
+A run opens a scope, calls the program's function with its branch, waits for what the program did
+not read, raises what failed unread, and closes everything it opened, however it ends. Knows nothing
+of decorators and signatures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from lmprog.backends import Backend
+from lmprog.backends.default import default_backend
+from lmprog.errors import Cancelled, InvalidParameter, ProgramError
+from lmprog.lang.branches.branch_view import Branch
+from lmprog.lang.branches.cursor import Cursor
+from lmprog.lang.branches.mapped import raise_together
+from lmprog.lang.branches.variables import settle
+from lmprog.lang.client import running_loop
+from lmprog.lang.ops.sampling import Sampling
+from lmprog.lang.programs import scope as scopes
+from lmprog.lang.programs.budget import Budget
+from lmprog.lang.programs.results import Run
+from lmprog.lang.programs.scope import Scope
+from lmprog.lang.streaming.feed import Feed
+
+R = TypeVar("R")
+OnBatchError: TypeAlias = Literal["raise", "collect"]
+GRACE = 0.1  # seconds in which the runtime may say first which call was out of time
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How a run is done, besides the program's own arguments."""
+
+    backend: Backend | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    timeout: float | None = None
+    max_total_tokens: int | None = None
+    salt: str = ""
+    num_api_spec_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        tokens = self.num_api_spec_tokens
+        if tokens is not None and not (isinstance(tokens, int) and 0 <= tokens <= 65_536):
+            allowed = "0 <= x <= 65536"
+            message = f"num_api_spec_tokens={tokens!r} is not allowed; give {allowed}"
+            raise InvalidParameter(
+                message, name="num_api_spec_tokens", value=repr(tokens), allowed=allowed
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program's function with the arguments of one run."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", self.function))
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+def backend_of(settings: RunSettings) -> Backend:
+    """The one that was given, the calling program's, or the default one."""
+    outer = scopes.current.get()
+    return settings.backend or (outer.backend if outer is not None else default_backend())
+
+
+def open_run(settings: RunSettings, feed: Feed | None = None) -> Run[Any]:
+    """A run that has not begun: its scope and its root branch. Without a backend it is the
+    caller's, or the default.
+    """
+    outer = scopes.current.get()
+    around = None if outer is None else outer.budget
+    budget = Budget(around, timeout=settings.timeout, max_total_tokens=settings.max_total_tokens)
+    backend = backend_of(settings)
+    scope = Scope(
+        backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed
+    )
+    inherited = 0 if outer is None else outer.num_api_spec_tokens
+    scope.num_api_spec_tokens = (
+        inherited if settings.num_api_spec_tokens is None else settings.num_api_spec_tokens
+    )
+    return Run(Branch(Cursor(scope)))
+
+
+def execute(job: Job, run: Run[Any]) -> None:
+    """Runs a `def` program here; its end is in `run.outcome`, where an error stays until it is
+    read.
+    """
+    token = scopes.current.set(run.scope)
+    try:
+        run.scope.budget.begin()
+        value = job.function(run.branch, *job.args, **job.kwargs)
+        if inspect.iscoroutine(value):
+            value.close()
+            raise ProgramError(
+                f"{job.name} gives a coroutine that nobody awaits; make it `async def` and await inside"
+            )
+        raise_together([failure for mapped in run.scope.mapped for failure in mapped.finish()])
+        for gen in run.scope.gens:
+            gen.wait()
+        _finish(run)
+    except BaseException as error:
+        run.scope.close()
+        run.outcome.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        run.outcome.set_result(value)
+    finally:
+        scopes.current.reset(token)
+        run.scope.over()
+        _end_feed(run)
+
+
+async def execute_async(job: Job, run: Run[Any]) -> None:
+    """The same for an `async def` program, on this event loop; being cancelled frees everything and
+    goes on up.
+    """
+    token = scopes.current.set(run.scope)
+    run.scope.stop = stop = _Stop()
+    try:
+        run.scope.check()
+        run.scope.budget.begin()
+        value = await _in_time(job, run)
+        raise_together(
+            [failure for mapped in run.scope.mapped for failure in await mapped.finish_async()]
+        )
+        await settle(run.scope.gens)
+        _finish(run)
+    except BaseException as error:
+        run.scope.close()
+        await asyncio.gather(*(mapped.abandon() for mapped in run.scope.mapped))
+        cancelled = isinstance(error, asyncio.CancelledError)
+        run.outcome.set_exception(Cancelled("the run was cancelled") if cancelled else error)
+        if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
+            raise
+    else:
+        run.outcome.set_result(value)
+    finally:
+        run.scope.stop, stop.is_over = None, True
+        scopes.current.reset(token)
+        run.scope.over()
+        _end_feed(run)
+
+
+class _Stop:
+    """Ends a run on this event loop, from any thread, also while it waits for something that is no
+    call.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._has_cancelled = False
+        self.is_over = False
+
+    def __call__(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        """Not twice: a run within the run may wait in the same task."""
+        if self._task is not None and not self.is_over and not self._task.cancelling():
+            self._has_cancelled = self._task.cancel()
+
+    def was_used(self) -> bool:
+        """Whether this is why the task was cancelled; if so, that is over."""
+        if self._has_cancelled and self._task is not None:
+            self._task.uncancel()
+        return self._has_cancelled
+
+
+async def _in_time(job: Job, run: Run[Any]) -> Any:
+    """Awaits the program; what else it waits for ends with the run's time, too."""
+    budget = run.scope.budget
+    left = budget.time_left()
+    limit = asyncio.timeout(None if left is None else left + GRACE)
+    try:
+        async with limit:
+            return await job.function(run.branch, *job.args, **job.kwargs)
+    except TimeoutError:
+        if limit.expired():
+            raise budget.out_of_time() from None
+        raise
+
+
+def _finish(run: Run[Any]) -> None:
+    """The program has returned and all its calls are done: raises what failed and was never
+    read.
+    """
+    unread = {
+        id(gen.root()): gen.root() for gen in run.scope.unread_failures() if not gen.root().was_read
+    }
+    raise_together([gen.error_at_site() for gen in unread.values()])
+    run.scope.budget.check()
+    with run.scope.client.together():
+        run.branch.cursor.close(keep_text=True)
+        run.scope.close()
+
+
+def _end_feed(run: Run[Any]) -> None:
+    if run.scope.feed is not None:
+        for gen in run.scope.gens:
+            if gen.done():
+                gen.show()
+        run.scope.feed.end()
+
+
+# --- one run
+# ---------------------------------------------------------------------------------------------------------
+
+
+def blocking(job: Job, run: Run[Any]) -> None:
+    """Runs any program and blocks until it has ended."""
+    if running_loop() is not None:
+        if scopes.current.get() is not None:
+            raise ProgramError(
+                "inside an async program, write `await program.arun(...)` instead of `program.run(...)`"
+            )
+        in_thread(job, run).join()  # a notebook: its loop is busy with this very cell
+    elif job.is_async:
+        asyncio.run(execute_async(job, run))
+    else:
+        execute(job, run)
+
+
+def in_thread(job: Job, run: Run[Any]) -> threading.Thread:
+    """Starts any program in a thread of its own."""
+    context = contextvars.copy_context()
+
+    def body() -> None:
+        if job.is_async:
+            asyncio.run(execute_async(job, run))
+        else:
+            execute(job, run)
+
+    thread = threading.Thread(target=context.run, args=(body,), name="lmprog-run", daemon=True)
+    thread.start()
+    return thread
+
+
+async def awaiting(job: Job, run: Run[Any]) -> None:
+    """Runs any program without blocking this event loop. Being cancelled ends the program."""
+    if job.is_async:
+        await execute_async(job, run)
+        return
+    context = contextvars.copy_context()
+    work = asyncio.ensure_future(asyncio.to_thread(context.run, execute, job, run))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        run.scope.cancel()
+        await asyncio.wait([work])
+        raise
+
+
+# --- many runs
+# -------------------------------------------------------------------------------------------------------
+
+
+class ProgramBatch:
+    """Many runs with at most `concurrency` of them at a time, done once."""
+
+    def __init__(
+        self, jobs: Sequence[Job], settings: RunSettings, concurrency: int, on_error: OnBatchError
+    ) -> None:
+        if on_error not in ("raise", "collect"):
+            allowed = "'raise' or 'collect'"
+            message = f"on_error={on_error!r} is not allowed; give {allowed}"
+            raise InvalidParameter(message, name="on_error", value=on_error, allowed=allowed)
+        if concurrency < 1:
+            message = f"concurrency={concurrency} is not allowed; give at least 1"
+            raise InvalidParameter(message, name="concurrency", value=concurrency, allowed="1 <= x")
+        self._jobs = jobs
+        self._concurrency = min(concurrency, max(len(jobs), 1))
+        self._stops = on_error == "raise"
+        self.failed: BaseException | None = None
+        self.runs = [open_run(settings) for _ in jobs]
+
+    def perform(self, step: Callable[[], object]) -> None:
+        """Does them all; `step` is told of each end. What failed is in the runs, and the first one
+        in `failed`.
+
+        After a failure, unless errors are collected, the others are cancelled.
+        """
+        if self._jobs and self._jobs[0].is_async:
+            if running_loop() is not None:
+                raise ProgramError(
+                    "on an event loop, gather `program.arun(...)` instead of mapping"
+                )
+            asyncio.run(self._on_loop(step))
+        elif self._jobs:
+            self._in_threads(step)
+        for run in self.runs:
+            if not run.outcome.done():
+                run.outcome.set_exception(
+                    Cancelled("another run of the batch failed before this one began")
+                )
+
+    def _next_up(self, todo: Iterator[int]) -> int | None:
+        return None if self.failed is not None else next(todo, None)
+
+    def _ended(self, index: int, step: Callable[[], object]) -> None:
+        step()
+        failure = self.runs[index].failure
+        if failure is not None and self._stops and self.failed is None:
+            failure.add_note(f"raised by item {index} of {len(self._jobs)}")
+            self.failed = failure
+            for run in self.runs:
+                if not run.outcome.done():
+                    run.scope.cancel()
+
+    async def _on_loop(self, step: Callable[[], object]) -> None:
+        todo = iter(range(len(self._jobs)))
+
+        async def worker() -> None:
+            while (index := self._next_up(todo)) is not None:
+                await execute_async(self._jobs[index], self.runs[index])
+                self._ended(index, step)
+
+        await asyncio.gather(*(_as_task(worker()) for _ in range(self._concurrency)))
+
+    def _in_threads(self, step: Callable[[], object]) -> None:
+        todo = iter(range(len(self._jobs)))
+        lock = threading.Lock()
+
+        def worker() -> None:
+            while True:
+                with lock:
+                    index = self._next_up(todo)
+                if index is None:
+                    return
+                execute(self._jobs[index], self.runs[index])
+                with lock:
+                    self._ended(index, step)
+
+        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="lmprog-batch") as pool:
+            workers = [
+                pool.submit(contextvars.copy_context().run, worker)
+                for _ in range(self._concurrency)
+            ]
+        for done in workers:
+            done.result()
+
+
+def _as_task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.get_running_loop().create_task(coroutine)

@@ -1,0 +1,415 @@
+"""`@lmprog.function`: a Python function whose first parameter is a branch, made runnable.
+
+Keeps the function's signature: `program.run(...)` takes its other parameters. Settings of a run are
+given by `program.using(temperature=0, backend=...)`, or, as SGLang programs do, among the arguments
+of `run`; a name that the program itself has as a parameter is always the program's. Knows how to
+start runs; `executor` does them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
+
+from lmprog import wire
+from lmprog.backends import Backend
+from lmprog.errors import ProgramError
+from lmprog.lang.branches.branch_view import Branch
+from lmprog.lang.ops.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
+from lmprog.lang.programs.event_stream import Stream
+from lmprog.lang.programs.executor import (
+    Job,
+    OnBatchError,
+    ProgramBatch,
+    RunSettings,
+    awaiting,
+    backend_of,
+    blocking,
+    in_thread,
+    open_run,
+)
+from lmprog.lang.programs.results import Results, Run
+from lmprog.lang.streaming.feed import Feed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from lmprog.lang.rehearsal.cost import Explanation
+    from lmprog.lang.rehearsal.graph import Graph
+    from lmprog.lang.rehearsal.preview import Preview
+    from lmprog.lang.rehearsal.prompts import PromptReader
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class RunOptions(SamplingOptions, total=False):
+    """What a run can be told besides the program's own arguments."""
+
+    backend: Backend | None
+    sampling: Sampling
+    timeout: float | None
+    max_total_tokens: int | None
+    cache_salt: str
+    num_api_spec_tokens: int | None
+
+
+class Program(Generic[P, R]):
+    """A program of `lmprog.function`. `R` is what it returns (for an `async def`, once awaited)."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        settings: RunSettings | None = None,
+        bound: Mapping[str, Any] | None = None,
+    ) -> None:
+        parameters = list(inspect.signature(function).parameters.values())
+        if not parameters or parameters[0].kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            raise ProgramError(
+                f"{function.__name__} needs a first parameter: the branch that it writes to"
+            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ProgramError(
+                f"{function.__name__} yields; a program returns its value, and .stream(...) tells of it early"
+            )
+        self.function = function
+        self.settings = settings or RunSettings()
+        self.bound = dict(bound or {})
+        self._names = {
+            parameter.name for parameter in parameters[1:] if parameter.kind not in _VARIADIC
+        }
+        self._takes_any = any(
+            parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
+        )
+        functools.update_wrapper(self, function)
+
+    @property
+    def num_api_spec_tokens(self) -> int | None:
+        """How many tokens a black-box API may say beyond a call's stop, for later calls."""
+        return self.settings.num_api_spec_tokens
+
+    # --- variants
+    # -----------------------------------------------------------------------------------------------
+
+    def bind(self, **arguments: Any) -> Program[..., R]:
+        """The same program with some of its own arguments given, by name."""
+        unknown = set(arguments) - self._names
+        if unknown and not self._takes_any:
+            raise TypeError(f"{self.function.__name__} has no parameter {sorted(unknown)[0]!r}")
+        return self._variant(self.settings, {**self.bound, **arguments})
+
+    def using(self, **options: Unpack[RunOptions]) -> Program[P, R]:
+        """The same program with settings for its runs: sampling, and the other `RunOptions`
+        (`timeout` in seconds).
+        """
+        return self._variant(self._with(options), self.bound)
+
+    def _variant(self, settings: RunSettings, bound: Mapping[str, Any]) -> Program[P, R]:
+        return type(self)(self.function, settings=settings, bound=bound)
+
+    def _with(self, options: Mapping[str, Any]) -> RunSettings:
+        rest = dict(options)
+        settings = self.settings
+        for name in ("backend", "timeout", "max_total_tokens", "num_api_spec_tokens"):
+            if name in rest:
+                settings = replace(settings, **{name: rest.pop(name)})
+        if "cache_salt" in rest:
+            settings = replace(settings, salt=rest.pop("cache_salt"))
+        given = rest.pop("sampling", None) or Sampling()
+        return replace(settings, sampling=sampling_of(rest).over(given).over(settings.sampling))
+
+    def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Job, RunSettings]:
+        """The arguments apart: the program's own, and the settings of the run."""
+        options = {
+            name: value
+            for name, value in kwargs.items()
+            if name not in self._names and _is_setting(name)
+        }
+        own = {name: value for name, value in kwargs.items() if name not in options}
+        job = Job(self.function, args, {**self.bound, **own})
+        try:  # a wrong call fails here, before a run
+            inspect.signature(self.function).bind(None, *job.args, **job.kwargs)
+        except TypeError as error:
+            hint = (
+                "; nor is it a setting of a run (see lmprog.Sampling)"
+                if "unexpected keyword" in str(error)
+                else ""
+            )
+            raise TypeError(f"{self.function.__name__}(): {error}{hint}") from None
+        return job, self._with(options)
+
+    # --- before running
+    # -----------------------------------------------------------------------------------------
+
+    def preview(self, *args: P.args, **kwargs: P.kwargs) -> Preview:
+        """The exact prompts, written and counted by the runtime, with marks for results; generates
+        nothing.
+        """
+        from lmprog.lang.rehearsal.preview import preview_of
+
+        graph, reader, _ = self._rehearsed(args, kwargs)
+        return preview_of(graph, reader)
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Calls, shared prefixes, and the most tokens and pages that a run can take; generates
+        nothing.
+        """
+        from lmprog.lang.rehearsal.cost import explain_of
+
+        graph, reader, welcome = self._rehearsed(args, kwargs)
+        return explain_of(graph, reader, welcome)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Graph:
+        """The program's ops as a graph: `print` it, or `to_dot()`. Arguments left out are
+        placeholders.
+        """
+        from lmprog.lang.rehearsal.double import rehearse
+
+        given = inspect.signature(self.function).bind_partial(None, *args).arguments
+        own = {name for name in kwargs if name in self._names} | set(self.bound) | set(given)
+        for parameter in list(inspect.signature(self.function).parameters.values())[1:]:
+            if (
+                parameter.default is parameter.empty
+                and parameter.name not in own
+                and parameter.kind not in _VARIADIC
+            ):
+                kwargs[parameter.name] = f"⟨{parameter.name}⟩"
+        return rehearse(*self._job(args, kwargs)).graph
+
+    def cache(self, *args: Any, **kwargs: Any) -> wire.Usage:
+        """Computes ahead what every run begins with: the text before the first argument that is
+        left out; blocks.
+
+        Seldom needed: runs that begin together share that text anyway. Gives the work that it was.
+        """
+        from lmprog.lang.rehearsal.ahead import compute_beginning
+
+        options = {
+            name: value
+            for name, value in kwargs.items()
+            if name not in self._names and _is_setting(name)
+        }
+        return compute_beginning(self.trace(*args, **kwargs), self._with(options))
+
+    def _rehearsed(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Graph, PromptReader, wire.Welcome]:
+        """What the program would do, and who can say how the runtime writes it."""
+        from lmprog.lang.rehearsal.double import rehearse
+        from lmprog.lang.rehearsal.prompts import PromptReader
+
+        job, settings = self._job(args, kwargs)
+        client = backend_of(settings).client
+        return rehearse(job, settings).graph, PromptReader(client, settings.salt), client.welcome
+
+    # --- running
+    # ------------------------------------------------------------------------------------------------
+
+    @overload
+    def __call__(self, s: Branch, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
+        """`program(s, ...)` goes on with the branch `s` of the calling program; without a branch it
+        is `run`.
+        """
+        if args and isinstance(args[0], Branch):
+            branch = args[0].over(self.settings.sampling)
+            return self.function(branch, *args[1:], **{**self.bound, **kwargs})
+        return self.run(*args, **kwargs)
+
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Runs the program and blocks. Raises what it raised, and what failed in it without being
+        read.
+        """
+        rest: dict[str, Any] = dict(kwargs)
+        stream = False if "stream" in self._names else rest.pop("stream", False)
+        if "use_thread" not in self._names:
+            rest.pop("use_thread", None)  # SGLang's: here no op needs a thread
+        job, settings = self._job(args, rest)
+        if stream:
+            streaming = open_run(settings, Feed())
+            in_thread(job, streaming)
+            return streaming
+        run = open_run(settings)
+        blocking(job, run)
+        run.value  # noqa: B018  (raises)
+        return run
+
+    async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """The same without blocking the event loop. Cancelling the task ends the run and frees what
+        it held.
+        """
+        job, settings = self._job(args, kwargs)
+        run = open_run(settings)
+        await awaiting(job, run)
+        run.value  # noqa: B018  (raises)
+        return run
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """Runs the program while it is iterated over (`for` or `async for`): `Text`, `Value`, at
+        last `Done`.
+        """
+        return Stream(*self._job(args, kwargs))
+
+    def map(
+        self,
+        items: Iterable[Any],
+        *,
+        concurrency: int = 64,
+        progress: bool = False,
+        on_error: OnBatchError = "raise",
+        **options: Unpack[RunOptions],
+    ) -> Results[R]:
+        """Runs the program once for each item, its first argument; values in the items' order."""
+        calls: list[Call] = [((item,), {}) for item in items]
+        return Results(self._perform(self._batch(calls, concurrency, on_error, options), progress))
+
+    @overload
+    def run_batch(
+        self, batch_kwargs: Iterable[Any], *, generator_style: Literal[True], **options: Any
+    ) -> Iterator[Run[R]]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[False] = False,
+        **options: Any,
+    ) -> list[Run[R]]: ...
+    def run_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> Any:
+        """SGLang's batch: each item a dict or a tuple of arguments. Reading from a run that failed
+        raises why.
+
+        Options: `num_threads` ("auto"), `progress_bar`, `on_error` ("collect"), `generator_style`,
+        and `using`'s.
+        """
+        threads, progress = options.pop("num_threads", "auto"), options.pop("progress_bar", False)
+        on_error, generator = (
+            options.pop("on_error", "collect"),
+            options.pop("generator_style", False),
+        )
+        calls: list[Call] = [
+            ((), dict(item)) if isinstance(item, Mapping) else (tuple(item), {})
+            for item in batch_kwargs
+        ]
+        batch = self._batch(calls, 64 if threads == "auto" else int(threads), on_error, options)
+        if not generator:
+            return self._perform(batch, progress)
+        threading.Thread(
+            target=self._do, args=(batch, progress), name="lmprog-batch", daemon=True
+        ).start()
+        return _in_order(batch.runs, raises=on_error == "raise")
+
+    def _batch(
+        self,
+        calls: Sequence[Call],
+        concurrency: int,
+        on_error: OnBatchError,
+        options: Mapping[str, Any],
+    ) -> ProgramBatch:
+        settings = self._with(options)
+        jobs = [self._job(args, kwargs)[0] for args, kwargs in calls]
+        return ProgramBatch(jobs, settings, concurrency, on_error)
+
+    def _perform(self, batch: ProgramBatch, progress: bool) -> list[Run[R]]:
+        self._do(batch, progress)
+        if batch.failed is not None:
+            raise batch.failed
+        return batch.runs
+
+    def _do(self, batch: ProgramBatch, progress: bool) -> None:
+        if progress:
+            from tqdm import tqdm
+
+            with tqdm(total=len(batch.runs), desc=self.function.__name__) as bar:
+                batch.perform(bar.update)
+        else:
+            batch.perform(lambda: None)
+
+    def __repr__(self) -> str:
+        return f"<program {self.function.__name__}>"
+
+
+class AsyncProgram(Program[P, R]):
+    """A program made from `async def`: called with a branch it is awaited."""
+
+    @overload  # type: ignore[override]
+    def __call__(
+        self, s: Branch, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
+        return super().__call__(*args, **kwargs)
+
+
+def _is_setting(name: str) -> bool:
+    return is_sampling(name) or name in RunOptions.__annotations__
+
+
+def _in_order(runs: Sequence[Run[R]], *, raises: bool) -> Iterator[Run[R]]:
+    for run in runs:
+        if raises:
+            run.value  # noqa: B018  (raises)
+        run.sync()
+        yield run
+
+
+class Maker(Protocol):
+    """`function` with its options given."""
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Branch, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncProgram[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Branch, P], R], /) -> Program[P, R]: ...
+
+
+@overload
+def function(
+    fn: Callable[Concatenate[Branch, P], Coroutine[Any, Any, R]], /
+) -> AsyncProgram[P, R]: ...
+@overload
+def function(fn: Callable[Concatenate[Branch, P], R], /) -> Program[P, R]: ...
+@overload
+def function(fn: None = None, /, *, num_api_spec_tokens: int | None = None) -> Maker: ...
+def function(
+    fn: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None
+) -> Any:
+    """Makes a program of a function whose first parameter is a `Branch`; both `def` and `async
+    def`.
+
+    `num_api_spec_tokens`, also a setting of `using`, is for black-box APIs only: one request says
+    so many tokens, from which later calls of the program are answered. A runtime that keeps its
+    cache has no use for it.
+    """
+
+    def make(inner: Callable[..., Any]) -> Program[Any, Any]:
+        kind = AsyncProgram if inspect.iscoroutinefunction(inner) else Program
+        return kind(inner, settings=settings)
+
+    settings = RunSettings(num_api_spec_tokens=num_api_spec_tokens)
+    return make if fn is None else make(fn)

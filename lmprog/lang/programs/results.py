@@ -1,0 +1,194 @@
+"""What a run gives back: `Run` for one, `Results` for many. Knows how to read; starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
+
+from lmprog import wire
+from lmprog.lang.branches.branch_view import Branch
+from lmprog.lang.programs.scope import Scope, total
+
+if TYPE_CHECKING:
+    from lmprog.lang.programs.work_view import ShownPart
+
+R = TypeVar("R")
+
+
+class Run(Generic[R]):
+    """One run of a program, with its value, its branch and its work. Reading what failed raises
+    why.
+    """
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.outcome: Future[R] = Future()
+
+    @property
+    def scope(self) -> Scope:
+        return self.branch.cursor.scope
+
+    @property
+    def value(self) -> R:
+        """What the program returned; blocks while it runs. Raises what the run raised."""
+        return self.outcome.result()
+
+    @property
+    def ret_value(self) -> R:
+        """SGLang's name of `value`."""
+        return self.value
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the run raised; None where it went well. Blocks while it runs."""
+        return self.outcome.exception()
+
+    @property
+    def usage(self) -> wire.Usage:
+        """The work of all calls of the run, summed; those still running not included."""
+        return self.scope.usage()
+
+    @property
+    def seed(self) -> int:
+        """What all seeds of the run come from; `program.using(seed=run.seed)` gives the same calls
+        the same tokens.
+        """
+        return self.scope.seed
+
+    def save(self, path: str | Path) -> None:
+        """Writes the run's ops and results to a file that `lmprog.replay` does again; blocks while
+        it runs.
+
+        Runs that the program started by `.run(...)` are runs of their own and not in it.
+        """
+        from lmprog.lang.programs.run_replay import Recording
+
+        self.sync()
+        Recording.of(self.scope).write(Path(path))
+
+    def __getitem__(self, name: str) -> Any:
+        self._if_started_well()
+        return self.branch[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.branch
+
+    def get_var(self, name: str) -> Any:
+        return self[name]
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        self._if_started_well()
+        return self.branch.get_meta_info(name)
+
+    def text(self) -> str:
+        """The whole text of the program's own branch; blocks while the program runs."""
+        self._finished()
+        return self.branch.text()
+
+    def messages(self) -> list[dict[str, str]]:
+        self._finished()
+        return self.branch.messages()
+
+    def sync(self) -> None:
+        """Blocks until the program has ended, well or not."""
+        self.outcome.exception()
+
+    def error(self) -> BaseException | None:
+        """SGLang's name of `failure`."""
+        return self.failure
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text as it comes, from the beginning. Raises at the end what the run raised."""
+        yield from self.branch.text_iter(var_name)
+        self._finished()
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """The same for an event loop; with `return_meta_data` pairs of text and meta
+        information.
+        """
+        async for piece in self.branch.text_async_iter(var_name, return_meta_data):
+            yield piece
+        self._finished()
+
+    @property
+    def transcript(self) -> list[ShownPart]:
+        """The text in parts, each with what is known of it (cached, computed, generated, forced,
+        ...); blocks.
+        """
+        from lmprog.lang.programs.work_view import parts_of
+
+        self.sync()
+        return parts_of(self.branch.cursor)
+
+    def show(self, file: TextIO | None = None, *, color: bool | None = None) -> None:
+        """Prints the run's text, what of it was cached, computed, generated and forced, and its
+        work; blocks.
+
+        Colored where `file` (standard output without one) is a terminal, or as `color` says.
+        """
+        from lmprog.lang.programs.work_view import to_terminal
+
+        self.sync()
+        to_terminal(self, file, color=color)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        from lmprog.lang.programs.work_view import to_html
+
+        return to_html(self)
+
+    def _finished(self) -> None:
+        """Waits for the end; raises the run's error."""
+        self.outcome.result()
+
+    def _if_started_well(self) -> None:
+        """A run that is over and failed shows that, rather than that a name is missing."""
+        if self.outcome.done():
+            self.outcome.result()
+
+    def __repr__(self) -> str:
+        if not self.outcome.done():
+            return "<run, still running>"
+        failure = self.outcome.exception()
+        return (
+            f"<run, failed: {failure!r}>" if failure else f"<run, value {self.outcome.result()!r}>"
+        )
+
+
+class Results(Sequence[R]):
+    """The values of many runs, in their order. Reading the value of a run that failed raises why it
+    did.
+    """
+
+    def __init__(self, runs: Sequence[Run[R]]) -> None:
+        self.runs = list(runs)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [run.value for run in self.runs[index]]
+        return self.runs[index].value
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @property
+    def errors(self) -> Mapping[int, BaseException]:
+        """What the failed runs raised, by index."""
+        failures = ((index, run.failure) for index, run in enumerate(self.runs))
+        return {index: failure for index, failure in failures if failure is not None}
+
+    @property
+    def values(self) -> list[R]:
+        """The values of the runs that went well."""
+        return [run.value for run in self.runs if run.failure is None]
+
+    @property
+    def usage(self) -> wire.Usage:
+        return total(run.usage for run in self.runs)
+
+    def __repr__(self) -> str:
+        return f"<results of {len(self.runs)} runs, {len(self.errors)} failed>"

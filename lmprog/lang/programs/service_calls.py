@@ -1,0 +1,22 @@
+"""Calls about a runtime as a whole, on the default backend or a given one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmprog.backends import Backend
+from lmprog.backends.default import default_backend
+from lmprog.backends.runtime_backend import describe, flush
+
+
+def flush_cache(backend: Backend | None = None) -> None:
+    """Makes the runtime forget everything that no live branch stands on; blocks."""
+    flush(backend or default_backend())
+
+
+def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+    """What the runtime is (model, sizes) and its figures; blocks."""
+    chosen = backend or default_backend()
+    welcome = chosen.client.welcome
+    about = {name: getattr(welcome, name) for name in welcome.__struct_fields__}
+    return {**describe(chosen), **about}

@@ -1,0 +1,202 @@
+"""A run's text with what is known of each part: cached, computed, generated, forced; for terminals
+and notebooks.
+
+What the runtime tells are counts for each call, not places: how many tokens of the prompt were
+cached (always its beginning), how many of the result were forced. So parts are shaded whole: the
+text between two calls is cached, computed or partly cached, a result is generated, forced or partly
+forced, and the exact counts stand beside. The figures of a select cover all its options together,
+so the text right before one is never called cached.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
+
+from lmprog import wire
+from lmprog.lang.branches.appended import plain_text
+from lmprog.lang.branches.cursor import Cursor
+from lmprog.lang.branches.results_of_calls import Gen
+from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
+
+if TYPE_CHECKING:
+    from lmprog.lang.programs.results import Run
+
+Kind: TypeAlias = Literal[
+    "role", "cached", "partly cached", "computed", "generated", "partly forced", "forced", "selected", "failed",
+    "unused",
+]  # fmt: skip
+
+_COLORS: dict[Kind, tuple[str, str]] = {  # in HTML, and as an ANSI code
+    "role": ("#888888", "2"),
+    "cached": ("#d9ead3", "32"),
+    "partly cached": ("#eef5d0", "33"),
+    "computed": ("#f4f4f4", "0"),
+    "generated": ("#cfe2ff", "34"),
+    "partly forced": ("#e0d5f5", "35"),
+    "forced": ("#ead1f0", "35;1"),
+    "selected": ("#fff2cc", "36"),
+    "failed": ("#f4cccc", "31"),
+    "unused": ("#ffffff", "2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPart:
+    """A stretch of the text. `note` has the counts; empty where there are none."""
+
+    kind: Kind
+    text: str
+    note: str = ""
+
+
+def parts_of(cursor: Cursor) -> list[ShownPart]:
+    """The branch's text in parts; all its calls are done."""
+    found: list[ShownPart] = []
+    pending: list[
+        ShownPart
+    ] = []  # literal text since the last call, whose fate the next call tells
+    own = set(cursor.gens)
+    end = 0  # tokens up to and with the last result
+    for item in cursor.log:
+        if isinstance(item, Gen) and item in own:
+            own.discard(item)  # where it stands again, it is text that refers to it
+            usage = (item if item.thought is None else item.thought).usage
+            found += _literal(pending, item, usage, end)
+            found.append(_result(item))
+            pending = []
+            # of reasoning that was told apart, nothing stands in the text that the next call goes
+            # on from
+            kept = (
+                usage.generated if usage is not None and item.meta.reasoning_tokens is None else 0
+            )
+            end = end if usage is None else usage.prompt + kept
+        elif isinstance(item, RoleBeginExpr | RoleEndExpr):
+            pending += (
+                [ShownPart("role", f"[{item.role}] ")]
+                if isinstance(item, RoleBeginExpr)
+                else [ShownPart("role", "\n")]
+            )
+        else:
+            failed = isinstance(item, Gen) and item.failure() is not None
+            pending.append(ShownPart("unused", "" if failed else plain_text([item])))
+    return [part for part in found + pending if part.text]
+
+
+def _literal(
+    pending: Iterable[ShownPart], gen: Gen[Any], usage: wire.Usage | None, end: int
+) -> Iterator[ShownPart]:
+    """The text between the last call and this one, all of one kind."""
+    kind: Kind = "computed"
+    note = ""
+    if usage is None:
+        kind = "unused"
+    elif gen.is_select:
+        kind = "partly cached" if usage.cached else "computed"
+        note = f"{usage.prompt} tokens up to here; {usage.cached} cached over all options"
+    else:
+        if (
+            usage.cached >= usage.prompt - 1
+        ):  # the last token is always computed, for what comes after it
+            kind = "cached"
+        elif usage.cached > end:
+            kind = "partly cached"
+        note = (
+            f"{min(usage.cached, usage.prompt)} of the {usage.prompt} tokens up to here were cached"
+        )
+        if usage.cached > usage.prompt:  # forced tokens can be found in the tree, too
+            note += f", and {usage.cached - usage.prompt} of the result"
+    for part in pending:
+        yield part if part.kind == "role" else ShownPart(kind, part.text, note)
+
+
+def _result(gen: Gen[Any]) -> ShownPart:
+    failure = gen.failure()
+    if failure is not None:
+        return ShownPart("failed", f"<{failure.message}>")
+    usage, text = gen.usage or wire.Usage(), gen.call.wait(0)
+    name = f"{gen.name}: " if gen.name else ""
+    if isinstance(text, wire.Chosen):
+        chosen = text.options[text.index].probability
+        return ShownPart(
+            "selected",
+            plain_text([gen]),
+            f"{name}probability {chosen:.3f} among {len(text.options)} options",
+        )
+    kind: Kind = (
+        "forced"
+        if usage.forced >= usage.generated > 0
+        else "partly forced"
+        if usage.forced
+        else "generated"
+    )
+    note = f"{name}{usage.generated} tokens generated, {usage.forced} of them forced, in {usage.decode_ms:.0f} ms"
+    if gen.meta.reasoning_tokens is not None:
+        of_them = "of them were" if gen.thought is None else "more were"
+        note += f"; {gen.meta.reasoning_tokens} {of_them} reasoning, which is not shown"
+    return ShownPart(kind, plain_text([gen]), note)
+
+
+def work(usage: wire.Usage) -> str:
+    """One line for a whole run."""
+    return (
+        f"{usage.prompt:,} prompt tokens, {usage.cached:,} of them cached; {usage.generated:,} generated, "
+        f"{usage.forced:,} of them forced; {usage.computed:,} computed"
+    )
+
+
+def to_html(run: Run[Any]) -> str:
+    """For notebooks. A run that is still running is not waited for."""
+    if not run.outcome.done():
+        return "<i>still running</i>"
+    shown = parts_of(run.branch.cursor)
+    spans = "".join(_span(part.kind, part.text, part.note) for part in shown)
+    legend = " ".join(
+        _span(kind, kind, "") for kind in _COLORS if any(part.kind == kind for part in shown)
+    )
+    failure = run.failure
+    why = (
+        ""
+        if failure is None
+        else f"<div>{html.escape(f'{type(failure).__name__}: {failure}')}</div>"
+    )
+    return (
+        f'<div style="font-family:monospace;white-space:pre-wrap;color:#222">{spans}</div>{why}'
+        f'<div style="font-size:smaller">{legend} · {html.escape(work(run.usage))}</div>'
+    )
+
+
+def _span(kind: Kind, text: str, note: str) -> str:
+    style = f"color:{_COLORS[kind][0]}" if kind == "role" else f"background:{_COLORS[kind][0]}"
+    title = f' title="{html.escape(note)}"' if note else ""
+    return f'<span style="{style}"{title}>{html.escape(text)}</span>'
+
+
+def to_terminal(run: Run[Any], file: TextIO | None = None, *, color: bool | None = None) -> None:
+    """Prints the text, colored where `file` is a terminal (or as `color` says), a legend, and each
+    call's counts.
+    """
+    out = sys.stdout if file is None else file
+    colored = out.isatty() if color is None else color
+    shown = parts_of(run.branch.cursor)
+
+    def paint(kind: Kind, text: str) -> str:
+        return f"\x1b[{_COLORS[kind][1]}m{text}\x1b[0m" if colored else text
+
+    print("".join(paint(part.kind, part.text) for part in shown), file=out)
+    if colored:
+        print(
+            *(paint(kind, kind) for kind in _COLORS if any(part.kind == kind for part in shown)),
+            sep=" · ",
+            file=out,
+        )
+    for part in shown:
+        if part.note:
+            text = part.text if len(part.text) <= 40 else part.text[:37] + "..."
+            print(f"  {part.kind:<13}  {text!r}: {part.note}", file=out)
+    print(work(run.usage), file=out)
+    if run.failure is not None:
+        print(f"{type(run.failure).__name__}: {run.failure}", file=out)

@@ -1,0 +1,235 @@
+"""What a run would cost at most, before it runs: what `program.explain(...)` gives and prints.
+
+Every call is taken with the longest results that its settings allow, and with all prompts kept in
+the runtime's tree; what one call shares with an earlier one is counted once. What other runs have
+left in the tree is not counted. Tokens are exact where a runtime counts them and a prompt's literal
+text is all known; else they are marked as "about".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lmprog import wire
+from lmprog.lang.rehearsal.graph import Graph, Planned
+from lmprog.lang.rehearsal.preview import is_exact
+from lmprog.lang.rehearsal.prompts import Atom, PromptReader, RehearsedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class CallCost:
+    """One call at its longest, in tokens."""
+
+    label: str
+    kind: str
+    branch: int
+    prompt: int
+    """Literal text, and the results before it at their longest."""
+    shared: int
+    """How much of the prompt an earlier call of the run has computed."""
+    shared_with: str | None
+    """The label of the call that it shares most with."""
+    own: int
+    """What it generates at most (all `n`), or for a select all its options."""
+    longest: int
+    """Of one sequence: the prompt and one result."""
+    is_exact: bool = True
+    """False where the backend has no tokenizer, or where a result stands in literal text, whose
+    mark is counted.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All calls of a run at their longest, and the sizes of the runtime that it would run on."""
+
+    name: str
+    calls: tuple[CallCost, ...]
+    num_branches: int
+    num_forks: int
+    page_size: int
+    num_pages: int
+    context_len: int
+    knows_tokens: bool = True
+    """Whether the backend counts with the model's tokenizer."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all calls; what a runtime that shares nothing would compute of them."""
+        return sum(call.prompt for call in self.calls)
+
+    @property
+    def shared_tokens(self) -> int:
+        return sum(call.shared for call in self.calls)
+
+    @property
+    def worst_tokens(self) -> int:
+        """Most tokens that the run computes, generated ones included."""
+        return self.prompt_tokens - self.shared_tokens + sum(call.own for call in self.calls)
+
+    @property
+    def worst_pages(self) -> int:
+        """Most pages of the key/value memory, with all of it kept and one part-page for each
+        call.
+        """
+        return sum(
+            -(-(call.prompt - call.shared + call.own) // self.page_size) + 1 for call in self.calls
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the literal texts were counted by the model's tokenizer; results count with their
+        limits anyway.
+        """
+        return all(call.is_exact for call in self.calls)
+
+    @property
+    def refused(self) -> tuple[CallCost, ...]:
+        """Calls that can come to be longer than the context; when they are, the runtime refuses
+        them.
+        """
+        return tuple(call for call in self.calls if 0 < self.context_len < call.longest)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.name}: {len(self.calls)} calls on {self.num_branches} branches, {self.num_forks} forks"
+        width = max((len(call.label) for call in self.calls), default=0)
+        for call in self.calls:
+            shared = (
+                f", {call.shared:,} of them shared with {call.shared_with}"
+                if call.shared_with
+                else ""
+            )
+            own = "options" if call.kind == "select" else "generated"
+            about = "" if call.is_exact else "about "
+            prompt = f"prompt {about}{call.prompt:,}{shared}"
+            yield f"  {call.label:<{width}}  branch {call.branch}  {prompt}; {own} {call.own:,}"
+        about = "" if self.is_exact else "about "
+        shared = f"{self.shared_tokens:,} of them shared within the run"
+        yield f"{about}at most {self.prompt_tokens:,} tokens of prompts, {shared}"
+        fits = (
+            ""
+            if self.worst_pages <= self.num_pages
+            else ", more than there are: some would be computed again"
+        )
+        pages = f"{self.worst_pages:,} of {self.num_pages:,} pages of {self.page_size}"
+        where = f", in {pages}{fits}" if self.num_pages else ""  # an API does not tell its memory
+        yield f"{about}at most {self.worst_tokens:,} tokens computed{where}"
+        for call in self.refused:
+            yield f"{call.label} can need {call.longest:,} tokens, and the context is {self.context_len:,}"
+        if not self.knows_tokens:
+            yield "(this backend has no tokenizer: all counts are approximate)"
+        elif not self.is_exact:
+            yield "(about: a result stands in literal text, and its mark was counted)"
+
+
+def explain_of(graph: Graph, reader: PromptReader, welcome: wire.Welcome) -> Explanation:
+    """Has the runtime write and count the prompts; blocks."""
+    prompts = reader.write(graph).calls
+    partners = [_partner(prompts[:index], prompt) for index, prompt in enumerate(prompts)]
+    texts = [literal for prompt in prompts for literal in prompt.literals]
+    texts += [
+        (text, index == 0)
+        for _, common in partners
+        for index, text in enumerate(common)
+        if isinstance(text, str)
+    ]
+    selects = [call.op for call in graph.calls.values() if isinstance(call.op, wire.Select)]
+    texts += [(choice, False) for op in selects for choice in op.choices]
+    counts = reader.count(texts)
+
+    sizes = _Sizes(counts, welcome.context_len)
+    costs = [
+        replace(
+            sizes.cost(prompt, *partner), is_exact=reader.knows_tokens and is_exact(prompt, graph)
+        )
+        for prompt, partner in zip(prompts, partners, strict=True)
+    ]
+    forks = sum(isinstance(op, wire.Fork) for op in graph.ops)
+    runtime = (welcome.page_size, welcome.num_pages, welcome.context_len)
+    return Explanation(
+        graph.name, tuple(costs), len(graph.steps), forks, *runtime, reader.knows_tokens
+    )
+
+
+class _Sizes:
+    """Lengths in tokens, from those of the literal texts."""
+
+    def __init__(self, counts: Mapping[tuple[str, bool], int], context_len: int) -> None:
+        self._counts = counts
+        self._context_len = context_len
+
+    def options(self, op: wire.Select) -> list[int]:
+        return [self._counts[choice, False] for choice in op.choices]
+
+    def most(self, planned: Planned) -> int:
+        """The longest that one result can be."""
+        op = planned.op
+        return (
+            max(self.options(op))
+            if isinstance(op, wire.Select)
+            else op.sampling.max_tokens or self._context_len
+        )
+
+    def length(self, atoms: Sequence[Atom]) -> int:
+        sizes = (
+            self._counts[atom, index == 0] if isinstance(atom, str) else self.most(atom)
+            for index, atom in enumerate(atoms)
+        )
+        return sum(sizes)
+
+    def cost(
+        self, prompt: RehearsedPrompt, partner: RehearsedPrompt | None, common: Sequence[Atom]
+    ) -> CallCost:
+        """`common` is what `prompt` shares with the call of `partner`."""
+        op, size, most = prompt.planned.op, self.length(prompt.atoms), self.most(prompt.planned)
+        shared = min(self.length(common), size)
+        return CallCost(
+            label=prompt.planned.label,
+            kind="select" if isinstance(op, wire.Select) else "gen",
+            branch=prompt.branch,
+            prompt=size,
+            shared=shared,
+            shared_with=partner.planned.label if partner is not None and shared else None,
+            own=sum(self.options(op)) if isinstance(op, wire.Select) else op.sampling.n * most,
+            longest=size + most,
+        )
+
+
+def _partner(
+    earlier: Sequence[RehearsedPrompt], prompt: RehearsedPrompt
+) -> tuple[RehearsedPrompt | None, tuple[Atom, ...]]:
+    """The earlier call whose prompt and result have most in common with `prompt`, and what that
+    is.
+    """
+    best: tuple[RehearsedPrompt | None, tuple[Atom, ...]] = (None, ())
+    length = 0
+    for other in earlier:
+        common = _common((*other.atoms, other.planned), prompt.atoms)
+        size = sum(len(atom) if isinstance(atom, str) else 1 for atom in common)
+        if size > length:
+            best, length = (other, common), size
+    return best
+
+
+def _common(ours: Sequence[Atom], theirs: Sequence[Atom]) -> tuple[Atom, ...]:
+    found: list[Atom] = []
+    for a, b in zip(ours, theirs, strict=False):
+        if a == b:
+            found.append(a)
+            continue
+        if isinstance(a, str) and isinstance(b, str) and (same := _same_start(a, b)):
+            found.append(same)
+        break
+    return tuple(found)
+
+
+def _same_start(a: str, b: str) -> str:
+    length = next(
+        (index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
+        min(len(a), len(b)),
+    )
+    return a[:length]

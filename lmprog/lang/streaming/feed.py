@@ -1,0 +1,148 @@
+"""What a streaming run shows while it runs: its events in order, and a wake-up for everybody who
+follows.
+
+Written by the program's thread and the receiving thread, read by any number of followers, in
+threads or on event loops. Knows neither programs nor branches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from lmprog import wire
+from lmprog.lang.client import wake
+from lmprog.lang.streaming.partial import Partial
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More text of a generation; `var` is its name, None for one without."""
+
+    var: str | None
+    delta: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """More reasoning of a generation whose reasoning is told apart."""
+
+    var: str | None
+    delta: str
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A generation or selection is done, and this is its value."""
+
+    var: str | None
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[R]):
+    """The program has returned `value`. Always the last event."""
+
+    value: R
+    usage: wire.Usage
+
+
+Event: TypeAlias = Text | Thought | Partial | Value
+
+
+class Feed:
+    """Events so far, and who waits for more. `changed` may be called by anybody whose state
+    followers look at.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended = False
+        self._condition = threading.Condition()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._version = 0
+        self._told: set[object] = set()  # results whose value is among the events
+
+    def text(self, var: str | None, delta: str) -> None:
+        self._add(Text(var, delta))
+
+    def thought(self, var: str | None, delta: str) -> None:
+        self._add(Thought(var, delta))
+
+    def partial(self, partial: Partial | None) -> None:
+        """A typed generation has grown; None where the last text told nothing new of it."""
+        if partial is not None:
+            self._add(partial)
+
+    def value(self, result: object, var: str | None, value: object) -> None:
+        """`result` names the generation, so that its value is told once."""
+        with self._condition:
+            if result in self._told:
+                return
+            self._told.add(result)
+        self._add(Value(var, value))
+
+    def unseen(self) -> Callable[[], Iterator[Event]]:
+        """A reader of the events: what it has not given yet, each time it is called."""
+        position = 0
+
+        def more() -> Iterator[Event]:
+            nonlocal position
+            while position < len(self.events):
+                position += 1
+                yield self.events[position - 1]
+
+        return more
+
+    def end(self) -> None:
+        """No more events."""
+        self.ended = True
+        self.changed()
+
+    def changed(self) -> None:
+        """Wakes all followers."""
+        with self._condition:
+            self._version += 1
+            waiters, self._waiters = self._waiters, []
+            self._condition.notify_all()
+        for loop, waiter in waiters:
+            wake(loop, waiter)
+
+    def follow(self, more: Callable[[], Iterator[R]]) -> Iterator[R]:
+        """What `more` gives, asked again after every change, until the end. Blocks between."""
+        while True:
+            version, ended = self._version, self.ended
+            yield from more()
+            if ended:
+                return
+            with self._condition:
+                self._condition.wait_for(lambda seen=version: self._version != seen)  # type: ignore[misc]
+
+    async def follow_async(self, more: Callable[[], Iterator[R]]) -> AsyncIterator[R]:
+        """The same without blocking the thread."""
+        while True:
+            version, ended = self._version, self.ended
+            for item in more():
+                yield item
+            if ended:
+                return
+            await self._change(version)
+
+    async def _change(self, seen: int) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        with self._condition:
+            if self._version != seen:
+                return
+            self._waiters.append((loop, waiter))
+        await waiter
+
+    def _add(self, event: Event) -> None:
+        with self._condition:
+            self.events.append(event)
+        self.changed()

@@ -1,0 +1,159 @@
+"""A runtime in a process of its own, as the process that started it sees it.
+
+This module knows how a configuration becomes a running child with an address. It does not know what
+a runtime does.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import time
+import weakref
+from dataclasses import fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.errors import RuntimeGone, UnknownName
+from lmprog.launch.child_process import Child, python
+from lmprog.launch.connection import Connection, greet
+from lmprog.launch.parent_pipe import config_to_json
+from lmprog.transport import ZmqClientChannel
+from lmprog.transport.address import check
+
+log = logging.getLogger("lmprog")
+
+STARTUP_TIMEOUT = 300.0
+STOP_GRACE = 10.0
+_QUIET_START = 1.0  # seconds of starting before anything is shown
+_MODULE = "lmprog.runtime.main"
+
+
+class RuntimeProcess:
+    """Starts a runtime and waits until it serves; ends it with its block, with `close()`, or with
+    this process.
+
+    `model` is a model's name or folder, or a whole `RuntimeConfig`; `options` are fields of
+    `RuntimeConfig` and `SchedulerConfig` (`RuntimeProcess("nano", threads=2, page_size=1)`).
+    `address` is by default a socket in a new folder that only this user can enter. The child's log
+    goes to a file that errors quote, or to our own stderr.
+
+    Raises what the runtime reports (`ModelError`, `InvalidParameter`, ...), or `RuntimeGone` with
+    the last lines of its log.
+    """
+
+    def __init__(
+        self,
+        model: str | RuntimeConfig = "nano",
+        *,
+        address: str | None = None,
+        startup_timeout: float = STARTUP_TIMEOUT,
+        log_to_stderr: bool = False,
+        module: str = _MODULE,
+        **options: Any,
+    ) -> None:
+        self.config = configured(model, options)
+        order = config_to_json(self.config)
+        if address is not None:
+            check(address, has_keys=False)
+        folder = Path(tempfile.mkdtemp(prefix="lmprog-"))  # mode 0700
+        command = [
+            *python(module),
+            "--config-json",
+            order,
+            "--address",
+            address or f"ipc://{folder}/socket",
+        ]
+        self._child = Child(command, folder, keep_log=not log_to_stderr)
+        self._finalizer = weakref.finalize(self, self._child.stop, STOP_GRACE)  # at exit, too
+        try:
+            self.facts = self._child.wait_ready(startup_timeout, _Show())
+        except BaseException:
+            self._child.stop(0.0)
+            raise
+        self.address = str(self.facts["address"])
+
+    def connect(self, client: str = "") -> Connection:
+        """A new client of this runtime, with branches and calls of its own; it keeps the runtime
+        alive.
+        """
+        if not self.alive:
+            raise RuntimeGone(
+                f"The runtime at {self.address} does not run any more. {self._child.epitaph()}".strip()
+            )
+        return greet(ZmqClientChannel(self.address, explain=self._epitaph), client=client)
+
+    @property
+    def alive(self) -> bool:
+        return self._child.exit_code is None
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; 0 after an orderly end; minus the signal's number where a signal
+        ended it.
+        """
+        return self._child.exit_code
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Waits for its end: the exit code, or None after `timeout` seconds."""
+        return self._child.wait(timeout)
+
+    def log_tail(self) -> str:
+        """The last lines that the runtime wrote, for a message to its user."""
+        return self._child.last_lines()
+
+    def close(self, grace: float = STOP_GRACE) -> None:
+        """Asks the runtime to end; it is ended after `grace` seconds in any case. Safe to
+        repeat.
+        """
+        self._child.stop(grace)
+        self._finalizer.detach()
+
+    def _epitaph(self) -> str:
+        return self._child.epitaph()
+
+    def __enter__(self) -> RuntimeProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Show:
+    """Tells a terminal, or the log, what a start that takes longer is busy with."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self, doing: str) -> None:
+        line = f"lmprog: the runtime {doing}"
+        if time.monotonic() - self._start > _QUIET_START and sys.stderr.isatty():
+            sys.stderr.write(line + "\n")
+        else:
+            log.info(line)
+
+
+def configured(model: str | RuntimeConfig, options: dict[str, Any]) -> RuntimeConfig:
+    """`options` laid over the configuration; a name that neither config has is `UnknownName`."""
+    config = model if isinstance(model, RuntimeConfig) else RuntimeConfig(model=model)
+    own = {field.name for field in fields(RuntimeConfig)} - {"model"}
+    scheduling = {field.name for field in fields(SchedulerConfig)}
+    for name in options:
+        if name not in own | scheduling:
+            known = ", ".join(sorted(own | scheduling))
+            raise UnknownName(f"A runtime has no option {name!r}; there are {known}.", name=name)
+    config = replace(config, **{name: value for name, value in options.items() if name in own})
+    inner = {name: value for name, value in options.items() if name in scheduling}
+    return replace(config, scheduler=replace(config.scheduler, **inner)) if inner else config

@@ -1,0 +1,276 @@
+"""Attention by our C++ kernels (`kernels/include/lmprog_attention.h`), which read the pages in
+place.
+
+Knows tensors, the C interface and the memory of one process. It does not know how a block of slots
+is laid out, nor how the work is shared among threads: the kernels do. Results do not depend on the
+other rows of a batch, on chunks of a prompt, on threads or on page numbers; the header says what
+exactly is guaranteed.
+
+Keys and values are kept in float32 or bfloat16. For float16 they are kept in float32: bfloat16
+would lose three of its bits, and processors compute in float32 anyway.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+
+import numpy as np
+import torch
+
+from lmprog.errors import NotSupported
+from lmprog.native import library
+from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
+from lmprog.runtime.engine.batch import Batch, Ints
+from lmprog.runtime.engine.kv_pool import KvPool, aligned
+
+PATHS = ("avx512bf16", "avx512", "avx2", "generic")
+"""Instruction sets, best first. `LMPROG_ATTENTION_PATH` chooses one by hand."""
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("v_head_dim", c_int32),
+        ("page_size", c_int32),
+        ("kv_type", c_int32),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (("scale", c_float), ("window", c_int32), ("softcap", c_float))
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        ("num_rows", c_int32),
+        ("num_writes", c_int32),
+        ("row_starts", c_void_p),
+        ("kv_lens", c_void_p),
+        ("page_starts", c_void_p),
+        ("pages", c_void_p),
+        ("write_tokens", c_void_p),
+        ("write_slots", c_void_p),
+        ("order", c_void_p),
+        ("common", c_void_p),
+    )
+
+
+class _Array(ctypes.Structure):
+    _fields_ = (("data", c_void_p), ("stride", c_int64), ("type", c_int32))
+
+
+class NativeAttention:
+    """See `AttentionBackend` for the contract. `threads` counts the caller's own; with 1 none is
+    started.
+
+    `path` names one of `PATHS` (None: the best of this processor); `share_prefixes=False` reads a
+    prefix once for each row that stands on it, which gives the same numbers.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        num_pages: int,
+        page_size: int,
+        threads: int = 1,
+        *,
+        path: str | None = None,
+        share_prefixes: bool = True,
+    ) -> None:
+        self.shape = shape
+        self.page_size = page_size
+        self._library = _opened()
+        self._share_prefixes = share_prefixes
+        self._shape = _c_shape(shape, page_size)
+        self._layers = [_c_layer(layer) for layer in shape.layers]
+        self._handle = self._open(threads, path)
+        slots = num_pages * page_size
+        key_bytes = int(self._library.lmprog_attention_key_bytes(byref(self._shape), slots))
+        value_bytes = int(self._library.lmprog_attention_value_bytes(byref(self._shape), slots))
+        pool = KvPool((aligned(key_bytes) + aligned(value_bytes)) * len(shape.layers))
+        self.memory = [
+            (pool.take((key_bytes,), torch.uint8), pool.take((value_bytes,), torch.uint8))
+            for _ in shape.layers
+        ]
+        self._pointers = [
+            (c_void_p(keys.data_ptr()), c_void_p(values.data_ptr())) for keys, values in self.memory
+        ]
+        self._batch: _Batch | None = None
+        self._held: tuple[object, ...] = ()  # arrays that the C batch points into
+
+    def _open(self, threads: int, path: str | None) -> c_void_p:
+        wanted = path or os.environ.get("LMPROG_ATTENTION_PATH")
+        handle = self._library.lmprog_attention_open(
+            threads, None if wanted is None else wanted.encode()
+        )
+        if not handle:
+            raise NotSupported(
+                f"attention cannot run with {threads} threads on the path {wanted!r}: "
+                f"there are {', '.join(PATHS)}, and this processor may lack some of them"
+            )
+        return c_void_p(handle)
+
+    @staticmethod
+    def page_bytes(shape: AttentionShape, page_size: int) -> int:
+        """Memory of one page over all layers, known before a backend is made."""
+        opened, c_shape = _opened(), _c_shape(shape, page_size)
+        pages = 16  # whole blocks of slots for every page size
+        keys = int(opened.lmprog_attention_key_bytes(byref(c_shape), pages * page_size))
+        values = int(opened.lmprog_attention_value_bytes(byref(c_shape), pages * page_size))
+        return len(shape.layers) * (keys + values) // pages
+
+    @property
+    def bytes_per_page(self) -> int:
+        return self.page_bytes(self.shape, self.page_size)
+
+    @property
+    def path(self) -> str:
+        """The instruction set in use, one of `PATHS`."""
+        name: bytes = self._library.lmprog_attention_path(self._handle)
+        return name.decode()
+
+    def plan(self, batch: Batch) -> None:
+        if batch.page_size != self.page_size:
+            raise ValueError(
+                f"the batch has pages of {batch.page_size} slots, the memory of {self.page_size}"
+            )
+        if len(batch.copies):
+            for keys, values in self._pointers:
+                self._library.lmprog_attention_copy(
+                    byref(self._shape), keys, values, _pointer(batch.copies), len(batch.copies)
+                )
+        self._batch = _Batch(
+            num_rows=batch.num_rows,
+            num_writes=len(batch.write_tokens),
+            row_starts=_pointer(batch.row_starts),
+            kv_lens=_pointer(batch.kv_lens),
+            page_starts=_pointer(batch.page_starts),
+            pages=_pointer(batch.pages),
+            write_tokens=_pointer(batch.write_tokens),
+            write_slots=_pointer(batch.write_slots),
+        )
+        self._held = (batch,)
+        if self._share_prefixes and batch.num_rows > 1:
+            order, common = np.empty(batch.num_rows, np.int32), np.empty(batch.num_rows, np.int32)
+            self._library.lmprog_attention_group(
+                byref(self._batch), self.page_size, _pointer(order), _pointer(common)
+            )
+            self._batch.order, self._batch.common = _pointer(order), _pointer(common)
+            self._held = (batch, order, common)
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch = self._batch
+        assert batch is not None, "plan() comes before run()"
+        kept, (keys, values) = q.dtype, self._pointers[layer]
+        q, k, v = _readable(q), _readable(k), _readable(v.to(k.dtype))
+        out = torch.empty(q.shape[0], self.shape.num_heads, self.shape.v_head_dim, dtype=q.dtype)
+        opened, shape, at = self._library, byref(self._shape), byref(batch)
+        opened.lmprog_attention_write(self._handle, shape, at, keys, values, _array(k), _array(v))
+        opened.lmprog_attention_attend(
+            self._handle,
+            shape,
+            byref(self._layers[layer]),
+            at,
+            keys,
+            values,
+            _array(q),
+            _array(out),
+        )
+        return out.to(kept)
+
+    def close(self) -> None:
+        """Stops the threads. The backend cannot be used afterwards."""
+        if self._handle:
+            self._library.lmprog_attention_close(self._handle)
+            self._handle = c_void_p()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+
+def _opened() -> ctypes.CDLL:
+    opened = library("attention")
+    if opened is None:
+        raise NotSupported(
+            "native attention needs a C++ compiler; the reference backend needs none"
+        )
+    opened.lmprog_attention_open.restype = c_void_p
+    opened.lmprog_attention_open.argtypes = (c_int32, c_char_p)
+    opened.lmprog_attention_path.restype = c_char_p
+    opened.lmprog_attention_path.argtypes = (c_void_p,)
+    opened.lmprog_attention_close.restype = None
+    opened.lmprog_attention_close.argtypes = (c_void_p,)
+    for name in ("key", "value"):
+        size = getattr(opened, f"lmprog_attention_{name}_bytes")
+        size.restype, size.argtypes = c_int64, (POINTER(_Shape), c_int64)
+    opened.lmprog_attention_group.restype = None
+    opened.lmprog_attention_group.argtypes = (POINTER(_Batch), c_int32, c_void_p, c_void_p)
+    opened.lmprog_attention_write.restype = None
+    array, memory = POINTER(_Array), (c_void_p, c_void_p)
+    opened.lmprog_attention_write.argtypes = (
+        c_void_p,
+        POINTER(_Shape),
+        POINTER(_Batch),
+        *memory,
+        array,
+        array,
+    )
+    opened.lmprog_attention_attend.restype = None
+    opened.lmprog_attention_attend.argtypes = (
+        *(c_void_p, POINTER(_Shape), POINTER(_Layer), POINTER(_Batch)),
+        *(*memory, array, array),
+    )
+    opened.lmprog_attention_copy.restype = None
+    opened.lmprog_attention_copy.argtypes = (POINTER(_Shape), *memory, c_void_p, c_int32)
+    return opened
+
+
+def _c_shape(shape: AttentionShape, page_size: int) -> _Shape:
+    kept = torch.float32 if shape.dtype == torch.float16 else shape.dtype
+    if kept not in _TYPES:
+        raise NotSupported(
+            f"native attention keeps keys and values in float32 or bfloat16, not in {shape.dtype}"
+        )
+    return _Shape(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        v_head_dim=shape.v_head_dim,
+        page_size=page_size,
+        kv_type=_TYPES[kept],
+    )
+
+
+def _c_layer(layer: LayerAttention) -> _Layer:
+    return _Layer(scale=layer.scale, window=layer.window or 0, softcap=layer.softcap or 0.0)
+
+
+def _pointer(array: Ints) -> int:
+    assert array.dtype == np.int32, array.dtype
+    assert array.flags.c_contiguous
+    return array.ctypes.data
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """As the kernels read it: f32 or bf16, a token's heads and dims contiguous; tokens may lie
+    apart.
+    """
+    if tensor.dtype not in _TYPES:
+        tensor = tensor.float()
+    _, heads, dim = tensor.shape
+    return (
+        tensor
+        if tensor.stride()[1:] == (dim, 1) or heads == 1 == tensor.stride(2)
+        else tensor.contiguous()
+    )
+
+
+def _array(tensor: torch.Tensor) -> _Array:
+    return _Array(data=tensor.data_ptr(), stride=tensor.stride(0), type=_TYPES[tensor.dtype])

@@ -1,0 +1,114 @@
+"""Attention in plain torch: slow, obvious, the judge of every other backend.
+
+Each row's keys and values are gathered through its page table and attended to in float32, one row
+at a time. Memory is one `[slots, kv_heads, dim]` tensor for the keys and one for the values of
+every layer. Runs on any device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
+from lmprog.runtime.engine.batch import Batch, Ints
+from lmprog.runtime.engine.kv_pool import KvPool, aligned
+
+
+class ReferenceAttention:
+    """See `AttentionBackend` for the contract."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        num_pages: int,
+        page_size: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.shape = shape
+        self.page_size = page_size
+        self._device = torch.device(device)
+        self._batch: Batch | None = None
+        slots, heads = num_pages * page_size, shape.num_kv_heads
+        sizes = (slots, heads, shape.head_dim), (slots, heads, shape.v_head_dim)
+        num_bytes = sum(aligned(slots * heads * dim * shape.dtype.itemsize) for *_, dim in sizes)
+        pool = KvPool(num_bytes * len(shape.layers), device)
+        self.keys = [torch.empty(0)] * len(shape.layers)
+        self.values = [torch.empty(0)] * len(shape.layers)
+        for layer in range(len(shape.layers)):
+            self.keys[layer] = pool.take(sizes[0], shape.dtype)
+            self.values[layer] = pool.take(sizes[1], shape.dtype)
+
+    @staticmethod
+    def page_bytes(shape: AttentionShape, page_size: int) -> int:
+        """Memory of one page over all layers, known before a backend is made."""
+        dims = shape.head_dim + shape.v_head_dim
+        return len(shape.layers) * page_size * shape.num_kv_heads * dims * shape.dtype.itemsize
+
+    @property
+    def bytes_per_page(self) -> int:
+        return self.page_bytes(self.shape, self.page_size)
+
+    def plan(self, batch: Batch) -> None:
+        self._batch = batch
+        if len(batch.copies) == 0:
+            return
+        source, target = self._indices(batch.copies[:, 0]), self._indices(batch.copies[:, 1])
+        for memory in (*self.keys, *self.values):
+            memory[target] = memory[source]  # indexing reads all sources into a new tensor first
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch = self._batch
+        assert batch is not None, "plan() comes before run()"
+        keys, values = self.keys[layer], self.values[layer]
+        tokens, slots = self._indices(batch.write_tokens), self._indices(batch.write_slots)
+        keys[slots] = k[tokens].to(keys.dtype)
+        values[slots] = v[tokens].to(values.dtype)
+
+        out = q.new_empty(q.shape[0], self.shape.num_heads, self.shape.v_head_dim)
+        for row in range(batch.num_rows):
+            first, last = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
+            slots = self._slots_of(batch, row)
+            positions = self._indices(batch.positions[first:last])
+            out[first:last] = attend(
+                q[first:last], keys[slots], values[slots], positions, self.shape.layers[layer]
+            )
+        return out
+
+    def _slots_of(self, batch: Batch, row: int) -> torch.Tensor:
+        """Where the row's positions 0 .. kv_len live. # [kv_len]"""
+        pages = self._indices(batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]])
+        position = torch.arange(int(batch.kv_lens[row]), device=self._device)
+        return pages[position // self.page_size] * self.page_size + position % self.page_size
+
+    def _indices(self, array: Ints) -> torch.Tensor:
+        return torch.as_tensor(array.astype("int64"), device=self._device)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    layer: LayerAttention,
+) -> torch.Tensor:
+    """Causal attention of one row, in float32 (float64 stays float64).
+
+    q [n, heads, dim] at `positions` [n]; k [kv_len, kv_heads, dim] and v [kv_len, kv_heads, v_dim]
+    at positions 0 .. kv_len -> [n, heads, v_dim] in q's type. Query head h reads kv head h //
+    (heads // kv_heads).
+    """
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    group = q.shape[1] // k.shape[1]
+    k = k.to(exact).repeat_interleave(group, dim=1)
+    v = v.to(exact).repeat_interleave(group, dim=1)
+    scores = torch.einsum("nhd,mhd->hnm", q.to(exact), k) * layer.scale  # [heads, n, kv_len]
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    back = positions[:, None] - torch.arange(
+        k.shape[0], device=q.device
+    )  # how far back each key lies # [n, kv_len]
+    hidden = back < 0
+    if layer.window is not None:
+        hidden |= back >= layer.window
+    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    return torch.einsum("hnm,mhd->nhd", weights, v).to(q.dtype)

@@ -1,0 +1,146 @@
+"""The native decoder: Llama, Mistral, Qwen2 and Qwen3 in plain torch, for inference only.
+
+Small models are dominated by the cost of calling operators, so there are few of them: query, key
+and value projections are one product, as are gate and up; the weights of the norms before them are
+folded into these products; rotation is one complex multiplication in place, because the rows of
+query and key projections are reordered so that the two numbers of a pair lie side by side (scores
+do not change: both sides are reordered alike); a residual is added by the product that makes it.
+Weights arrive in that form from `weights`. Pages and masks are the attention backend's affair.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.model.rope import rotations
+from lmprog.runtime.engine.model.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer, in the model's type. Products are kept transposed: `x @ weight`."""
+
+    # [hidden, (heads + 2 * kv_heads) * head_dim], norm folded in, rows of q and k in pairs
+    qkv: Tensor
+    out: Tensor  # [heads * head_dim, hidden]
+    gate_up: Tensor  # [hidden, 2 * inner], norm folded in
+    down: Tensor  # [inner, hidden]
+    qkv_bias: Tensor | None  # None: this model has none; so below
+    out_bias: Tensor | None
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim], in pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden]
+    head: Tensor  # [hidden, vocab]; a view of the embedding where they are tied
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def num_weights(self) -> int:
+        """Those that a token is multiplied with on its way to logits."""
+        products = [
+            w for layer in self.layers for w in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        ]
+        return self.head.numel() + sum(weight.numel() for weight in products)
+
+
+class Decoder:
+    """A model with its weights. `forward` keeps nothing: all state is in the backend's pages."""
+
+    def __init__(self, shape: ModelShape, weights: Weights, context_len: int) -> None:
+        """Positions up to `context_len` can be computed; a table of their rotations is kept."""
+        self.shape = shape
+        self.weights = weights
+        self.vocab_size = shape.vocab_size
+        self._rotations = rotations(shape.rope, shape.head_dim, context_len)[:, None]
+        # x / norm(x) is what the folded weights expect: sqrt(hidden) is in them, and epsilon joins
+        # the norm like a leg of a right triangle.
+        self._eps = torch.tensor(math.sqrt(shape.hidden * shape.norm_eps))
+
+    def attention_shape(self, kv_dtype: torch.dtype) -> AttentionShape:
+        """What the backend must provide, keys and values kept as `kv_dtype`."""
+        shape = self.shape
+        scale = shape.head_dim**-0.5
+        return AttentionShape(
+            layers=tuple(LayerAttention(scale, window) for window in shape.windows),
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            v_head_dim=shape.head_dim,
+            dtype=kv_dtype,
+        )
+
+    def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
+        """Logits of the tokens that `batch` wants. # [L, vocab] float32"""
+        attention.plan(batch)
+        weights = self.weights
+        turns = self._rotations[torch.from_numpy(batch.positions)]  # [T, 1, head_dim / 2]
+        x = F.embedding(torch.from_numpy(batch.tokens), weights.embedding)  # [T, hidden]
+        last = len(weights.layers) - 1
+        for index, layer in enumerate(weights.layers):
+            attended = self._attend(index, layer, x, turns, attention)
+            if index == last and len(batch.logit_tokens) < batch.num_tokens:
+                wanted = torch.from_numpy(
+                    batch.logit_tokens
+                )  # what follows concerns each token alone
+                x, attended = x[wanted], attended[wanted]
+            x.addmm_(attended, layer.out)
+            if layer.out_bias is not None:
+                x.add_(layer.out_bias)
+            self._feed_forward(layer, x)
+        x = F.rms_norm(x, (self.shape.hidden,), weights.norm, self.shape.norm_eps)
+        return torch.mm(x, weights.head).float()
+
+    def _attend(
+        self, index: int, layer: LayerWeights, x: Tensor, turns: Tensor, attention: AttentionBackend
+    ) -> Tensor:
+        """Attention's output before its projection. # [T, heads * head_dim]"""
+        shape = self.shape
+        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        qkv = _product(self._normalized(x), layer.qkv, layer.qkv_bias).view(
+            -1, heads + 2 * kv_heads, dim
+        )
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (dim,), None, shape.norm_eps) * layer.qk_norm
+        qk = _rotated(qk, turns)
+        return attention.run(index, qk[:, :heads], qk[:, heads:], v).view(-1, heads * dim)
+
+    def _feed_forward(self, layer: LayerWeights, x: Tensor) -> None:
+        """Adds the layer's second half to `x` in place."""
+        gate, up = _product(self._normalized(x), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        x.addmm_(F.silu(gate).mul_(up), layer.down)
+        if layer.down_bias is not None:
+            x.add_(layer.down_bias)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        """Each token divided by its length (see `_eps`), measured in float32. # [T, hidden]"""
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        length.hypot_(self._eps)
+        return x / length if x.dtype == torch.float32 else (x / length).to(x.dtype)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def _rotated(qk: Tensor, turns: Tensor) -> Tensor:
+    """Every pair turned by its token's angle, in float32: in place where `qk` is that already."""
+    exact = qk if qk.dtype == torch.float32 else qk.float()
+    torch.view_as_complex(exact.view(*qk.shape[:-1], -1, 2)).mul_(turns)
+    return exact if exact is qk else exact.to(qk.dtype)

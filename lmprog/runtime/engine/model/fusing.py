@@ -1,0 +1,111 @@
+"""Turns the weights of a checkpoint, by their names there, into the fused form that `decoder`
+computes with.
+
+Knows which products are joined, what is folded into them and how rows are reordered; where weights
+come from is the caller's affair. All arithmetic is in float32 before the one conversion to the
+model's type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lmprog.runtime.engine.model.decoder import LayerWeights, Weights
+from lmprog.runtime.engine.model.shape import ModelShape
+
+Read = Callable[[str], Tensor]
+"""Gives the weight of that name, in any floating type."""
+
+
+def fused(shape: ModelShape, dtype: torch.dtype, read: Read, progress: bool | None) -> Weights:
+    """All weights of a model. `progress` shows a bar; None: on a terminal, once it has taken a
+    second.
+    """
+    layers = tqdm(
+        range(shape.num_layers),
+        desc="loading",
+        unit="layer",
+        leave=False,
+        disable=None if progress is None else not progress,
+        delay=1.0 if progress is None else 0.0,
+    )
+    built = tuple(_Layer(shape, dtype, read, f"model.layers.{index}.").build() for index in layers)
+    embedding = read("model.embed_tokens.weight").to(dtype)
+    head = embedding if shape.tied_head else read("lm_head.weight").to(dtype)
+    return Weights(embedding, built, read("model.norm.weight").to(dtype), head.t())
+
+
+class _Layer:
+    """The building of one layer."""
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, read: Read, prefix: str) -> None:
+        self._shape = shape
+        self._dtype = dtype
+        self._read = read
+        self._prefix = prefix
+
+    def build(self) -> LayerWeights:
+        shape = self._shape
+        q = self._paired(self._weight("self_attn.q_proj"), shape.num_heads)
+        k = self._paired(self._weight("self_attn.k_proj"), shape.num_kv_heads)
+        qkv = torch.cat((q, k, self._weight("self_attn.v_proj")))
+        gate_up = torch.cat((self._weight("mlp.gate_proj"), self._weight("mlp.up_proj")))
+        return LayerWeights(
+            qkv=self._product(self._folded(qkv, "input_layernorm")),
+            out=self._product(self._weight("self_attn.o_proj")),
+            gate_up=self._product(self._folded(gate_up, "post_attention_layernorm")),
+            down=self._product(self._weight("mlp.down_proj")),
+            qkv_bias=self._qkv_bias() if shape.qkv_bias else None,
+            out_bias=self._bias("self_attn.o_proj") if shape.out_bias else None,
+            gate_up_bias=self._gate_up_bias() if shape.mlp_bias else None,
+            down_bias=self._bias("mlp.down_proj") if shape.mlp_bias else None,
+            qk_norm=self._qk_norm() if shape.qk_norm else None,
+        )
+
+    def _exact(self, name: str) -> Tensor:
+        return self._read(self._prefix + name).float()
+
+    def _weight(self, name: str) -> Tensor:
+        return self._exact(f"{name}.weight")
+
+    def _bias(self, name: str) -> Tensor:
+        return self._exact(f"{name}.bias").to(self._dtype)
+
+    def _folded(self, weight: Tensor, norm: str) -> Tensor:
+        """`weight` after the norm's own weights, expecting tokens of length one instead of mean
+        square one.
+        """
+        scale: Tensor = self._weight(norm) * math.sqrt(self._shape.hidden)
+        return weight * scale
+
+    def _product(self, weight: Tensor) -> Tensor:
+        """As `x @ weight` wants it. # [in, out]"""
+        return weight.t().contiguous().to(self._dtype)
+
+    def _paired(self, rows: Tensor, heads: int) -> Tensor:
+        """Rows of each head reordered from halves (0, 1, .. | h, h+1, ..) to pairs (0, h, 1, h+1,
+        ..).
+        """
+        halves = rows.view(heads, 2, self._shape.head_dim // 2, *rows.shape[1:])
+        return halves.transpose(1, 2).reshape(rows.shape)
+
+    def _qkv_bias(self) -> Tensor:
+        q = self._paired(self._exact("self_attn.q_proj.bias"), self._shape.num_heads)
+        k = self._paired(self._exact("self_attn.k_proj.bias"), self._shape.num_kv_heads)
+        return torch.cat((q, k, self._exact("self_attn.v_proj.bias"))).to(self._dtype)
+
+    def _gate_up_bias(self) -> Tensor:
+        return torch.cat((self._exact("mlp.gate_proj.bias"), self._exact("mlp.up_proj.bias"))).to(
+            self._dtype
+        )
+
+    def _qk_norm(self) -> Tensor:
+        """The weight of every query head, then of every key head. # [heads + kv_heads, head_dim]"""
+        q = self._paired(self._weight("self_attn.q_norm"), 1).expand(self._shape.num_heads, -1)
+        k = self._paired(self._weight("self_attn.k_norm"), 1).expand(self._shape.num_kv_heads, -1)
+        return torch.cat((q, k)).to(self._dtype)

@@ -1,0 +1,193 @@
+"""Rotary positions: what a checkpoint's config says about them, and the rotation of every position.
+
+Both spellings are read: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers
+5. Knows neither layers nor weights. Rotations that depend on the length of the sequence
+(`longrope`) are refused: keys are kept rotated and shared between sequences of different lengths.
+`dynamic` changes them only past the context that the checkpoint states, where lmprog never goes,
+and is plain up to there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmprog.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+_FIELDS = {
+    "default": frozenset[str](),
+    "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
+    "llama3": frozenset(
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    ),
+    "yarn": frozenset(
+        {
+            *(
+                "factor",
+                "original_max_position_embeddings",
+                "attention_factor",
+                "beta_fast",
+                "beta_slow",
+            ),
+            *("mscale", "mscale_all_dim", "truncate"),
+        }
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Frequencies of the rotation. Fields past `theta` matter only to the kinds that name them."""
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_len: int = 0
+    """llama3, yarn: the context the model was first trained with."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    amplitude: float = 1.0
+    """yarn: cosine and sine are multiplied by this."""
+
+
+def read_rope(config: Mapping[str, Any], context_len: int) -> Rope:
+    """The rotation that config.json describes. Raises ModelError for kinds and fields that are not
+    known.
+    """
+    new = config.get("rope_parameters")
+    scaling = dict(new if new is not None else config.get("rope_scaling") or {})
+    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
+    scaling.pop("type", None)
+    theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
+    partial = scaling.pop("partial_rotary_factor", None)
+    partial = config.get("partial_rotary_factor") if partial is None else partial
+    if partial not in (None, 1.0):
+        raise ModelError(
+            f"partial_rotary_factor = {partial} is not supported: the native decoder rotates whole heads"
+        )
+    if kind not in _FIELDS:
+        raise ModelError(
+            f"rope type {kind!r} is not supported by the native decoder; it knows {', '.join(sorted(_FIELDS))}. "
+            "Rotations that change with the length of the sequence would make kept keys wrong."
+        )
+    unknown = sorted(name for name in set(scaling) - _FIELDS[kind] if scaling[name] is not None)
+    if unknown and kind != "default":
+        raise ModelError(f"unknown fields of the rope type {kind!r}: {', '.join(unknown)}")
+    if unknown:
+        raise ModelError(
+            f"the rope parameters have {', '.join(unknown)} but no type that would use them"
+        )
+    return _read_kind(
+        kind,
+        float(theta),
+        scaling,
+        int(config.get("original_max_position_embeddings") or context_len),
+    )
+
+
+def _read_kind(kind: str, theta: float, scaling: dict[str, Any], original_len: int) -> Rope:
+    if kind in ("default", "dynamic"):
+        return Rope(theta)
+    factor = scaling.get("factor")
+    if factor is None:
+        raise ModelError(f"the rope type {kind!r} needs a factor")
+    factor = float(factor)
+    original_len = int(scaling.get("original_max_position_embeddings") or original_len)
+    if kind == "linear":
+        return Rope(theta, kind, factor)
+    if kind == "llama3":
+        low, high = scaling.get("low_freq_factor"), scaling.get("high_freq_factor")
+        if low is None or high is None or not low < high:
+            raise ModelError(
+                f"llama3 rope needs low_freq_factor < high_freq_factor, got {low} and {high}"
+            )
+        return Rope(
+            theta,
+            kind,
+            factor,
+            original_len,
+            low_freq_factor=float(low),
+            high_freq_factor=float(high),
+        )
+    return Rope(
+        theta,
+        kind,
+        factor,
+        original_len,
+        beta_fast=float(scaling.get("beta_fast") or 32),
+        beta_slow=float(scaling.get("beta_slow") or 1),
+        truncate=bool(scaling.get("truncate", True)),
+        amplitude=_yarn_amplitude(factor, scaling),
+    )
+
+
+def _yarn_amplitude(factor: float, scaling: Mapping[str, Any]) -> float:
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+
+    def growth(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    above, below = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return growth(above) / growth(below) if above and below else growth(1.0)
+
+
+def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Radians per position of each of the head's pairs. # [head_dim / 2] float32"""
+    import torch
+
+    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        # At most `low_freq_factor` turns within the first context: stretched; at least
+        # `high_freq_factor`: kept.
+        turns = rope.original_len * plain / (2 * math.pi)
+        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        kept = kept.clamp(0, 1)
+        return (1 - kept) * plain / rope.factor + kept * plain
+    if rope.kind == "yarn":
+        stretched = _yarn_ramp(rope, head_dim)
+        return (plain / rope.factor) * stretched + plain * (1 - stretched)
+    return plain
+
+
+def _yarn_ramp(rope: Rope, head_dim: int) -> torch.Tensor:
+    """How far each pair's frequency is stretched, 0 to 1. # [head_dim / 2]"""
+    import torch
+
+    def pair_that_turns(times: float) -> float:
+        return (
+            head_dim
+            * math.log(rope.original_len / (times * 2 * math.pi))
+            / (2 * math.log(rope.theta))
+        )
+
+    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+
+
+def rotations(rope: Rope, head_dim: int, context_len: int) -> torch.Tensor:
+    """`amplitude * exp(i * angle)` of every position and pair. # [context_len, head_dim / 2]
+    complex64
+    """
+    import torch
+
+    angles = torch.outer(
+        torch.arange(context_len, dtype=torch.float32), frequencies(rope, head_dim)
+    )
+    return torch.polar(torch.full_like(angles, rope.amplitude), angles)

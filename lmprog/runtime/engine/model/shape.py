@@ -1,0 +1,228 @@
+"""What a native decoder must know of a checkpoint: `ModelShape`, read from its config.json without
+transformers.
+
+The differences between Llama, Mistral, Qwen2 and Qwen3 are fields. A field of config.json that is
+neither read here nor known to be harmless is refused by name, because a model that computes
+something else is worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.rope import Rope, read_rope
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes and variants of one decoder. `windows` has one entry a layer: positions looked back on,
+    None for all.
+    """
+
+    vocab_size: int
+    hidden: int
+    inner: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_len: int
+    rope: Rope
+    windows: tuple[int | None, ...]
+    norm_eps: float = 1e-6
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Queries and keys are normalized per head before they are rotated (Qwen3)."""
+    tied_head: bool = False
+    """The head that gives logits is the embedding."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What a model type fixes, and what it takes for granted where config.json is silent."""
+
+    kv_heads: int | None = None  # None: as many as heads
+    head_dim: int | None = None  # None: hidden / heads
+    context_len: int = 32_768
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    biases: frozenset[str] = frozenset()  # the bias fields it reads
+    # none, all (sliding_window on every layer), or some (use_sliding_window and layer_types)
+    windows: str = "none"
+
+
+FAMILIES: Mapping[str, _Family] = {
+    "llama": _Family(context_len=2048, biases=frozenset({"attention_bias", "mlp_bias"})),
+    "mistral": _Family(kv_heads=8, context_len=131_072, windows="all"),
+    "qwen2": _Family(kv_heads=32, qkv_bias=True, windows="some"),
+    "qwen3": _Family(
+        kv_heads=32,
+        head_dim=128,
+        qk_norm=True,
+        biases=frozenset({"attention_bias"}),
+        windows="some",
+    ),
+}
+"""Model types of the native decoder."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_READ = _words(
+    """
+    model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads head_dim hidden_act max_position_embeddings original_max_position_embeddings rms_norm_eps
+    tie_word_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor
+    """
+)
+_WINDOW_FIELDS = {
+    "none": frozenset[str](),
+    "all": frozenset({"sliding_window"}),
+    "some": frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}),
+}
+_HARMLESS = _words(
+    """
+    transformers_version torch_dtype dtype use_cache initializer_range attention_dropout hidden_dropout
+    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id decoder_start_token_id
+    pretraining_tp unsloth_fixed unsloth_version name_or_path task_specific_params id2label label2id num_labels
+    problem_type return_dict return_dict_in_generate output_hidden_states output_attentions output_scores
+    tokenizer_class prefix torchscript chunk_size_feed_forward is_decoder max_length min_length do_sample early_stopping
+    num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
+    forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    finetuning_task tf_legacy_loss use_bfloat16 pruned_heads
+    """
+)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint folder."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{folder} is no checkpoint: it has no config.json") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{path} does not say which model it is: no model_type")
+    if config.get("auto_map"):
+        raise ModelError(
+            f"{path} wants code of its own to be run (auto_map), which lmprog never does. If the model is an ordinary "
+            f"{config['model_type']}, remove auto_map from the file."
+        )
+    return config
+
+
+def read_shape(config: Mapping[str, Any]) -> ModelShape:
+    """The shape of a checkpoint of one of `FAMILIES`. Raises ModelError for what the decoder cannot
+    compute.
+    """
+    name = config["model_type"]
+    family = FAMILIES[name]
+    _refuse_unknown(config, name, family)
+    heads = _size(config, "num_attention_heads")
+    hidden = _size(config, "hidden_size")
+    kv_heads = _size(config, "num_key_value_heads", family.kv_heads or heads, null=heads)
+    head_dim = _size(config, "head_dim", family.head_dim or hidden // heads, null=hidden // heads)
+    if heads % kv_heads:
+        raise ModelError(f"{heads} query heads cannot share {kv_heads} key/value heads evenly")
+    if head_dim % 2:
+        raise ModelError(f"heads of {head_dim} dimensions cannot be rotated in pairs")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ModelError(
+            f"hidden_act = {config['hidden_act']!r} is not supported by the native decoder, only 'silu'"
+        )
+    context_len = _size(config, "max_position_embeddings", family.context_len)
+    attention_bias = "attention_bias" in family.biases and bool(config.get("attention_bias"))
+    return ModelShape(
+        vocab_size=_size(config, "vocab_size"),
+        hidden=hidden,
+        inner=_size(config, "intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_len=context_len,
+        rope=read_rope(config, context_len),
+        windows=_windows(config, family),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        qkv_bias=family.qkv_bias or attention_bias,
+        out_bias=attention_bias,
+        mlp_bias="mlp_bias" in family.biases and bool(config.get("mlp_bias")),
+        qk_norm=family.qk_norm,
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _refuse_unknown(config: Mapping[str, Any], name: str, family: _Family) -> None:
+    architectures = config.get("architectures") or []
+    if architectures and not any(kind.endswith("ForCausalLM") for kind in architectures):
+        raise ModelError(
+            f"{architectures[0]} does not generate text: a model ending in ForCausalLM is needed"
+        )
+    if config.get("quantization_config"):
+        raise ModelError(
+            "the checkpoint is quantized (quantization_config); lmprog reads float32, bfloat16 and float16"
+        )
+    known = _READ | _HARMLESS | family.biases | _WINDOW_FIELDS[family.windows]
+    unknown = sorted(
+        field
+        for field, value in config.items()
+        if field not in known
+        and not field.startswith("_")
+        and value not in (None, False, [], {}, "")
+    )
+    if unknown:
+        raise ModelError(
+            f"config.json has fields that the native decoder of {name} does not know: "
+            f"{', '.join(f'{field} = {config[field]!r}' for field in unknown)}. They may change what the model "
+            "computes; remove those from the file that do not."
+        )
+
+
+def _size(
+    config: Mapping[str, Any], field: str, missing: int | None = None, null: int | None = None
+) -> int:
+    value = config.get(field, missing)
+    value = null if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"config.json: {field} must be a positive whole number, it is {value!r}")
+    return value
+
+
+def _windows(config: Mapping[str, Any], family: _Family) -> tuple[int | None, ...]:
+    layers = _size(config, "num_hidden_layers")
+    window = config.get("sliding_window", 4096)
+    if family.windows == "none" or window is None:
+        return (None,) * layers
+    window = _size(config, "sliding_window", 4096)
+    if family.windows == "all":
+        return (window,) * layers
+    if not config.get("use_sliding_window", False):
+        window = None
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = int(config.get("max_window_layers", 28))
+        kinds = [
+            "sliding_attention" if window and layer >= first else "full_attention"
+            for layer in range(layers)
+        ]
+    if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
+        raise ModelError(
+            f"layer_types must name sliding_attention or full_attention for each of {layers} layers: {kinds}"
+        )
+    if "sliding_attention" in kinds and window is None:
+        raise ModelError("layer_types has sliding_attention, but use_sliding_window is not set")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,0 +1,1 @@
+"""Programs: branches and their ops, calls from their arrival to their one final reply."""

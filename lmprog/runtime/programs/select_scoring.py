@@ -1,0 +1,177 @@
+"""A select as scorings: which sequences score its options, and what their log-probabilities say.
+
+All options are tokenised together with the text before them, so that an option that merges with
+that text is scored as it would really stand there; scoring begins for all options at the first
+token in which any of them differs from the text alone. Options that differ only in their last token
+share a sequence.
+
+Pure: tokens and numbers in, numbers out.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmprog.runtime.scheduling.generation import Scoring
+from lmprog.runtime.scheduling.randomness import uniform
+from lmprog.wire import ScoredChoice, SelectMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The tokens of one sequence and its scoring."""
+
+    tokens: array[int]
+    scoring: Scoring
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one option is scored: a course, and which of its finals."""
+
+    course: int
+    final: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """All courses of a select; `places[i]` is option i after the text, `baselines[i]` without it
+    (empty: not asked).
+    """
+
+    courses: tuple[Course, ...]
+    places: tuple[Place, ...]
+    baselines: tuple[Place, ...]
+    first: int
+    """Position of the first scored token."""
+
+
+def make_ballot(
+    before: array[int], options: Sequence[array[int]], alone: tuple[int, ...] | None
+) -> Ballot:
+    """The courses that score `options` (each the whole token sequence, text included) after the
+    tokens `before`.
+
+    `alone`: what to put before an option that is scored without the text; None where that is not
+    asked.
+    """
+    first = min(_common(before, option) for option in options)
+    first = max(1, min(first, min(len(option) for option in options) - 1))
+    courses: dict[bytes, _Draft] = {}
+    places = [_place(courses, option, first) for option in options]
+    baselines = []
+    if alone is not None:
+        baselines = [
+            _place(courses, array("i", alone) + option[first:], len(alone)) for option in options
+        ]
+    made = tuple(
+        Course(draft.tokens, Scoring(draft.first, tuple(draft.finals)))
+        for draft in courses.values()
+    )
+    return Ballot(made, tuple(places), tuple(baselines), first)
+
+
+def read_out(ballot: Ballot, method: SelectMethod) -> tuple[ScoredChoice, ...]:
+    """Scores, probabilities and log-probabilities of all options, once every course has been
+    scored.
+    """
+    given = [_logprobs(ballot, place) for place in ballot.places]
+    alone = [_logprobs(ballot, place) for place in ballot.baselines]
+    if method == "unconditional_likelihood_normalized":
+        scores = [
+            _mean([a - b for a, b in zip(x, y, strict=True)])
+            for x, y in zip(given, alone, strict=True)
+        ]
+    elif method == "greedy_token_selection":
+        scores = _greedy_scores(given)
+    else:
+        scores = [_mean(logprobs) for logprobs in given]
+    probabilities = softmax(scores)
+    baselines: list[list[float]] = alone or [[]] * len(given)
+    return tuple(
+        ScoredChoice(score, probability, tuple(logprobs), tuple(baseline))
+        for score, probability, logprobs, baseline in zip(
+            scores, probabilities, given, baselines, strict=True
+        )
+    )
+
+
+def choose(choices: Sequence[ScoredChoice], temperature: float, seed: int) -> int:
+    """The best option, or one drawn from the options' probabilities at `temperature`."""
+    scores = [choice.score for choice in choices]
+    if temperature == 0.0:
+        return max(range(len(scores)), key=scores.__getitem__)
+    left = uniform(seed, 0)
+    for index, probability in enumerate(softmax([score / temperature for score in scores])):
+        left -= probability
+        if left < 0.0:
+            return index
+    return len(scores) - 1
+
+
+def softmax(scores: Sequence[float]) -> list[float]:
+    """Probabilities proportional to exp(score)."""
+    top = max(scores)
+    if top == -math.inf:
+        return [1.0 / len(scores)] * len(scores)
+    weights = [math.exp(score - top) for score in scores]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def _common(a: array[int], b: array[int]) -> int:
+    """Length of the common prefix, by halving: whole runs are compared at once."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    index: int
+    tokens: array[int]
+    first: int
+    finals: list[int]
+
+
+def _place(courses: dict[bytes, _Draft], tokens: array[int], first: int) -> Place:
+    inner, final = tokens[:-1], tokens[-1]
+    key = first.to_bytes(8, "little") + inner.tobytes()
+    draft = courses.setdefault(key, _Draft(len(courses), inner, first, []))
+    if final not in draft.finals:
+        draft.finals.append(final)
+    return Place(draft.index, draft.finals.index(final))
+
+
+def _logprobs(ballot: Ballot, place: Place) -> list[float]:
+    scoring = ballot.courses[place.course].scoring
+    return [scored.logprob for scored in scoring.logprobs] + [
+        scoring.final_logprobs[place.final].logprob
+    ]
+
+
+def _greedy_scores(options: Sequence[Sequence[float]]) -> list[float]:
+    """Options compared token by token, shorter ones padded with their mean; the score of an option
+    is the sum of its padded log-probabilities, raised above all others' for the one that wins token
+    by token."""
+    longest = max(len(option) for option in options)
+    padded = [[*option, *[_mean(option)] * (longest - len(option))] for option in options]
+    winner = max(range(len(padded)), key=lambda index: padded[index])
+    scores = [sum(row) for row in padded]
+    scores[winner] = max(scores)
+    return [
+        score if index == winner else min(score, scores[winner] - 1e-9)
+        for index, score in enumerate(scores)
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,78 @@
+"""The plan of one step: which rows run how many tokens, where their keys and values go, and what is
+wanted back.
+
+One kind of row: a stretch of a branch's tokens is computed. Prefill, a chunk of it, decode, forced
+tokens and scoring differ only in counts. A plan is made by the scheduler, turned into flat arrays
+by `batch`, and given back to the scheduler with what was sampled. It knows integers only, no
+tensors and no text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from lmprog.runtime.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens `start .. start+count` of `sequence` are computed in this step.
+
+    `pages` is the sequence's page table over positions `0 .. start+count`: position `i` lives in slot
+    `pages[i // page_size] * page_size + i % page_size`. Logits are wanted for the positions
+    `logits_from .. start+count` (none where `logits_from == start + count`).
+    """
+
+    sequence: Sequence
+    tokens: array[int]
+    start: int
+    pages: array[int]
+    logits_from: int
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        return self.end - self.logits_from
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Slot `source` is copied to slot `target` in every layer before the step computes anything.
+
+    All sources are read before any target is written, so a target may be the source of another
+    copy.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Row `row` writes the keys and values of its `offset`-th new token to slot `target` as well.
+
+    This is how two branches of one step share part of a page that the same step computes.
+    """
+
+    row: int
+    offset: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    rows: tuple[Row, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    mirrors: tuple[Mirror, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.rows)

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizers, streams and stops, chat templates, quoting of what users wrote."""

@@ -1,0 +1,199 @@
+"""Special tokens that users write into chat messages: found, so that they stay text.
+
+A template mixes what it writes itself with what messages hold, and may trim, cut and compare that
+as it likes. So it writes the conversation twice: once as it is, and once with the signs that
+special tokens begin or end with changed, in everything that came with the request, for signs that
+nobody uses. A special token that both have is the template's own. Where both have the same ones
+nothing was forged, and the first is taken as it is. Otherwise the second is, with the signs changed
+back and marked as quoted: no special token can hold them.
+
+Tags that the template looks for (`</think>`, `<tool_response>`) and that are no special tokens are
+left alone. What a template writes in plain letters (Llama 2's `[INST]`, say) can still be forged:
+no tokenizer tells it apart.
+
+Knows strings; knows no tokens and no Jinja.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lmprog.errors import NotSupported
+from lmprog.runtime.text.quoting import Span, names_pattern
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+Write: TypeAlias = "Callable[[Callable[[Json], Json]], str]"
+"""Writes a conversation of which every value went through the function that it is given."""
+
+_TAG = re.compile(r"</?[A-Za-z_][\w.-]*>|\[/?[A-Z_]+\]")
+_PRIVATE = range(0xE000, 0xF900)
+"""Characters without meaning: stand-ins are among those of them that the request and the template
+do not have.
+"""
+_STRUCTURAL = "_\"'`{}\\"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text and the stretches of it that are quoted: no special token is read there."""
+
+    text: str
+    quoted: tuple[Span, ...] = ()
+
+
+class SpecialTokenGuard:
+    """Knows the names of a model's special tokens."""
+
+    def __init__(self, names: Iterable[str], check: Callable[[str], None] = lambda _: None) -> None:
+        """`check` raises for a text that is too long to be worth looking through."""
+        self._check = check
+        self._names = [*dict.fromkeys(filter(None, names))]
+        self._pattern = names_pattern(self._names)
+        self._signs = {
+            sign for name in self._names for sign in (name[0], name[-1]) if _is_sign(sign)
+        }
+        self._words = [name for name in self._names if not {name[0], name[-1]} & self._signs]
+
+    def holds(self, text: str) -> bool:
+        """Whether `text` spells a special token."""
+        return self._pattern is not None and self._pattern.search(text) is not None
+
+    def written(self, write: Write, values: Sequence[Json], source: str) -> Passage:
+        """What `write` makes of a conversation whose parts are `values`, by a template of this
+        `source`.
+
+        Raises what `write` and the check raise, and NotSupported where the template refuses a
+        forged token's disguise.
+        """
+        try:
+            return self._written(write, values, source)
+        except RecursionError:
+            raise NotSupported("the conversation is nested too deeply.") from None
+
+    def _written(self, write: Write, values: Sequence[Json], source: str) -> Passage:
+        text = write(_same)
+        self._check(text)
+        strings = [string for value in values for string in _strings(value)]
+        disguise = self._disguise(source)
+        if self._pattern is None or disguise is None or not any(map(disguise.search, strings)):
+            return Passage(text)
+        marks = self._marks([source, text, *strings])
+        try:
+            other = write(
+                lambda value: _mapped(value, lambda string: _disguised(string, disguise, marks))
+            )
+        except NotSupported:
+            if any(map(self.holds, strings)):
+                raise
+            return Passage(text)
+        own, kept = (
+            [(found[0], found.start()) for found in self._pattern.finditer(one)]
+            for one in (text, other)
+        )
+        if len(text) == len(other):
+            forged = own != kept
+        else:
+            forged = [name for name, _ in own] != [name for name, _ in kept] or any(
+                map(self.holds, strings)
+            )
+        return _revealed(other, marks) if forged else Passage(text)
+
+    def _disguise(self, source: str) -> re.Pattern[str] | None:
+        """Finds what is left alone (as group 1), names of letters, and signs. None where nothing
+        can be forged.
+        """
+        tags = [
+            tag
+            for tag in dict.fromkeys(_TAG.findall(source))
+            if not any(tag in name or name in tag for name in self._names)
+        ]
+        spared = names_pattern(tags)
+        found = names_pattern([*self._words, *self._signs])
+        if found is None:
+            return None
+        return (
+            re.compile(f"({spared.pattern})|{found.pattern}")
+            if spared
+            else re.compile(f"(?!)()|{found.pattern}")
+        )
+
+    def _marks(self, used: Sequence[str]) -> dict[str, str]:
+        """For each character that is disguised, one that stands for it."""
+        taken = set().union(*map(set, used))
+        escaped = {
+            found.lower() for text in used for found in re.findall(r"\\u[0-9a-fA-F]{4}", text)
+        }
+        free = (
+            chr(code)
+            for code in _PRIVATE
+            if chr(code) not in taken and f"\\u{code:04x}" not in escaped
+        )
+        signs = sorted(self._signs | {name[0] for name in self._words})
+        marks = dict(zip(signs, free, strict=False))
+        if len(marks) < len(signs):
+            raise NotSupported(
+                "the conversation has every private character that there is. Take some out."
+            )
+        return marks
+
+
+UNGUARDED = SpecialTokenGuard(())
+"""For models without special tokens."""
+
+
+def _is_sign(character: str) -> bool:
+    """Whether names of fields and tools, JSON and what templates trim are free of it."""
+    return not (character.isalnum() or character.isspace() or character in _STRUCTURAL)
+
+
+def _same(value: Json) -> Json:
+    return value
+
+
+def _mapped(value: Json, change: Callable[[str], str]) -> Json:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_mapped(one, change) for one in value]
+    if isinstance(value, dict):
+        return {change(name): _mapped(one, change) for name, one in value.items()}
+    return value
+
+
+def _strings(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _strings(one)
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield name
+            yield from _strings(one)
+
+
+def _disguised(text: str, disguise: re.Pattern[str], marks: dict[str, str]) -> str:
+    return disguise.sub(
+        lambda found: found[0] if found[1] else marks[found[0][0]] + found[0][1:], text
+    )
+
+
+def _revealed(text: str, marks: dict[str, str]) -> Passage:
+    """With the signs in their places again, which are quoted. A mark may have been escaped, as JSON
+    is.
+    """
+    signs = {mark: sign for sign, mark in marks.items()}
+    signs |= {f"\\u{ord(mark):04x}": sign for sign, mark in marks.items()}
+    parts: list[str] = []
+    quoted: list[Span] = []
+    length = last = 0
+    for found in re.finditer("|".join(map(re.escape, signs)), text):
+        parts += [text[last : found.start()], signs[found[0]]]
+        length += found.start() - last + 1
+        begin = quoted.pop()[0] if quoted and quoted[-1][1] == length - 1 else length - 1
+        quoted.append((begin, length))
+        last = found.end()
+    return Passage("".join([*parts, text[last:]]), tuple(quoted))

@@ -1,0 +1,225 @@
+"""A generation's text while it grows: whole characters only, stops found across token borders.
+
+Which stop wins does not depend on how tokens cut the text: the one that is complete first; of those
+complete at the same letter, the one that began earliest. The text ends before it. Held back is
+exactly what could still become a stop (`stops.py` says what that is). Work per token is
+proportional to its own text.
+
+Knows what bytes a token has; knows no calls and no branches.
+"""
+
+from __future__ import annotations
+
+import codecs
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmprog.runtime.text.stops import StopWatch, watch_regex, watch_strings
+from lmprog.runtime.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """What is left of a generation. `text` is all of it, cut before the stop.
+
+    The first `kept` tokens spell the seam, if there is one, and `text`, without the end of both,
+    `rest`, which is to be tokenised anew with what follows. `delta` is what `push` had not yet
+    given out.
+    """
+
+    text: str
+    kept: int
+    rest: str
+    delta: str
+
+
+class TextStream:
+    """The text of one generation. Raises RequestRejected for a stop regex that is none, or that is
+    not supported.
+
+    `may_stop` says whether the text before a stop may be all; where it may not, the stop is text
+    like any other. No stop begins before the end of the first `min_tokens` tokens. `seam` is text
+    that the first tokens spell once more (`healing.py`): it was given out long ago, no stop is
+    looked for in it, and tokens inside it do not count.
+    """
+
+    __slots__ = (
+        "_borders",
+        "_decoder",
+        "_ended",
+        "_given",
+        "_held",
+        "_length",
+        "_may_stop",
+        "_min_tokens",
+        "_seam",
+        "_stop_at",
+        "_tokenizer",
+        "_unread",
+        "_watches",
+        "num_tokens",
+    )
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        stop_regex: tuple[str, ...] = (),
+        may_stop: Callable[[str], bool] | None = None,
+        min_tokens: int = 0,
+        seam: str = "",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._may_stop = may_stop
+        self._min_tokens = min_tokens
+        self._seam = seam
+        self._unread = len(seam.encode())
+        """Bytes of the seam that no token has spelled yet."""
+        self.num_tokens = 0
+        """Tokens so far that reach beyond the seam."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._watches: list[StopWatch] = [watch_regex(pattern) for pattern in stop_regex]
+        if stop:
+            self._watches.append(watch_strings(stop))
+        self._given: list[str] = []
+        self._held = ""
+        self._length = 0
+        """Characters so far, the seam's and those held back too."""
+        self._borders: array[int] = array("q")
+        """Per token: characters up to its end; -1 where it ends inside one."""
+        self._stop_at: tuple[int, str] | None = None
+        """Where a stop begins, and which."""
+        self._ended = False
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string or regex that ended the text; None while it goes on."""
+        return self._stop_at[1] if self._stop_at else None
+
+    def push(self, token: int) -> str:
+        """Takes a token; returns text that is certain now. After a stop it takes nothing and
+        returns nothing.
+        """
+        if self._stop_at is not None:
+            return ""
+        piece = self._tokenizer.token_bytes(token) or b""
+        if not self._unread or len(piece) > self._unread:
+            self.num_tokens += 1
+        self._unread = max(0, self._unread - len(piece))
+        new = self._decoder.decode(piece) if piece else ""
+        start = self._length
+        self._length += len(new)
+        is_whole = not self._decoder.getstate()[0]
+        self._borders.append(self._length if is_whole else -1)
+        if start < len(self._seam):
+            start, new = len(self._seam), new[len(self._seam) - start :]
+        if not self._watches:
+            self._given.append(new)
+            return new
+        return self._release(new, start)
+
+    def _release(self, new: str, start: int) -> str:
+        """Looks for stops in `new`, which begins at character `start`; gives out what cannot belong
+        to one.
+        """
+        begin = self._find(new, start)
+        before = start - len(self._held)
+        self._held += new
+        certain = self._held[: max(0, begin - before)]
+        self._held = self._held[len(certain) :]
+        self._given.append(certain)
+        return certain
+
+    def _find(self, new: str, start: int) -> int:
+        """Where the stop begins that is found, or else where the earliest one may have begun."""
+        if self.num_tokens <= self._min_tokens:
+            for at, char in enumerate(new, start):
+                for watch in self._watches:
+                    watch.skip(char, at)
+            return start + len(new)
+        begin = start
+        for at, char in enumerate(new, start):
+            found: list[tuple[int, str]] = []
+            begin = at + 1
+            for watch in self._watches:
+                stop = watch.take(char, at)
+                if stop is not None and self._counts(stop[0], new, start):
+                    found.append(stop)
+                begin = min(begin, watch.begin)
+            if found:
+                self._stop_at = min(found)
+                return self._stop_at[0]
+        return begin if new else start - len(self._held)
+
+    def _counts(self, cut: int, new: str, start: int) -> bool:
+        """Whether the text may end at character `cut`; `new` begins at character `start`."""
+        if self._may_stop is None:
+            return True
+        return self._may_stop(("".join(self._given) + self._held + new)[: cut - len(self._seam)])
+
+    def finish(self) -> TextEnd:
+        """Ends the text. Characters cut off by the end become U+FFFD; no stop is found in what is
+        left.
+        """
+        if self._stop_at is not None:
+            cut = self._stop_at[0]
+            text = "".join(self._given)
+            kept = next(
+                (
+                    at + 1
+                    for at in reversed(range(len(self._borders)))
+                    if 0 <= self._borders[at] <= cut
+                ),
+                0,
+            )
+            return TextEnd(
+                text, kept, (self._seam + text)[self._borders[kept - 1] if kept else 0 : cut], ""
+            )
+        delta = self._held + self._decoder.decode(b"", final=True)
+        self._held, self._ended = "", True
+        self._given.append(delta)
+        return TextEnd("".join(self._given), len(self._borders), "", delta)
+
+    def span(self, begin: int, end: int) -> tuple[int, int]:
+        """The characters that the tokens `begin .. end` spell; one that they share with others is
+        not theirs.
+        """
+        first, last = self._border(begin) - len(self._seam), self._border(end) - len(self._seam)
+        return max(0, first), max(0, first, last)
+
+    def seam_after(self, count: int) -> str:
+        """What of the seam the first `count` tokens have not spelled."""
+        return self._seam[self._border(count) :]
+
+    @property
+    def num_whole(self) -> int:
+        """Tokens, the seam's too, that are wholly inside the text given out; all where it ended
+        without a stop.
+        """
+        if self._ended:
+            return len(self._borders)
+        certain = self._length - len(self._held) if self._stop_at is None else self._stop_at[0]
+        return next(
+            (
+                at + 1
+                for at in reversed(range(len(self._borders)))
+                if 0 <= self._borders[at] <= certain
+            ),
+            0,
+        )
+
+    def _border(self, count: int) -> int:
+        """Whole characters of the first `count` tokens."""
+        borders = self._borders[:count]
+        return next((border for border in reversed(borders) if border >= 0), 0)
+
+    def copy(self) -> TextStream:
+        """A stream that has read the same tokens, and goes its own way."""
+        other = TextStream(self._tokenizer, (), (), self._may_stop, self._min_tokens, self._seam)
+        other._unread, other.num_tokens = self._unread, self.num_tokens
+        other._decoder.setstate(self._decoder.getstate())
+        other._watches = [watch.copy() for watch in self._watches]
+        other._given, other._held, other._length = self._given[:], self._held, self._length
+        other._borders, other._stop_at = self._borders[:], self._stop_at
+        return other

@@ -1,0 +1,101 @@
+"""Text to tokens and back for those who ask by themselves, and how long a text may be before it is
+tokenised at all.
+
+Tokenising costs time in proportion to a text, and the runtime is one thread: a text that cannot fit
+is refused after its beginning, not after all of it. Knows the tokenizer and two numbers of the
+model; knows no branches and no calls.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+
+from lmprog import wire
+from lmprog.errors import ContextOverflow, InvalidParameter
+from lmprog.runtime.text.special_tokens import SpecialTokenGuard
+from lmprog.runtime.text.tokenizer import Tokenizer
+
+_CHARS_PER_TOKEN = 4
+"""Usual length of a token in English; the beginning that is tried has as many characters as the
+context of these.
+"""
+_LEAST_PROBE = 16_384  # characters that are tokenised without a second thought
+_SLACK = (
+    16  # tokens by which a cut text may have more than the same text going on: merges over the cut
+)
+
+
+class TextService:
+    """Tokenises within limits. `vocab_size` is the model's, `longest` the most tokens of one
+    sequence.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, longest: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._longest = longest
+        self._probe = max(_LEAST_PROBE, _CHARS_PER_TOKEN * longest)
+
+    @cached_property
+    def guard(self) -> SpecialTokenGuard:
+        """Knows the special tokens by name. Made when it is asked for first."""
+        tokenizer = self._tokenizer
+        special = (
+            token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) is None
+        )
+        return SpecialTokenGuard(
+            map(tokenizer.token_text, [*special, *tokenizer.eos_ids]), self.check_length
+        )
+
+    def check_length(self, text: str, what: str = "the text") -> None:
+        """Raises `ContextOverflow` for a text of more tokens than fit, having tokenised little more
+        than what fits.
+        """
+        size = self._probe
+        while size < len(text):
+            count = len(self._tokenizer.encode(text[:size]))
+            if count > self._longest + _SLACK:
+                raise ContextOverflow(
+                    f"{what} is {len(text):,} characters long, and already its first {size:,} are {count:,} tokens, "
+                    f"more than the {self._longest:,} that fit. Shorten it.",
+                    prompt=count,
+                    max_tokens=None,
+                    limit=self._longest,
+                )
+            size *= 4
+
+    def check_ids(self, ids: Sequence[int], name: str) -> None:
+        """Raises `InvalidParameter` for the first id that the model does not have."""
+        size = self._vocab_size
+        if ids and max(ids) >= size:
+            wrong = next(token for token in ids if token >= size)
+            raise InvalidParameter(
+                f"{name} names token {wrong}, and the model's tokens go from 0 to {size - 1:,}.",
+                name=name,
+                value=wrong,
+                allowed=f"0..{size - 1}",
+            )
+
+    def given(self, tokens: wire.TokensPiece) -> tuple[array[int], str]:
+        """Tokens that a client gives instead of text: as they are, and their text."""
+        self.check_ids(tokens.ids, "input_ids")
+        return array("i", tokens.ids), self._tokenizer.decode(tokens.ids)
+
+    def encode(self, op: wire.Encode) -> wire.TokensAre:
+        """The tokens that a branch with this text alone would have (without its prefix, where `op`
+        says so).
+        """
+        self.check_length(op.text)
+        tokens = self._tokenizer.encode(op.text)
+        prefix = self._tokenizer.prefix
+        if op.prefix and tuple(tokens[: len(prefix)]) != prefix:
+            tokens = [*prefix, *tokens]
+        return wire.TokensAre(op.call, tuple(tokens))
+
+    def decode(self, op: wire.Decode) -> wire.TextIs:
+        self.check_ids(op.tokens, "tokens")
+        return wire.TextIs(
+            op.call, self._tokenizer.decode(op.tokens, skip_special=not op.special), len(op.tokens)
+        )

@@ -1,0 +1,186 @@
+"""Who may do what: keys as digests, the three kinds of doors, and the guard before all routes.
+
+A key is given as `Authorization: Bearer KEY`, as the password of `Authorization: Basic` (so that a
+browser can ask for it), or as `x-api-key`. Digests are compared in constant time. Knows headers and
+routes; knows no requests' contents.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import hashlib
+import ipaddress
+import re
+import secrets
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lmprog.server.http.http_errors import Problem, response_of
+from lmprog.server.options.server_settings import ServerSettings
+
+
+class Access(enum.IntEnum):
+    """What a caller has shown; more opens more."""
+
+    NOTHING = 0
+    USER = 1
+    ADMIN = 2
+
+
+class OpenRoute(Route):
+    """A route that needs no key: `/health`, `/ready`, and the files of the page, which are the same
+    for everybody.
+    """
+
+
+class AdminRoute(Route):
+    """A route that needs the admin key."""
+
+
+class Keyring:
+    """The keys of a server, as sha256 digests."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._users = [_digest(key) for key in settings.api_keys]
+        self._admin = None if settings.admin_key is None else _digest(settings.admin_key)
+        self.is_open = not self._users and self._admin is None
+        """No keys at all: everybody may do everything."""
+        self.hosts = frozenset(
+            name.lower() for name in (*settings.allowed_hosts, settings.host, "localhost")
+        )
+        """Names that a browser may call a server by that is open."""
+        self.has_admin = self.is_open or self._admin is not None
+
+    def access(self, key: str | None) -> Access:
+        """What `key` opens. All keys are compared, whichever fits."""
+        if self.is_open:
+            return Access.ADMIN
+        digest = _digest(key or "")
+        is_user = [secrets.compare_digest(digest, one) for one in self._users]
+        is_admin = self._admin is not None and secrets.compare_digest(digest, self._admin)
+        if key is None:
+            return Access.NOTHING
+        if is_admin:
+            return Access.ADMIN
+        return Access.USER if any(is_user) else Access.NOTHING
+
+
+class AuthMiddleware:
+    """Middleware: lets a request through to the routes, or answers 401 or 403.
+
+    Leaves in the request's state `access`, and `caller`: a digest that names its key, "" where
+    there is none.
+    """
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._open = [route for route in routes if isinstance(route, OpenRoute)]
+        self._admin = [route for route in routes if isinstance(route, AdminRoute)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        key, by_browser = given_key(headers)
+        access = self._keyring.access(key)
+        state = scope.setdefault("state", {})
+        state["access"] = access
+        state["caller"] = (
+            hashlib.sha256(b"caller:" + key.encode()).hexdigest() if key and access else ""
+        )
+        problem = self._problem(scope, access)
+        if problem is None and (by_browser or self._keyring.is_open):
+            problem = self._foreign(scope, headers)
+        if problem is not None:
+            await response_of(problem)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _problem(self, scope: Scope, access: Access) -> Problem | None:
+        if _meets(self._open, scope):
+            return None
+        if access is Access.NOTHING:
+            # A browser shows its own dialogue for Basic; other clients read Bearer.
+            asks = 'Bearer, Basic realm="lmprog, any user name, the key as password"'
+            return Problem(
+                401,
+                "This server needs an API key: send the header 'Authorization: Bearer KEY' with a key that it knows.",
+                code="invalid_api_key",
+                headers={"www-authenticate": asks},
+            )
+        if access < Access.ADMIN and _meets(self._admin, scope):
+            fix = (
+                "send the admin key"
+                if self._keyring.has_admin
+                else "start the server with --admin-key, and send that"
+            )
+            return Problem(
+                403, f"{scope['path']} is for the administrator: {fix}.", code="admin_key_required"
+            )
+        return None
+
+    def _foreign(self, scope: Scope, headers: Headers) -> Problem | None:
+        """What a browser lets other sites' pages do in its user's name: where it keeps the key, or
+        none is needed.
+
+        Only a browser sends these headers, so nobody else is asked for anything.
+        """
+        site = headers.get("sec-fetch-site")
+        acts = scope["method"] not in ("GET", "HEAD") or _meets(
+            self._admin, scope
+        )  # a picture's address is a GET
+        if acts and site not in (None, "same-origin", "none"):
+            return Problem(
+                403, "A page of another site may not use this server.", code="foreign_site"
+            )
+        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        is_browser = site is not None or "origin" in headers
+        if (
+            self._keyring.is_open
+            and is_browser
+            and not (_is_address(host) or host in self._keyring.hosts)
+        ):
+            return Problem(
+                403,
+                f"A browser reached this server as {host[:100]!r}, which may be a name that another site made up, and "
+                "the server needs no key; open it as 127.0.0.1, or start it with --allowed-hosts or a key.",
+                code="foreign_host",
+            )
+        return None
+
+
+def given_key(headers: Headers) -> tuple[str | None, bool]:
+    """The key that a request brings, and whether a browser may have added it by itself."""
+    scheme, _, rest = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and rest:
+        return rest.strip(), False
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest, validate=True).decode().partition(":")[2], True
+        except (binascii.Error, UnicodeDecodeError):
+            return None, True
+    return headers.get("x-api-key"), False
+
+
+def _meets(routes: Sequence[BaseRoute], scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is not Match.NONE for route in routes)
+
+
+def _is_address(host: str) -> bool:
+    """No name: what nobody can make up a leading to."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,339 @@
+"""Request bodies: read within limits, parsed as strict JSON, made into msgspec structs with words
+for what is wrong.
+
+Strict: no NaN or Infinity, no number beyond a float's range, no key twice, no absurd nesting,
+nothing but UTF-8 JSON. `fields(Struct)` of a body that the struct does not have are reported, not
+refused (unless the server is strict).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from lmprog.server.http.http_errors import ClientGone, HttpError, Problem, refused
+from lmprog.server.http.limits import LIMITS, Limit
+from lmprog.server.options.server_settings import ServerSettings
+
+log = logging.getLogger("lmprog.server")
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+SMALL = 64 * 1024
+"""Bodies up to this many bytes are parsed on the event loop, larger ones in a thread."""
+_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_SHOWN = 60
+_TYPES = {
+    str: "str",
+    bool: "bool",
+    type(None): "null",
+    int: "int",
+    float: "float",
+    dict: "object",
+    list: "array",
+}
+"""What msgspec calls them."""
+_logged: set[str] = set()
+"""Unknown fields that the log has already. At most `_MOST_LOGGED`: clients choose these names."""
+_MOST_LOGGED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody(Generic[Body]):
+    """A body that was understood. `warnings` are for the header of that name."""
+
+    body: Body
+    warnings: tuple[str, ...] = ()
+
+
+async def read_body(
+    request: Request, kind: type[Body], settings: ServerSettings, silent: Iterable[str] = ()
+) -> RequestBody[Body]:
+    """The request's body as a `kind`. Fields in `silent` have no effect, as is known. Raises
+    HttpError, ClientGone.
+    """
+    raw = await raw_body(request, settings)
+    if len(raw) <= SMALL:
+        return parse(raw, kind, settings.strict_api, silent)
+    return await asyncio.to_thread(parse, raw, kind, settings.strict_api, silent)
+
+
+async def raw_body(request: Request, settings: ServerSettings) -> bytes:
+    """All bytes, within size and time."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise refused(
+            f"The content-type is {kind[:_SHOWN]!r}; send JSON with the header 'content-type: application/json'.",
+            code="unsupported_media_type",
+            status=415,
+        )
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise refused(
+            f"The content-encoding is {coding[:_SHOWN]!r}; send the body as it is, without compression.",
+            code="unsupported_media_type",
+            status=415,
+        )
+    limit = settings.max_body_bytes
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise refused(
+            f"The body did not come within {settings.body_timeout:g} seconds.",
+            code="body_timeout",
+            status=408,
+        ) from None
+
+
+def parse(
+    raw: bytes, kind: type[Body], strict: bool = False, silent: Iterable[str] = ()
+) -> RequestBody[Body]:
+    """JSON bytes as a `kind`."""
+    value = parse_json(raw)
+    if not isinstance(value, dict):
+        raise refused(f"The body is {_kind(value)}; it must be a JSON object.", code="invalid_json")
+    try:
+        body = msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error), value) from None
+    known = set(kind.__struct_encode_fields__).union(silent)
+    unknown = [name for name in value if name not in known] + _inner_unknown(value, body)
+    if unknown and strict:
+        raise refused(
+            f"Unknown field {unknown[0][:_SHOWN]!r}; this server was started with --strict-api.",
+            unknown[0][:_SHOWN],
+        )
+    return RequestBody(body, tuple(_unknown(name) for name in unknown[:8]))
+
+
+def _inner_unknown(value: Mapping[str, Any], body: msgspec.Struct) -> list[str]:
+    """Fields that nobody reads in the objects of a body, one level deep:
+    `sampling_params.max_tokens`, say.
+    """
+    return [
+        f"{name}.{inner}"
+        for name, given in value.items()
+        if isinstance(given, dict) and isinstance(made := getattr(body, name, None), msgspec.Struct)
+        for inner in given
+        if inner not in made.__struct_encode_fields__
+    ]
+
+
+def parse_json(raw: bytes) -> Any:
+    """Strict JSON. Raises HttpError for anything that another parser might read differently."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise refused(f"The body is no UTF-8 (byte {error.start}).", code="invalid_json") from None
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_integer,
+        )
+    except json.JSONDecodeError as error:
+        raise refused(
+            f"The body is no JSON: {error.msg} at character {error.pos}.", code="invalid_json"
+        ) from None
+    except RecursionError:
+        raise _too_deep() from None
+    if _depth(value) > LIMITS["nesting"].maximum:
+        raise _too_deep()
+    if _HALF.search(text):
+        _check_characters(value)
+    return value
+
+
+def _check_characters(value: Any) -> None:
+    """JSON can spell half a surrogate pair, which is no character and cannot be sent on."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise refused(
+            f"A text has {half}, which is half of a character.", code="invalid_json"
+        ) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise refused(
+            f"The key {twice[:_SHOWN]!r} stands twice in one object.",
+            twice[:_SHOWN],
+            "invalid_json",
+        )
+    return made
+
+
+def _no_constant(name: str) -> None:
+    raise refused(f"{name} is no JSON; numbers must be finite.", code="invalid_json")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise refused(f"The number {text[:_SHOWN]} is too large.", code="invalid_json")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > 40:  # no field takes more, and converting thousands of digits takes long
+        raise refused(
+            f"The number {text[:20]}... of {len(text):,} digits is too large.", code="invalid_json"
+        )
+    return int(text)
+
+
+def _depth(value: Any) -> int:
+    """Levels of arrays and objects, counted no further than one beyond what is allowed."""
+    level, depth = [value], 0
+    while level and depth <= LIMITS["nesting"].maximum:
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        depth += 1
+    return depth
+
+
+def _wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
+    """msgspec's complaint as a sentence: which field, what was sent, what is allowed."""
+    found = _AT.search(said)
+    what = said[: found.start()] if found else said
+    path = _spelled(found["path"] if found else "", what, value)
+    sent = _find(value, path)
+    limit = _limit_of(path)
+    if limit is not None and (" >= " in what or " <= " in what or "length" in what):
+        if "length" in what and isinstance(sent, str | list | dict):
+            message = f"{path} has {len(sent):,} {limit.unit}; it may have {limit.words()}."
+        else:
+            message = f"{path} is {_show(sent)}; it must be {limit.words()}."
+    elif what.startswith("Object missing required field"):
+        name = what.rpartition("`")[0].rpartition("`")[2]
+        path = f"{path}.{name}" if path else name
+        message = f"{path} is missing."
+    elif what.startswith("Object contains unknown field"):
+        name = what.rpartition("`")[0].rpartition("`")[2]
+        path = f"{path}.{name}" if path else name
+        message = f"{path[:_SHOWN]} is no field that there is."
+    elif what.startswith("Invalid"):
+        message = (
+            f"{path} is {_show(sent)}, which is none of its values; docs/server.md lists them."
+        )
+    else:
+        expected = (
+            what.partition(", got")[0]
+            .removeprefix("Expected ")
+            .replace("`", "")
+            .replace(" | ", " or ")
+        )
+        message = f"{path or 'The body'} is {_show(sent)}; expected {expected}."
+    return refused(message, path or None, "invalid_value")
+
+
+def _limit_of(path: str) -> Limit | None:
+    """`stop[3]` has the limits of `stop[]`; `a.b` those of `b`."""
+    last = re.sub(r"\[[^\]]*\]", "[]", path).rpartition(".")[2]
+    return LIMITS.get(last) or LIMITS.get(last.replace("[]", ""))
+
+
+def _spelled(path: str, what: str, value: Any) -> str:
+    """The path with the key of the object's value that is wrong, where msgspec says `[...]` for
+    it.
+    """
+    before, dots, after = path.partition("[...]")
+    inside = _find(value, before)
+    if not dots or not isinstance(inside, dict):
+        return path
+    limit = _limit_of(f"{before}[]")
+    for key, one in inside.items():
+        is_number = isinstance(one, int | float) and not isinstance(one, bool)
+        beyond = is_number and limit is not None and not limit.minimum <= one <= limit.maximum
+        if beyond or what.endswith(f"got `{_TYPES.get(type(one))}`"):
+            return f"{before}[{key[:_SHOWN]}]{after}"
+    return path
+
+
+def _find(value: Any, path: str) -> Any:
+    """What stands at msgspec's path; itself where the path says no key (`[...]`)."""
+    for key in re.findall(r"[^.\[\]]+", path):
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return value
+    return value
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return _kind(value)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"an array of {len(value):,}"
+    return {str: "a text", bool: "a truth value", type(None): "null"}.get(type(value), "a number")
+
+
+def _unknown(name: str) -> str:
+    shown = name[:_SHOWN].encode("ascii", "backslashreplace").decode()
+    if shown not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add(shown)
+        log.warning("a request has the unknown field %r, which is ignored", shown)
+    return f"unknown field {shown!r} is ignored"
+
+
+def _too_large(limit: int) -> HttpError:
+    return HttpError(
+        Problem(
+            413,
+            f"The body is larger than {limit:,} bytes; send less at once.",
+            code="body_too_large",
+            headers={"connection": "close"},
+        )
+    )
+
+
+def _too_deep() -> HttpError:
+    return refused(
+        f"The body is nested deeper than {LIMITS['nesting'].maximum:g} levels; flatten it.",
+        code="invalid_json",
+    )

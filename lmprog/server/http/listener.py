@@ -1,0 +1,108 @@
+"""A connection to the server: uvicorn's h11 protocol, whose refusals speak OpenAI's form and who
+waits for nobody.
+
+Adds to uvicorn: the transport for `sse.cut_off`, a short way for the parts of streams, a time
+within which the headers must be there, and a body for the answer to what is no HTTP. Knows
+uvicorn's protocol class; knows no application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from lmprog.server.http.http_errors import Problem
+
+
+class HttpConnection(H11Protocol):
+    """One client's connection."""
+
+    header_seconds: ClassVar[float] = 60.0
+    """Within which the headers of a request must be there, from its first byte or the connection's
+    beginning.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, dict(app_state), _loop)
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state["transport"] = transport
+        self.app_state["write_part"] = self.write_part
+        self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._be_patient()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._is_between:
+            self._be_patient()
+        elif (
+            self._patience is None
+        ):  # uvicorn's own timer between requests ends with the first byte of the next
+            self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
+
+    async def write_part(self, part: bytes) -> None:
+        """Writes a part of a chunked body past ASGI's layers and h11: a fifth of what a stream
+        cost.
+
+        Only between the response's start and its end, and only in HTTP/1.1. h11 keeps no account of
+        chunks, so its state stays right.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if part and not self.transport.is_closing():  # an empty chunk would be the end
+            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    def send_400_response(self, msg: str) -> None:
+        """What could not be read as HTTP/1.1: too large headers, a broken request line."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            limit = self.config.h11_max_incomplete_event_size or 0
+            message = f"This is no HTTP/1.1 request, or its headers have more than {limit:,} bytes."
+            body = Problem(400, message, code="bad_request").body()
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+            ]
+            self._say(
+                h11.Response(
+                    status_code=400, headers=[*headers, (b"connection", b"close")], reason=b""
+                )
+            )
+            self._say(h11.Data(data=body))
+            self._say(h11.EndOfMessage())
+        self.transport.close()
+
+    def _say(self, said: h11.Event) -> None:
+        output = self.conn.send(said)
+        if output:
+            self.transport.write(output)
+
+    @property
+    def _is_between(self) -> bool:
+        """No request has come yet, or the last one is answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _be_patient(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _lose_patience(self) -> None:
+        self._patience = None
+        if self._is_between:
+            self.transport.abort()

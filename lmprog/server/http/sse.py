@@ -1,0 +1,221 @@
+"""Server-sent events: chunks to bytes, silence to comments, failures to a last event, slow readers
+to nobody's harm.
+
+`EventStream` writes what an async generator of bytes gives. While it writes, it watches for the
+client's leaving; then, or when a write has not moved for `write_stall` seconds, the generator is
+closed, and with it what it holds. `until_gone` does the same for an answer that is not streamed.
+Knows HTTP's ends; knows no formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import anyio
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from lmprog.errors import LmprogError
+from lmprog.server.http.http_errors import ClientGone, HttpError, Problem, problem_of
+from lmprog.server.options.server_settings import ServerSettings
+
+log = logging.getLogger("lmprog.server")
+
+T = TypeVar("T")
+
+KEEP_ALIVE = b": keep-alive\n\n"
+END = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+def event(value: object, name: str | None = None) -> bytes:
+    """One event with JSON data."""
+    data = b"data: " + _encoder.encode(value) + b"\n\n"
+    return data if name is None else b"event: " + name.encode() + b"\n" + data
+
+
+async def until_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`. Raises `ClientGone`, with `work` cancelled, when the client leaves
+    first.
+
+    The body must have been read: what comes after it can only be the client's leaving.
+    """
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for one in (task, leaving):
+            one.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+class EventStream(Response):
+    """A response of events. Made by `begin`, so that an error before the first event is an answer
+    with its status.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        settings: ServerSettings,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        )
+        del self.headers["content-length"]
+        self._events = events
+        self._settings = settings
+        self._first: asyncio.Task[bytes] | None = None
+        self._names: Mapping[str, str] | None = None
+        """See `problem_of`."""
+        self._wrote = 0.0
+        self._writing = False
+
+    @classmethod
+    async def begin(
+        cls,
+        request: Request,
+        events: AsyncGenerator[bytes, None],
+        settings: ServerSettings,
+        headers: Mapping[str, str] | None = None,
+    ) -> EventStream:
+        """Waits for the first event, or `first_reply_wait`. Raises what `events` raises until then,
+        or ClientGone.
+        """
+        made = cls(events, settings, headers or {})
+        made._names = getattr(request.state, "names", None)
+        made._first = asyncio.create_task(_first_of(events))
+        try:
+            await until_gone(
+                request, asyncio.wait({made._first}, timeout=settings.first_reply_wait)
+            )
+            if made._first.done():
+                made._first.result()
+        except BaseException:
+            await made._drop()
+            raise
+        return made
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._wrote = loop.time()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch_client, receive, tasks)
+                tasks.start_soon(self._watch_silence, scope, send, tasks)
+                await self._say(
+                    send,
+                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers},
+                )
+                write = _writer(scope, send)
+                async for part in self._guarded():
+                    self._writing = True
+                    await write(part)
+                    self._writing = False
+                    self._wrote = loop.time()
+                await self._say(send, _body(b"", more=False))
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._drop()
+
+    async def _guarded(self) -> AsyncGenerator[bytes, None]:
+        """The events; what goes wrong becomes the last one."""
+        try:
+            if self._first is not None:
+                first = await self._first
+                if first:
+                    yield first
+            async for part in self._events:
+                yield part
+        except LmprogError as error:
+            yield _last(problem_of(error, self._names))
+        except HttpError as error:
+            yield _last(error.problem)
+        except ClientGone:
+            return
+        except Exception:  # the border: the client hears of it, the log has the rest
+            log.exception("a stream failed")
+            yield _last(Problem(500, "The server failed while it answered; its log says more."))
+
+    async def _say(self, send: Send, message: Message) -> None:
+        self._writing = True
+        await send(message)
+        self._writing = False
+        self._wrote = asyncio.get_running_loop().time()
+
+    async def _watch_client(self, receive: Receive, tasks: anyio.abc.TaskGroup) -> None:
+        await _gone(receive)
+        tasks.cancel_scope.cancel()
+
+    async def _watch_silence(self, scope: Scope, send: Send, tasks: anyio.abc.TaskGroup) -> None:
+        """Comments where there is nothing to say; an end where nobody listens."""
+        settings, loop = self._settings, asyncio.get_running_loop()
+        while True:
+            patience = settings.write_stall if self._writing else settings.keep_alive
+            left = self._wrote + patience - loop.time()
+            if left > 0:
+                await asyncio.sleep(min(left, settings.keep_alive, settings.write_stall))
+            elif self._writing:
+                log.warning(
+                    "a client read nothing for %g s; its stream is closed", settings.write_stall
+                )
+                cut_off(scope)
+                tasks.cancel_scope.cancel()
+                return
+            else:
+                await self._say(send, _body(KEEP_ALIVE))
+
+    async def _drop(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
+        await self._events.aclose()
+
+
+def cut_off(scope: Scope) -> None:
+    """Ends the connection without waiting for its buffers, where the server gave us the
+    transport.
+    """
+    transport = scope.get("state", {}).get("transport")
+    if transport is not None:
+        transport.abort()
+
+
+def _writer(scope: Scope, send: Send) -> Callable[[bytes], Awaitable[None]]:
+    """How parts are written: by our listener's short way where the response is chunked, else as
+    ASGI says.
+    """
+    short: Callable[[bytes], Awaitable[None]] | None = scope.get("state", {}).get("write_part")
+    if short is not None and scope.get("http_version") == "1.1":
+        return short
+    return lambda part: send(_body(part))
+
+
+def _body(part: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": part, "more_body": more}
+
+
+async def _first_of(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events, b"")
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _last(problem: Problem) -> bytes:
+    return b"data: " + problem.body() + b"\n\n"

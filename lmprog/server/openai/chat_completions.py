@@ -1,0 +1,277 @@
+"""`/v1/chat/completions`: messages in; a message, or a stream of its parts, out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lmprog import wire
+from lmprog.server.gateway import Gateway
+from lmprog.server.http.bodies import read_body
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.limits import within
+from lmprog.server.http.sse import END, EventStream, event, until_gone
+from lmprog.server.openai import answers
+from lmprog.server.openai.messages import ChatMessage, pieces_of
+from lmprog.server.openai.output_constraint import confined
+from lmprog.server.openai.running_request import (
+    RequestPrompt,
+    RunningAnswers,
+    answering,
+    running,
+    warned,
+)
+from lmprog.server.openai.shared_fields import SILENT, GenerationFields, sampling_of
+from lmprog.server.openai.tools import (
+    NamedTool,
+    ParsedCall,
+    Tool,
+    Toolbox,
+    ToolCallReader,
+    call_id,
+    toolbox,
+)
+
+
+class ChatBody(GenerationFields, kw_only=True):
+    messages: Annotated[list[ChatMessage], within("messages")]
+    max_completion_tokens: Annotated[int, within("max_completion_tokens")] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, within("top_logprobs")] | None = None
+    tools: Annotated[list[Tool], within("tools")] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletions:
+    """A chat that was understood."""
+
+    prompt: RequestPrompt
+    box: Toolbox
+    head: RunningAnswers
+    wants_usage: bool
+    warnings: tuple[str, ...]
+    names: dict[str, str]
+    """The request's names for what the runtime may complain of."""
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    async def create(request: Request) -> Response:
+        read = await read_body(request, ChatBody, gateway.settings, SILENT)
+        body = read.body
+        chat = understood(gateway, body, read.warnings)
+        request.state.names = chat.names
+        headers = warned(chat.warnings)
+        if body.stream:
+            events = _events(gateway, request, chat, body.cache_salt)
+            return await EventStream.begin(request, events, gateway.settings, headers)
+        with running(gateway, request, [chat.prompt], False, body.cache_salt) as run:
+            (done,) = await until_gone(request, run.dones())
+        return Response(
+            answers.encoded(_whole(chat, done)), headers=headers, media_type="application/json"
+        )
+
+    return [Route("/v1/chat/completions", create, methods=["POST"])]
+
+
+def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ()) -> ChatCompletions:
+    """What a body asks for, as ops. Raises HttpError."""
+    head = answering(gateway, body.model, "chatcmpl")
+    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, old) is not None:
+            raise refused(f"{old} is out of date; use {new}.", old, "not_supported")
+    if body.audio is not None or body.modalities not in (None, ["text"]):
+        name = "audio" if body.audio is not None else "modalities"
+        raise refused(
+            f"{name} asks for more than text, and this server writes text only.",
+            name,
+            "not_supported",
+        )
+    box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
+    made = confined(body)
+    if made.constraint is not None and box.constraint is not None:
+        raise refused(
+            f"{made.field} confines the text, and so does tool_choice; give one of them.",
+            "tool_choice",
+            "conflict",
+        )
+    if made.constraint is not None and box.choice == "auto":
+        box = Toolbox()  # a confined text cannot be a call: the tools are not even told
+    prompt = RequestPrompt(
+        pieces=pieces_of(body.messages, box, bool(body.continue_final_message)),
+        sampling=_sampling(body, box, gateway.suggested),
+        constraint=made.constraint or box.constraint,
+        priority=body.priority or 0,
+    )
+    names = {"prompt": "messages", "constraint": made.field or "tools", "choices": "messages"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return ChatCompletions(prompt, box, head, body.wants_usage, (*warnings, *made.warnings), names)
+
+
+def _sampling(
+    body: ChatBody, box: Toolbox, suggested: wire.SuggestedSampling
+) -> wire.SamplingParams:
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if most == 0:
+        raise refused("max_tokens is 0; it must be at least 1.", "max_tokens", "invalid_value")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise refused("top_logprobs needs logprobs=true.", "top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    made = sampling_of(body, max_tokens=most, n=body.n or 1, logprobs=logprobs, suggested=suggested)
+    return msgspec.structs.replace(made, stop=(*made.stop, *box.stop)[:16])
+
+
+def _whole(chat: ChatCompletions, done: wire.CallDone) -> answers.ChatCompletion:
+    choices = [_choice(chat, index, output) for index, output in enumerate(done.outputs)]
+    head = chat.head
+    return answers.ChatCompletion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=choices,
+        usage=answers.usage_of([done]),
+        system_fingerprint=head.system_fingerprint,
+    )
+
+
+def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.ChatChoice:
+    content, calls = chat.box.read(output.text)
+    logprobs = (
+        None if chat.prompt.sampling.logprobs is None else answers.chat_logprobs(output.logprobs)
+    )
+    if not calls:
+        message = answers.AnswerMessage("assistant", content)
+        reason = answers.stop_reason_of(output, chat.prompt.sampling)
+        return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason)
+    made = [
+        answers.ToolCall(answers.Function(call.arguments, call.name), call_id(), "function")
+        for call in calls
+    ]
+    message = answers.AnswerMessage("assistant", content or None, None, made)
+    finish = answers.finish_of(output)
+    return answers.ChatChoice(
+        index, message, "tool_calls" if finish == "stop" else finish, logprobs
+    )
+
+
+async def _events(
+    gateway: Gateway, request: Request, chat: ChatCompletions, cache_salt: str | None
+) -> AsyncGenerator[bytes, None]:
+    """The stream: roles, contents and calls as they come, ends, usage."""
+    count = chat.prompt.sampling.n
+    streams = [_ChoiceStream(chat, index) for index in range(count)]
+    with running(gateway, request, [chat.prompt], True, cache_salt) as run:
+        begun = False
+        async for piece in run.pieces():
+            if not begun:
+                begun = True
+                yield b"".join(_chunk(chat, [stream.opening()]) for stream in streams)
+            if piece.done is None:
+                choices = streams[piece.index].add(piece.text, piece.logprobs)
+                if choices:
+                    yield _chunk(chat, choices)
+                continue
+            for stream, output in zip(streams, piece.done.outputs, strict=True):
+                yield b"".join(_chunk(chat, [choice]) for choice in stream.end(output))
+            if chat.wants_usage:
+                yield _chunk(chat, [], answers.usage_of([piece.done]))
+            yield END
+
+
+def _chunk(
+    chat: ChatCompletions,
+    choices: Sequence[answers.ChunkChoice],
+    usage: answers.UsageBody | None = None,
+) -> bytes:
+    """Where usage was asked for, every chunk has the field, and the last one its value."""
+    head = chat.head
+    return event(
+        answers.Chunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            system_fingerprint=head.system_fingerprint,
+            usage=usage if chat.wants_usage else msgspec.UNSET,
+        )
+    )
+
+
+class _ChoiceStream:
+    """One choice of a stream: which parts of its text are content, and which are calls."""
+
+    def __init__(self, chat: ChatCompletions, index: int) -> None:
+        self._index = index
+        self._reader = ToolCallReader(chat.box)
+        self._sampling = chat.prompt.sampling
+        self._num_calls = 0
+        self._named = chat.box.tools[0].name if chat.box.choice == "named" else None
+        """The one function that is called: all text is its arguments, which go out as they come."""
+
+    def opening(self) -> answers.ChunkChoice:
+        return answers.ChunkChoice(self._index, answers.ChatDelta(role="assistant", content=""))
+
+    def add(
+        self, text: str, logprobs: Sequence[wire.TokenLogprob] = ()
+    ) -> list[answers.ChunkChoice]:
+        """More text has come, and the log-probabilities of the tokens that are whole now."""
+        if self._named is None:
+            choices = [self._part(part) for part in self._reader.feed(text)]
+        else:
+            choices = [self._arguments(text)] if text else []
+        if logprobs:
+            last = (
+                choices.pop()
+                if choices
+                else answers.ChunkChoice(self._index, answers.ChatDelta(content=""))
+            )
+            choices.append(msgspec.structs.replace(last, logprobs=answers.chat_logprobs(logprobs)))
+        return choices
+
+    def end(self, output: wire.Output) -> list[answers.ChunkChoice]:
+        """Nothing more will come: what was held back, and the reason."""
+        parts = self._reader.finish() if self._named is None else []
+        choices = [self._part(part) for part in parts]
+        finish = answers.finish_of(output)
+        reason = "tool_calls" if self._num_calls and finish == "stop" else finish
+        stop_reason = None if self._num_calls else answers.stop_reason_of(output, self._sampling)
+        return [
+            *choices,
+            answers.ChunkChoice(self._index, answers.ChatDelta(), reason, None, stop_reason),
+        ]
+
+    def _arguments(self, text: str) -> answers.ChunkChoice:
+        """More of the named function's arguments; the first part says whose they are."""
+        if self._num_calls:
+            call = answers.ToolCall(answers.Function(text), index=0)
+        else:
+            call = answers.ToolCall(
+                answers.Function(text, self._named or ""), call_id(), "function", index=0
+            )
+        self._num_calls = 1
+        return answers.ChunkChoice(self._index, answers.ChatDelta(tool_calls=[call]))
+
+    def _part(self, part: str | ParsedCall) -> answers.ChunkChoice:
+        if isinstance(part, str):
+            return answers.ChunkChoice(self._index, answers.ChatDelta(content=part))
+        call = answers.ToolCall(
+            answers.Function(part.arguments, part.name),
+            call_id(),
+            "function",
+            index=self._num_calls,
+        )
+        self._num_calls += 1
+        return answers.ChunkChoice(self._index, answers.ChatDelta(tool_calls=[call]))

@@ -1,0 +1,131 @@
+"""What a text is confined to, in any of the ways that OpenAI, SGLang and vLLM have to say it: one
+wire.Constraint.
+
+Knows the fields of a request and their ranges; whether a pattern or schema can be enforced is the
+runtime's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lmprog import wire
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.limits import LIMITS
+from lmprog.server.openai.shared_fields import GenerationFields, ResponseFormat, StructuredOutputs
+
+OBJECT = wire.JsonSchema('{"type":"object"}')
+"""`json_object`: any object."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConstraint:
+    """At most one constraint, the field that it came from, and what should be told about old
+    spellings.
+    """
+
+    constraint: wire.Constraint | None = None
+    field: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def confined(asked: GenerationFields) -> OutputConstraint:
+    """Raises HttpError where two fields confine the text, or where one makes no sense."""
+    found = list(_all(asked))
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        raise refused(
+            f"{names} both confine the text; give one of them.", found[1][0], "conflicting_fields"
+        )
+    warnings = tuple(
+        f"{name} is the old spelling of structured_outputs.{name.removeprefix('guided_')}"
+        for name, _ in found
+        if name.startswith("guided_")
+    )
+    field, constraint = found[0] if found else (None, None)
+    return OutputConstraint(constraint, field, warnings)
+
+
+def _all(asked: GenerationFields) -> Iterator[tuple[str, wire.Constraint]]:
+    if asked.response_format is not None:
+        yield from _format(asked.response_format)
+    if asked.structured_outputs is not None:
+        yield from _structured(asked.structured_outputs)
+    for name in ("regex", "guided_regex"):
+        pattern = getattr(asked, name)
+        if pattern is not None:
+            yield name, wire.Regex(pattern)
+    for name in ("ebnf", "guided_grammar"):
+        grammar = getattr(asked, name)
+        if grammar is not None:
+            yield name, wire.Grammar(grammar)
+    for name in ("json_schema", "guided_json"):
+        schema = getattr(asked, name)
+        if schema is not None:
+            yield name, schema_of(schema, name)
+    if asked.guided_choice is not None:
+        yield "guided_choice", wire.Choices(tuple(asked.guided_choice))
+
+
+def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
+    match given.type:
+        case "text":
+            return
+        case "json_object":
+            yield "response_format", OBJECT
+        case "json_schema":
+            if given.json_schema is None or given.json_schema.schema is None:
+                raise refused(
+                    "response_format.json_schema.schema is missing; give the schema, or type 'json_object'.",
+                    "response_format.json_schema.schema",
+                )
+            yield (
+                "response_format",
+                schema_of(given.json_schema.schema, "response_format.json_schema.schema"),
+            )
+        case other:
+            raise refused(
+                f"response_format.type is {other[:60]!r}; it must be text, json_object or json_schema.",
+                "response_format.type",
+                "invalid_value",
+            )
+
+
+def _structured(given: StructuredOutputs) -> Iterator[tuple[str, wire.Constraint]]:
+    at = "structured_outputs."
+    if given.structural_tag is not None or given.whitespace_pattern is not None:
+        name = "structural_tag" if given.structural_tag is not None else "whitespace_pattern"
+        raise refused(
+            f"{at}{name} is not supported; use json, regex, choice or grammar.",
+            at + name,
+            "not_supported",
+        )
+    if isinstance(given.json, dict | str):
+        yield at + "json", schema_of(given.json, at + "json")
+    elif given.json or given.json_object:
+        yield at + "json", OBJECT
+    if given.regex is not None:
+        yield at + "regex", wire.Regex(given.regex)
+    if given.choice is not None:
+        yield at + "choice", wire.Choices(tuple(given.choice))
+    if given.grammar is not None:
+        yield at + "grammar", wire.Grammar(given.grammar)
+
+
+def schema_of(schema: dict[str, Any] | str | bool, field: str) -> wire.JsonSchema:
+    """The schema as its text, in the order in which it was given. Raises HttpError for one that is
+    too large.
+    """
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    limit = LIMITS["schema"]
+    if not limit.minimum <= len(text) <= limit.maximum:
+        raise refused(
+            f"{field} has {len(text):,} characters as JSON; it may have {limit.words()}.",
+            field,
+            "invalid_value",
+        )
+    return wire.JsonSchema(text)

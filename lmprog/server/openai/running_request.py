@@ -1,0 +1,146 @@
+"""Calls under way for one request: prompts go out in one frame, deltas and results come back with
+their numbers.
+
+A request has one or more prompts, each a branch with one gen of `n` results; choice `prompt * n +
+index` is the one that OpenAI numbers so. Knows exchanges and ops; knows no formats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from lmprog import wire
+from lmprog.server.gateway import Gateway
+from lmprog.server.operations.health import version
+from lmprog.server.runtime_link import Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPrompt:
+    """What to append to a new branch, and what to generate there."""
+
+    pieces: tuple[wire.Piece, ...]
+    sampling: wire.SamplingParams
+    constraint: wire.Constraint | None = None
+    priority: int = 0
+    reads: bool = False
+    """Whether the prompt's own text is wanted, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """More text of one choice, or, where `done` is set, the end of a prompt's choices."""
+
+    prompt: int
+    index: int
+    text: str
+    logprobs: tuple[wire.TokenLogprob, ...] = ()
+    done: wire.CallDone | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAnswers:
+    """What stands in every part of an answer."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def answering(gateway: Gateway, model: str | None, prefix: str) -> RunningAnswers:
+    """For a request that names `model`. Raises 404 where that is not served."""
+    name = gateway.check_model(model)
+    info = gateway.info
+    known = f"{info.model} {info.vocab_size} {info.context_len} {version()}"
+    fingerprint = "fp_" + hashlib.sha256(known.encode()).hexdigest()[:12]
+    return RunningAnswers(
+        f"{prefix}-{secrets.token_hex(12)}", int(gateway.wall()), name, fingerprint
+    )
+
+
+class RunningRequest:
+    """The calls of one request."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        prompts: Sequence[RequestPrompt],
+        salt: str,
+        stream: bool,
+        timeout: float | None,
+    ):
+        """Sends everything at once. Raises what the link raises."""
+        self._exchange = exchange
+        self._places: dict[int, int] = {}
+        self.texts: dict[int, str] = {}
+        """The texts of prompts that asked to be read."""
+        ops: list[wire.Op] = []
+        for place, prompt in enumerate(prompts):
+            branch = exchange.branch()
+            ops += [wire.Open(branch, salt), wire.Append(branch, prompt.pieces)]
+            if prompt.reads:
+                ops.append(wire.Read(branch, self._call(place)))
+            gen = wire.Generate(
+                branch,
+                self._call(place),
+                prompt.sampling,
+                prompt.constraint,
+                stream=stream,
+                priority=prompt.priority,
+                timeout=timeout,
+            )
+            ops.append(gen)
+        self._left = len(prompts)
+        exchange.send(*ops)
+
+    def _call(self, place: int) -> int:
+        number = self._exchange.call()
+        self._places[number] = place
+        return number
+
+    async def pieces(self) -> AsyncIterator[AnswerPiece]:
+        """Until every prompt is done. Raises what failed first."""
+        while self._left:
+            reply = await self._exchange.next()
+            if isinstance(reply, wire.Delta):
+                yield AnswerPiece(self._places[reply.call], reply.index, reply.text, reply.logprobs)
+            elif isinstance(reply, wire.CallDone):
+                self._left -= 1
+                yield AnswerPiece(self._places[reply.call], 0, "", done=reply)
+            elif isinstance(reply, wire.TextIs):
+                self.texts[self._places[reply.call]] = reply.text
+
+    async def dones(self) -> list[wire.CallDone]:
+        """All results, in the order of the prompts."""
+        found: dict[int, wire.CallDone] = {}
+        async for piece in self.pieces():
+            if piece.done is not None:
+                found[piece.prompt] = piece.done
+        return [found[place] for place in sorted(found)]
+
+
+@contextmanager
+def running(
+    gateway: Gateway,
+    request: Request,
+    prompts: Sequence[RequestPrompt],
+    stream: bool,
+    cache_salt: str | None,
+) -> Iterator[RunningRequest]:
+    """Lets the request in, sends its calls, and closes them at the end, however that comes."""
+    salt = gateway.salt(request.state.caller, cache_salt)
+    results = sum(prompt.sampling.n for prompt in prompts)
+    with gateway.admit(results), gateway.link.exchange() as exchange:
+        yield RunningRequest(exchange, prompts, salt, stream, gateway.settings.request_timeout)
+
+
+def warned(warnings: Sequence[str]) -> Mapping[str, str]:
+    """The `warning` header, if there is something to warn of."""
+    return {"warning": ", ".join(f'299 lmprog "{text}"' for text in warnings)} if warnings else {}

@@ -1,0 +1,1 @@
+"""Operating a server: the supervised runtime, health, metrics, tracing."""

@@ -1,0 +1,223 @@
+"""What a server counts: the runtime's figures, and what the gateway itself saw of its requests.
+
+`Meters` watches the link: every generation that passes is timed and counted, whichever route it
+came by. No label holds a text, a key or an id; their values are the model's name, routes, methods,
+statuses and our own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from lmprog import wire
+from lmprog.server.operations.runtime_metrics import PREFIX, RuntimeFigures, RuntimeHistogram
+
+_SECONDS = (
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.15,
+    0.3,
+    0.5,
+    1.0,
+    2.0,
+    4.0,
+    8.0,
+    15.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_FINISHES = ("stop", "length", "constraint", "selected")
+_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+_REFUSALS = ("overloaded", "draining", "too_many_requests", "too_many_results")
+
+
+@dataclass(slots=True)
+class _Under:
+    """A call under way. Times by the clock; `last` of each of its results."""
+
+    began: float
+    first: float | None = None
+    last: dict[int, float] = field(default_factory=dict)
+
+
+class Meters:
+    """All metrics of one server. Belongs to the event loop's thread; an `Observer` of the link."""
+
+    def __init__(self, clock: Callable[[], float], model: Callable[[], str]) -> None:
+        self._clock = clock
+        self._model = model
+        self._calls: dict[int, _Under] = {}
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.runtime = RuntimeFigures(model)
+        self.registry.register(self.runtime)
+        self._ttft = self._tally(
+            "time_to_first_token_seconds", "From asking to the first text.", _SECONDS
+        )
+        self._gap = self._tally(
+            "inter_token_latency_seconds", "Between two texts of a stream, by token.", _SHORT
+        )
+        self._whole = self._tally(
+            "e2e_request_latency_seconds", "From asking to the last reply.", _SECONDS
+        )
+        self._queue = self._tally(
+            "request_queue_time_seconds", "Waited in the runtime's line.", _SECONDS
+        )
+        self._prefill = self._tally(
+            "request_prefill_time_seconds", "From the first row to the first token.", _SECONDS
+        )
+        self._decode = self._tally(
+            "request_decode_time_seconds", "From the first token to the last.", _SECONDS
+        )
+        self._prompts = self._tally("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._generated = self._tally(
+            "request_generation_tokens", "Tokens of all results of a call.", _TOKENS
+        )
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Of them: found in the cache.")
+        self._success = self._counter("request_success", "Results given.", "finished_reason")
+        self._failures = self._counter(
+            "request_failures", "Calls that the runtime refused or failed.", "code"
+        )
+        self._aborted = self._counter(
+            "num_aborted_requests", "Calls that were left, or went with a runtime."
+        )
+        self._corrupted = self._counter(
+            "corrupted_requests", "Calls whose model gave numbers that are not finite."
+        )
+        self._refused = self._counter(
+            "admission_rejections", "Requests refused for lack of room.", "reason"
+        )
+        self._http = self._counter("http_requests", "HTTP requests.", "method", "route", "status")
+        self._http_seconds = Histogram(
+            PREFIX + "http_request_seconds",
+            "Whole HTTP requests.",
+            ["model_name", "route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._restarts = self._counter("engine_restarts", "Restarts of the runtime.")
+        self.open_requests = self._gauge(
+            "http_requests_open", "HTTP requests that have begun and not ended."
+        )
+        self.open_results = self._gauge("results_open", "Results asked for that have not come.")
+        self.up = self._gauge("up", "Whether requests would be served: 1 or 0, as /ready says.")
+
+    def begin(self) -> None:
+        """What has a fixed set of labels is there from the beginning, with 0: a rate needs a first
+        value.
+        """
+        model = self._model()
+        for finish in _FINISHES:
+            self._success.labels(model, finish)
+        for reason in _REFUSALS:
+            self._refused.labels(model, reason)
+        for one in (
+            self._aborted,
+            self._corrupted,
+            self._restarts,
+            self._prompt_tokens,
+            self._cached_tokens,
+        ):
+            one.labels(model)
+
+    # --- the link
+    # ------------------------------------------------------------------------------------------------
+
+    def asked(self, op: wire.Generate | wire.Select) -> None:
+        self._calls[op.call] = _Under(self._clock())
+
+    def replied(self, reply: wire.Reply) -> None:
+        match reply:
+            case wire.Delta():
+                self._moved(reply)
+            case wire.CallDone(call=call, outputs=outputs, usage=usage):
+                self._ended(call, usage)
+                for output in outputs:
+                    self._success.labels(self._model(), output.finish).inc()
+            case wire.Chosen(call=call, usage=usage):
+                self._ended(call, usage)
+                self._success.labels(self._model(), "selected").inc()
+            case wire.Failed(call=call, code=code) if (
+                call is not None and self._calls.pop(call, None) is not None
+            ):
+                self._failures.labels(self._model(), code).inc()
+                if code == "model":
+                    self._corrupted.labels(self._model()).inc()
+
+    def dropped(self, call: int) -> None:
+        if self._calls.pop(call, None) is not None:
+            self._aborted.labels(self._model()).inc()
+
+    # --- the rest of the server
+    # ----------------------------------------------------------------------------------
+
+    def refused(self, reason: str) -> None:
+        """A request was not let in."""
+        self._refused.labels(self._model(), reason).inc()
+
+    def restarted(self) -> None:
+        """The runtime has to be started again."""
+        self._restarts.labels(self._model()).inc()
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """An HTTP request has ended. `route` is the pattern of its path."""
+        method = method if method in _METHODS else "other"  # clients can send any word
+        self._http.labels(self._model(), method, route, str(status)).inc()
+        self._http_seconds.labels(self._model(), route).observe(seconds)
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' format."""
+        return generate_latest(self.registry)
+
+    # --- inside
+    # --------------------------------------------------------------------------------------------------
+
+    def _moved(self, delta: wire.Delta) -> None:
+        under, now = self._calls.get(delta.call), self._clock()
+        if under is None:
+            return
+        if under.first is None:
+            under.first = now
+            self._ttft.observe(now - under.began)
+        last = under.last.get(delta.index)
+        under.last[delta.index] = now
+        if last is not None and delta.num_tokens:
+            self._gap.observe((now - last) / delta.num_tokens)
+
+    def _ended(self, call: int, usage: wire.Usage) -> None:
+        """The runtime's own times, and what a client saw; without a stream the first text is known
+        by the runtime.
+        """
+        model, under = self._model(), self._calls.pop(call, None)
+        if under is not None:
+            self._whole.observe(self._clock() - under.began)
+            if under.first is None:
+                self._ttft.observe((usage.queued_ms + usage.prefill_ms) / 1e3)
+        self._queue.observe(usage.queued_ms / 1e3)
+        self._prefill.observe(usage.prefill_ms / 1e3)
+        self._decode.observe(usage.decode_ms / 1e3)
+        self._prompts.observe(usage.prompt)
+        self._generated.observe(usage.generated)
+        self._prompt_tokens.labels(model).inc(usage.prompt)
+        self._cached_tokens.labels(model).inc(min(usage.cached, usage.prompt))
+
+    def _tally(self, name: str, says: str, bounds: tuple[float, ...]) -> RuntimeHistogram:
+        made = RuntimeHistogram(PREFIX + name, says, bounds, self._model)
+        self.registry.register(made)
+        return made
+
+    def _counter(self, name: str, says: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, says, ["model_name", *labels], registry=self.registry)
+
+    def _gauge(self, name: str, says: str) -> Gauge:
+        return Gauge(PREFIX + name, says, registry=self.registry)

@@ -1,0 +1,275 @@
+"""The runtime's figures as metrics: a table of names, kinds and meanings, and the collector that
+reads it.
+
+Names are those of vLLM and SGLang where these count the same, so that their boards need another
+prefix only. Counters go on over a restart of the runtime, whose own begin again at 0. Knows figures
+by name; asks nobody for them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+PREFIX = "lmprog_"
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeCounter:
+    """A sum over the server's life. `name` without `_total`."""
+
+    name: str
+    help: str
+    figure: str
+    times: str | None = None
+    """Another figure to multiply with."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeGauge:
+    """A state of now."""
+
+    name: str
+    help: str
+    read: Callable[[Figures], float]
+
+
+def _of(name: str, times: str | None = None) -> Callable[[Figures], float]:
+    return lambda figures: (
+        figures.get(name, 0.0) * (1.0 if times is None else figures.get(times, 0.0))
+    )
+
+
+def _usage(figures: Figures) -> float:
+    free = figures.get("pages_free", 0.0) + figures.get("pages_evictable", 0.0)
+    return _share(figures.get("pages", 0.0) - free, figures.get("pages", 0.0))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+GAUGES = (
+    RuntimeGauge("num_requests_running", "Results being computed.", _of("running")),
+    RuntimeGauge(
+        "num_requests_waiting", "Results that wait for memory or their turn.", _of("waiting")
+    ),
+    RuntimeGauge(
+        "num_retracted_reqs",
+        "Of those that wait: the ones that ran before, and lost their memory.",
+        _of("preempted_waiting"),
+    ),
+    RuntimeGauge(
+        "kv_cache_usage_perc",
+        "Share of the pages that running results and open branches hold; 1 is all.",
+        _usage,
+    ),
+    RuntimeGauge(
+        "kv_evictable_tokens",
+        "Tokens of the cache that nobody stands on.",
+        _of("pages_evictable", "page_size"),
+    ),
+    RuntimeGauge(
+        "kv_cached_tokens",
+        "Tokens that the prefix tree has room for now.",
+        _of("pages_cached", "page_size"),
+    ),
+    RuntimeGauge(
+        "kv_pinned_tokens",
+        "Of the evictable ones: those that open branches stand on.",
+        _of("pages_pinned", "page_size"),
+    ),
+    RuntimeGauge("kv_pool_tokens", "Tokens that the pool has room for.", _of("pages", "page_size")),
+    RuntimeGauge(
+        "cache_hit_rate",
+        "Share of all looked up tokens that the cache had, since the runtime's start.",
+        lambda figures: _share(
+            figures.get("cached_tokens", 0.0), figures.get("looked_up_tokens", 0.0)
+        ),
+    ),
+    RuntimeGauge("tree_nodes", "Nodes of the prefix tree.", _of("tree_nodes")),
+    RuntimeGauge(
+        "open_branches", "Branches that programs and requests have open.", _of("open_branches")
+    ),
+    RuntimeGauge(
+        "runtime_clients",
+        "Clients that are connected to the runtime, this server among them.",
+        _of("open_clients"),
+    ),
+    RuntimeGauge(
+        "peak_running",
+        "Most results computed at once since the runtime's start.",
+        _of("peak_running"),
+    ),
+    RuntimeGauge(
+        "peak_waiting",
+        "Most results that waited at once since the runtime's start.",
+        _of("peak_waiting"),
+    ),
+)
+COUNTERS = (
+    RuntimeCounter("prefix_cache_queries", "Tokens looked up in the cache.", "looked_up_tokens"),
+    RuntimeCounter("prefix_cache_hits", "Tokens found there.", "cached_tokens"),
+    RuntimeCounter("generation_tokens", "Tokens generated, forced ones too.", "generated_tokens"),
+    RuntimeCounter("computed_tokens", "Tokens that went through the model.", "computed_tokens"),
+    RuntimeCounter("prefill_tokens", "Of them: in rows of more than one.", "prefill_tokens"),
+    RuntimeCounter(
+        "forced_tokens", "Tokens that a constraint left no choice about.", "forced_tokens"
+    ),
+    RuntimeCounter(
+        "num_preemptions", "Times that a running result lost its memory to another.", "preemptions"
+    ),
+    RuntimeCounter(
+        "evicted_tokens", "Tokens forgotten for lack of memory.", "evicted_pages", "page_size"
+    ),
+    RuntimeCounter("copied_slots", "Slots of pages copied on write.", "copied_slots"),
+    RuntimeCounter(
+        "mirrored_slots",
+        "Slots written to two pages in the step that computed them.",
+        "mirrored_slots",
+    ),
+    RuntimeCounter("steps", "Forward passes.", "steps"),
+    RuntimeCounter("failed_steps", "Forward passes that failed.", "failed_steps"),
+    RuntimeCounter("scheduler_idle_seconds", "Seconds with nothing to do.", "idle_seconds"),
+    RuntimeCounter("forks", "Branches forked off.", "forks"),
+    RuntimeCounter(
+        "fork_shared_tokens",
+        "Tokens that forked branches began with, and did not compute.",
+        "fork_shared_tokens",
+    ),
+    RuntimeCounter("branches", "Branches opened, forks too.", "branches"),
+    RuntimeCounter(
+        "programs", "Programs and requests begun: branches that are no forks.", "programs"
+    ),
+    RuntimeCounter("calls", "Calls of all clients.", "calls"),
+    RuntimeCounter("calls_done", "Of them: answered.", "calls_done"),
+    RuntimeCounter("calls_failed", "Of them: failed, cancelled or refused.", "calls_failed"),
+    RuntimeCounter(
+        "invariant_failures",
+        "Books of the scheduler that did not balance; anything but 0 is a bug.",
+        "invariant_failures",
+    ),
+    RuntimeCounter(
+        "wire_frames_malformed",
+        "Frames on the wire that were no messages.",
+        "channel_frames_malformed",
+    ),
+)
+SPREADS = (
+    (
+        "wait_passes",
+        "Passes of the scheduler that a result waited before it ran first.",
+        "wait_passes",
+    ),
+    (
+        "grammar_compilation_time_seconds",
+        "Compiling a constraint that the cache had not.",
+        "compile_seconds",
+    ),
+)
+"""Histograms: name, help, and how their figures begin."""
+
+
+class RuntimeFigures(Collector):
+    """The newest figures, with counters that go on over restarts."""
+
+    def __init__(self, model: Callable[[], str]) -> None:
+        """`model` gives the value of the label `model_name`, which the other servers' boards choose
+        by.
+        """
+        self._model = model
+        self._now: Figures = {}
+        self._before: dict[str, float] = {}  # what runtimes that are gone had counted
+
+    def see(self, figures: Figures) -> None:
+        """The runtime, or another one after it, says this now."""
+        if figures.get("pid") != self._now.get("pid"):
+            for name in _summed(self._now):
+                self._before[name] = self._total(name)
+        self._now = dict(figures)
+
+    def collect(self) -> Iterable[Metric]:
+        """All families; before the first figures with zeros."""
+        labels = [self._model()]
+        for gauge in GAUGES:
+            family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=["model_name"])
+            family.add_metric(labels, gauge.read(self._now))
+            yield family
+        for counter in COUNTERS:
+            made = CounterMetricFamily(PREFIX + counter.name, counter.help, labels=["model_name"])
+            factor = 1.0 if counter.times is None else self._now.get(counter.times, 1.0)
+            made.add_metric(labels, self._total(counter.figure) * factor)
+            yield made
+        for name, help_text, figure in SPREADS:
+            histogram = HistogramMetricFamily(PREFIX + name, help_text, labels=["model_name"])
+            histogram.add_metric(labels, list(self._buckets(figure)), self._total(figure + "_sum"))
+            yield histogram
+
+    def _total(self, name: str) -> float:
+        return self._before.get(name, 0.0) + self._now.get(name, 0.0)
+
+    def _buckets(self, figure: str) -> Iterator[tuple[str, float]]:
+        """Upper ends with all counts up to there."""
+        start = figure + "_le_"
+        ends = sorted(
+            {
+                name.removeprefix(start)
+                for name in (*self._before, *self._now)
+                if name.startswith(start)
+            },
+            key=float,
+        )
+        added = 0.0
+        for end in ends or ["inf"]:
+            added += self._total(start + end)
+            yield ("+Inf" if math.isinf(float(end)) else f"{float(end)}", added)
+
+
+class RuntimeHistogram(Collector):
+    """A histogram that is quick to add to: for what happens at every token. No label but the
+    model's.
+    """
+
+    def __init__(
+        self, name: str, says: str, bounds: tuple[float, ...], model: Callable[[], str]
+    ) -> None:
+        self._name = name
+        self._help = says
+        self._bounds = bounds
+        self._model = model
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterable[Metric]:
+        ends = [*(f"{bound}" for bound in self._bounds), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._help, labels=["model_name"])
+        family.add_metric(
+            [self._model()], list(zip(ends, accumulate(self._counts), strict=True)), self._sum
+        )
+        yield family
+
+
+def _summed(figures: Figures) -> list[str]:
+    """Those that begin at 0 with a new runtime, and are added up here."""
+    known = {counter.figure for counter in COUNTERS}
+    return [
+        name
+        for name in figures
+        if name in known or name.startswith(tuple(figure for _, _, figure in SPREADS))
+    ]

@@ -1,0 +1,138 @@
+"""A whole server: the gateway, HTTP around it, a kept runtime behind it; how it comes up, and how
+it ends.
+
+HTTP listens from the first moment on and says 503 until the runtime serves. `ask_to_stop` drains:
+new work is refused, what is under way may finish, then everything ends; asked a second time, it
+ends at once. Installs no signal handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+from lmprog.launch import RuntimeProcess
+from lmprog.server.gateway import Gateway
+from lmprog.server.http.http_server import HttpServer, http_server
+from lmprog.server.operations.supervised_runtime import SupervisedRuntime
+from lmprog.server.operations.supervisor import RestartTimeouts
+from lmprog.server.operations.tracing import traces
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.runtime_link import RuntimeLink
+
+log = logging.getLogger("lmprog.server")
+
+RUNTIME_GRACE = 5.0
+"""Seconds that the runtime has for its own end, after all work is done."""
+LAST_WORDS = 0.5
+"""Seconds for the error events of streams that are cut off."""
+_LOOK = 0.05
+
+
+class ServerService:
+    """One server's life."""
+
+    def __init__(self, settings: ServerSettings, launch: Callable[[], RuntimeProcess]) -> None:
+        """`launch` starts a runtime and waits until it serves; it is called for every restart, in a
+        thread.
+        """
+        self.gateway = Gateway(settings, RuntimeLink())
+        self.gateway.trace(traces(os.environ, self.gateway.model_label))
+        patience = RestartTimeouts(
+            stall=settings.stall, longest_step=max(settings.stall, settings.longest_step)
+        )
+        self.keeper = SupervisedRuntime(launch, self.gateway, patience)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._times_asked = 0
+        self._soft = asyncio.Event()
+        self._hard = asyncio.Event()
+
+    def ask_to_stop(self) -> None:
+        """Drain; asked again: end at once. From any thread, and from a signal handler."""
+        self._times_asked += 1
+        event = self._soft if self._times_asked == 1 else self._hard
+        if self._loop is None:
+            event.set()
+        else:
+            self._loop.call_soon_threadsafe(event.set)
+
+    async def run(self, bound: socket.socket, when_up: Callable[[RuntimeProcess], None]) -> bool:
+        """Serves on `bound` until it is asked to stop. `when_up` is called once, when the first
+        runtime serves.
+
+        True where everything under way was finished, and the runtime ended well. Raises why the
+        first start failed.
+        """
+        self._loop = asyncio.get_running_loop()
+        server = http_server(self.gateway)
+        http = asyncio.create_task(server.serve([bound]))
+        keeping = asyncio.create_task(self.keeper.run())
+        asked = asyncio.create_task(self._soft.wait())
+        announcing = asyncio.create_task(self._announce(when_up))
+        try:
+            await asyncio.wait({http, keeping, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if keeping.done():
+                keeping.result()  # raises: it ends by itself only when the first start failed
+            if not asked.done():
+                log.error("the HTTP server ended by itself")
+                return False
+            return await self._end_well(server, http)
+        finally:
+            announcing.cancel()
+            asked.cancel()
+            self.gateway.link.close()
+            server.stop_now()
+            await self.keeper.stop(0.0)
+            await asyncio.to_thread(self.gateway.traces.close)
+            await asyncio.gather(http, keeping, return_exceptions=True)
+
+    async def _announce(self, when_up: Callable[[RuntimeProcess], None]) -> None:
+        when_up(await self.keeper.first_up())
+
+    async def _end_well(self, server: HttpServer, http: asyncio.Task[None]) -> bool:
+        """The drain. True where nothing was cut off."""
+        gateway, deadline = (
+            self.gateway,
+            asyncio.get_running_loop().time() + self.gateway.settings.drain,
+        )
+        gateway.draining = True
+        log.info("draining: %d results are under way", gateway.open_results)
+        finished = await self._before(deadline, self._quiet())
+        if not finished:
+            log.warning("%d results did not finish; they are cut off", gateway.open_results)
+            gateway.link.close()
+            deadline = asyncio.get_running_loop().time() + LAST_WORDS
+        server.stop()
+        written = (
+            await self._before(deadline, asyncio.shield(http))
+            if finished
+            else await _within(LAST_WORDS, http)
+        )
+        if not written:
+            server.stop_now()
+        ended = await self.keeper.stop(0.0 if self._hard.is_set() else RUNTIME_GRACE)
+        return finished and written and ended
+
+    async def _quiet(self) -> None:
+        while self.gateway.open_results:
+            await asyncio.sleep(_LOOK)
+
+    async def _before(self, deadline: float, work: Awaitable[None]) -> bool:
+        """Whether `work` was done by then, and before a second request to stop."""
+        working = asyncio.ensure_future(work)
+        hard = asyncio.create_task(self._hard.wait())
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        await asyncio.wait({working, hard}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        hard.cancel()
+        done = working.done()
+        if not done:
+            working.cancel()
+        return done
+
+
+async def _within(seconds: float, task: asyncio.Task[None]) -> bool:
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    return bool(done)

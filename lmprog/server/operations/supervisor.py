@@ -1,0 +1,253 @@
+"""When a runtime must be restarted, and when it may: the decisions alone, without a process, a
+socket or a clock.
+
+What is watched is progress, not life: a runtime that has work and brings no token and admits nobody
+for `stall` seconds is hung, whatever its process does, and so is one whose loop does not answer.
+Only while its process really computes may an answer take longer, up to `longest_step`, since a long
+step on a slow machine answers after it.
+
+`Supervisor` is told what happened and calls its verbs; they never wait, and report back through its
+events. It knows figures by name; it does not know how anything is started, asked or ended.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from lmprog.errors import LmprogError
+
+log = logging.getLogger("lmprog.server")
+
+LONGEST_GAP = 1.0
+"""Seconds. What lies between two ticks beyond this does not count: we stood still ourselves, or the
+machine did.
+"""
+COMPUTING = 0.1
+"""Share of one processor from which on a process computes; heartbeats alone need far less."""
+_MOVING = ("computed_tokens", "cached_tokens", "generated_tokens", "calls_done", "calls_failed")
+
+
+class Phase(enum.Enum):
+    """Where the runtime is in its life."""
+
+    IDLE = "not begun"
+    STARTING = "starting"
+    SERVING = "serving"
+    LOST = "lost"
+    """Its connection ended, its process did not: it may be reached again."""
+    ENDING = "ending"
+    RESTING = "resting"
+    """Waits before the next start, since the last lives were short."""
+    FAILED = "failed"
+    """It never came up at all; nobody tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTimeouts:
+    """All in seconds."""
+
+    stall: float = 10.0
+    longest_step: float = 120.0
+    ask_every: float = 0.5
+    settled: float = 60.0
+    """A life that was longer than this is a new beginning: the next restart does not wait."""
+    first_rest: float = 1.0
+    longest_rest: float = 30.0
+
+
+class SupervisorActions(Protocol):
+    """What a supervisor can have done. None of them waits or raises."""
+
+    def start(self) -> None:
+        """Begins to start a runtime; ends in `started` or `start_failed`."""
+        ...
+
+    def ask(self) -> None:
+        """Asks the runtime for its figures; ends in `answered`, or in nothing."""
+        ...
+
+    def reach(self) -> None:
+        """Tries to connect again; ends in `reached`, or in nothing."""
+        ...
+
+    def pulse(self) -> float | None:
+        """Processor seconds that the runtime's process has used; None: it has ended."""
+        ...
+
+    def end(self, why: str) -> None:
+        """Fails what is under way, writes down what is known, ends the process; ends in `ended`."""
+        ...
+
+
+class Supervisor:
+    """Keeps one runtime alive. Every method belongs to one thread; `tick` must be called a few
+    times a second.
+    """
+
+    def __init__(
+        self,
+        verbs: SupervisorActions,
+        clock: Callable[[], float],
+        patience: RestartTimeouts | None = None,
+    ) -> None:
+        self._verbs = verbs
+        self._clock = clock
+        self._patience = patience or RestartTimeouts()
+        self._phase = Phase.IDLE
+        self.restarts = 0
+        self.failure: LmprogError | None = None
+        """Why the first start failed."""
+        self.last_figures: Mapping[str, float] = {}
+        self._now = 0.0
+        self._last_tick = clock()
+        self._since = 0.0  # when the phase began
+        self._born: float | None = None  # when this life began to serve
+        self._ever_served = False
+        self._short_lives = 0
+        self._rest_until = 0.0
+        self._asked: float | None = None
+        self._next_ask = 0.0
+        self._answered = 0.0
+        self._moved = 0.0
+        self._worked = 0.0
+        self._cpu = 0.0
+        self._progress: tuple[float, ...] = ()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def begin(self) -> None:
+        """Starts the first runtime."""
+        assert self._phase is Phase.IDLE, self._phase
+        self._enter(Phase.STARTING)
+        self._verbs.start()
+
+    def tick(self) -> None:
+        """Looks around, and does what is due."""
+        now = self._clock()
+        passed = min(max(0.0, now - self._last_tick), LONGEST_GAP)
+        self._last_tick = now
+        self._now += passed
+        if self._phase is Phase.RESTING and self._now >= self._rest_until:
+            self._enter(Phase.STARTING)
+            self._verbs.start()
+        elif self._phase in (Phase.SERVING, Phase.LOST):
+            why = self._what_is_wrong(passed)
+            if why is not None:
+                self._enter(Phase.ENDING)
+                self._verbs.end(why)
+            elif (
+                self._phase is Phase.SERVING and self._asked is None and self._now >= self._next_ask
+            ):
+                self._asked = self._now
+                self._next_ask = self._now + self._patience.ask_every
+                self._verbs.ask()
+
+    # --- events
+    # --------------------------------------------------------------------------------------------------
+
+    def started(self) -> None:
+        """The runtime serves, and requests reach it."""
+        self._born = self._now
+        self._ever_served = True
+        self._live()
+
+    def start_failed(self, error: LmprogError) -> None:
+        """The start ended in an error, and its process is gone."""
+        if not self._ever_served:
+            self.failure = error
+            self._enter(Phase.FAILED)
+            return
+        log.error("the runtime could not be started again: %s", error)
+        self._rest()
+
+    def answered(self, figures: Mapping[str, float]) -> None:
+        """The runtime's loop gave its figures."""
+        self._asked = None
+        if self._phase is not Phase.SERVING:
+            return
+        self.last_figures = figures
+        self._answered = self._now
+        progress = tuple(figures.get(name, 0.0) for name in _MOVING)
+        idle = not figures.get("waiting") and not figures.get("running")
+        if idle or progress != self._progress:
+            self._moved = self._now
+        self._progress = progress
+
+    def lost(self) -> None:
+        """The connection ended by itself. Its process may live: then it is reached again, or found
+        to be hung.
+        """
+        if self._phase is Phase.SERVING:
+            self._enter(Phase.LOST)
+            self._asked = None
+            self._verbs.reach()
+
+    def reached(self) -> None:
+        """Connected again to the same process."""
+        if self._phase is Phase.LOST:
+            self._live()
+
+    def ended(self) -> None:
+        """The process is gone, and what it had is cleared away."""
+        self._rest()
+
+    # --- inside
+    # --------------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        self._enter(Phase.SERVING)
+        self._asked = None
+        self._next_ask = self._answered = self._moved = self._worked = self._now
+        self._cpu = self._verbs.pulse() or 0.0
+        self._progress = ()
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._since = self._now
+
+    def _rest(self) -> None:
+        """Before the next start: nothing after a long life, else twice as long each time."""
+        patience = self._patience
+        settled = self._born is not None and self._now - self._born > patience.settled
+        self._short_lives = 1 if settled else self._short_lives + 1
+        rest = 0.0
+        if self._short_lives > 1:
+            rest = min(
+                patience.longest_rest, patience.first_rest * 2.0 ** min(self._short_lives - 2, 30)
+            )
+            log.warning(
+                "the runtime died %d times in short; the next start is in %g s",
+                self._short_lives,
+                rest,
+            )
+        self._born = None
+        self._rest_until = self._now + rest
+        self.restarts += 1
+        self._enter(Phase.RESTING)
+
+    def _what_is_wrong(self, passed: float) -> str | None:
+        """Why the runtime must end now; None: nothing."""
+        cpu = self._verbs.pulse()
+        if cpu is None:
+            return "its process ended"
+        if cpu - self._cpu > COMPUTING * passed:
+            self._worked = self._now
+        self._cpu = cpu
+        patience = self._patience
+        silent = self._now - (self._since if self._phase is Phase.LOST else self._answered)
+        if silent > patience.longest_step:
+            return f"its loop has not answered for {silent:.1f} s, longer than a step may take"
+        if silent > patience.stall and self._now - self._worked > patience.stall:
+            return f"its loop has not answered for {silent:.1f} s, and its process computes nothing"
+        still = (
+            self._answered - self._moved
+        )  # both are times of answers: a long step between two of them is none
+        if self._phase is Phase.SERVING and still > patience.stall:
+            return f"it has work, but no token came and nobody was admitted for {still:.1f} s"
+        return None

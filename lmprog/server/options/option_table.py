@@ -1,0 +1,131 @@
+"""The options of `lmprog serve` as a table: what each is called on the command line, in the
+environment, in a file.
+
+Made from the fields of `ServerSettings`, `RuntimeConfig` and `SchedulerConfig`, so that no field
+can be forgotten and no option does nothing. Imports nothing heavy: the command line's help is made
+from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.server.options.server_settings import ServerSettings
+
+NAMES: Mapping[str, str] = {
+    "api_keys": "api_key",
+    "allow_open": "insecure_no_auth",
+    "drain": "drain_seconds",
+}
+"""What users write for a field, where that is not the field's name."""
+SECRET = ("api_key", "admin_key")
+"""Never shown."""
+
+_HELP: Mapping[str, str] = {
+    "host": "address to listen on; beyond this machine it needs a key",
+    "port": "port to listen on; 0: any free one",
+    "api_key": "a key that opens the server; repeat it for several",
+    "admin_key": "the key that also opens the administrator's routes",
+    "insecure_no_auth": "listen beyond this machine without any key",
+    "allowed_hosts": "a name by which browsers may reach a server without keys; repeat it for several",
+    "served_model_name": "what clients call the model",
+    "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody; "
+    "default: key where there are several keys, else shared",
+    "allow_cache_salt": "let requests choose a cache of their own",
+    "generation_config": "whether the checkpoint's generation_config.json says how to sample where requests do not",
+    "strict_api": "refuse unknown fields of requests",
+    "ui_show_text": "show texts of the cache on the page",
+    "max_running": "results computed at once",
+    "max_waiting": "results that may wait (calls, without HTTP)",
+    "max_requests": "HTTP requests open at once",
+    "max_body_bytes": "largest body of a request",
+    "max_header_bytes": "largest headers of a request",
+    "request_timeout": "seconds after which a call fails",
+    "body_timeout": "seconds that a client may take to send a request",
+    "first_reply_wait": "seconds that a stream waits for its first text before it begins",
+    "keep_alive": "seconds of silence after which a stream gets a comment",
+    "write_stall": "seconds after which a client that reads nothing is cut off",
+    "drain_seconds": "seconds that requests may take to finish after SIGTERM",
+    "stall": "seconds without progress after which the runtime is restarted",
+    "longest_step": "seconds that a computing runtime may take to answer",
+    "dtype": "of weights and activations; default: the checkpoint's own, where this machine computes it",
+    "kv_dtype": "of cached keys and values; default: dtype",
+    "attention": "which kernels; default: the best that this machine has",
+    "threads": "processor threads; default: all cores, of which small steps of small models take one",
+    "context_len": "most tokens of one branch; default: the model's",
+    "kv_memory_mb": "memory for keys and values; default: by model and machine",
+    "public_prefix": "a file whose text, or messages (.json), keys may share in the cache; repeat it for several",
+    "page_size": "tokens of one page",
+    "num_pages": "pages of memory; 0: as kv_memory_mb says",
+    "token_budget": "tokens computed in one step",
+    "max_rows": "rows of one step",
+    "max_chunk": "tokens of one row in one step; 0: only the budget limits it",
+    "policy": "who goes first: in order of arrival, longest cached prefix, depth first",
+    "ageing": "tokens of cached prefix that one step of waiting is worth",
+    "share": "share prefixes at all",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `kind` is its type without None."""
+
+    name: str
+    field: str
+    of: type
+    kind: Any
+    default: Any
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "LMPROG_" + self.name.upper()
+
+    @property
+    def help(self) -> str:
+        unsaid = self.default is None or self.default is False or self.default == ()
+        default = "" if unsaid else f"default: {self.default}"
+        return "; ".join(filter(None, (_HELP.get(self.name, ""), default)))
+
+
+def options() -> tuple[Option, ...]:
+    """All of them, the server's first. Where the scheduler has a field of the same name, the
+    server's is meant.
+    """
+    found: dict[str, Option] = {}
+    for of in (ServerSettings, RuntimeConfig, SchedulerConfig):
+        hints = typing.get_type_hints(of)
+        for field in dataclasses.fields(of):
+            name = NAMES.get(field.name, field.name) if of is ServerSettings else field.name
+            if name not in found and field.name not in ("model", "scheduler"):
+                found[name] = Option(
+                    name, field.name, of, _without_none(hints[field.name]), field.default
+                )
+    return tuple(found.values())
+
+
+def markdown() -> str:
+    """The table of docs/server.md."""
+    lines = ["| flag | variable | default | what |", "|---|---|---|---|"]
+    for option in options():
+        says, _, default = option.help.rpartition("default: ")
+        says, default = (says.rstrip("; "), default) if says else (default, "")
+        lines.append(f"| `{option.flag}` | `{option.variable}` | {default} | {says} |")
+    return "\n".join(lines) + "\n"
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        rest = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+        assert len(rest) == 1, hint
+        return rest[0]
+    return hint

@@ -1,0 +1,139 @@
+"""What the operator decides, as one frozen value, checked before anything listens.
+
+Knows names, numbers and which of them go together. It reads no files and no environment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Literal
+
+from lmprog.errors import InvalidParameter
+
+Isolation = Literal["shared", "key", "strict"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Times in seconds, sizes in bytes. `None` means that the feature is off, or decided from the
+    rest.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    """Any of them opens every route but the admin's. None given: whoever reaches the port may use
+    it.
+    """
+    admin_key: str | None = None
+    """Opens everything. With `api_keys` and without this, nobody reaches the admin routes."""
+    allow_open: bool = False
+    """Listen beyond this machine without any key."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which browsers may reach a server without keys, besides this machine's own."""
+    served_model_name: str | None = None
+    """What `/v1/models` lists and requests name; None: the runtime's name of its model."""
+    cache_isolation: Isolation | None = None
+    """Who shares the prefix cache: everybody, requests of one key, nobody. None: `key` where there
+    are several keys.
+    """
+    allow_cache_salt: bool = False
+    """Whether a request may choose a cache of its own with `cache_salt`."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Whether the checkpoint's own way to sample counts for OpenAI's and Anthropic's requests that
+    do not say.
+    """
+    strict_api: bool = False
+    """Refuse unknown fields instead of ignoring them with a warning."""
+    ui_show_text: bool = False
+    """Whether the page shows the text of cached prefixes."""
+
+    max_running: int = 256
+    """Results that the runtime computes at once; what is asked beyond waits."""
+    max_waiting: int = 1024
+    """Results that may wait beyond `max_running`; more are refused with 429."""
+    max_requests: int = 12_000
+    """HTTP requests open at once; more are refused with 503."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_header_bytes: int = 64 * 1024
+
+    request_timeout: float | None = None
+    """After this long a call that has not ended fails with 504."""
+    body_timeout: float = 60.0
+    """How long a client may take to send its headers, and then its body."""
+    first_reply_wait: float = 5.0
+    """A stream begins with its first text, so that errors have their status; after this long it
+    begins anyway.
+    """
+    keep_alive: float = 15.0
+    """A silent stream gets a comment this often."""
+    write_stall: float = 60.0
+    """A client that reads nothing for this long is cut off."""
+    drain: float = 30.0
+    """How long requests under way may take to finish after SIGTERM."""
+    stall: float = 10.0
+    """A runtime that has work, but brings no token and admits nobody for this long, is
+    restarted.
+    """
+    longest_step: float = 120.0
+    """While its process computes, a runtime may take this long to answer: as long as its longest
+    step.
+    """
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise _wrong("port", self.port, "0 to 65535 (0: any free one)")
+        for name in ("max_running", "max_waiting", "max_requests", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise _wrong(name, getattr(self, name), "at least 1")
+        for name in (
+            "body_timeout",
+            "first_reply_wait",
+            "keep_alive",
+            "write_stall",
+            "stall",
+            "longest_step",
+        ):
+            if not getattr(self, name) > 0:
+                raise _wrong(name, getattr(self, name), "more than 0 seconds")
+        if not 0 <= self.drain <= 86_400:
+            raise _wrong("drain", self.drain, "0 to 86,400 seconds")
+        if self.request_timeout is not None and not 0 < self.request_timeout <= 86_400:
+            raise _wrong(
+                "request_timeout", self.request_timeout, "more than 0 and at most 86,400 seconds"
+            )
+        if not self.max_header_bytes >= 4096:
+            raise _wrong("max_header_bytes", self.max_header_bytes, "at least 4096")
+        if any(not key for key in (*self.api_keys, self.admin_key or "x")):
+            raise InvalidParameter("A key is empty; leave it out, or give one.", name="api_keys")
+        if not (self.api_keys or self.admin_key or self.allow_open or is_loopback(self.host)):
+            raise InvalidParameter(
+                f"{self.host} can be reached from other machines, and no key is set: give --api-key, listen on "
+                "127.0.0.1, or say --insecure-no-auth.",
+                name="host",
+                value=self.host,
+                allowed="127.0.0.1 without keys",
+            )
+
+    @property
+    def isolation(self) -> Isolation:
+        """`cache_isolation` with the default decided."""
+        return self.cache_isolation or ("key" if len(self.api_keys) > 1 else "shared")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _wrong(name: str, value: float, allowed: str) -> InvalidParameter:
+    flag = "--" + name.replace("_", "-")
+    return InvalidParameter(
+        f"{flag} is {value}; it must be {allowed}.", name=name, value=value, allowed=allowed
+    )

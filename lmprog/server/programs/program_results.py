@@ -1,0 +1,91 @@
+"""What a program's calls came to, as JSON: the wire's replies under the client's names.
+
+Knows replies and errors; knows no connections.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmprog import wire
+from lmprog.errors import from_wire
+from lmprog.server.http.http_errors import problem_of
+from lmprog.server.programs.translation import NamedCall
+
+USAGE = ("prompt", "cached", "generated", "forced", "computed")
+
+
+def result_of(asked: NamedCall, reply: wire.Reply) -> dict[str, Any]:
+    """The value of one call. A failure is a value, too: the other calls of the program have
+    theirs.
+    """
+    match reply:
+        case wire.CallDone():
+            outputs = [_output(output) for output in reply.outputs]
+            return {
+                "type": "gen",
+                "text": reply.outputs[0].text,
+                "outputs": outputs,
+                "usage": usage_of(reply.usage),
+            }
+        case wire.Chosen():
+            options = [
+                {"text": text, "score": option.score, "probability": option.probability}
+                for text, option in zip(asked.choices, reply.options, strict=True)
+            ]
+            return {
+                "type": "select",
+                "index": reply.index,
+                "text": asked.choices[reply.index],
+                "options": options,
+                "usage": usage_of(reply.usage),
+            }
+        case wire.TextIs():
+            return {"type": "read", "text": reply.text, "num_tokens": reply.num_tokens}
+        case wire.Failed():
+            problem = problem_of(from_wire(reply.code, reply.message, reply.details))
+            error = {
+                "message": problem.message,
+                "code": problem.code,
+                "param": asked.place,
+                "status": problem.status,
+            }
+            return {"type": "error", "error": error}
+    raise AssertionError(f"a call was answered by {type(reply).__name__}")
+
+
+def usage_of(usage: wire.Usage) -> dict[str, Any]:
+    """Tokens by what happened to them."""
+    return {f"{name}_tokens": getattr(usage, name) for name in USAGE}
+
+
+def total(results: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """The work of the whole program."""
+    used = [result["usage"] for result in results.values() if "usage" in result]
+    return {f"{name}_tokens": sum(one[f"{name}_tokens"] for one in used) for name in USAGE}
+
+
+def _output(output: wire.Output) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "text": output.text,
+        "tokens": output.tokens,
+        "finish_reason": output.finish,
+        "stopped_by": output.stopped_by,
+    }
+    for name in ("seam", "rest"):
+        if value := getattr(output, name):
+            made[name] = value
+    if output.logprobs:
+        made["logprobs"] = [
+            {
+                "token": one.token,
+                "text": one.text,
+                "logprob": one.logprob,
+                "top": [
+                    {"token": token, "text": text, "logprob": logprob}
+                    for token, text, logprob in one.top
+                ],
+            }
+            for one in output.logprobs
+        ]
+    return made

@@ -1,0 +1,108 @@
+"""Runs programs for HTTP clients: one frame to the runtime, one JSON or a stream of events back.
+
+Knows exchanges; the program's names are `translation`'s, the shapes `results`'.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lmprog import wire
+from lmprog.server.gateway import Gateway
+from lmprog.server.http.bodies import read_body
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.sse import END, EventStream, event, until_gone
+from lmprog.server.openai.running_request import warned
+from lmprog.server.programs.program_body import ProgramBody
+from lmprog.server.programs.program_results import result_of, total
+from lmprog.server.programs.translation import Translated, Translator
+from lmprog.server.runtime_link import Exchange
+
+
+class RunningProgram:
+    """A program under way, and what has come of it so far."""
+
+    def __init__(self, exchange: Exchange, made: Translated) -> None:
+        """Sends all of it in one frame."""
+        self._exchange = exchange
+        self._calls = made.calls
+        self.results: dict[str, dict[str, Any]] = {}
+        exchange.send(*made.ops)
+
+    async def run(self) -> AsyncIterator[tuple[str, wire.Delta | dict[str, Any]]]:
+        """(call's name, more text of it or its result), until every call has ended."""
+        while len(self.results) < len(self._calls):
+            reply = await self._exchange.answer()
+            asked = self._calls[getattr(reply, "call", None) or 0]
+            if isinstance(reply, wire.Delta):
+                yield asked.name, reply
+            else:
+                result = result_of(asked, reply)
+                self.results[asked.name] = result
+                yield asked.name, result
+
+    def summary(self) -> dict[str, Any]:
+        has_failed = any(result["type"] == "error" for result in self.results.values())
+        return {"status": "failed" if has_failed else "completed", "usage": total(self.results)}
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    @contextmanager
+    def begun(request: Request, body: ProgramBody) -> Iterator[RunningProgram]:
+        salt = gateway.salt(request.state.caller, body.cache_salt)
+        timeout = gateway.settings.request_timeout
+        with gateway.link.exchange() as exchange:
+            translator = Translator(exchange.branch, exchange.call, salt, timeout, body.stream)
+            for at, op in enumerate(body.ops):
+                translator.take(at, op)
+            if not translator.made.calls:
+                raise refused(
+                    "The program asks for nothing: it has no gen, select or read.",
+                    "ops",
+                    "invalid_program",
+                )
+            with gateway.admit(translator.made.most_results):
+                yield RunningProgram(exchange, translator.made)
+
+    async def whole(request: Request, body: ProgramBody, head: dict[str, Any]) -> bytes:
+        with begun(request, body) as program:
+            async for _ in program.run():
+                pass
+            return msgspec.json.encode({**head, **program.summary(), "results": program.results})
+
+    async def events(
+        request: Request, body: ProgramBody, head: dict[str, Any]
+    ) -> AsyncGenerator[bytes, None]:
+        with begun(request, body) as program:
+            yield event({**head, "status": "running"}, "program")
+            async for name, what in program.run():
+                if isinstance(what, wire.Delta):
+                    yield event({"call": name, "index": what.index, "text": what.text}, "delta")
+                else:
+                    yield event({"call": name, **what}, "result")
+            yield event({**head, **program.summary()}, "done") + END
+
+    async def create(request: Request) -> Response:
+        read = await read_body(request, ProgramBody, gateway.settings)
+        head = {
+            "id": f"program-{secrets.token_hex(12)}",
+            "object": "program",
+            "created": int(gateway.wall()),
+            "model": gateway.check_model(read.body.model),
+        }
+        headers = warned(read.warnings)
+        if read.body.stream:
+            stream = events(request, read.body, head)
+            return await EventStream.begin(request, stream, gateway.settings, headers)
+        made = await until_gone(request, whole(request, read.body, head))
+        return Response(made, headers=headers, media_type="application/json")
+
+    return [Route("/v1/programs", create, methods=["POST"])]

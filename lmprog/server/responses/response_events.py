@@ -1,0 +1,194 @@
+"""A response while it is written: the items of its output, and the events that tell of each step,
+in OpenAI's order.
+
+Whoever wants no stream drops the events. Knows shapes; knows no connections and no store.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lmprog import wire
+from lmprog.server.http.sse import event
+from lmprog.server.openai import answers
+from lmprog.server.openai.tools import ParsedCall, call_id
+from lmprog.server.responses.responses_body import ResponsesBody
+
+Json = dict[str, Any]
+
+
+class Writer:
+    """One response. `state` is its JSON, as it stands."""
+
+    def __init__(self, body: ResponsesBody, model: str, created: int) -> None:
+        self.state = opened(body, model, created)
+        self._sequence = 0
+        self._output: list[Json] = self.state["output"]
+        self._message: Json | None = None
+        """The message item that is open."""
+        self._part: Json = {}
+
+    def begin(self) -> bytes:
+        self.state["status"] = "in_progress"
+        return self._tell("response.created", response=self.state) + self._tell(
+            "response.in_progress", response=self.state
+        )
+
+    def add(self, parts: Sequence[str | ParsedCall]) -> bytes:
+        """More text, or whole calls."""
+        return b"".join(
+            self._call(part) if isinstance(part, ParsedCall) else self._text(part) for part in parts
+        )
+
+    def end(self, done: wire.CallDone, logprobs: bool) -> bytes:
+        """The text is complete."""
+        cut = done.outputs[0].finish == "length"
+        if logprobs and self._message is not None:
+            self._part["logprobs"] = msgspec.to_builtins(
+                answers.chat_logprobs(done.outputs[0].logprobs).content
+            )
+        status = "incomplete" if cut else "completed"
+        events = self._close_message(status)
+        self.state["status"] = status
+        self.state["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
+        self.state["usage"] = _usage(answers.usage_of([done]))
+        return events + self._tell(f"response.{status}", response=self.state)
+
+    def fail(self, status: str, code: str | None = None, message: str | None = None) -> None:
+        """It ends without a result: `failed`, or `cancelled`."""
+        self._close_message("incomplete")
+        self.state["status"] = status
+        self.state["error"] = {"code": code, "message": message} if message else None
+
+    def _text(self, text: str) -> bytes:
+        events = b""
+        if self._message is None:
+            self._part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self._message = {
+                "id": f"msg_{secrets.token_hex(12)}",
+                "type": "message",
+                "role": "assistant",
+                "status": "in_progress",
+                "content": [],
+            }
+            events += self._open(self._message)
+            self._message["content"] = [self._part]
+            events += self._tell("response.content_part.added", **self._where(), part=self._part)
+        self._part["text"] += text
+        return events + self._tell(
+            "response.output_text.delta", **self._where(), delta=text, logprobs=[]
+        )
+
+    def _close_message(self, status: str) -> bytes:
+        if self._message is None:
+            return b""
+        self._message["status"] = status
+        where = self._where()
+        events = self._tell(
+            "response.output_text.done",
+            **where,
+            text=self._part["text"],
+            logprobs=self._part["logprobs"],
+        )
+        events += self._tell("response.content_part.done", **where, part=self._part)
+        events += self._tell(
+            "response.output_item.done", output_index=where["output_index"], item=self._message
+        )
+        self._message = None
+        return events
+
+    def _call(self, call: ParsedCall) -> bytes:
+        events = self._close_message("completed")
+        item: Json = {
+            "id": f"fc_{secrets.token_hex(12)}",
+            "type": "function_call",
+            "call_id": call_id(),
+            "name": call.name,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        events += self._open(item)
+        where = {"item_id": item["id"], "output_index": len(self._output) - 1}
+        events += self._tell(
+            "response.function_call_arguments.delta", **where, delta=call.arguments
+        )
+        item["arguments"], item["status"] = call.arguments, "completed"
+        events += self._tell(
+            "response.function_call_arguments.done",
+            **where,
+            arguments=call.arguments,
+            name=call.name,
+        )
+        return events + self._tell(
+            "response.output_item.done", output_index=where["output_index"], item=item
+        )
+
+    def _open(self, item: Json) -> bytes:
+        self._output.append(item)
+        return self._tell(
+            "response.output_item.added", output_index=len(self._output) - 1, item=item
+        )
+
+    def _where(self) -> Json:
+        assert self._message is not None
+        return {
+            "item_id": self._message["id"],
+            "output_index": len(self._output) - 1,
+            "content_index": 0,
+        }
+
+    def _tell(self, kind: str, **fields: Any) -> bytes:
+        """One event, encoded at once: what it shows goes on changing."""
+        made = event({"type": kind, "sequence_number": self._sequence, **fields}, kind)
+        self._sequence += 1
+        return made
+
+
+def opened(body: ResponsesBody, model: str, created: int) -> Json:
+    """A response of which nothing is written yet."""
+    shown = msgspec.to_builtins(body)
+    text = body.text.format if body.text is not None else None
+    return {
+        "id": f"resp_{secrets.token_hex(16)}",
+        "object": "response",
+        "created_at": created,
+        "status": "queued",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": None, "summary": None},
+        "store": body.keeps,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"} if text is None else msgspec.to_builtins(text)},
+        "tool_choice": shown["tool_choice"] or ("auto" if body.tools else "none"),
+        "tools": shown["tools"] or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _usage(usage: answers.UsageBody) -> Json:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": cached,
+            "cache_write_tokens": usage.prompt_tokens - cached,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }

@@ -1,0 +1,260 @@
+"""The body of `/v1/responses`, and what it means as a chat.
+
+Knows both bodies; knows no connections and no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from lmprog.server.http.http_errors import HttpError, Problem, refused
+from lmprog.server.http.limits import within
+from lmprog.server.openai.chat_completions import ChatBody
+from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
+from lmprog.server.openai.shared_fields import NamedSchema, ResponseFormat
+from lmprog.server.openai.tools import FunctionTool, NamedFunction, NamedTool, Tool
+
+SILENT = (
+    "user",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "reasoning",
+    "truncation",
+    "max_tool_calls",
+)
+"""Fields of OpenAI's that change nothing here and that nobody needs a warning about."""
+LOGPROBS = "message.output_text.logprobs"
+_NAMES = {
+    "messages": "input",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+}
+Meta16 = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+
+
+class ResponsePart(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ResponseItem(msgspec.Struct, frozen=True):
+    """One item of the input: a message, a call of a function, or what it gave."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ResponsePart] | None = None
+    call_id: Annotated[str, Meta(max_length=128)] | None = None
+    name: Annotated[str, within("name")] | None = None
+    arguments: str | None = None
+    output: str | list[ResponsePart] | None = None
+
+
+class FlatTool(msgspec.Struct, frozen=True):
+    """Functions stand flat here, not under `function`."""
+
+    type: str
+    name: Annotated[str, within("name")] | None = None
+    description: Annotated[str, within("description")] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FlatChoice(msgspec.Struct, frozen=True):
+    type: str
+    name: Annotated[str, within("name")] | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True):
+    type: str
+    name: Annotated[str, within("name")] | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesBody(msgspec.Struct, kw_only=True, frozen=True):
+    """What means something here; `None` always means that the field was not given."""
+
+    input: str | Annotated[list[ResponseItem], within("messages")]
+    model: Annotated[str, within("model")] | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    metadata: Meta16 | None = None
+    max_output_tokens: Annotated[int, within("max_completion_tokens")] | None = None
+    temperature: Annotated[float, within("temperature")] | None = None
+    top_p: Annotated[float, within("top_p")] | None = None
+    top_logprobs: Annotated[int, within("top_logprobs")] | None = None
+    include: list[str] | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FlatTool], within("tools")] | None = None
+    tool_choice: str | FlatChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    top_k: Annotated[int, within("top_k")] | None = None
+    min_p: Annotated[float, within("min_p")] | None = None
+    seed: Annotated[int, within("seed")] | None = None
+    stop: str | Annotated[list[Annotated[str, within("stop[]")]], within("stop")] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, within("priority")] | None = None
+    cache_salt: Annotated[str, within("cache_salt")] | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the response can be asked for again."""
+        return self.store is not False
+
+
+def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
+    """The same request as a chat. `messages` is the whole conversation, without the
+    instructions.
+    """
+    system = [ChatMessage("system", body.instructions)] if body.instructions is not None else []
+    wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    return ChatBody(
+        messages=[*system, *messages],
+        model=body.model,
+        stream=body.stream,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        stop=body.stop,
+        ignore_eos=body.ignore_eos,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=wants_logprobs or None,
+        top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        response_format=_format(body.text.format)
+        if body.text is not None and body.text.format is not None
+        else None,
+        tools=[_tool(tool, at) for at, tool in enumerate(body.tools)]
+        if body.tools is not None
+        else None,
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+    )
+
+
+def renamed(error: HttpError) -> HttpError:
+    """The chat's complaint with this dialect's names of fields."""
+    problem = error.problem
+    param, message = problem.param, problem.message
+    for ours, theirs in _NAMES.items():
+        if param is not None and param.startswith(ours):
+            param = theirs
+            if message.startswith(ours):
+                message = theirs + message[len(ours) :]
+            break
+    return HttpError(
+        Problem(problem.status, message, param, problem.code, problem.type, problem.retry_after)
+    )
+
+
+def messages_of(given: str | Sequence[ResponseItem]) -> list[ChatMessage]:
+    """The input as chat messages; calls of one turn stand in one message. Raises HttpError."""
+    if isinstance(given, str):
+        return [ChatMessage("user", given)]
+    made: list[ChatMessage] = []
+    for place, item in enumerate(given):
+        at = f"input[{place}]"
+        match item.type:
+            case "message":
+                if item.role is None:
+                    raise refused(f"{at}.role is missing.", f"{at}.role", "invalid_value")
+                made.append(ChatMessage(item.role, _text(item.content, f"{at}.content")))
+            case "function_call":
+                call = CalledTool(
+                    CalledFunction(_needed(item.name, f"{at}.name"), item.arguments or "{}")
+                )
+                if made and made[-1].role == "assistant":
+                    last = made[-1]
+                    made[-1] = msgspec.structs.replace(
+                        last, tool_calls=[*(last.tool_calls or ()), call]
+                    )
+                else:
+                    made.append(ChatMessage("assistant", None, tool_calls=[call]))
+            case "function_call_output":
+                made.append(
+                    ChatMessage(
+                        "tool", _text(item.output, f"{at}.output"), tool_call_id=item.call_id
+                    )
+                )
+            case "reasoning":
+                continue  # of another model; it is nobody's turn
+            case other:
+                raise refused(
+                    f"{at}.type is {other[:60]!r}; this server takes message, function_call and function_call_output.",
+                    f"{at}.type",
+                    "not_supported",
+                )
+    if not made:
+        raise refused("input has no message.", "input", "invalid_value")
+    return made
+
+
+def _text(content: str | list[ResponsePart] | None, at: str) -> str:
+    if content is None:
+        raise refused(f"{at} is missing.", at, "invalid_value")
+    if isinstance(content, str):
+        return content
+    texts = []
+    for place, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("input_text", "output_text", "text", "refusal") or text is None:
+            raise refused(
+                f"{at}[{place}] has the type {part.type[:60]!r}; this server reads text only.",
+                f"{at}[{place}]",
+                "not_supported",
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _needed(value: str | None, at: str) -> str:
+    if value is None:
+        raise refused(f"{at} is missing.", at, "invalid_value")
+    return value
+
+
+def _format(given: TextFormat) -> ResponseFormat:
+    if given.type != "json_schema":
+        return ResponseFormat(given.type)
+    return ResponseFormat(
+        given.type, NamedSchema(given.name or "response", given.schema, given.strict)
+    )
+
+
+def _tool(tool: FlatTool, at: int) -> Tool:
+    if tool.type != "function":
+        return Tool(tool.type)  # which the chat refuses
+    if tool.name is None:
+        raise refused(f"tools[{at}].name is missing.", f"tools[{at}].name", "invalid_value")
+    return Tool(tool.type, FunctionTool(tool.name, tool.description, tool.parameters, tool.strict))
+
+
+def _choice(choice: str | FlatChoice | None) -> str | NamedTool | None:
+    if not isinstance(choice, FlatChoice):
+        return choice
+    if choice.type != "function" or choice.name is None:
+        raise refused(
+            "tool_choice must be a text, or name a function.", "tool_choice", "invalid_value"
+        )
+    return NamedTool(NamedFunction(choice.name))

@@ -1,0 +1,224 @@
+"""`/v1/responses`, and what can be asked of a response afterwards.
+
+Knows the store and the chat's way to the runtime; fields are `asking`'s, shapes `writing`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lmprog import wire
+from lmprog.errors import LmprogError
+from lmprog.server.gateway import Gateway
+from lmprog.server.http.bodies import read_body
+from lmprog.server.http.http_errors import HttpError, problem_of, refused
+from lmprog.server.http.sse import EventStream, until_gone
+from lmprog.server.openai.chat_completions import ChatCompletions, understood
+from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
+from lmprog.server.openai.running_request import running, warned
+from lmprog.server.openai.tools import ToolCallReader
+from lmprog.server.responses.response_events import Writer
+from lmprog.server.responses.response_store import Kept, Store, size_of
+from lmprog.server.responses.responses_body import (
+    SILENT,
+    ResponsesBody,
+    chat_of,
+    messages_of,
+    renamed,
+)
+
+log = logging.getLogger("lmprog.server")
+
+
+class Responding:
+    """One response on its way: the chat that makes it, the writer, the place where it is kept."""
+
+    def __init__(
+        self, gateway: Gateway, request: Request, body: ResponsesBody, store: Store
+    ) -> None:
+        """Raises HttpError for what cannot be answered."""
+        self._gateway = gateway
+        self._request = request
+        self._salt = body.cache_salt
+        caller = request.state.caller
+        history = _history(store, caller, body.previous_response_id)
+        self._messages = [*history, *messages_of(body.input)]
+        try:
+            self._chat: ChatCompletions = understood(gateway, chat_of(body, self._messages))
+        except HttpError as error:
+            raise renamed(error) from None
+        self._names = {**self._chat.names, "prompt": "input", "max_tokens": "max_output_tokens"}
+        if self._names["constraint"] == "response_format":
+            self._names["constraint"] = "text.format"
+        request.state.names = self._names
+        self.writer = Writer(body, self._chat.head.model, self._chat.head.created)
+        self.kept: Kept | None = None
+        if body.keeps:
+            self.kept = Kept(caller, self.writer.state, self._messages, size_of(self._messages))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._chat.warnings
+
+    async def events(self, stream: bool = True) -> AsyncGenerator[bytes, None]:
+        """Writes the response, and tells of it."""
+        try:
+            async for told in self._events(stream):
+                yield told
+        finally:
+            if self.writer.state["status"] not in ("completed", "incomplete"):
+                self.writer.fail("failed", "interrupted", "The response was interrupted.")
+
+    async def _events(self, stream: bool) -> AsyncGenerator[bytes, None]:
+        writer, reader = self.writer, ToolCallReader(self._chat.box)
+        with running(self._gateway, self._request, [self._chat.prompt], stream, self._salt) as run:
+            begun = writer.begin()
+            async for piece in run.pieces():
+                if piece.done is None:
+                    told, begun = begun + writer.add(reader.feed(piece.text)), b""
+                    if told:
+                        yield told
+                    continue
+                rest = [] if stream else reader.feed(piece.done.outputs[0].text)
+                told = begun + writer.add([*rest, *reader.finish()])
+                self._remember(piece.done)
+                yield told + writer.end(piece.done, self._chat.prompt.sampling.logprobs is not None)
+
+    async def whole(self) -> None:
+        async for _ in self.events(stream=False):
+            pass
+
+    async def in_background(self) -> None:
+        """The same with nobody waiting: what goes wrong stands in the response."""
+        try:
+            await self.whole()
+        except asyncio.CancelledError:
+            self.writer.fail("cancelled")
+            raise
+        except LmprogError as error:
+            self.writer.fail("failed", error.code, problem_of(error, self._names).message)
+        except HttpError as error:
+            self.writer.fail("failed", error.problem.code, error.problem.message)
+        except Exception:  # the border: nobody else would hear of it
+            log.exception("a response in the background failed")
+            self.writer.fail("failed", "server_error", "The server failed; its log says more.")
+
+    def _remember(self, done: wire.CallDone) -> None:
+        """The answer is the conversation's last turn, for whoever goes on from here."""
+        content, calls = self._chat.box.read(done.outputs[0].text)
+        tools = [CalledTool(CalledFunction(call.name, call.arguments)) for call in calls]
+        self._messages.append(ChatMessage("assistant", content, tool_calls=tools or None))
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    store = Store()
+    background: set[asyncio.Task[None]] = set()
+
+    async def create(request: Request) -> Response:
+        read = await read_body(request, ResponsesBody, gateway.settings, SILENT)
+        body = read.body
+        _check(body)
+        made = Responding(gateway, request, body, store)
+        headers = warned((*read.warnings, *made.warnings))
+        if body.background:
+            task = asyncio.create_task(made.in_background())
+            background.add(task)
+            task.add_done_callback(background.discard)
+            assert made.kept is not None
+            made.kept.task = task
+            store.put(made.kept)
+            return _json(made.writer.state, headers)
+        if body.stream:
+            stream = await EventStream.begin(request, made.events(), gateway.settings, headers)
+            _keep(store, made.kept)
+            return stream
+        await until_gone(request, made.whole())
+        _keep(store, made.kept)
+        return _json(made.writer.state, headers)
+
+    async def one(request: Request) -> Response:
+        name = request.path_params["response"]
+        if request.method == "DELETE":
+            if not store.drop(request.state.caller, name):
+                raise _unknown(name, "response_id", 404)
+            return _json({"id": name, "object": "response", "deleted": True})
+        return _json(_found(store, request.state.caller, name, "response_id", 404).state)
+
+    async def cancel(request: Request) -> Response:
+        kept = _found(
+            store, request.state.caller, request.path_params["response"], "response_id", 404
+        )
+        if not kept.state["background"]:
+            raise refused(
+                "Only a response that was begun with background=true can be cancelled.",
+                "response_id",
+            )
+        if kept.task is not None and not kept.task.done():
+            kept.task.cancel()
+            await asyncio.wait({kept.task})
+            kept.state["status"] = "cancelled"
+        return _json(kept.state)
+
+    return [
+        Route("/v1/responses", create, methods=["POST"]),
+        Route("/v1/responses/{response}", one, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response}/cancel", cancel, methods=["POST"]),
+    ]
+
+
+def _check(body: ResponsesBody) -> None:
+    if body.background and not body.keeps:
+        raise refused(
+            "background needs store=true: nobody could ask for the response.", "background"
+        )
+    if body.background and body.stream:
+        raise refused(
+            "background and stream do not go together here; ask for the response later.",
+            "background",
+        )
+
+
+def _history(store: Store, caller: str, name: str | None) -> list[ChatMessage]:
+    """The conversation that ended with response `name`."""
+    if name is None:
+        return []
+    kept = _found(store, caller, name, "previous_response_id", 400)
+    if kept.state["status"] not in ("completed", "incomplete"):
+        raise refused(
+            f"Response {name[:60]!r} is {kept.state['status']}; only what is complete can be gone on from.",
+            "previous_response_id",
+        )
+    return kept.messages
+
+
+def _keep(store: Store, kept: Kept | None) -> None:
+    if kept is not None:
+        store.put(kept)
+
+
+def _found(store: Store, caller: str, name: str, param: str, status: int) -> Kept:
+    kept = store.get(caller, name)
+    if kept is None:
+        raise _unknown(name, param, status)
+    return kept
+
+
+def _unknown(name: str, param: str, status: int) -> HttpError:
+    return refused(
+        f"There is no response {name[:60]!r}: it was not stored, or it has been forgotten.",
+        param,
+        "not_found",
+        status,
+    )
+
+
+def _json(value: Any, headers: Any = None) -> Response:
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")

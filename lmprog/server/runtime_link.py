@@ -1,0 +1,349 @@
+"""The asyncio end of the wire: one connection, one reading thread, and the exchanges that wait for
+replies.
+
+A request opens an `Exchange`, sends its ops in one frame, and takes replies from it as they come;
+leaving the exchange closes its branches, which cancels what still runs and frees its pages. The
+reading thread hands whole batches of replies to the event loop; everything else happens on the
+loop, without locks.
+
+The connection may be replaced at any time: exchanges under way fail, new ones use the new runtime.
+Knows messages and numbers; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TypeAlias, TypeVar
+
+from lmprog import wire
+from lmprog.errors import LmprogError, ProtocolError, RuntimeGone, RuntimeRestarted, from_wire
+from lmprog.launch import Connection
+
+log = logging.getLogger("lmprog.server")
+
+Given = TypeVar("Given")
+
+POLL_SECONDS = 0.5
+"""How often the reading thread looks whether it is to end."""
+
+_RESTARTED = "The runtime was restarted while it worked on this; send the request again."
+
+Answer: TypeAlias = wire.Reply
+"""Of a call: `Delta`s, and then one that is none."""
+
+
+class RuntimeSource(Protocol):
+    """Whoever can connect to a runtime: `launch.Runtime`, or a double."""
+
+    def connect(self, client: str = "") -> Connection: ...
+
+
+class Observer(Protocol):
+    """Told of every generation and selection that passes; must be quick, and never raises."""
+
+    def asked(self, op: wire.Generate | wire.Select) -> None: ...
+
+    def replied(self, reply: wire.Reply) -> None:
+        """Of any call, also of those it was not told of."""
+        ...
+
+    def dropped(self, call: int) -> None:
+        """No last reply will come: whoever asked has left, or the runtime went."""
+        ...
+
+
+class Exchange:
+    """The branches and calls of one request. Use it with `with`: its end closes them."""
+
+    def __init__(self, link: RuntimeLink, connection: Connection) -> None:
+        self._link = link
+        self._connection = connection
+        self._branches: list[int] = []
+        self._calls: set[int] = set()
+        self._inbox: deque[Answer] = deque()
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def info(self) -> wire.Welcome:
+        """What the runtime of this exchange said about itself."""
+        return self._connection.info
+
+    def branch(self) -> int:
+        """A number for a new branch; closed with the exchange."""
+        number = self._link.number()
+        self._branches.append(number)
+        return number
+
+    def call(self) -> int:
+        """A number for a new call, whose replies come here."""
+        number = self._link.number()
+        self._calls.add(number)
+        self._link.listen(number, self)
+        return number
+
+    def send(self, *ops: wire.Op) -> None:
+        """One frame. Raises `InvalidParameter` for what cannot be sent, `Overloaded`,
+        `RuntimeGone`.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._connection.send(ops)
+        except RuntimeGone as error:  # its own words name our paths
+            log.info("%s", error)
+            raise self._link.restarted() from None
+        self._link.sent(ops)
+
+    async def answer(self) -> Answer:
+        """The next reply of any call, a `Failed` too. Raises what ended the connection."""
+        while not self._inbox:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._inbox.popleft()
+
+    async def next(self) -> Answer:
+        """The next reply. Raises what a `Failed` says."""
+        reply = await self.answer()
+        if isinstance(reply, wire.Failed):
+            raise from_wire(reply.code, reply.message, reply.details)
+        return reply
+
+    @property
+    def waiting(self) -> int:
+        """Calls that have no last reply yet, or whose last reply has not been taken."""
+        return len(self._calls) + sum(not isinstance(reply, wire.Delta) for reply in self._inbox)
+
+    def take(self, reply: Answer) -> None:
+        """For the link: one more reply."""
+        if not isinstance(reply, wire.Delta | wire.Welcome) and reply.call is not None:
+            self._calls.discard(reply.call)
+        elif isinstance(reply, wire.Delta) and self._inbox:
+            last = self._inbox[-1]
+            if isinstance(last, wire.Delta) and (last.call, last.index) == (
+                reply.call,
+                reply.index,
+            ):
+                # What came while nobody read is one piece: less work for all just when there is too
+                # much.
+                text, count = last.text + reply.text, last.num_tokens + reply.num_tokens
+                self._inbox[-1] = wire.Delta(
+                    reply.call, reply.index, text, count, last.logprobs + reply.logprobs
+                )
+                return
+        self._inbox.append(reply)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the exchange: what has come can still be taken, then `error` is raised."""
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def close(self) -> None:
+        """Closes its branches; the runtime frees what they held. Safe to repeat."""
+        for number in self._calls:
+            self._link.unlisten(number)
+        branches, self._branches, self._calls = self._branches, [], set()
+        self._link.leave(self)
+        if branches and self._failure is None:
+            try:
+                self._connection.send([wire.Close(number) for number in branches])
+            except RuntimeGone:
+                log.debug("the runtime went before its branches were closed")
+        self.fail(ProtocolError("this exchange was closed"))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class RuntimeLink:
+    """The gateway's way to its runtime. All methods belong to the event loop's thread."""
+
+    def __init__(self, when_lost: Callable[[LmprogError], None] | None = None) -> None:
+        """`when_lost` is called once for each connection that ended by itself: whoever gives it
+        brings a new one.
+        """
+        self.when_lost = when_lost
+        self.observer: Observer | None = None
+        self._connection: Connection | None = None
+        self._numbers = itertools.count(1)
+        self._listeners: dict[int, Exchange] = {}
+        self._exchanges: set[Exchange] = set()
+        self._why = "The runtime is starting; try again in a moment."
+        self.connections = 0
+        """How many there have been."""
+
+    @property
+    def info(self) -> wire.Welcome | None:
+        """What the runtime said about itself; None while there is none."""
+        return None if self._connection is None else self._connection.info
+
+    @property
+    def is_up(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def why(self) -> str:
+        """Why there is no runtime, where there is none."""
+        return self._why
+
+    def replace(self, connection: Connection | None) -> None:
+        """From now on this runtime; None: none for now. Exchanges with the old one fail as
+        `RuntimeRestarted`.
+        """
+        self._why = "The runtime is starting again; try again in a moment."
+        self._drop(RuntimeRestarted(_RESTARTED))
+        self._connection = connection
+        if connection is not None:
+            self.connections += 1
+            loop = asyncio.get_running_loop()
+            threading.Thread(
+                target=self._read, args=(connection, loop), name="lmprog-link", daemon=True
+            ).start()
+
+    def exchange(self) -> Exchange:
+        """A new one. Raises `RuntimeGone` while there is no runtime."""
+        if self._connection is None:
+            raise RuntimeGone(self._why)
+        made = Exchange(self, self._connection)
+        self._exchanges.add(made)
+        return made
+
+    async def ask(self, make: Callable[[int], wire.Op], timeout: float = 10.0) -> Answer:
+        """One call by itself: `await link.ask(wire.Describe)`. Raises why it failed, `TimeoutError`
+        after `timeout`.
+        """
+        with self.exchange() as exchange:
+            exchange.send(make(exchange.call()))
+            async with asyncio.timeout(timeout):
+                return await exchange.next()
+
+    async def figures(self, timeout: float = 10.0) -> dict[str, float]:
+        """The runtime's counters and states by name."""
+        reply = await self.ask(wire.Describe, timeout)
+        assert isinstance(reply, wire.Described)
+        return reply.figures
+
+    def close(self) -> None:
+        """Ends the connection; exchanges under way fail."""
+        self._why = "The server is stopping."
+        self._drop(RuntimeGone(self._why))
+
+    def restarted(self) -> RuntimeGone:
+        """What those are told whose work went with the runtime."""
+        if self.when_lost is None:
+            return RuntimeGone("The runtime ended while it worked on this.")
+        return RuntimeRestarted(_RESTARTED)
+
+    # --- for exchanges
+    # -------------------------------------------------------------------------------------------
+
+    def sent(self, ops: Sequence[wire.Op]) -> None:
+        if self.observer is not None:
+            for op in ops:
+                if isinstance(op, wire.Generate | wire.Select):
+                    self.observer.asked(op)
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def listen(self, call: int, exchange: Exchange) -> None:
+        self._listeners[call] = exchange
+
+    def unlisten(self, call: int) -> None:
+        if self._listeners.pop(call, None) is not None and self.observer is not None:
+            self.observer.dropped(call)
+
+    def leave(self, exchange: Exchange) -> None:
+        self._exchanges.discard(exchange)
+
+    # --- replies
+    # -------------------------------------------------------------------------------------------------
+
+    def _read(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        """Body of the reading thread; ends with its connection."""
+        try:
+            while self._connection is connection:
+                replies = connection.receive(POLL_SECONDS)
+                if replies:
+                    _on(loop, self._deliver, connection, replies)
+        except LmprogError as error:
+            _on(loop, self._lose, connection, error)
+        finally:
+            connection.close()
+
+    def _deliver(self, connection: Connection, replies: list[wire.Reply]) -> None:
+        if connection is not self._connection:
+            return
+        for reply in replies:
+            if isinstance(reply, wire.Welcome):
+                continue
+            if reply.call is None:
+                assert isinstance(reply, wire.Failed)
+                self._lose(connection, from_wire(reply.code, reply.message, reply.details))
+                return
+            if self.observer is not None:
+                self.observer.replied(reply)
+            ended = not isinstance(reply, wire.Delta)
+            listener = (
+                self._listeners.pop(reply.call, None) if ended else self._listeners.get(reply.call)
+            )
+            if listener is not None:
+                listener.take(reply)
+
+    def _lose(self, connection: Connection, error: LmprogError) -> None:
+        if connection is not self._connection:
+            return
+        self._why = "The runtime ended and is not back yet; try again in a moment."
+        log.error("the connection to the runtime is lost: %s", error)
+        self._drop(self.restarted())
+        if self.when_lost is not None:
+            self.when_lost(error)
+
+    def _drop(self, error: LmprogError) -> None:
+        """No connection from here on; the reading thread closes the old one."""
+        connection, self._connection = self._connection, None
+        exchanges, self._exchanges = self._exchanges, set()
+        if self.observer is not None:
+            for call in self._listeners:
+                self.observer.dropped(call)
+        self._listeners.clear()
+        for exchange in exchanges:
+            exchange.fail(error)
+        if connection is not None:
+            threading.Thread(target=connection.close, name="lmprog-link-close", daemon=True).start()
+
+
+def _on(
+    loop: asyncio.AbstractEventLoop,
+    action: Callable[[Connection, Given], None],
+    of: Connection,
+    given: Given,
+) -> None:
+    """Runs `action(of, given)` on the loop; nothing happens when that is closed already."""
+    try:
+        loop.call_soon_threadsafe(action, of, given)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

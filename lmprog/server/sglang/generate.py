@@ -1,0 +1,262 @@
+"""`/generate` and `/abort_request`: prompts go out in one frame, results come back as one JSON or
+as a stream.
+
+Knows exchanges, and who may end whose requests; the fields are `asking`'s, the shapes `answers`'.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lmprog import wire
+from lmprog.errors import from_wire
+from lmprog.server.gateway import Gateway
+from lmprog.server.http.bodies import read_body
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.sse import END, EventStream, event, until_gone
+from lmprog.server.openai.running_request import warned
+from lmprog.server.runtime_link import Exchange
+from lmprog.server.sglang.generate_answers import GenerateStream, Row, aborted, results
+from lmprog.server.sglang.generate_body import (
+    SILENT,
+    GeneratePrompt,
+    GenerateRequest,
+    names_of,
+    prompts_of,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    rid: Annotated[str, Meta(max_length=160)] = ""
+    abort_all: bool = False
+
+
+class GenerateBatch:
+    """The prompts of one request under way."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        exchange: Exchange,
+        prompts: Sequence[GeneratePrompt],
+        salt: str,
+        body: GenerateRequest,
+    ):
+        """Sends everything in one frame."""
+        self.prompts = prompts
+        self._exchange = exchange
+        self._clock = gateway.clock
+        self._began = gateway.clock()
+        self._calls: dict[int, int] = {}
+        """Call -> its prompt's place."""
+        self._asides: dict[int, int] = {}
+        """Calls that ask for a prompt's tokens, or for the text of the first one."""
+        self._firsts: dict[int, Row] = {}
+        self._done: dict[int, wire.CallDone] = {}
+        self._aborted: set[int] = set()
+        self.growing = [[GenerateStream() for _ in range(prompt.results)] for prompt in prompts]
+        ops: list[wire.Op] = []
+        for place, prompt in enumerate(prompts):
+            branch, call = exchange.branch(), exchange.call()
+            self._calls[call] = place
+            ops += [
+                wire.Open(branch, salt),
+                wire.Append(branch, (prompt.piece,)),
+                prompt.gen(
+                    branch, call, body.stream, body.priority or 0, gateway.settings.request_timeout
+                ),
+            ]
+            if prompt.start == 0:  # the first token has no log-probability, but a place in the list
+                ops += self._asides_of_first(place, prompt)
+        exchange.send(*ops)
+
+    def abort(self, rid: str | None) -> None:
+        """Ends the prompts of that name, or of the batch of that name; None: all of them."""
+        for call, place in self._calls.items():
+            own = self.prompts[place].rid
+            if place not in self._done and (rid is None or own == rid or own.startswith(f"{rid}_")):
+                self._aborted.add(place)
+                self._exchange.send(wire.Cancel(call))
+
+    async def run(self) -> AsyncIterator[tuple[int, int, list[dict[str, Any]] | None]]:
+        """(prompt, index, None) where a result has grown, (prompt, 0, results) where a prompt is
+        done.
+        """
+        left = len(self.prompts)
+        while left:
+            reply = await self._exchange.answer()
+            call = getattr(reply, "call", None)
+            if call in self._asides:
+                self._take_aside(reply, self._asides[call])
+                place = self._asides[call]
+            elif isinstance(reply, wire.Delta):
+                place = self._calls[reply.call]
+                self.growing[place][reply.index].take(reply)
+                yield place, reply.index, None
+                continue
+            else:
+                place = self._calls[call or 0]
+                if isinstance(reply, wire.Failed):
+                    if place not in self._aborted or reply.code != "cancelled":
+                        raise from_wire(reply.code, reply.message, reply.details)
+                    left -= 1
+                    yield place, 0, aborted(self.prompts[place], self.growing[place])
+                    continue
+                assert isinstance(reply, wire.CallDone)
+                self._done[place] = reply
+            prompt = self.prompts[place]
+            if place in self._done and (prompt.start != 0 or self._has_first(place)):
+                left -= 1
+                yield (
+                    place,
+                    0,
+                    results(
+                        prompt,
+                        self._done[place],
+                        self._firsts.get(place),
+                        self._clock() - self._began,
+                    ),
+                )
+
+    def told(
+        self, place: int, index: int, made: list[dict[str, Any]] | None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What `run` gave, as a stream tells it: (place among all results, the result as it
+        stands).
+        """
+        base = sum(prompt.results for prompt in self.prompts[:place])
+        if made is not None:
+            yield from enumerate(made, base)
+            return
+        prompt = self.prompts[place]
+        known = len(prompt.piece.ids) if isinstance(prompt.piece, wire.TokensPiece) else None
+        yield base + index, self.growing[place][index].chunk(prompt, known)
+
+    def _asides_of_first(self, place: int, prompt: GeneratePrompt) -> list[wire.Op]:
+        """What must be asked to know the prompt's first token, and its text where that is
+        wanted.
+        """
+        if isinstance(prompt.piece, wire.TokensPiece):
+            self._firsts[place] = (None, prompt.piece.ids[0], None)
+            return [self._asks_text(place, prompt.piece.ids[0])] if prompt.texts else []
+        call = self._exchange.call()
+        self._asides[call] = place
+        return [wire.Encode(call, prompt.piece.text)]
+
+    def _asks_text(self, place: int, token: int) -> wire.Op:
+        call = self._exchange.call()
+        self._asides[call] = place
+        return wire.Decode(call, (token,), special=True)
+
+    def _take_aside(self, reply: wire.Reply, place: int) -> None:
+        prompt = self.prompts[place]
+        if isinstance(reply, wire.TokensAre) and reply.tokens:
+            self._firsts[place] = (None, reply.tokens[0], None)
+            if prompt.texts:
+                self._exchange.send(self._asks_text(place, reply.tokens[0]))
+        elif isinstance(reply, wire.TextIs):
+            self._firsts[place] = (None, self._firsts[place][1], reply.text)
+
+    def _has_first(self, place: int) -> bool:
+        """Whether the prompt's first token is known, and its text where that is wanted."""
+        first = self._firsts.get(place)
+        return first is not None and (first[2] is not None or not self.prompts[place].texts)
+
+
+class Requests:
+    """The batches under way, by who asked for them: nobody can end another's."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, set[GenerateBatch]] = {}
+
+    @contextmanager
+    def holding(self, caller: str, batch: GenerateBatch) -> Iterator[GenerateBatch]:
+        mine = self._batches.setdefault(caller, set())
+        mine.add(batch)
+        try:
+            yield batch
+        finally:
+            mine.discard(batch)
+            if not mine:
+                self._batches.pop(caller, None)
+
+    def abort(self, caller: str, rid: str | None) -> None:
+        for batch in self._batches.get(caller, set()):
+            batch.abort(rid)
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    requests = Requests()
+
+    @contextmanager
+    def begun(
+        request: Request, body: GenerateRequest, prompts: list[GeneratePrompt]
+    ) -> Iterator[GenerateBatch]:
+        caller = request.state.caller
+        salt = gateway.salt(caller, body.extra_key)
+        count = sum(prompt.results for prompt in prompts)
+        with (
+            gateway.admit(count),
+            gateway.link.exchange() as exchange,
+            requests.holding(
+                caller, GenerateBatch(gateway, exchange, prompts, salt, body)
+            ) as batch,
+        ):
+            yield batch
+
+    async def whole(
+        request: Request, body: GenerateRequest, prompts: list[GeneratePrompt]
+    ) -> list[dict[str, Any]]:
+        with begun(request, body, prompts) as batch:
+            found = {place: made async for place, _, made in batch.run() if made is not None}
+        return [one for place in sorted(found) for one in found[place]]
+
+    async def events(
+        request: Request, body: GenerateRequest, prompts: list[GeneratePrompt], is_list: bool
+    ) -> AsyncGenerator[bytes, None]:
+        with begun(request, body, prompts) as batch:
+            async for place, index, made in batch.run():
+                for at, one in batch.told(place, index, made):
+                    yield event({**one, "index": at} if is_list else one)
+        yield END
+
+    async def generate(request: Request) -> Response:
+        read = await read_body(request, GenerateRequest, gateway.settings, SILENT)
+        body = read.body
+        gateway.check_model(body.model)
+        prompts, is_batch = prompts_of(body, lambda: secrets.token_hex(16))
+        for prompt in prompts:
+            prompt.params.constraint()
+        request.state.names = names_of(body, prompts)
+        is_list = is_batch or prompts[0].results > 1
+        headers = warned(read.warnings)
+        if body.stream:
+            stream = events(request, body, prompts, is_list)
+            return await EventStream.begin(request, stream, gateway.settings, headers)
+        made = await until_gone(request, whole(request, body, prompts))
+        return Response(
+            _encode(made if is_list else made[0]), headers=headers, media_type="application/json"
+        )
+
+    async def abort(request: Request) -> Response:
+        body = (await read_body(request, AbortRequest, gateway.settings)).body
+        if not body.rid and not body.abort_all:
+            raise refused("Give the rid of a request, or abort_all: true.", "rid")
+        requests.abort(request.state.caller, None if body.abort_all else body.rid)
+        return Response(_encode({"success": True}), media_type="application/json")
+
+    return [
+        Route("/generate", generate, methods=["POST", "PUT"]),
+        Route("/abort_request", abort, methods=["POST"]),
+    ]

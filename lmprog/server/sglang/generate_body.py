@@ -1,0 +1,287 @@
+"""The body of `/generate`: SGLang's fields, taken apart into one `GeneratePrompt` for each text,
+and those into ops.
+
+A list in a field means: one value for each prompt. Knows fields and the wire; knows no connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from lmprog import wire
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.limits import LIMITS, within
+
+T = TypeVar("T")
+
+SILENT = ("log_metrics", "return_hidden_states", "session_id", "stream_options", "empty_cache")
+"""Fields of SGLang's clients that change nothing here, and need no warning."""
+_LEAST_TOP_P = 1e-6  # the wire takes no 0, which means the same: only the likeliest token
+Rid = Annotated[str, Meta(min_length=1, max_length=128)]
+Token = Annotated[int, within("prompt[]")]
+Stops = Annotated[list[Annotated[str, within("stop[]")]], within("stop")]
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """SGLang's names. `max_new_tokens` 0 generates nothing: it computes the prompt, for the cache
+    or its likelihood.
+    """
+
+    max_new_tokens: Annotated[int, within("max_tokens")] | None = 128
+    min_new_tokens: Annotated[int, within("min_tokens")] | None = None
+    temperature: Annotated[float, within("temperature")] | None = None
+    top_p: Annotated[float, within("top_p")] | None = None
+    top_k: Annotated[int, within("top_k")] | None = None
+    min_p: Annotated[float, within("min_p")] | None = None
+    frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
+    presence_penalty: Annotated[float, within("presence_penalty")] | None = None
+    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
+    n: Annotated[int, within("n")] | None = None
+    stop: Annotated[str, within("stop[]")] | Stops | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, within("stop_token_ids[]")]], within("stop_token_ids")] | None
+    ) = None
+    stop_regex: (
+        Annotated[str, Meta(max_length=256)] | Annotated[list[str], Meta(max_length=4)] | None
+    ) = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, within("logit_bias[]")]], within("logit_bias")] | None
+    ) = None
+    sampling_seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    ignore_eos: bool | None = None
+    regex: Annotated[str, within("regex")] | None = None
+    json_schema: Annotated[str, within("schema")] | None = None
+    ebnf: Annotated[str, within("grammar")] | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    """Has no meaning here: special tokens are never part of a text."""
+    no_stop_trim: bool = False
+
+    def constraint(self) -> wire.Constraint | None:
+        """The one constraint that is given."""
+        given = self.confining()
+        if len(given) > 1:
+            raise refused(f"{' and '.join(given)} are given; give one of them.", given[1])
+        if self.regex is not None:
+            return wire.Regex(self.regex)
+        if self.json_schema is not None:
+            return wire.JsonSchema(self.json_schema)
+        return None if self.ebnf is None else wire.Grammar(self.ebnf)
+
+    def confining(self) -> list[str]:
+        """The fields that confine the text."""
+        return [
+            name for name in ("regex", "json_schema", "ebnf") if getattr(self, name) is not None
+        ]
+
+    def sampling(
+        self, logprobs: int | None, prompt_logprobs: int | None, start: int
+    ) -> wire.SamplingParams:
+        """As the wire says it; what is null has SGLang's default."""
+        given = {
+            "temperature": self.temperature,
+            "top_p": None if self.top_p is None else max(_LEAST_TOP_P, self.top_p),
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "seed": self.sampling_seed,
+            "min_tokens": self.min_new_tokens,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "n": self.n,
+            "ignore_eos": self.ignore_eos,
+        }
+        return msgspec.structs.replace(
+            wire.SamplingParams(
+                max_tokens=None if self.max_new_tokens is None else max(1, self.max_new_tokens),
+                stop=_listed(self.stop),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                stop_regex=_listed(self.stop_regex),
+                logit_bias=tuple(
+                    (_token(key), bias) for key, bias in (self.logit_bias or {}).items()
+                ),
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                prompt_logprobs_start=max(0, start),
+            ),
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """The fields of `/generate` that mean something here."""
+
+    text: str | Annotated[list[str], within("prompt")] | None = None
+    input_ids: Annotated[list[Token | list[Token]], Meta(min_length=1)] | None = None
+    sampling_params: SamplingParams | list[SamplingParams] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1)] | list[Annotated[int, Meta(ge=-1)]] | None = None
+    top_logprobs_num: (
+        Annotated[int, within("top_logprobs")] | list[Annotated[int, within("top_logprobs")]] | None
+    ) = None
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    rid: Rid | list[Rid] | None = None
+    priority: Annotated[int, within("priority")] | None = None
+    extra_key: Annotated[str, within("cache_salt")] | None = None
+    model: Annotated[str, within("model")] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratePrompt:
+    """One text (or its tokens) of a request, with what is asked of it."""
+
+    rid: str
+    piece: wire.TextPiece | wire.TokensPiece
+    params: SamplingParams
+    logprobs: int | None
+    """How many of the likeliest tokens at each position; None: no log-probabilities at all."""
+    start: int
+    """Position of the first prompt token whose log-probability is wanted; -1: of none."""
+    texts: bool
+    """Whether log-probabilities come with the text of their tokens."""
+
+    @property
+    def results(self) -> int:
+        return self.params.n or 1
+
+    @property
+    def generates(self) -> bool:
+        return self.params.max_new_tokens != 0
+
+    def gen(
+        self, branch: int, call: int, stream: bool, priority: int, timeout: float | None
+    ) -> wire.Generate:
+        prompt_logprobs = None if self.start < 0 else self.logprobs
+        sampling = self.params.sampling(self.logprobs, prompt_logprobs, self.start)
+        return wire.Generate(
+            branch, call, sampling, self.params.constraint(), stream, priority, timeout
+        )
+
+
+def prompts_of(
+    body: GenerateRequest, make_rid: Callable[[], str]
+) -> tuple[list[GeneratePrompt], bool]:
+    """All prompts, and whether the answer is a list. Raises HttpError for fields that do not go
+    together.
+    """
+    pieces, is_batch = _pieces(body)
+    count = len(pieces)
+    rids = body.rid if isinstance(body.rid, list) else None
+    if rids is not None and len(rids) != count:
+        raise _uneven("rid", len(rids), count)
+    made = []
+    for at, piece in enumerate(pieces):
+        params = _each(body.sampling_params, at, count, "sampling_params") or SamplingParams()
+        if not params.skip_special_tokens:
+            raise refused(
+                "skip_special_tokens must be true: texts hold no special tokens.",
+                "skip_special_tokens",
+            )
+        if params.no_stop_trim:
+            raise refused(
+                "no_stop_trim must be false: texts end before their stop.", "no_stop_trim"
+            )
+        if (
+            params.max_new_tokens is not None
+            and (params.min_new_tokens or 0) > params.max_new_tokens
+        ):
+            raise refused(
+                f"min_new_tokens is {params.min_new_tokens:,}, more than max_new_tokens, {params.max_new_tokens:,}.",
+                "min_new_tokens",
+            )
+        wants = bool(_each(body.return_logprob, at, count, "return_logprob"))
+        start = _each(body.logprob_start_len, at, count, "logprob_start_len")
+        if start is None:  # who generates nothing can only mean the prompt
+            start = 0 if params.max_new_tokens == 0 else -1
+        rid = (
+            rids[at]
+            if rids is not None
+            else _rid(body.rid if isinstance(body.rid, str) else None, at, is_batch)
+        )
+        made.append(
+            GeneratePrompt(
+                rid or make_rid(),
+                piece,
+                params,
+                (_each(body.top_logprobs_num, at, count, "top_logprobs_num") or 0)
+                if wants
+                else None,
+                start if wants else -1,
+                body.return_text_in_logprobs,
+            )
+        )
+    return made, is_batch
+
+
+def names_of(body: GenerateRequest, prompts: list[GeneratePrompt]) -> dict[str, str]:
+    """The request's names for what the runtime may complain of."""
+    given = [name for prompt in prompts for name in prompt.params.confining()]
+    names = {"prompt": "input_ids" if body.text is None else "text", "max_tokens": "max_new_tokens"}
+    return {**names, "constraint": given[0]} if given else names
+
+
+def _pieces(body: GenerateRequest) -> tuple[list[wire.TextPiece | wire.TokensPiece], bool]:
+    if (body.text is None) == (body.input_ids is None):
+        raise refused(
+            "Give one of text and input_ids.", "text" if body.text is None else "input_ids"
+        )
+    if isinstance(body.text, str):
+        return [wire.TextPiece(body.text)], False
+    if body.text is not None:
+        return [wire.TextPiece(text) for text in body.text], True
+    rows = [ids for ids in body.input_ids or () if isinstance(ids, list)]
+    single = [token for token in body.input_ids or () if isinstance(token, int)]
+    if rows and single:
+        raise refused(
+            "input_ids is an array of token ids, or an array of such arrays; not both.", "input_ids"
+        )
+    if single:
+        return [wire.TokensPiece(tuple(single))], False
+    most = int(LIMITS["prompt"].maximum)
+    if len(rows) > most:
+        raise refused(f"input_ids has {len(rows):,} prompts; it may have {most:,}.", "input_ids")
+    empty = next((at for at, row in enumerate(rows) if not row), None)
+    if empty is not None:
+        raise refused(f"input_ids[{empty}] is empty; a prompt has at least one token.", "input_ids")
+    return [wire.TokensPiece(tuple(row)) for row in rows], True
+
+
+def _each(value: T | list[T] | None, at: int, count: int, name: str) -> T | None:
+    """The value for prompt `at`: the same for all, or its own of a list."""
+    if not isinstance(value, list):
+        return value
+    if len(value) != count:
+        raise _uneven(name, len(value), count)
+    return value[at]
+
+
+def _rid(given: str | None, at: int, is_batch: bool) -> str | None:
+    """A name for a batch names each of its prompts."""
+    return f"{given}_{at}" if given is not None and is_batch else given
+
+
+def _uneven(name: str, has: int, count: int) -> Exception:
+    return refused(
+        f"{name} has {has:,} values and there are {count:,} prompts; give one for each.", name
+    )
+
+
+def _listed(given: str | list[str] | None) -> tuple[str, ...]:
+    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+def _token(key: str) -> int:
+    if not (
+        key.isascii()
+        and key.isdecimal()
+        and len(key) <= 10
+        and int(key) <= LIMITS["prompt[]"].maximum
+    ):
+        raise refused(f"logit_bias names {key[:40]!r}, which is no token id.", "logit_bias")
+    return int(key)

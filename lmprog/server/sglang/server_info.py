@@ -1,0 +1,85 @@
+"""What the server is and holds, under SGLang's names; forgetting the cache.
+
+Knows single calls of the wire and their answers.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from lmprog import wire
+from lmprog.server.gateway import Gateway
+from lmprog.server.http.auth import AdminRoute
+from lmprog.server.http.http_errors import HttpError, Problem
+from lmprog.server.http.sse import until_gone
+from lmprog.server.operations.health import version
+
+HEALTH_SECONDS = 20.0
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    async def model_info(request: Request) -> Response:
+        info = gateway.info
+        return JSONResponse(
+            {
+                "model_path": gateway.model_name,
+                "served_model_name": gateway.model_name,
+                "tokenizer_path": info.model,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "context_length": info.context_len,
+                "vocab_size": info.vocab_size,
+            }
+        )
+
+    async def server_info(request: Request) -> Response:
+        info, figures = gateway.info, await gateway.link.figures()
+        return JSONResponse(
+            {
+                "version": version(),
+                "model_path": gateway.model_name,
+                "context_length": info.context_len,
+                "page_size": info.page_size,
+                "max_total_num_tokens": info.num_pages * info.page_size,
+                "startup_time": gateway.started,
+                "internal_states": [figures],
+            }
+        )
+
+    async def flush_cache(request: Request) -> Response:
+        await gateway.link.ask(wire.Flush, 60.0)
+        return PlainTextResponse("Cache flushed; prefixes of requests under way stay.\n")
+
+    async def health_generate(request: Request) -> Response:
+        await until_gone(request, _generate_one(gateway))
+        return Response(status_code=200)
+
+    return [
+        *(Route(path, model_info) for path in ("/model_info", "/get_model_info")),
+        *(Route(path, server_info) for path in ("/server_info", "/get_server_info")),
+        AdminRoute("/flush_cache", flush_cache, methods=["GET", "POST"]),
+        Route("/health_generate", health_generate),
+    ]
+
+
+async def _generate_one(gateway: Gateway) -> None:
+    """One token, before everybody else's: whether the runtime still computes. Raises 503 where none
+    comes.
+    """
+    with gateway.link.exchange() as exchange:
+        branch, call = exchange.branch(), exchange.call()
+        sampling = wire.SamplingParams(temperature=0.0, max_tokens=1)
+        gen = wire.Generate(branch, call, sampling, priority=100, timeout=HEALTH_SECONDS)
+        exchange.send(wire.Open(branch, "health"), wire.Append(branch, (wire.TextPiece("1"),)), gen)
+        reply = await exchange.answer()
+    if not isinstance(reply, wire.CallDone):
+        message = (
+            reply.message
+            if isinstance(reply, wire.Failed)
+            else "the runtime does not answer as it should"
+        )
+        raise HttpError(
+            Problem(503, f"The runtime gave no token: {message}", code="not_generating")
+        )

@@ -1,0 +1,111 @@
+"""`/tokenize` and `/detokenize`: the gateway has no tokenizer, so it asks the runtime.
+
+Knows single calls of the wire and their answers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lmprog import wire
+from lmprog.errors import ProtocolError
+from lmprog.server.gateway import Gateway
+from lmprog.server.http.bodies import read_body
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.limits import LIMITS, within
+from lmprog.server.http.sse import until_gone
+
+_Id = Annotated[int, within("prompt[]")]
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True):
+    prompt: str | Annotated[list[str], within("prompt")]
+    add_special_tokens: bool = True
+    model: Annotated[str, within("model")] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True):
+    tokens: Annotated[list[_Id | list[_Id]], Meta(max_length=2**20)]
+    skip_special_tokens: bool = True
+    model: Annotated[str, within("model")] | None = None
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    async def tokenize(request: Request) -> Response:
+        body = (await read_body(request, TokenizeRequest, gateway.settings)).body
+        gateway.check_model(body.model)
+        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        ops = [
+            lambda call, text=text: wire.Encode(call, text, body.add_special_tokens)
+            for text in texts
+        ]
+        found = [_tokens(reply) for reply in await until_gone(request, _spelled(gateway, ops))]
+        is_list = not isinstance(body.prompt, str)
+        counts = [len(tokens) for tokens in found]
+        answer: dict[str, Any] = {
+            "tokens": found if is_list else found[0],
+            "count": counts if is_list else counts[0],
+            "max_model_len": gateway.info.context_len,
+        }
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def detokenize(request: Request) -> Response:
+        body = (await read_body(request, DetokenizeRequest, gateway.settings)).body
+        gateway.check_model(body.model)
+        rows, is_list = _rows(body.tokens)
+        special = not body.skip_special_tokens
+        ops = [lambda call, row=row: wire.Decode(call, row, special) for row in rows]
+        found = [_text(reply) for reply in await until_gone(request, _spelled(gateway, ops))]
+        return Response(
+            msgspec.json.encode({"text": found if is_list else found[0]}),
+            media_type="application/json",
+        )
+
+    return [
+        *(Route(path, tokenize, methods=["POST"]) for path in ("/tokenize", "/v1/tokenize")),
+        *(Route(path, detokenize, methods=["POST"]) for path in ("/detokenize", "/v1/detokenize")),
+    ]
+
+
+async def _spelled(gateway: Gateway, makes: list[Any]) -> list[wire.Reply]:
+    """The answers to small questions, in their order. Raises why one of them failed."""
+    with gateway.link.exchange() as exchange:
+        calls = [exchange.call() for _ in makes]
+        exchange.send(*(make(call) for make, call in zip(makes, calls, strict=True)))
+        found: dict[int, wire.Reply] = {}
+        while len(found) < len(calls):
+            reply = await exchange.next()
+            found[getattr(reply, "call", None) or 0] = reply
+    return [found[call] for call in calls]
+
+
+def _tokens(reply: wire.Reply) -> tuple[int, ...]:
+    if not isinstance(reply, wire.TokensAre):
+        raise ProtocolError("asked for tokens, the runtime answered something else")
+    return reply.tokens
+
+
+def _text(reply: wire.Reply) -> str:
+    if not isinstance(reply, wire.TextIs):
+        raise ProtocolError("asked for a text, the runtime answered something else")
+    return reply.text
+
+
+def _rows(given: list[int | list[int]]) -> tuple[list[tuple[int, ...]], bool]:
+    rows = [tuple(row) for row in given if isinstance(row, list)]
+    single = tuple(token for token in given if isinstance(token, int))
+    if rows and single:
+        raise refused(
+            "tokens is an array of token ids, or an array of such arrays; not both.", "tokens"
+        )
+    if len(rows) > LIMITS["prompt"].maximum:
+        raise refused(
+            f"tokens has {len(rows):,} rows; it may have {LIMITS['prompt'].maximum:,.0f}.", "tokens"
+        )
+    return (rows, True) if rows else ([single], False)

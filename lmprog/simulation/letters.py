@@ -1,0 +1,44 @@
+"""A tokenizer in which one letter is one token: text and tokens say the same, so an oracle needs
+only one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lmprog.runtime.text.tokenizer import ByteStream
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?"
+"""Token i is letter i; the token after the last letter ends a text."""
+
+
+class LetterTokenizer:
+    """See `runtime.tokenizer.Tokenizer`. Letters outside the alphabet become question marks."""
+
+    vocab_size = len(ALPHABET) + 1
+    eos_ids = (len(ALPHABET),)
+    prefix: tuple[int, ...] = ()
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        return [ALPHABET.index(letter if letter in ALPHABET else "?") for letter in text]
+
+    def encode_quoting(
+        self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True
+    ) -> list[int]:
+        return self.encode(text, start)
+
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        return "".join(
+            self.token_text(token)
+            for token in tokens
+            if token not in self.eos_ids or not skip_special
+        )
+
+    def token_text(self, token: int) -> str:
+        return ALPHABET[token] if token < len(ALPHABET) else "<end>"
+
+    def token_bytes(self, token: int) -> bytes | None:
+        return ALPHABET[token].encode() if token < len(ALPHABET) else None
+
+    def stream(self) -> ByteStream:
+        return ByteStream([self.token_bytes(token) for token in range(self.vocab_size)])

@@ -1,0 +1,84 @@
+"""A sampler in plain numpy, one row at a time: the simulation's, and the twin that the real sampler
+is tested against.
+
+Slow and obvious. Knows picks and scores; knows no torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.runtime.scheduling.randomness import uniform
+from lmprog.runtime.scheduling.sampling_requests import (
+    Likely,
+    SampleRequest,
+    SampleResult,
+    ScoreRequest,
+    ScoreResult,
+    StepResults,
+)
+
+Floats = NDArray[np.float32]
+
+
+class PlainSampler:
+    """Greedy at temperature 0, else inverse-CDF sampling over the whole vocabulary. No
+    penalties.
+    """
+
+    def sample(
+        self, logits: Floats, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> StepResults:
+        return StepResults(
+            tuple(_pick(logits[pick.logit], pick) for pick in picks),
+            tuple(_score(logits, score) for score in scores),
+        )
+
+
+def log_softmax(row: Floats) -> NDArray[np.float64]:
+    """Log-probabilities of one row."""
+    shifted = row.astype(np.float64) - float(row.max())
+    return shifted - float(np.log(np.exp(shifted).sum()))
+
+
+def _pick(row: Floats, pick: SampleRequest) -> SampleResult | None:
+    if not np.isfinite(row).all():
+        return None
+    allowed = np.ones(len(row), bool)
+    if pick.mask is not None:
+        bits = np.unpackbits(pick.mask.bits.view(np.uint8), bitorder="little")[: len(row)]
+        allowed = bits.astype(bool)
+    unbanned = allowed.copy()
+    unbanned[list(pick.banned)] = False
+    allowed = unbanned if unbanned.any() else allowed
+    kept = np.where(allowed, row, -np.inf)
+    for biased, bias in pick.sampling.logit_bias:
+        kept[biased] += bias
+    if pick.sampling.temperature == 0.0:
+        token = int(kept.argmax())
+    else:
+        weights = np.exp((kept - kept.max()).astype(np.float64) / pick.sampling.temperature)
+        token = int(
+            np.searchsorted(
+                weights.cumsum(), uniform(pick.seed, pick.step) * weights.sum(), side="right"
+            )
+        )
+    if pick.sampling.logprobs is None:
+        return SampleResult(token, float("nan"))
+    likely = log_softmax(row)
+    return SampleResult(token, float(likely[token]), _top(likely, pick.sampling.logprobs))
+
+
+def _score(logits: Floats, score: ScoreRequest) -> ScoreResult | None:
+    rows = logits[score.logit : score.logit + len(score.targets)]
+    if not np.isfinite(rows).all():
+        return None
+    likely = [log_softmax(row) for row in rows]
+    logprobs = tuple(float(row[target]) for row, target in zip(likely, score.targets, strict=True))
+    return ScoreResult(logprobs, tuple(_top(row, score.top) for row in likely) if score.top else ())
+
+
+def _top(likely: NDArray[np.float64], count: int) -> Likely:
+    best = np.argsort(-likely, kind="stable")[:count]
+    return tuple((int(token), float(likely[token])) for token in best)

@@ -1,0 +1,210 @@
+"""The runtime's end over ZeroMQ: one ROUTER socket, many clients.
+
+Knows which clients are connected, finds the vanished ones, and keeps the replies of slow ones
+within a bound. It does not know what branches or calls are, and it is used by one thread only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from lmprog import wire
+from lmprog.transport import address as addresses
+from lmprog.transport.address import CurveServer
+from lmprog.transport.admission import Admission
+from lmprog.transport.channel import ClientId, Gone, replies_frames
+
+PROBE_INTERVAL = 0.4
+"""Seconds between two looks for vanished clients."""
+MAX_UNREAD_BYTES = 64 * 1024 * 1024
+"""Replies kept for a client beyond the socket's high-water mark; a client that lets more gather is
+given up.
+"""
+_MAX_FRAMES = (
+    4096  # taken in by one `receive`, so that a flood of ops cannot keep a step from beginning
+)
+_RETRY = (
+    0.01  # seconds until a backlog is tried again, since ROUTER never says which client has room
+)
+
+
+class _Backlog:
+    """Frames that a client's full pipe did not take yet."""
+
+    __slots__ = ("frames", "num_bytes")
+
+    def __init__(self) -> None:
+        self.frames: deque[bytes] = deque()
+        self.num_bytes = 0
+
+
+class ZmqRuntimeChannel:
+    """Binds `address` (a port `*` is replaced by a free one, see `.address`). `keys` are needed
+    beyond loopback.
+    """
+
+    def __init__(self, address: str, keys: CurveServer | None = None) -> None:
+        addresses.check(address, keys is not None)
+        addresses.check_free(address)
+        self._admission = Admission()
+        self.counters = self._admission.counters
+        self._backlogs: dict[ClientId, _Backlog] = {}
+        self._vanished: list[ClientId] = []
+        self._next_probe = 0.0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = _start_guard(self._context, keys) if keys else None
+        self._socket = self._context.socket(zmq.ROUTER)
+        addresses.limit(self._socket, address)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if keys:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self.address = self._bind(address)
+
+    def receive(self, wait: float) -> list[tuple[ClientId, wire.Op | Gone]]:
+        """See `RuntimeChannel`. Wakes for sockets only; looks for vanished clients on the way."""
+        deadline = time.monotonic() + wait
+        while True:
+            if self._backlogs:
+                self._retry_backlogs()
+            messages = self._take_in()
+            now = time.monotonic()
+            if now >= self._next_probe:
+                self._probe()
+                self._next_probe = now + PROBE_INTERVAL
+            messages += self._report_vanished()
+            if messages or now >= deadline:
+                return messages
+            pause = (
+                min(deadline, self._next_probe, now + _RETRY if self._backlogs else deadline) - now
+            )
+            self._socket.poll(max(1, int(pause * 1000) + 1))
+
+    def send(self, replies: Sequence[tuple[ClientId, wire.Reply]]) -> None:
+        """See `RuntimeChannel`. All replies of one client are one frame."""
+        grouped: dict[ClientId, list[wire.Reply]] = {}
+        for client, reply in replies:
+            grouped.setdefault(client, []).append(reply)
+        for client, own in grouped.items():
+            if not self._admission.is_welcome(client):
+                self.counters["replies_dropped"] += len(own)
+                continue
+            for frame in replies_frames(own):
+                self._post(client, frame)
+
+    def close(self) -> None:
+        if self._context.closed:
+            return
+        if self._guard:
+            self._guard.stop()
+        self._socket.close(0)
+        self._context.destroy(0)
+
+    def _bind(self, address: str) -> str:
+        """Only this user may connect to an ipc socket, even where its folder is open to others."""
+        before = os.umask(0o177) if address.startswith("ipc://") else None
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise addresses.refused_by_system(address, error) from None
+        finally:
+            if before is not None:
+                os.umask(before)
+        bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        return bound.rstrip(b"\0").decode()
+
+    def _take_in(self) -> list[tuple[ClientId, wire.Op | Gone]]:
+        found: list[tuple[ClientId, wire.Op | Gone]] = []
+        for _ in range(_MAX_FRAMES):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(parts) != 2:
+                self._admission.malformed()
+                continue
+            client, frame = parts
+            heard = self._admission.hear(client, frame)
+            if heard.refusal:
+                self._post(client, wire.encode((heard.refusal,)))
+            found += [(client, message) for message in heard.messages]
+        return found
+
+    def _post(self, client: ClientId, frame: bytes) -> None:
+        backlog = self._backlogs.get(client)
+        if backlog is None:
+            if self._put(client, frame):
+                return
+            backlog = self._backlogs[client] = _Backlog()
+        backlog.frames.append(frame)
+        backlog.num_bytes += len(frame)
+        if backlog.num_bytes > MAX_UNREAD_BYTES:
+            self._give_up(client)
+
+    def _put(self, client: ClientId, frame: bytes) -> bool:
+        """False where the client's pipe is full; a client that is not there any more takes
+        everything.
+        """
+        try:
+            self._socket.send_multipart((client, frame), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._vanished.append(client)
+        return True
+
+    def _give_up(self, client: ClientId) -> None:
+        """The client lives but does not read: its work is freed, and one last reply will tell
+        it.
+        """
+        if self._admission.is_welcome(client):
+            self._vanished.append(client)
+        last = _Backlog()
+        last.frames.append(wire.encode((self._admission.refuse_slow(MAX_UNREAD_BYTES),)))
+        self._backlogs[client] = last
+
+    def _retry_backlogs(self) -> None:
+        for client, backlog in list(self._backlogs.items()):
+            while backlog.frames and self._put(client, backlog.frames[0]):
+                backlog.num_bytes -= len(backlog.frames.popleft())
+            if not backlog.frames:
+                del self._backlogs[client]
+
+    def _probe(self) -> None:
+        """An empty frame to every known client: ROUTER refuses it for those that have gone."""
+        for client in self._admission.known():
+            self._put(client, b"")
+
+    def _report_vanished(self) -> list[tuple[ClientId, wire.Op | Gone]]:
+        vanished, self._vanished = self._vanished, []
+        return [(client, Gone()) for client in vanished if self._admission.forget(client)]
+
+
+def _start_guard(context: zmq.Context[zmq.Socket[bytes]], keys: CurveServer) -> ThreadAuthenticator:
+    """Lets in only the clients whose public keys are listed. A thread, since a step must not delay
+    a handshake.
+    """
+    guard = ThreadAuthenticator(context)
+    guard.start()
+    guard.configure_curve_callback("*", credentials_provider=_Listed(keys.clients))
+    return guard
+
+
+class _Listed:
+    """What ZeroMQ's authenticator asks for each connection."""
+
+    def __init__(self, clients: frozenset[bytes]) -> None:
+        self._clients = clients
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key in self._clients

@@ -1,0 +1,30 @@
+"""What all messages are made of: the base class, numbers, names. Knows no message."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+Id: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+ShortText: TypeAlias = Annotated[str, Meta(max_length=256)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
+SelectMethod: TypeAlias = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+Whitespace: TypeAlias = Literal["fixed", "compact", "indented", "flexible"]
+Keep: TypeAlias = Literal["first", "best", "fastest", "majority"]
+ContestRule: TypeAlias = Literal["first", "majority"]
+FinishReason: TypeAlias = Literal["stop", "length", "constraint"]
+
+
+SHARES_PUBLIC = "~"
+"""A salt that begins with this shares the runtime's public prefixes, if it has any, with all others
+that do.
+"""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of all structs here; the tag is the class name."""

@@ -1,0 +1,177 @@
+"""Selects and constraints on an API: enforced by it, or looked at afterwards, or refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import pytest
+
+import lmprog
+from lmprog import wire
+from lmprog.errors import (
+    NotSupported,
+    ValidationFailed,
+)
+from tests.backends.programs import FACTS, chat, on
+from tests.backends.scripted_api import ScriptedApi, document
+
+# --- select
+# ---------------------------------------------------------------------------------------------------------
+
+
+@lmprog.function
+def choose(
+    s: lmprog.Branch, method: wire.SelectMethod = "token_length_normalized"
+) -> lmprog.Selected:
+    s.append("The capital of Italy is")
+    return s.select(" Rome", " Paris", " London town", method=method).value
+
+
+@pytest.mark.parametrize("method", ["token_length_normalized", "greedy_token_selection"])
+def test_a_select_is_scored_in_one_request_where_the_server_echoes_logprobs(
+    method: wire.SelectMethod,
+) -> None:
+    with ScriptedApi(FACTS) as api, on(api, dialect="vllm") as backend:
+        won = choose.using(backend=backend).run(method).value
+        assert won == " Rome"
+        assert won.logprobs == {" Rome": (-0.1,), " Paris": (-4.0,), " London town": (-4.0, -4.0)}
+        assert won.probabilities[" Rome"] > 0.9
+        [request] = api.requests
+        assert (request["echo"], request["max_tokens"], len(request["prompt"])) == (True, 0, 3)
+
+
+def test_any_server_can_be_said_to_echo() -> None:
+    with ScriptedApi(FACTS) as api, on(api, echo=True) as backend:
+        assert choose.using(backend=backend).run().value == " Rome"
+        assert "top_k" not in api.requests[0]
+
+
+def test_a_select_that_compares_likelihoods_without_the_text_is_refused_where_first_tokens_have_none() -> (
+    None
+):
+    with (
+        ScriptedApi(FACTS) as api,
+        on(api, dialect="vllm") as backend,
+        pytest.raises(NotSupported, match="first token"),
+    ):
+        choose.using(backend=backend).run("unconditional_likelihood_normalized")
+
+
+def test_a_select_on_a_chat_asks_for_one_of_the_choices_and_has_no_figures() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> lmprog.Selected:
+        s.user("Which?")
+        return s.select("invoice", "other").value
+
+    with ScriptedApi(chat({"Which?": '{"value": "other"}'})) as api, on(api) as backend:
+        won = program.using(backend=backend).run().value
+        assert won == "other"
+        assert all(
+            math.isnan(score) for score in [*won.scores.values(), *won.probabilities.values()]
+        )
+        schema = api.requests[0]["response_format"]["json_schema"]["schema"]
+        assert schema["properties"]["value"] == {"type": "string", "enum": ["invoice", "other"]}
+
+
+# --- constraints
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_types_travel_as_json_schemas_and_come_back_as_values() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> tuple[object, ...]:
+        s.user("number")
+        number = s.gen(int, max_tokens=4)
+        s.user("word")
+        word = s.gen(Literal["yes", "no"])
+        s.user("object")
+        return (
+            number.value,
+            word.value,
+            s.gen(schema={"type": "object", "properties": {"a": {"type": "number"}}}).value,
+        )
+
+    answers = {"number": '{"value": 42}', "word": '{"value": "no"}', "object": '{"a": 1e-3}'}
+    with ScriptedApi(chat(answers)) as api, on(api) as backend:
+        assert program.using(backend=backend).run().value == (42, "no", '{"a": 1e-3}')
+        formats = [request["response_format"]["json_schema"] for request in api.requests]
+        assert [one["strict"] for one in formats] == [True, True, False]
+        assert api.requests[0]["max_tokens"] == 4 + 16  # room for what it is wrapped in
+        assert api.requests[1]["messages"][1] == {"role": "assistant", "content": "42"}
+
+
+def test_json_that_was_cut_is_a_failed_validation_with_its_text() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> int:
+        s.user("number")
+        return s.gen(int).value
+
+    with (
+        ScriptedApi(chat({"number": '{"val'})) as api,
+        on(api) as backend,
+        pytest.raises(ValidationFailed) as caught,
+    ):
+        program.using(backend=backend).run()
+    assert caught.value.text == '{"val'
+
+
+@lmprog.function
+def dated(s: lmprog.Branch) -> str:
+    s.append("When? ")
+    return s.gen(regex=r"[0-9]{4}").value
+
+
+def test_a_regex_is_refused_where_the_api_cannot_enforce_it() -> None:
+    with ScriptedApi(document("When? 1815")) as api, on(api) as backend:
+        with pytest.raises(NotSupported, match="best_effort"):
+            dated.using(backend=backend).run()
+        assert api.requests == []
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field"),
+    [("vllm", {"structured_outputs": {"regex": "[0-9]{4}"}}), ("sglang", {"regex": "[0-9]{4}"})],
+)
+def test_servers_that_know_regexes_are_told(dialect: str, field: dict[str, object]) -> None:
+    with ScriptedApi(document("When? 1815")) as api, on(api, dialect=dialect) as backend:
+        assert dated.using(backend=backend).run().value == "1815"
+        assert api.requests[0].items() >= field.items()
+
+
+def test_best_effort_asks_until_the_text_fits() -> None:
+    tries = iter(["long ago", "about 1815", " 1815\n"])
+    with (
+        ScriptedApi(lambda prompt: next(tries)) as api,
+        on(api, constraints="best_effort") as backend,
+    ):
+        run = dated.using(backend=backend).run()
+        assert run.value == "1815"
+        assert len(api.requests) == 3
+        assert run.usage.prompt == api.prompt_tokens
+        assert len({request["seed"] for request in api.requests}) == 3
+
+
+def test_best_effort_gives_up_with_the_text() -> None:
+    with (
+        ScriptedApi(lambda prompt: "long ago") as api,
+        on(api, constraints="best_effort", tries=2) as backend,
+        pytest.raises(ValidationFailed, match="asked 2 times") as caught,
+    ):
+        dated.using(backend=backend).run()
+    assert caught.value.text == "long ago"
+    assert len(api.requests) == 2
+
+
+def test_best_effort_looks_at_json_by_its_schema() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> list[int]:
+        s.append("numbers:")
+        return s.gen(list[int]).value
+
+    tries = iter(["one, two", '["1"]', "[1, 2]"])
+    with (
+        ScriptedApi(lambda prompt: next(tries)) as api,
+        on(api, constraints="best_effort") as backend,
+    ):
+        assert program.using(backend=backend).run().value == [1, 2]

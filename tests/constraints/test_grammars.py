@@ -1,0 +1,213 @@
+"""Context-free grammars: ours where they can be nets, llguidance's elsewhere; one interface, errors
+of our own.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+import pytest
+
+from lmprog.constraints import llguidance_engine
+from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.constraint import CompileLimits, GrammarSpec
+from lmprog.constraints.grammar.read import grammar_node
+from lmprog.constraints.grammar.rules import NotOurs
+from lmprog.constraints.inspect import accepts
+from lmprog.constraints.native_masks import native_engine
+from lmprog.constraints.net import NetBuilder
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import GrammarError, NotSupported
+from tests.constraints.conftest import EOS
+from tests.constraints.test_masks import finish
+
+pytest.importorskip("llguidance")
+
+NESTED = 'start: "a" start "b" | "c"'
+GBNF = 'root ::= "a" root "b" | "c"'
+THEIRS = 'start: "a" start "b" | "c" | other\nother: start "d" | other "d"'
+"""The same, and rules that begin with each other: not ours."""
+
+CALCULATOR = r"""
+?start: sum
+?sum: product | sum "+" product -> add | sum "-" product -> sub   // begins with itself
+?product: atom | product "*" atom
+?atom: NUMBER -> number | "-" atom -> neg | "(" sum ")"
+NUMBER: DIGIT+ ("." DIGIT+)?
+%import common.DIGIT
+%import common.WS_INLINE
+%ignore WS_INLINE
+"""
+ASSIGNMENTS = r"""
+root ::= (ident "=" ws expr ";" ws)+  # one or more
+expr ::= term ([-+*/] ws term)*
+term ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]{0,7} ws
+num ::= [0-9]+ ws
+ws ::= [ \t\n]*
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"), [(NESTED, "lmprog"), (GBNF, "lmprog"), (THEIRS, "llguidance")]
+)
+def test_a_grammar_takes_its_texts(text: str, engine: str, small: Vocabulary) -> None:
+    constraint = compile_constraint(GrammarSpec(text), small)
+    assert constraint.engine == engine
+    for good in (b"c", b"acb", b"aaaacbbbb"):
+        state = constraint.advance_bytes(constraint.start, good)
+        assert state is not None
+        assert constraint.is_final(state)
+        assert constraint.is_done(state) or engine == "llguidance"
+    for bad in (b"b", b"acbb", b"ab"):
+        assert constraint.advance_bytes(constraint.start, bad) is None
+    half = constraint.advance_bytes(constraint.start, b"aac")
+    assert half is not None
+    assert not constraint.is_final(half)
+    assert engine == "llguidance" or constraint.forced(half) == b"bb"
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        (
+            CALCULATOR,
+            ["1", "1+2*3", " ( 1.5 - -2 ) *7 ", "((((4))))"],
+            ["", "1+", "1 2", "(1", "1.", "1..2"],
+        ),
+        (
+            ASSIGNMENTS,
+            ["a=1;", "abc = (x+ 2)*y ;\nb=c;"],
+            ["", "a=1", "a==1;", "abcdefghi=1;", "a=();"],
+        ),
+        (
+            'start: "x"~2..3 ["y"] /[a-c]+/i | "K"i',
+            ["xxa", "xxxyABC", "k"],
+            ["x", "xxxx", "xxy", "kk"],
+        ),
+        ('start: A | "-" A\nA: "0".."3" B?\nB: "b" | "c"', ["0", "3b", "-2c"], ["4", "0bb", "--1"]),
+        (
+            'root ::= "\\x41\\u00e9" . [^a-c\\]\\n] "z"{2}',
+            ["Aé\nxzz"],
+            ["Aé\nazz", "Aéx]zz", "Aéxxz"],
+        ),
+        ('root ::= a\n  | b\na ::= ("x"\n | "y")\nb ::= "z" b?', ["x", "y", "zzz"], ["", "xz"]),
+    ],
+)
+def test_our_reader_means_what_is_written(
+    text: str, good: list[str], bad: list[str], small: Vocabulary
+) -> None:
+    constraint = compile_constraint(GrammarSpec(text), small)
+    assert constraint.engine == "lmprog"
+    for one in good:
+        assert accepts(constraint, one), one
+    for one in bad:
+        assert not accepts(constraint, one), one
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('start: "if" NAME | NAME "=" NAME\nNAME: /[a-z]+/', "greedy"),
+        ("start: /a+/ /a/", "greedy"),
+        ("start: /a*/", "empty"),
+        ('root ::= a "x" | "y"\na ::= root "z"', "begins with itself"),
+        ('root ::= b? root "x" | "y"\nb ::= "z"', "begins with itself"),
+        ('start: x{"a"}\nx{y}: y', "at position"),
+        ('start: "a"\n%declare B', "%declare"),
+        ("start: A\nA: B\nB: A", "by itself"),
+        ("root ::= nothing", "no rule"),
+        ('root ::= "a', "unfinished"),
+        ('root ::= "a"{3,2}', "count"),
+        ("start: ESCAPED_STRING\n%import common.ESCAPED_STRING", "import"),
+    ],
+)
+def test_what_our_reader_does_not_take_says_why(text: str, word: str) -> None:
+    with pytest.raises(NotOurs, match=word):
+        grammar_node(text, NetBuilder(), CompileLimits())
+
+
+@pytest.mark.parametrize("text", [NESTED, GBNF, CALCULATOR, ASSIGNMENTS])
+def test_a_grammar_of_ours_always_closes(text: str, small: Vocabulary, rng: random.Random) -> None:
+    constraint = compile_constraint(GrammarSpec(text), small)
+    shortest = constraint.distance(constraint.start)
+    for budget in (shortest, shortest + 1, shortest + 30):
+        for _ in range(20):
+            finish(constraint, budget, rng, small)
+
+
+def test_masks_agree_with_advances_and_forks_are_independent(small: Vocabulary) -> None:
+    constraint = compile_constraint(GrammarSpec(THEIRS), small)
+    state = constraint.advance_bytes(constraint.start, b"a")
+    assert state is not None
+    row = constraint.mask(state)
+    for token in range(len(small)):
+        if row.allows(token):
+            assert token == EOS or constraint.advance(state, token)
+        else:
+            with pytest.raises(ValueError, match="not allowed"):
+                constraint.advance(state, token)
+    left, right = constraint.advance(state, 1 + ord("a")), constraint.advance(state, 1 + ord("c"))
+    assert constraint.mask(left).allows(1 + ord("c"))
+    assert not constraint.mask(right).allows(1 + ord("c"))
+
+
+def test_end_of_sequence_is_allowed_exactly_in_accepting_states(small: Vocabulary) -> None:
+    constraint = compile_constraint(GrammarSpec('start: "a" ("b" "c")*'), small)
+    state = constraint.start
+    for letter, final in [(b"a", True), (b"b", False), (b"c", True)]:
+        after = constraint.advance_bytes(state, letter)
+        assert after is not None
+        state = after
+        assert constraint.mask(state).allows(EOS) == constraint.is_final(state) == final
+
+
+def test_a_forgotten_matcher_is_made_again(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llguidance_engine, "_MAX_MATCHERS", 2)
+    constraint = compile_constraint(GrammarSpec(THEIRS), small)
+    states = [constraint.start]
+    for _ in range(12):
+        states.append(constraint.advance(states[-1], 1 + ord("a")))
+    middle = constraint.advance_bytes(states[3], b"c")
+    assert middle is not None
+    assert constraint.advance_bytes(middle, b"bbb") is not None
+    assert constraint.advance_bytes(middle, b"bbbb") is None
+
+
+@pytest.mark.parametrize("text", ["start: x", "root ::= (", "", "start: ("])
+def test_a_bad_grammar_is_refused(text: str, small: Vocabulary) -> None:
+    with pytest.raises(GrammarError):
+        compile_constraint(GrammarSpec(text), small)
+
+
+def test_without_llguidance_the_refusal_says_what_to_install(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(NotSupported, match="install"):
+        compile_constraint(GrammarSpec(THEIRS), small)
+    assert compile_constraint(GrammarSpec(NESTED), small).engine == "lmprog"
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= "a" root root | "a" root* "b"? | "a"', 'root ::= ("a" root)* root* "c"']
+)
+def test_a_grammar_that_reads_a_text_in_too_many_ways_is_not_ours(
+    text: str, small: Vocabulary
+) -> None:
+    assert compile_constraint(GrammarSpec(text), small).engine == "llguidance"
+
+
+def test_an_ambiguous_net_is_refused_soon_and_not_walked_for_ever(small: Vocabulary) -> None:
+    text = 'root ::= "a" root root | "a" root* "b"? | "a"'
+    engine = native_engine(regular_net(GrammarSpec(text), small), small, CompileLimits())
+    if engine is None:
+        pytest.skip("no C++ compiler")
+    begin = time.process_time()
+    with pytest.raises(GrammarError, match="grew"):
+        engine.run(engine.start, b"a" * 200)
+    assert time.process_time() - begin < 20

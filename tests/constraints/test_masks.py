@@ -1,0 +1,368 @@
+"""Masks: exactly the tokens that keep acceptance reachable, alike in both engines, closing within
+any budget.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from lmprog import native
+from lmprog.constraints.cache import ConstraintCache
+from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.constraint import CompileLimits, Constraint, RegexSpec, Spec
+from lmprog.constraints.native_masks import native_engine
+from lmprog.constraints.regular import RegularConstraint
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.constraints.walk import PlainEngine
+from lmprog.errors import GrammarError, UnsatisfiableConstraint
+from tests.constraints.conftest import EOS, make_vocabulary
+from tests.constraints.random_patterns import random_pattern
+
+JSON_STRING = r'"([^"\\\x00-\x1f]|\\.){1,40}"'
+
+
+def allowed(
+    constraint: Constraint, state: int, vocabulary: Vocabulary, budget: int | None = None
+) -> list[int]:
+    row = constraint.mask(state, budget)
+    ids = [token for token in range(len(vocabulary)) if row.allows(token)]
+    assert row.count == len(ids)
+    assert row.ids is None or row.ids.tolist() == ids
+    return ids
+
+
+def compiled(patterns: list[str], vocabulary: Vocabulary, rng: random.Random) -> list[Constraint]:
+    out: list[Constraint] = []
+    for pattern in [*patterns, *(random_pattern(rng) for _ in range(40))]:
+        try:
+            out.append(compile_constraint(RegexSpec(pattern), vocabulary))
+        except UnsatisfiableConstraint:
+            continue
+    return out
+
+
+def test_a_mask_allows_a_token_exactly_if_its_bytes_are_allowed(
+    small: Vocabulary, rng: random.Random
+) -> None:
+    for constraint in compiled([JSON_STRING, "(ab|abc|é)*日?", "a{3,7}b"], small, rng):
+        state = constraint.start
+        for _ in range(6):
+            ids = allowed(constraint, state, small)
+            assert ids, "no mask is ever empty"
+            for token in range(len(small)):
+                text = small.bytes_of(token)
+                fits = (
+                    constraint.is_final(state)
+                    if token == EOS
+                    else constraint.advance_bytes(state, text or b"")
+                )
+                assert (token in ids) == bool(fits)
+            moves = [token for token in ids if token != EOS]
+            if not moves:
+                assert constraint.is_done(state)
+                break
+            state = constraint.advance(state, rng.choice(moves))
+
+
+def test_the_native_engine_and_its_twin_make_the_same_masks(
+    real: Vocabulary, rng: random.Random
+) -> None:
+    for pattern in [
+        JSON_STRING,
+        r"\w{1,16}",
+        "(ab|abc|é)*日?",
+        r".{1,20}",
+        r"[a-z]+( [a-z]+)*",
+        r"(\w+\s?){1,200}",
+    ]:
+        net = regular_net(RegexSpec(pattern), real)
+        kernel = native_engine(net, real, CompileLimits())
+        if kernel is None:
+            pytest.skip("no C++ compiler")
+        twin = PlainEngine(net, real, CompileLimits())
+        text = '"héllo wörld and 日本 so on' if pattern == JSON_STRING else "ab"
+        for length in (0, 1, len(text)):
+            prefix = text[:length].encode()
+            here, there = kernel.run(kernel.start, prefix), twin.run(twin.start, prefix)
+            for most in (1 << 40, kernel.cost(here), kernel.cost(here) + 1):
+                ours, theirs = kernel.raw_mask(here, most), twin.raw_mask(there, most)
+                assert np.array_equal(ours.bits, theirs.bits), (pattern, prefix, most)
+                assert (ours.count, kernel.cost(here)) == (theirs.count, twin.cost(there))
+                assert ours.worst >= theirs.worst
+                assert (ours.ids is None) == (theirs.ids is None)
+                assert (
+                    ours.ids is None or theirs.ids is None or np.array_equal(ours.ids, theirs.ids)
+                )
+        assert kernel.forced(kernel.start, 100) == twin.forced(twin.start, 100)
+
+
+PIECES = [
+    "a",
+    "b",
+    "c",
+    "A",
+    "Z",
+    "é",
+    "日",
+    "Ж",
+    "·",
+    "“",
+    "0",
+    "7",
+    "_",
+    " ",
+    " ",
+    "\n",
+    "\t",
+    ".",
+    "-",
+    "@",
+    '"',
+    "\\",
+]
+SHAPES = [
+    r"[\w\s]{1,9}",
+    r"(\w+\s?){1,20}x?",
+    r"[A-Z][a-z]*( [a-z]+){2,20}\.",
+    r"[\w.+-]{1,7}@[a-c0-9-]{1,5}",
+    r"[^\n]{1,12}",
+]
+
+
+def random_words(rng: random.Random, count: int) -> list[bytes | None]:
+    """Tokens of all groups of characters, whole and cut, short and very long."""
+    out: list[bytes | None] = []
+    for _ in range(count):
+        chosen = rng.sample(PIECES, rng.choice([1, 1, 2, 3]))
+        word = rng.choice(["", " "]) + "".join(
+            rng.choices(chosen, k=rng.choice([1, 2, 3, 4, 6, 9, 12, 40]))
+        )
+        data = word.encode()
+        out.append(
+            data[rng.choice([0, 0, 0, 0, 1]) : len(data) - rng.choice([0, 0, 0, 0, 1])] or None
+        )
+    return out
+
+
+def test_buckets_taken_whole_are_what_a_walk_would_find(rng: random.Random) -> None:
+    single: list[bytes | None] = [None, *(bytes([byte]) for byte in range(256))]
+    vocabulary = Vocabulary([*single, *random_words(rng, 3000)], [EOS], use_cache=False)
+    compared = 0
+    for pattern in [*SHAPES, JSON_STRING, *(random_pattern(rng) for _ in range(60))]:
+        try:
+            net = regular_net(RegexSpec(pattern), vocabulary)
+        except UnsatisfiableConstraint:
+            continue
+        kernel, twin = (
+            native_engine(net, vocabulary, CompileLimits()),
+            PlainEngine(net, vocabulary, CompileLimits()),
+        )
+        if kernel is None:
+            pytest.skip("no C++ compiler")
+        here, there = kernel.start, twin.start
+        for _ in range(5):
+            for most in (1 << 40, kernel.cost(here), kernel.cost(here) + 2):
+                ours, theirs = kernel.raw_mask(here, most), twin.raw_mask(there, most)
+                assert np.array_equal(ours.bits, theirs.bits), (pattern, most)
+                assert ours.count == theirs.count
+                assert ours.worst >= theirs.worst
+                assert (
+                    ours.ids is None or theirs.ids is None or np.array_equal(ours.ids, theirs.ids)
+                )
+                compared += 1
+            tokens = [
+                t
+                for t in np.nonzero(np.unpackbits(theirs.bits.view(np.uint8), bitorder="little"))[0]
+                if t != EOS
+            ]
+            if not tokens:
+                break
+            text = vocabulary.bytes_of(int(rng.choice(tokens))) or b""
+            here, there = kernel.run(here, text), twin.run(there, text)
+    assert compared > 300
+
+
+def finish(
+    constraint: Constraint, budget: int, rng: random.Random, vocabulary: Vocabulary
+) -> bytes:
+    """What a model with random wishes writes that only stops when it must."""
+    state, out = constraint.start, b""
+    for left in range(budget, 0, -1):
+        moves = [token for token in allowed(constraint, state, vocabulary, left) if token != EOS]
+        if not moves:
+            break
+        token = rng.choice(moves)
+        out += vocabulary.bytes_of(token) or b""
+        state = constraint.advance(state, token)
+    assert constraint.is_final(state), "the budget is spent in an accepting state"
+    return out
+
+
+def test_a_budget_that_holds_the_shortest_text_always_closes(
+    small: Vocabulary, rng: random.Random
+) -> None:
+    for constraint in compiled(
+        [JSON_STRING, "a{5,}b", '(\\{"name": )+"é*"\\}+', "x(日本)+"], small, rng
+    ):
+        shortest = constraint.distance(constraint.start)
+        for budget in (shortest, shortest + 1, shortest + 5):
+            finish(constraint, budget, rng, small)
+
+
+def test_some_allowed_token_lowers_the_distance_by_one(
+    small: Vocabulary, rng: random.Random
+) -> None:
+    for constraint in compiled(
+        [JSON_STRING, "(hello|a{9}) world", "[0-9]{4}-[0-9]{2}"], small, rng
+    ):
+        state = constraint.start
+        while (distance := constraint.distance(state)) > 0:
+            nearer = [t for t in allowed(constraint, state, small, distance) if t != EOS]
+            assert nearer
+            state = constraint.advance(state, rng.choice(nearer))
+            assert constraint.distance(state) <= distance - 1
+
+
+def test_a_text_costs_its_fewest_tokens(small: Vocabulary) -> None:
+    constraint = compile_constraint(RegexSpec("hello world"), small)
+    assert constraint.distance(constraint.start) == 2
+
+
+def test_end_of_sequence_is_allowed_exactly_in_accepting_states(small: Vocabulary) -> None:
+    constraint = compile_constraint(RegexSpec("ab?"), small)
+    state = constraint.advance(constraint.start, 1 + ord("a"))
+    assert not constraint.mask(constraint.start).allows(EOS)
+    assert constraint.mask(state).allows(EOS)
+    done = constraint.advance(state, 1 + ord("b"))
+    assert allowed(constraint, done, small) == [EOS]
+    assert constraint.is_done(done)
+    assert not constraint.is_done(state)
+
+
+def test_a_forbidden_token_raises(small: Vocabulary) -> None:
+    constraint = compile_constraint(RegexSpec("ab?"), small)
+    for token in (EOS, 1 + ord("b"), len(small), -1):
+        with pytest.raises(ValueError, match="not allowed"):
+            constraint.advance(constraint.start, token)
+
+
+def test_masks_are_shared_and_read_only(small: Vocabulary) -> None:
+    constraint = compile_constraint(RegexSpec("a*"), small)
+    row = constraint.mask(constraint.start)
+    assert constraint.mask(constraint.start) is row
+    with pytest.raises(ValueError, match="read-only"):
+        row.bits[0] = 1
+
+
+def test_forgotten_masks_and_rows_are_made_anew(small: Vocabulary, rng: random.Random) -> None:
+    roomy = compile_constraint(RegexSpec(JSON_STRING), small)
+    tight = compile_constraint(
+        RegexSpec(JSON_STRING), small, CompileLimits(max_mask_bytes=1, max_row_bytes=1)
+    )
+    text = b'"' + b"abc hello" * 4
+    for length in (*range(len(text)), *range(len(text))):
+        ours = tight.mask(tight.advance_bytes(tight.start, text[:length]) or 0)
+        theirs = roomy.mask(roomy.advance_bytes(roomy.start, text[:length]) or 0)
+        assert np.array_equal(ours.bits, theirs.bits)
+
+
+def test_an_automaton_that_outgrows_its_limits_refuses(small: Vocabulary) -> None:
+    limits = CompileLimits(max_states=50)
+    net = regular_net(RegexSpec(".*a.{24}"), small)
+    for engine in (native_engine(net, small, limits), PlainEngine(net, small, limits)):
+        if engine is None:
+            continue
+        with pytest.raises(GrammarError, match="grew"):
+            engine.run(engine.start, b"abaabbaaababbabaabbbabab" * 4)
+
+
+def test_a_vocabulary_without_some_bytes_meets_no_dead_end(rng: random.Random) -> None:
+    whole = make_vocabulary(["ab", "é"])
+    letters = [
+        token if token and token.isascii() and token.isalpha() else None for token in whole.tokens
+    ]
+    vocabulary = Vocabulary(letters, [EOS], use_cache=False)
+    constraint = compile_constraint(RegexSpec("(a|é|1)+(b|日)"), vocabulary)
+    for _ in range(20):
+        text = finish(constraint, 6, rng, vocabulary)
+        assert set(text) <= set(b"ab")
+    with pytest.raises(UnsatisfiableConstraint):
+        compile_constraint(RegexSpec("a1"), vocabulary)
+
+
+def test_equal_specifications_share_one_constraint(small: Vocabulary) -> None:
+    cache = ConstraintCache()
+    first = cache.get(RegexSpec("a+"), small)
+    assert cache.get(RegexSpec("a+"), small) is first
+    assert cache.get(RegexSpec("b+"), small) is not first
+    assert cache.get(RegexSpec("a+"), make_vocabulary(["x"])) is not first
+
+
+def test_the_cache_forgets_the_least_recently_used_beyond_its_bytes(small: Vocabulary) -> None:
+    one = compile_constraint(RegexSpec("a"), small)
+    assert isinstance(one, RegularConstraint)
+    cache = ConstraintCache(max_bytes=4 * one.num_bytes)
+    specs: list[Spec] = [RegexSpec("a" * n) for n in range(1, 12)]
+    for spec in specs:
+        cache.get(spec, small)
+        assert cache.num_bytes <= 6 * one.num_bytes
+    assert cache.peek(specs[0], small) is None
+    assert cache.peek(specs[-1], small) is not None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[ab]*a[ab]{24}",
+        r"(\w+\s?){1,200}",
+        ".{1,100000}",
+        "((a{1,30}){1,30}){1,30}",
+        "a{1000000000}",
+        r"(.*a.{24}){3}",
+        "(a?){500}a{500}",
+        r"(\w{1,100}){1,100}",
+        "(((a*)*)*)*",
+        "(.|.?|..){1,1000}x",
+        r"(\d+,?)*(\w+;?)*[^z]{100,5000}",
+        "(a|aa){1,1000}(b|bb){1,1000}",
+        "(a|b|ab)*c" * 50,
+        r"[\w\s]{1,1000}[\W\d]{1,1000}",
+        "(x+x+)+y",
+        "((((a{1,100}){1,100}){1,100}){1,100}){1,100}",
+        "|".join(f"a{i}b*" for i in range(3000)),
+        ".*" + ".*".join("abcdefgh"),
+        "(" * 99 + "a" + ")*" * 99,
+    ],
+)
+@pytest.mark.timeout(20)
+def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
+    pattern: str, real: Vocabulary
+) -> None:
+    if native.library("masks") is None:
+        pytest.skip("the plain twin makes no such promise")
+    real.prepare()
+    begin = time.perf_counter()
+    try:
+        constraint = compile_constraint(RegexSpec(pattern), real)
+        state = constraint.start
+        rng = random.Random(7)
+        for _ in range(8):
+            row = constraint.mask(state)
+            ids = (
+                row.ids.tolist()
+                if row.ids is not None
+                else [t for t in range(1000, 5000) if row.allows(t)]
+            )
+            moves = [token for token in ids if token not in real.eos_ids]
+            if not moves:
+                break
+            state = constraint.advance(state, rng.choice(moves))
+        assert isinstance(constraint, RegularConstraint)
+        assert constraint.num_bytes < 256 << 20
+    except GrammarError:
+        pass
+    assert time.perf_counter() - begin < 2

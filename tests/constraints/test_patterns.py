@@ -1,0 +1,297 @@
+"""The dialect: the same sets of texts as Python's `re`, and refusals that say where."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+
+import pytest
+
+from lmprog.constraints.automaton import LazyAutomaton
+from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.constraint import ChoicesSpec, CompileLimits, RegexSpec, SubstringSpec
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import GrammarError, UnsatisfiableConstraint
+from tests.constraints.random_patterns import LETTERS, random_pattern, random_text
+
+DIALECT = [
+    "",
+    "a|",
+    "|",
+    "()",
+    "(?:)*",
+    "(a*)*",
+    "(a*|b)*",
+    "(a|a?)+",
+    "((a?){3}){2}",
+    "(a?){5}b",
+    "x{",
+    "x{}",
+    "x{,}",
+    "x{a}",
+    "x{1",
+    "[]a]",
+    "[^]a]",
+    "[a-]",
+    "[-a]",
+    r"[\d-]",
+    r"[\w.]",
+    "[[a]",
+    "^ab$",
+    "^a|b$",
+    r"\Aab\Z",
+    "(^a|b)c",
+    "a(b$|c$)",
+    "^(?:ab)$",
+    "(?i)straße",
+    "(?i)[k-l]",
+    "(?i)K",
+    "(?i)[^k]",
+    "(?s).",
+    ".",
+    "(?a)\\w",
+    "(?-s:.)",
+    "(?i:a)B",
+    "(?x) a  b # c",
+    "(?x)[ ]a *",
+    r"\x41",
+    r"\u00e9",
+    r"\U0001F600",
+    r"\N{DIGIT ONE}",
+    r"\0",
+    r"\012",
+    r"\101",
+    r"[\1]",
+    r"\$",
+    r"\-",
+    r"\ ",
+    "(?P<n>a)b",
+    "a(?#x)*",
+    "(a{2}){0}",
+    "[a-c]{2,3}?",
+    "(?i)ſ",
+    "(?i)[A-Z]",
+    "\U0001f600+",
+    "[\u0100-\U00010fff]",
+    "[^\x00-\x7f]",
+    "(?m)^a$",
+    "(?su)a.",
+]
+REFUSED = [
+    ("a(?=b)", 1, "lookahead"),
+    ("a(?!b)", 1, "lookahead"),
+    ("(?<=a)b", 0, "lookbehind"),
+    ("ab(?<!a)b", 2, "lookbehind"),
+    (r"(a)\1", 3, "back-reference"),
+    ("(?P<n>a)(?P=n)", 8, "back-reference"),
+    ("(a)?(?(1)b)", 4, "conditional"),
+    ("(?>a)", 0, "atomic"),
+    ("a*+", 1, "possessive"),
+    ("a{2}+", 1, "possessive"),
+    (r"a\b", 1, "boundary"),
+    ("a^b", 1, "anchor"),
+    ("a$b", 1, "anchor"),
+    ("(a$)*", 2, "anchor"),
+    ("^a$b", 2, "anchor"),
+    ("ab$|c$d", 5, "anchor"),
+    ("a(b|^c)$", 4, "anchor"),
+    ("a**", 2, "multiple repeat"),
+    ("*a", 0, "nothing to repeat"),
+    ("a|*", 2, "nothing"),
+    ("(a", 0, "unterminated"),
+    ("a)", 1, "unbalanced"),
+    ("[a", 0, "unterminated"),
+    ("[b-a]", 1, "range"),
+    (r"\q", 0, "escape"),
+    ("a{3,2}", 1, "larger"),
+    ("a\\", 1, "escape"),
+    (r"\xg1", 0, "escape"),
+    ("a(?i)b", 1, "flags"),
+    ("(?P<n>a)(?P<n>b)", 8, "group name"),
+    ("a{1000000000}", 1, "limit"),
+    ("a{9999999999999999}", 1, "limit"),
+    ("(" * 200 + ")" * 200, 100, "nest"),
+    (r"[\d-z]", 1, "range"),
+]
+TEXTS = [
+    "",
+    "a",
+    "b",
+    "ab",
+    "ac",
+    "bc",
+    "aab",
+    "aaaaab",
+    "x{",
+    "x{}",
+    "x",
+    "xx",
+    "x{,}",
+    "x{a}",
+    "x{1",
+    "]",
+    "-",
+    "[",
+    "k",
+    "K",
+    "\u212a",
+    "s",
+    "ſ",
+    "S",
+]
+TEXTS += [
+    "STRASSE",
+    "straße",
+    "\n",
+    "a\n",
+    "\n\n",
+    "A",
+    "B",
+    "aB",
+    "é",
+    "É",
+    "😀",
+    "😀😀",
+    "1",
+    "\0",
+    "\x01",
+    "$",
+    " ",
+    " a",
+    "  a",
+    "ba",
+    "xb",
+    "\u0101",
+    "c",
+    "aaa",
+]
+TEXTS += ["abab", "cab", "l", "٣", "_", ".", "\x7f", "\x80", "\uffff"]
+
+
+def accepts(pattern: str, text: str, vocabulary: Vocabulary) -> bool:
+    constraint = compile_constraint(RegexSpec(pattern), vocabulary)
+    state = constraint.advance_bytes(constraint.start, text.encode())
+    return state is not None and constraint.is_final(state)
+
+
+def test_random_patterns_mean_what_re_means(small: Vocabulary, rng: random.Random) -> None:
+    pairs = 0
+    while pairs < 24_000:
+        pattern = random_pattern(rng)
+        oracle = re.compile(pattern)
+        try:
+            constraint = compile_constraint(RegexSpec(pattern), small)
+        except UnsatisfiableConstraint:
+            continue
+        twin = (
+            LazyAutomaton(regular_net(RegexSpec(pattern), small), CompileLimits())
+            if rng.random() < 0.15
+            else None
+        )
+        for _ in range(30):
+            text = random_text(rng)
+            state = constraint.advance_bytes(constraint.start, text.encode())
+            expected = oracle.fullmatch(text) is not None
+            assert (state is not None and constraint.is_final(state)) == expected, (pattern, text)
+            if twin is not None:
+                assert twin.is_final(twin.run(twin.start, text.encode())) == expected, (
+                    pattern,
+                    text,
+                )
+            pairs += 1
+
+
+def test_random_patterns_agree_with_interegular(small: Vocabulary, rng: random.Random) -> None:
+    interegular = pytest.importorskip("interegular")
+    done = 0
+    while done < 60:
+        pattern = random_pattern(rng, depth=2)
+        if any(part in pattern for part in ("(?", r"\W", r"\w", r"\s", r"\d", "{,")):
+            continue
+        machine = interegular.parse_pattern(pattern.replace(r"\n", "\n")).to_fsm()
+        for _ in range(20):
+            text = random_text(rng)
+            assert accepts(pattern, text, small) == machine.accepts(text), (pattern, text)
+        done += 1
+
+
+@pytest.mark.parametrize("pattern", DIALECT)
+def test_the_dialect_is_that_of_re(pattern: str, small: Vocabulary) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        oracle = re.compile(pattern)
+    constraint = compile_constraint(RegexSpec(pattern), small)
+    for text in TEXTS:
+        state = constraint.advance_bytes(constraint.start, text.encode())
+        found = state is not None and constraint.is_final(state)
+        assert found == (oracle.fullmatch(text) is not None), (pattern, text)
+
+
+@pytest.mark.parametrize(("pattern", "position", "word"), REFUSED)
+def test_what_is_not_regular_or_malformed_is_refused_with_its_position(
+    pattern: str, position: int, word: str, small: Vocabulary
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compile_constraint(RegexSpec(pattern), small)
+    assert caught.value.position == position
+    assert word in str(caught.value)
+    assert f"at position {position} of the pattern" in str(caught.value)
+
+
+def test_a_pattern_that_matches_nothing_is_refused(small: Vocabulary) -> None:
+    for pattern in (r"[^\s\S]", r"a[^\w\W]b", r"\ud800"):
+        with pytest.raises(UnsatisfiableConstraint):
+            compile_constraint(RegexSpec(pattern), small)
+
+
+def test_overlong_and_surrogate_sequences_are_refused(small: Vocabulary) -> None:
+    constraint = compile_constraint(RegexSpec("(?s).*"), small)
+    for bad in (
+        b"\xc0\x80",
+        b"\xc1\xbf",
+        b"\xe0\x80\x80",
+        b"\xed\xa0\x80",
+        b"\xf0\x80\x80\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xff",
+        b"\x80",
+    ):
+        assert constraint.advance_bytes(constraint.start, bad) is None
+    for good in (
+        "\x7f",
+        "\x80",
+        "\u07ff",
+        "\u0800",
+        "\ud7ff",
+        "\ue000",
+        "\uffff",
+        "\U00010000",
+        "\U0010ffff",
+    ):
+        state = constraint.advance_bytes(constraint.start, good.encode())
+        assert state is not None
+        assert constraint.is_final(state)
+
+
+def test_choices_take_exactly_the_given_texts(small: Vocabulary) -> None:
+    texts = ("yes", "yes please", "no", "né", "日本", "y", "a" * 50)
+    constraint = compile_constraint(ChoicesSpec(texts), small)
+    for text in (*texts, "", "ye", "yes ", "nope", "日", "n"):
+        state = constraint.advance_bytes(constraint.start, text.encode())
+        assert (state is not None and constraint.is_final(state)) == (text in texts), text
+
+
+def test_a_substring_is_a_run_of_the_documents_words(small: Vocabulary) -> None:
+    constraint = compile_constraint(SubstringSpec("the quick  brown\nfox jumps"), small)
+    for text in ("the", "quick  brown", "brown\nfox jumps", "jumps", "the quick  brown\nfox jumps"):
+        state = constraint.advance_bytes(constraint.start, text.encode())
+        assert state is not None
+        assert constraint.is_final(state), text
+    for text in ("", "qui", "quick brown", "the brown", " the", "jumps ", "the quick "):
+        state = constraint.advance_bytes(constraint.start, text.encode())
+        assert state is None or not constraint.is_final(state), text
+
+
+def test_every_letter_of_the_test_alphabet_is_one_that_patterns_can_meet() -> None:
+    assert all(re.fullmatch(r"[\w\s.]", letter) for letter in LETTERS)
