@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
 
 from lmprog.server.http.bodies import parse, parse_json
 from lmprog.server.http.http_errors import HttpError
+from lmprog.server.http.json_size import MAX_CONTAINERS, MAX_VALUES, size_problem
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.sglang.generate_body import GenerateRequest
 from tests.server.fake_runtime import Fake, asking
@@ -155,3 +158,80 @@ def test_a_fault_of_ours_is_a_500_in_the_same_form(
             assert reply.headers["x-request-id"]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"[" + b"[]," * MAX_CONTAINERS + b"[]]", "arrays and objects"),
+        (b'{"x": [' + b"{}," * MAX_CONTAINERS + b"{}]}", "arrays and objects"),
+        (b"[" + b"1," * MAX_VALUES + b"1]", "values"),
+        (b'["' + b"x" * 200_000 + b'",' + b"[]," * MAX_CONTAINERS + b"[]]", "arrays and objects"),
+    ],
+    ids=["arrays", "objects", "numbers", "behind a string"],
+)
+def test_a_small_text_that_would_become_a_huge_value_is_refused_before_it_is_parsed(
+    body: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "lmprog.server.http.bodies.json.loads", lambda *_, **__: pytest.fail("it was parsed")
+    )
+    with pytest.raises(HttpError) as caught:
+        parse_json(body)
+    assert caught.value.problem.status == 413
+    assert reason in caught.value.problem.message
+
+
+@pytest.mark.parametrize(
+    "text", ["[{," * MAX_CONTAINERS, '["\\' * MAX_CONTAINERS, "Well, yes: " * MAX_VALUES]
+)
+def test_brackets_and_commas_inside_of_strings_do_not_count(text: str) -> None:
+    assert size_problem(json.dumps({"prompt": text}).encode()) is None
+
+
+def test_the_values_of_a_text_are_counted_once_over_it_whatever_its_quotes() -> None:
+    """An unterminated string full of escaped quotes would be searched again from each of them."""
+    body = b'"' + b'[\\"' * 500_000 + b"\\"
+    began = time.thread_time()
+    size_problem(body)
+    assert time.thread_time() - began < 5.0  # once over: 20 ms; from each quote: an hour
+
+
+def test_large_bodies_are_parsed_one_at_a_time_and_off_the_event_loop(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsing, most, threads = 0, 0, set()
+
+    def counting(*given: Any) -> Any:
+        nonlocal parsing, most
+        parsing += 1
+        most = max(most, parsing)
+        threads.add(threading.current_thread())
+        time.sleep(0.01)
+        try:
+            return parse(*given)
+        finally:
+            parsing -= 1
+
+    monkeypatch.setattr("lmprog.server.http.bodies.parse", counting)
+
+    async def run() -> list[int]:
+        async with asking(fake) as (client, _):
+            body = {"prompt": "x" * 100_000, "max_tokens": 1}
+            answers = [client.post("/v1/completions", json=body) for _ in range(8)]
+            return [answer.status_code for answer in await asyncio.gather(*answers)]
+
+    assert asyncio.run(run()) == [400] * 8  # longer than the context
+    assert most == 1
+    assert threading.main_thread() not in threads
+
+
+def test_a_body_without_a_content_type_is_refused(fake: Fake) -> None:
+    async def run() -> tuple[int, str]:
+        async with asking(fake) as (client, _):
+            answer = await client.post("/v1/completions", content=b'{"prompt": "x"}')
+            return answer.status_code, answer.json()["error"]["message"]
+
+    status, message = asyncio.run(run())
+    assert status == 415
+    assert message.startswith("The body has no content-type; send JSON")

@@ -14,6 +14,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +22,7 @@ import msgspec
 from starlette.requests import Request
 
 from lmprog.server.http.http_errors import ClientGone, HttpError, Problem, refused
+from lmprog.server.http.json_size import size_problem
 from lmprog.server.http.limits import LIMITS, Limit
 from lmprog.server.options.server_settings import ServerSettings
 
@@ -29,7 +31,10 @@ log = logging.getLogger("lmprog.server")
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 SMALL = 64 * 1024
-"""Bodies up to this many bytes are parsed on the event loop, larger ones in a thread."""
+"""Bodies up to this many bytes are parsed on the event loop, larger ones in one thread, one at a
+time: so at most one large body is in memory as parsed values before it is checked.
+"""
+_parsing_thread = ThreadPoolExecutor(1, thread_name_prefix="lmprog-parse")
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _SHOWN = 60
@@ -65,15 +70,20 @@ async def read_body(
     raw = await raw_body(request, settings)
     if len(raw) <= SMALL:
         return parse(raw, kind, settings.strict_api, silent)
-    return await asyncio.to_thread(parse, raw, kind, settings.strict_api, silent)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(
+        _parsing_thread, parse, raw, kind, settings.strict_api, silent
+    )
 
 
 async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     """All bytes, within size and time."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
+        # Any page may send other types, or none, to another site without that site's consent.
+        sent = f"The content-type is {kind[:_SHOWN]!r}" if kind else "The body has no content-type"
         raise refused(
-            f"The content-type is {kind[:_SHOWN]!r}; send JSON with the header 'content-type: application/json'.",
+            f"{sent}; send JSON with the header 'content-type: application/json'.",
             code="unsupported_media_type",
             status=415,
         )
@@ -147,6 +157,9 @@ def _inner_unknown(value: Mapping[str, Any], body: msgspec.Struct) -> list[str]:
 
 def parse_json(raw: bytes) -> Any:
     """Strict JSON. Raises HttpError for anything that another parser might read differently."""
+    problem = size_problem(raw)
+    if problem is not None:
+        raise refused(problem, code="too_many_values", status=413)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
