@@ -269,6 +269,18 @@ def prose_problems(house: House) -> Iterator[str]:
             yield f"{path.relative_to(house.root)} has no docstring"
 
 
+def name_problems(house: House) -> Iterator[str]:
+    """Public classes that share their name: one word for one idea, over the whole package."""
+    places: dict[str, list[str]] = {}
+    for path, tree in house.trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(house.module_of(path))
+    for name, found in places.items():
+        if len(found) > 1:
+            yield f"class {name} is in {', '.join(found)}"
+
+
 def cycles() -> list[str]:
     """Units that reach themselves through what they may import."""
     found = []
@@ -319,6 +331,10 @@ def test_test_files_have_different_names() -> None:
     assert {name for name in names if names.count(name) > 1} == set()
 
 
+def test_no_two_public_classes_have_the_same_name() -> None:
+    assert list(name_problems(HOUSE)) == []
+
+
 def test_kernels_know_no_framework() -> None:
     sources = [
         path
@@ -365,6 +381,10 @@ PLANTED = {
     "runtime/loop.py": ('"""x."""\ndef f():\n' + "    x = 1\n" * 100, "loop.py:2 f has 101 lines"),
     "lang/utils.py": ('"""x."""\n', "lmprog/lang/utils.py: name the idea"),
     "lang/names.py": ('"""x."""\nclass BranchManager: ...\n', "class BranchManager"),
+    "lang/twice.py": (
+        '"""x."""\nclass Planted: ...\nclass Outer:\n    class Planted: ...\n',
+        "class Planted is in",
+    ),
     "config.py": ("x = 1\n", "lmprog/config.py has no docstring"),
 }
 
@@ -383,7 +403,13 @@ def test_a_planted_violation_is_found(place: str, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     house = House(tmp_path)
-    checks = (import_problems, danger_problems, shape_problems, prose_problems)
+    checks = (
+        import_problems,
+        danger_problems,
+        shape_problems,
+        prose_problems,
+        name_problems,
+    )
     found = [problem for check in checks for problem in check(house)]
     assert len([problem for problem in found if complaint in problem]) == 1, found
 

@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def options_of(given: argparse.Namespace) -> dict[str, Any]:
-    """The configuration fields that were given, by name, for `launch.Runtime(model, **options)`."""
+    """The configuration fields that were given, by name, for `launch.RuntimeProcess(model, **options)`."""
     names = [field.name for field in _fields()]
     return {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
 

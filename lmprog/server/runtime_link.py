@@ -39,7 +39,7 @@ Answer: TypeAlias = wire.Reply
 
 
 class RuntimeSource(Protocol):
-    """Whoever can connect to a runtime: `launch.Runtime`, or a double."""
+    """Whoever can connect to a runtime: `launch.RuntimeProcess`, or a double."""
 
     def connect(self, client: str = "") -> Connection: ...
 

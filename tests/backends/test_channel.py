@@ -158,7 +158,7 @@ def test_a_fault_of_the_backend_itself_ends_everything_instead_of_hanging(
         return s.gen().value
 
     with on(Echo()) as backend:
-        monkeypatch.setattr("lmprog.backends.blackbox.call_answers.State.plus", fault)
+        monkeypatch.setattr("lmprog.backends.blackbox.call_answers.AnswerState.plus", fault)
         with pytest.raises(ProtocolError, match="broken: ZeroDivisionError"):
             program.using(backend=backend).run()
 

@@ -26,7 +26,7 @@ SOURCE = Path(wire.__file__).parents[2]
 SCRIPTED = (
     "import functools, sys\n"
     "from lmprog.cli import bare, main\n"
-    "bare.Runtime = functools.partial(bare.Runtime, module='scripted_child')\n"
+    "bare.RuntimeProcess = functools.partial(bare.RuntimeProcess, module='scripted_child')\n"
     "sys.exit(main(sys.argv[1:]))\n"
 )
 PROGRAM = """

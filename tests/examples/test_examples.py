@@ -67,7 +67,7 @@ def name_of(example: ModuleType) -> str:
 
 @pytest.mark.parametrize("example", ALL, ids=name_of)
 def test_an_example_is_short_and_says_how_it_is_run(example: ModuleType) -> None:
-    assert len(inspect.getsource(example).splitlines()) < 80
+    assert len(inspect.getsource(example).splitlines()) < 90
     name = name_of(example)
     assert f"python examples/{name}.py [--model NAME_OR_FOLDER]" in (example.__doc__ or "")
     [program] = re.findall(rf"lmprog run examples/{name}.py::(\w+)", example.__doc__ or "")

@@ -23,7 +23,7 @@ PLAIN = {
     "select is scored and a str with scores": "lang/test_program.py::test_a_select_is_a_string",
     "gen(Literal) is confined and typed": "lang/test_typed.py::test_strings_to_choose_from",
     "gen of every type": "lang/test_typed.py::test_a_generation_comes_back lang/test_typed.py::test_a_pydantic_model "
-    "fsm/test_types.py::test_a_type_takes_its_values",
+    "constraints/test_types.py::test_a_type_takes_its_values",
     "gen by regex, schema, choices, grammar": "lang/test_program.py::test_constraints_by_keyword "
     "lang/test_rows_plain.py::test_a_schema_and_a_grammar",
     "a typed value may be reasoned about": "lang/test_typed_reasoning.py::test_thoughts_are_free",

@@ -218,8 +218,8 @@ def test_an_abandoned_runtime_ends_when_nothing_refers_to_it() -> None:
 def test_a_forked_process_does_not_end_its_parents_runtime() -> None:
     code = (
         "import os, sys\n"
-        "from lmprog.launch import Runtime\n"
-        "runtime = Runtime('ok', module='scripted_child')\n"
+        "from lmprog.launch import RuntimeProcess\n"
+        "runtime = RuntimeProcess('ok', module='scripted_child')\n"
         "if os.fork() == 0:\n    sys.exit(0)\n"  # runs the exit handlers
         "os.wait()\n"
         "print(runtime.alive)\n"

@@ -27,7 +27,7 @@ Token = Annotated[int, within("prompt[]")]
 Stops = Annotated[list[Annotated[str, within("stop[]")]], within("stop")]
 
 
-class SamplingParams(msgspec.Struct, frozen=True):
+class GenerateSampling(msgspec.Struct, frozen=True):
     """SGLang's names. `max_new_tokens` 0 generates nothing: it computes the prompt, for the cache
     or its likelihood.
     """
@@ -118,7 +118,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     text: str | Annotated[list[str], within("prompt")] | None = None
     input_ids: Annotated[list[Token | list[Token]], Meta(min_length=1)] | None = None
-    sampling_params: SamplingParams | list[SamplingParams] | None = None
+    sampling_params: GenerateSampling | list[GenerateSampling] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: Annotated[int, Meta(ge=-1)] | list[Annotated[int, Meta(ge=-1)]] | None = None
     top_logprobs_num: (
@@ -138,7 +138,7 @@ class GeneratePrompt:
 
     rid: str
     piece: wire.TextPiece | wire.TokensPiece
-    params: SamplingParams
+    params: GenerateSampling
     logprobs: int | None
     """How many of the likeliest tokens at each position; None: no log-probabilities at all."""
     start: int
@@ -177,7 +177,7 @@ def prompts_of(
         raise _uneven("rid", len(rids), count)
     made = []
     for at, piece in enumerate(pieces):
-        params = _each(body.sampling_params, at, count, "sampling_params") or SamplingParams()
+        params = _each(body.sampling_params, at, count, "sampling_params") or GenerateSampling()
         if not params.skip_special_tokens:
             raise refused(
                 "skip_special_tokens must be true: texts hold no special tokens.",
