@@ -8,13 +8,14 @@ READY := $(VENV)/.lmprog-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench format clean distclean
+.PHONY: help setup demo test check bench docs format clean distclean
 
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
 	@echo "make test       runs the whole test suite (JOBS=$(JOBS) processes)"
 	@echo "make check      format, lint, types, and the rules of the architecture"
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
+	@echo "make docs       builds the site of the documentation into site/, warnings as errors"
 	@echo "make format     writes the format that 'make check' asks for"
 	@echo "make clean      removes what tools left behind; 'make distclean' the virtual environment too"
 
@@ -52,12 +53,15 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/programs.py
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean

@@ -111,6 +111,8 @@ def opened(
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Window]:
     """One browser for all tests, since it takes seconds to start."""
     why = missing()
+    if why and os.environ.get("CI"):
+        pytest.fail(f"the browser tests must run in CI: {why}")
     if why:
         pytest.skip(why)
     os.environ.setdefault("SE_OFFLINE", "true")  # selenium would look for drivers elsewhere
