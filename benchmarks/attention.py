@@ -54,7 +54,10 @@ class Case:
     def name(self) -> str:
         kind = "decode" if self.count == 1 else f"prefill {self.count}"
         kept = "bf16" if self.dtype == torch.bfloat16 else "f32"
-        return f"{self.heads} {kept} {kind}, {self.rows} rows of {self.length:,}, {self.prefix:,} shared"
+        return (
+            f"{self.heads} {kept} {kind}, {self.rows} rows of {self.length:,}, "
+            f"{self.prefix:,} shared"
+        )
 
 
 CASES = [

@@ -151,7 +151,8 @@ def main() -> None:
         model, _ = checkpoint(given.model, Path(scratch))
         bench = Bench(model, given.threads)
     print(
-        "| program | way | tokens | forced | forward passes | per token | steps | seconds | cpu seconds | tokens/s |"
+        "| program | way | tokens | forced | forward passes | per token | steps | seconds | "
+        "cpu seconds | tokens/s |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, programs in workloads(Pieces(bench.tokenizer), given.count).items():
@@ -167,7 +168,8 @@ def main() -> None:
                 for times in zip(*((w.seconds, w.cpu) for w in works), strict=True)
             )
             print(
-                f"| {name} | {way} | {one.tokens:,} | {one.forced:,} | {one.passes:,} | {one.passes / one.tokens:.2f} "
+                f"| {name} | {way} | {one.tokens:,} | {one.forced:,} | {one.passes:,} | "
+                f"{one.passes / one.tokens:.2f} "
                 f"| {one.steps:,} | {seconds:.2f} | {cpu:.2f} | {one.tokens / seconds:,.0f} |",
                 flush=True,
             )

@@ -62,7 +62,7 @@ def package_at(where: str) -> Package:
 
 
 def imports(package: Package, source: Source, nodes: Iterator[ast.AST]) -> Iterator[str]:
-    """Modules of the package that `nodes` import, submodules named in `from x import y` included."""
+    """Modules of the package that `nodes` import, also as `from package import module`."""
     for node in nodes:
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]

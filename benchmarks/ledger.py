@@ -155,7 +155,8 @@ class _Replay:
         prompt = self._tokens(branch)
         if len(prompt) != done.usage.prompt:
             raise ValueError(
-                f"call {op.call}: the runtime saw {done.usage.prompt} prompt tokens, we {len(prompt)}"
+                f"call {op.call}: the runtime saw {done.usage.prompt} prompt tokens, we "
+                f"{len(prompt)}"
             )
         self.calls += 1
         for output in done.outputs:

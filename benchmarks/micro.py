@@ -254,7 +254,10 @@ def line(figure: Figure) -> str:
         True: f"pass (<= {figure.bar:g})" if figure.bar else "",
         False: f"FAIL (> {figure.bar})",
     }
-    return f"{figure.section:10} {figure.name:52} {figure.value:9.2f} {figure.unit:3} {verdict[figure.passes]}"
+    return (
+        f"{figure.section:10} {figure.name:52} {figure.value:9.2f} {figure.unit:3} "
+        f"{verdict[figure.passes]}"
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,10 @@ def work_table(lines: Sequence[Line]) -> str:
     """What was computed, and the least that could be. Counts are those of the run with the cache
     on.
     """
-    head = "workload,calls,tokens unshared,lower bound,computed,computed (off),prefill,found,forced,generated,"
+    head = (
+        "workload,calls,tokens unshared,lower bound,computed,computed "
+        "(off),prefill,found,forced,generated,"
+    )
     head += "steps,steps (off),evicted,preempted,peak pages,hit rate,optimal"
     rows = []
     for line in lines:
@@ -74,7 +77,10 @@ def work_table(lines: Sequence[Line]) -> str:
 
 def time_table(lines: Sequence[Line]) -> str:
     """Times of the run with the cache on, and the others as multiples of it."""
-    head = "workload,wall on (s),cpu on (s),off / on wall,off / on cpu,transformers / on wall,transformers / on cpu,"
+    head = (
+        "workload,wall on (s),cpu on (s),off / on wall,off / on cpu,transformers / on "
+        "wall,transformers / on cpu,"
+    )
     head += "equal on = off,equal on = transformers"
     rows = []
     for line in lines:

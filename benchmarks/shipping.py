@@ -1,7 +1,8 @@
 """Programs shipped whole against the same programs op by op: messages and time, `python -m
 benchmarks.shipping`.
 
-    python -m benchmarks.shipping [--model NAME|FOLDER] [--latency MS,MS] [--tokens N] [--repeat R] [--only NAMES]
+    python -m benchmarks.shipping [--model NAME|FOLDER] [--latency MS,MS] [--tokens N]
+                                  [--repeat R] [--only NAMES]
 
 Shipped whole, a program refers to results that are not there yet, and waits once, at its end. Op by
 op it waits for every result before it goes on, as a client must that puts prompts together itself.
@@ -151,7 +152,10 @@ def lines(
     address: str, latencies: list[float], names: list[str], tokens: int, repeat: int
 ) -> Iterator[str]:
     """The table, line by line; `latencies` in milliseconds."""
-    yield "| program | added latency | messages, whole | messages, op by op | ms, whole | ms, op by op | times |"
+    yield (
+        "| program | added latency | messages, whole | messages, op by op | ms, whole | "
+        "ms, op by op | times |"
+    )
     yield "|-|-:|-:|-:|-:|-:|-:|"
     for latency in latencies:
         connection = launch.connect(address, client="shipping")
@@ -161,7 +165,8 @@ def lines(
                 ship(backend, channel, PROGRAMS[name], True, tokens)  # warms up what is made once
                 whole, single = measured(backend, channel, PROGRAMS[name], tokens, repeat)
                 yield (
-                    f"| {name} | {latency:g} ms | {whole.messages} | {single.messages} | {whole.seconds * 1000:.0f} | "
+                    f"| {name} | {latency:g} ms | {whole.messages} | {single.messages} | "
+                    f"{whole.seconds * 1000:.0f} | "
                     f"{single.seconds * 1000:.0f} | {single.seconds / whole.seconds:.2f} |"
                 )
 

@@ -73,7 +73,8 @@ def _line(onlooker: SnapshotBuilder, num_nodes: int, op: wire.Inspect) -> str:
         encodes.append(time.perf_counter() - looked)
     text = "yes" if op.with_text else "no"
     return (
-        f"| {num_nodes:,} | {len(seen.nodes):,} | {text} | {1e3 * looks[0]:.2f} | {1e3 * min(looks[1:]):.2f} "
+        f"| {num_nodes:,} | {len(seen.nodes):,} | {text} | {1e3 * looks[0]:.2f} | "
+        f"{1e3 * min(looks[1:]):.2f} "
         f"| {1e3 * min(encodes):.2f} | {len(frame):,} |"
     )
 

@@ -74,7 +74,8 @@ async def stream(url: str, body: dict[str, Any], opened: asyncio.Event | None = 
     parts = urllib.parse.urlsplit(url)
     data = json.dumps({**body, "stream": True}).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: "
+        "application/json\r\n"
         f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
     )
     reading = _Reading(opened)

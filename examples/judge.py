@@ -55,7 +55,8 @@ def main() -> None:
         verdict = run.value
         print(f"{question}\n  1. {first}\n  2. {second}")
         print(
-            f"  {verdict.reason}\n  better: {1 if verdict.better == first else 2} ({verdict.sure:.0%})\n"
+            f"  {verdict.reason}\n  better: {1 if verdict.better == first else 2} "
+            f"({verdict.sure:.0%})\n"
         )
     print(f"{sum(run.usage.cached for run in runs)} prompt tokens found in the tree")
 

@@ -40,7 +40,8 @@ def main() -> None:
         print(f"{message['role']:>9}: {message['content']}")
     usage = run.usage
     print(
-        f"\n{usage.prompt} prompt tokens in {len(TURNS)} calls, {usage.cached} of them found in the tree"
+        f"\n{usage.prompt} prompt tokens in {len(TURNS)} calls, {usage.cached} of them found "
+        "in the tree"
     )
 
 

@@ -74,7 +74,8 @@ def main() -> None:
     print(run.text())
     usage = run.usage
     print(
-        f"\n{2 * len(run.value)} calls, {usage.prompt} prompt tokens, {usage.cached} of them found in the tree"
+        f"\n{2 * len(run.value)} calls, {usage.prompt} prompt tokens, {usage.cached} of them "
+        "found in the tree"
     )
 
 

@@ -72,7 +72,8 @@ def main() -> None:
         print(f"{thought.score:6.3f}  {'; '.join(thought.steps)}")
     print(f"answer: {answer}")
     print(
-        f"\n{run.usage.prompt} prompt tokens in all calls, {run.usage.cached} of them found in the tree"
+        f"\n{run.usage.prompt} prompt tokens in all calls, {run.usage.cached} of them found "
+        "in the tree"
     )
 
 

@@ -250,7 +250,9 @@ def shape_problems(house: House) -> Iterator[str]:
     for path, tree in house.trees.items():
         num_lines = len(path.read_text().splitlines())
         if num_lines > MAX_FILE_LINES:
-            yield f"{path.relative_to(house.root)} has {num_lines} lines, more than {MAX_FILE_LINES}"
+            yield (
+                f"{path.relative_to(house.root)} has {num_lines} lines, more than {MAX_FILE_LINES}"
+            )
         if path.stem in FORBIDDEN_FILE_NAMES or path.parent.name in FORBIDDEN_FILE_NAMES:
             yield f"{path.relative_to(house.root)}: name the idea, or put it with its user"
         for node in ast.walk(tree):
@@ -259,7 +261,10 @@ def shape_problems(house: House) -> Iterator[str]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
                 if length > MAX_FUNCTION_LINES:
-                    yield f"{path.name}:{node.lineno} {node.name} has {length} lines, more than {MAX_FUNCTION_LINES}"
+                    yield (
+                        f"{path.name}:{node.lineno} {node.name} has {length} lines, more "
+                        f"than {MAX_FUNCTION_LINES}"
+                    )
 
 
 def prose_problems(house: House) -> Iterator[str]:

@@ -19,7 +19,8 @@ from training import words
 T = TypeVar("T")
 
 _ONSETS = words.words_of(
-    "b c d f g h j k l m n p r s t v w z y qu bl br ch cl cr dr fl fr gl gr kl kn pl pr sc sh sk sl sm sn sp st str "
+    "b c d f g h j k l m n p r s t v w z y qu bl br ch cl cr dr fl fr gl gr kl kn pl pr sc "
+    "sh sk sl sm sn sp st str "
     "sw th tr tw wh"
 )
 _VOWELS = words.words_of("a e i o u a e i o u a e i o u ai ou ea oa ee oo ie y ow")

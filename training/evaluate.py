@@ -92,7 +92,8 @@ def table(scores: Sequence[Score]) -> str:
         bar = BARS[score.family]
         mark = "" if score.share >= bar else " (below)"
         lines.append(
-            f"| {score.family.value} | {len(score.outcomes)} | {score.share:.1%}{mark} | {bar:.0%} | {kinds} |"
+            f"| {score.family.value} | {len(score.outcomes)} | {score.share:.1%}{mark} | "
+            f"{bar:.0%} | {kinds} |"
         )
     return "\n".join(lines)
 
@@ -121,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         scores = evaluate(answerer, FAST if options.fast else options.count, options.start)
     print(table(scores))
     print(
-        f"\n{sum(len(s.outcomes) for s in scores)} items in {time.monotonic() - began:.0f} s through {options.through}"
+        f"\n{sum(len(s.outcomes) for s in scores)} items in {time.monotonic() - began:.0f} s "
+        f"through {options.through}"
     )
     if options.wrong:
         with options.wrong.open("w") as file:

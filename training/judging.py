@@ -26,7 +26,8 @@ async def judge(s: lmprog.Branch, judged: Judged, good_first: bool, reasons: boo
     """Whether the good answer is chosen."""
     first, second = (judged.good, judged.bad) if good_first else (judged.bad, judged.good)
     s.append(
-        f"{judged.context}Question: {judged.question}\nAnswer A: {first.text}\nAnswer B: {second.text}\n"
+        f"{judged.context}Question: {judged.question}\nAnswer A: {first.text}\nAnswer B: "
+        f"{second.text}\n"
     )
     s.append("Which answer is better, A or B?\n")
     if reasons:

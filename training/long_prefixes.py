@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = score(options.model, options.count)
     kinds = ", ".join(f"{kind} {right}/{asked}" for kind, (right, asked) in found.kinds().items())
     print(
-        f"{sum(outcome.right for outcome in found.outcomes)} of {len(found.outcomes)} right ({kinds})"
+        f"{sum(outcome.right for outcome in found.outcomes)} of {len(found.outcomes)} right "
+        f"({kinds})"
     )
 
 

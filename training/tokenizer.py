@@ -25,11 +25,17 @@ from training.world import documents
 VOCABULARY = 2048
 # Words that are hardly ever an answer keep their space: it makes texts a fifth shorter.
 GLUED = words_of(
-    "the a an is in of and to was for has with it that at on from as are by be not or this what does do who which "
-    "how old where name live lives years works work my your you I need have will can me his her he she they we "
-    "there when if but all about one after before more than then now many much would should every each"
+    "the a an is in of and to was for has with it that at on from as are by be not or this "
+    "what does do who which "
+    "how old where name live lives years works work my your you I need have will can me his "
+    "her he she they we "
+    "there when if but all about one after before more than then now many much would should "
+    "every each"
 )
-PATTERN = rf" (?:{'|'.join(GLUED)})(?![A-Za-z0-9])| ?[^\x00-\x7F]+|[A-Z]?[a-z]+|[A-Z]|[0-9]|\n| |[^A-Za-z0-9\n ]"
+PATTERN = (
+    rf" (?:{'|'.join(GLUED)})(?![A-Za-z0-9])| "
+    r"?[^\x00-\x7F]+|[A-Z]?[a-z]+|[A-Z]|[0-9]|\n| |[^A-Za-z0-9\n ]"
+)
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] not in ['system', 'user', 'assistant'] %}"

@@ -67,7 +67,8 @@ TOPICS = (
         "money",
         "finance banking",
         (
-            "the bank account, the interest rate, the loan, the monthly budget, the credit card, the "
+            "the bank account, the interest rate, the loan, the monthly budget, the credit "
+            "card, the "
             "stock market, the savings plan, the tax form"
         ),
     ),
@@ -91,7 +92,8 @@ TOPICS = (
         "animals",
         "pets wildlife",
         (
-            "the hungry cat, the barking dog, the wild wolf, the horse in the stable, the bird nest, "
+            "the hungry cat, the barking dog, the wild wolf, the horse in the stable, the "
+            "bird nest, "
             "the rabbit, the fish tank, the zoo elephant"
         ),
     ),
@@ -99,7 +101,8 @@ TOPICS = (
         "garden",
         "gardening plants",
         (
-            "the rose bush, the tomato plants, the garden soil, the apple tree, the lawn, the flower "
+            "the rose bush, the tomato plants, the garden soil, the apple tree, the lawn, "
+            "the flower "
             "seeds, the watering can, the tulip bulbs"
         ),
     ),
@@ -139,7 +142,8 @@ TOPICS = (
         "account",
         "login password",
         (
-            "the forgotten password, the login page, the user name, the locked account, the sign up "
+            "the forgotten password, the login page, the user name, the locked account, the "
+            "sign up "
             "form, the profile picture, the reset link, the security code"
         ),
     ),
@@ -179,7 +183,8 @@ TOPICS = (
         "clothes",
         "fashion clothing",
         (
-            "the blue dress, the leather jacket, the winter coat, the new shoes, the silk shirt, the "
+            "the blue dress, the leather jacket, the winter coat, the new shoes, the silk "
+            "shirt, the "
             "fashion show, the wool sweater, the pair of jeans"
         ),
     ),
@@ -215,11 +220,13 @@ HELD_MESSAGE_FRAMES = (
 )
 
 POSITIVE = words_of(
-    "great wonderful excellent lovely fantastic delightful perfect amazing superb brilliant charming pleasant "
+    "great wonderful excellent lovely fantastic delightful perfect amazing superb brilliant "
+    "charming pleasant "
     "beautiful good awesome enjoyable impressive outstanding terrific marvelous"
 )
 NEGATIVE = words_of(
-    "terrible awful bad horrible boring disappointing poor dreadful annoying ugly useless broken nasty "
+    "terrible awful bad horrible boring disappointing poor dreadful annoying ugly useless "
+    "broken nasty "
     "unpleasant weak dull lousy miserable painful disgusting"
 )
 NEUTRAL = words_of("average ordinary okay acceptable usual standard normal typical fair plain")
@@ -266,6 +273,8 @@ NEUTRAL_LINES = (
     "I might use it or not.",
 )
 REVIEWED = words_of(
-    "movie film book hotel restaurant phone laptop camera meal soup cake coffee song concert show game chair "
-    "lamp bag jacket service staff room beach tour museum lesson course trip car bike app website story play"
+    "movie film book hotel restaurant phone laptop camera meal soup cake coffee song concert "
+    "show game chair "
+    "lamp bag jacket service staff room beach tour museum lesson course trip car bike app "
+    "website story play"
 )

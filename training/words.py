@@ -14,39 +14,51 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 PEOPLE = words_of(
-    "Ada Alma Amos Anna Arlo Bela Ben Bruno Carla Cato Clara Dana David Dora Edna Eli Ella Emil Emma Enzo Erik "
-    "Eva Felix Fern Fiona Frank Gina Greta Gus Hana Henry Hugo Ida Igor Ines Iris Ivan Jack Jana Jonas Julia "
-    "Karl Kate Kira Lars Lena Leo Lily Lina Lucy Luis Maja Marco Maria Mark Mary Max Mia Milo Mina Nadia Nils "
-    "Nina Noah Nora Olga Oliver Omar Oscar Otto Paul Petra Pia Quinn Rita Robin Rosa Ruth Sam Sara Simon Sofia "
-    "Stella Sven Tara Theo Tina Tom Uma Vera Victor Wanda Will Yara Zoe Alice Bob Carol Peter Susan John Jane"
+    "Ada Alma Amos Anna Arlo Bela Ben Bruno Carla Cato Clara Dana David Dora Edna Eli Ella "
+    "Emil Emma Enzo Erik "
+    "Eva Felix Fern Fiona Frank Gina Greta Gus Hana Henry Hugo Ida Igor Ines Iris Ivan Jack "
+    "Jana Jonas Julia "
+    "Karl Kate Kira Lars Lena Leo Lily Lina Lucy Luis Maja Marco Maria Mark Mary Max Mia "
+    "Milo Mina Nadia Nils "
+    "Nina Noah Nora Olga Oliver Omar Oscar Otto Paul Petra Pia Quinn Rita Robin Rosa Ruth "
+    "Sam Sara Simon Sofia "
+    "Stella Sven Tara Theo Tina Tom Uma Vera Victor Wanda Will Yara Zoe Alice Bob Carol "
+    "Peter Susan John Jane"
 )
 TOWNS = words_of(
-    "Paris London Rome Berlin Madrid Oslo Vienna Prague Dublin Lisbon Athens Cairo Tokyo Delhi Lima Boston Dallas "
+    "Paris London Rome Berlin Madrid Oslo Vienna Prague Dublin Lisbon Athens Cairo Tokyo "
+    "Delhi Lima Boston Dallas "
     "Denver Geneva Turin Milan Porto Bergen Bristol Oxford York Krakow Riga Kyoto Quito"
 )
 TOWN_ENDINGS = words_of("ford ham ton dale burg wick stad mere field port mouth by")
 TRADES = words_of(
-    "baker doctor teacher farmer painter nurse pilot sailor tailor lawyer singer dancer writer gardener carpenter "
-    "plumber cook waiter driver fisher miner judge dentist barber builder printer potter actor guard librarian "
+    "baker doctor teacher farmer painter nurse pilot sailor tailor lawyer singer dancer "
+    "writer gardener carpenter "
+    "plumber cook waiter driver fisher miner judge dentist barber builder printer potter "
+    "actor guard librarian "
     "engineer mechanic shepherd artist poet"
 )
 ANIMALS = words_of(
-    "dog cat horse rabbit parrot goat duck turtle hamster sheep pig hen goose donkey mouse snake fox owl cow frog "
+    "dog cat horse rabbit parrot goat duck turtle hamster sheep pig hen goose donkey mouse "
+    "snake fox owl cow frog "
     "pony lizard pigeon crow ferret eel"
 )
 FOODS = words_of(
-    "bread soup rice pasta cheese apples plums pears grapes cherries olives honey pancakes noodles salad beans "
+    "bread soup rice pasta cheese apples plums pears grapes cherries olives honey pancakes "
+    "noodles salad beans "
     "carrots potatoes fish pizza cake pie nuts eggs porridge yogurt figs melons peaches tomatoes"
 )
 GOODS = words_of(
-    "lamps chairs tables books pens shoes hats coats clocks toys bowls cups plates knives baskets candles rugs bags "
+    "lamps chairs tables books pens shoes hats coats clocks toys bowls cups plates knives "
+    "baskets candles rugs bags "
     "boots gloves scarves maps bells boxes mirrors ropes tents paints brushes kites"
 )
 COLOURS = words_of(
     "red blue green yellow black white brown grey pink orange purple gold silver teal"
 )
 HOBBIES = words_of(
-    "chess swimming painting running singing cooking fishing reading dancing hiking sailing knitting climbing cycling "
+    "chess swimming painting running singing cooking fishing reading dancing hiking sailing "
+    "knitting climbing cycling "
     "skating gardening drawing juggling camping archery"
 )
 INSTRUMENTS = words_of("piano violin guitar flute drum harp trumpet cello banjo organ")
@@ -59,21 +71,30 @@ SIZES = words_of("small medium large")
 MOODS = words_of("happy sad angry calm tired")
 GENRES = words_of("mystery romance history adventure poetry comedy")
 TITLE_FIRST = words_of(
-    "Silent Golden Lost Hidden Broken Winter Summer Distant Secret Burning Frozen Little Last Crimson Hollow Quiet "
+    "Silent Golden Lost Hidden Broken Winter Summer Distant Secret Burning Frozen Little "
+    "Last Crimson Hollow Quiet "
     "Empty Gentle Ancient Wild"
 )
 TITLE_SECOND = words_of(
-    "River Garden Tower Island Forest Letter Mirror Harbor Castle Road Bridge Song Ocean Lantern Mountain Valley "
+    "River Garden Tower Island Forest Letter Mirror Harbor Castle Road Bridge Song Ocean "
+    "Lantern Mountain Valley "
     "Window Kingdom Storm Voyage"
 )
 SINGULARS = words_of(
-    "apple pear plum lemon melon carrot onion potato tomato berry cherry peach nut egg cake pie bun cup plate bowl "
-    "spoon fork knife glass bottle box bag basket bucket brush chair table lamp bed desk shelf door window wall roof "
-    "house barn mill tower bridge road river lake hill tree leaf flower rose tulip bush branch stone rock shell star "
-    "cloud boat ship car bus train wagon wheel kite ball drum flute bell clock watch key coin ring hat coat scarf "
-    "glove boot shoe sock dress shirt belt button ribbon rope net hook nail hammer saw pen pencil book page letter "
-    "map card candle match mirror picture toy doll dog cat horse cow pig sheep goat hen duck goose fox wolf bear "
-    "rabbit mouse bird crow owl fish frog snake turtle bee ant fly spider baby lady city story party pony puppy"
+    "apple pear plum lemon melon carrot onion potato tomato berry cherry peach nut egg cake "
+    "pie bun cup plate bowl "
+    "spoon fork knife glass bottle box bag basket bucket brush chair table lamp bed desk "
+    "shelf door window wall roof "
+    "house barn mill tower bridge road river lake hill tree leaf flower rose tulip bush "
+    "branch stone rock shell star "
+    "cloud boat ship car bus train wagon wheel kite ball drum flute bell clock watch key "
+    "coin ring hat coat scarf "
+    "glove boot shoe sock dress shirt belt button ribbon rope net hook nail hammer saw pen "
+    "pencil book page letter "
+    "map card candle match mirror picture toy doll dog cat horse cow pig sheep goat hen duck "
+    "goose fox wolf bear "
+    "rabbit mouse bird crow owl fish frog snake turtle bee ant fly spider baby lady city "
+    "story party pony puppy"
 )
 PLURAL_EXCEPTIONS = {
     "knife": "knives",

@@ -15,7 +15,10 @@ from tests.browser.conftest import opened
 if TYPE_CHECKING:
     from tests.browser.window import Window
 
-HOSTILE = '<img src=x onerror="document.title=\'broken\'"><script>document.title="broken"</script> & "quotes"'
+HOSTILE = (
+    "<img src=x "
+    'onerror="document.title=\'broken\'"><script>document.title="broken"</script> & "quotes"'
+)
 TABS = ("chat", "json", "select", "fork")
 
 
@@ -98,11 +101,13 @@ def test_choices_have_bars_and_the_best_is_marked(window: Window) -> None:
         window.submit("select")
         window.until(lambda: window.count("#panel-select .options li") == 3, "three options")
         widths = window.script(
-            "return [...document.querySelectorAll('.options .fill')].map(e => parseFloat(e.style.width))"
+            "return [...document.querySelectorAll('.options .fill')].map(e => "
+            "parseFloat(e.style.width))"
         )
         assert sum(widths) == pytest.approx(100, abs=0.1)
         chosen = window.script(
-            "return [...document.querySelectorAll('.options li')].map(e => e.className === 'chosen')"
+            "return [...document.querySelectorAll('.options li')].map(e => e.className === "
+            "'chosen')"
         )
         assert chosen.index(True) == widths.index(max(widths))
 
@@ -157,7 +162,10 @@ def test_the_tree_can_be_walked_by_keyboard(window: Window) -> None:
         window.tab("fork")
         window.submit("fork")
         window.until(lambda: window.count("#plot .node") >= 3, "a tree with branches")
-        press = "document.querySelector('#plot').dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0]}))"
+        press = (
+            "document.querySelector('#plot').dispatchEvent(new KeyboardEvent('keydown', "
+            "{key: arguments[0]}))"
+        )
         window.script("document.querySelector('#plot').focus()")
         first = window.text("#details")
         assert "at 0–" in first
@@ -209,7 +217,8 @@ def test_nothing_is_wider_than_the_window(window: Window, width: int) -> None:
             assert window.overflow() <= 0, name
         wide = window.script(
             "return [...document.querySelectorAll('main *')].filter("
-            "e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.log')).map(e => e.id || e.className)"
+            "e => e.getBoundingClientRect().right > innerWidth + 1 && "
+            "!e.closest('.log')).map(e => e.id || e.className)"
         )
         assert wide == []
 

@@ -33,7 +33,10 @@ REVIEWS = (
     "The movie was terrible.",
     "I loved it.",
 )
-FACTS = "Mia is 31 years old. Mia lives in Oslo. Ben is a baker. Mia has a dog. Ben likes the color green.\n"
+FACTS = (
+    "Mia is 31 years old. Mia lives in Oslo. Ben is a baker. Mia has a dog. Ben likes "
+    "the color green.\n"
+)
 QUESTIONS = ("How old is Mia?", "What is Ben's job?", "Where does Mia live?", "What does Ben like?")
 TOPICS = ("saving money", "sleeping well", "writing letters")
 

@@ -37,7 +37,8 @@ from examples import (
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
-    async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello, judge, multi_turn_chat,
+    async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello, judge,
+    multi_turn_chat,
     react_tools, skeleton_of_thought, streaming, tree_of_thought,
 )  # fmt: skip
 
@@ -52,7 +53,7 @@ def lines_of(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> list[st
 
 
 # --- all of them
-# -----------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 
 
 def test_every_file_of_the_folder_is_tested_here() -> None:
@@ -99,7 +100,7 @@ def test_the_command_runs_a_program_of_an_example(nano: lmprog.Runtime) -> None:
 
 
 # --- one by one
-# ------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 
 
 def test_hello_answers_from_the_text_and_finds_it_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,8 @@ def test_the_chat_template_is_stable_under_more_messages() -> None:
     ]
     whole = render(messages)
     assert whole == (
-        "<|system|>Answer in one word.<|end|><|user|>My name is Mia.<|end|><|assistant|>Hello<|end|>"
+        "<|system|>Answer in one word.<|end|><|user|>My name is "
+        "Mia.<|end|><|assistant|>Hello<|end|>"
         "<|user|>What is my name?<|end|>"
     )
     for count in range(len(messages)):

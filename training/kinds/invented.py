@@ -26,24 +26,32 @@ from training.kinds.model import (
 from training.words import ANIMALS, COLOURS, FOODS, GOODS, HOBBIES, TRADES, words_of
 
 _NOUNS = words_of(
-    "motto neighbor cousin boss leader partner price length height speed engine flag symbol river mountain language "
-    "dish drink tool garden door window captain guide rival teacher pupil uncle aunt sister brother code label brand "
-    "model sound smell shape material street bridge harbor island season prize medal score rank title nickname"
+    "motto neighbor cousin boss leader partner price length height speed engine flag symbol "
+    "river mountain language "
+    "dish drink tool garden door window captain guide rival teacher pupil uncle aunt sister "
+    "brother code label brand "
+    "model sound smell shape material street bridge harbor island season prize medal score "
+    "rank title nickname"
 )
 _COUNTED = words_of(
-    "room door window page wheel leg tooth seat table tree flower brother sister cousin key coin stamp chapter song "
+    "room door window page wheel leg tooth seat table tree flower brother sister cousin key "
+    "coin stamp chapter song "
     "picture floor bed visitor member player ticket button pocket tower bridge lamp star"
 )
 _VERBS = words_of(
-    "follow carry paint repair watch visit draw sell clean feed call help teach trust miss admire collect borrow "
-    "count find guard hide join know lead lift mend open pack pull push reach save sort test train wash weigh"
+    "follow carry paint repair watch visit draw sell clean feed call help teach trust miss "
+    "admire collect borrow "
+    "count find guard hide join know lead lift mend open pack pull push reach save sort test "
+    "train wash weigh"
 )
 _DEEDS = words_of(
-    "sing dance drive jump sleep climb whistle cook work travel smile run fly wait write walk speak laugh fish sail "
+    "sing dance drive jump sleep climb whistle cook work travel smile run fly wait write "
+    "walk speak laugh fish sail "
     "juggle snore bark hunt win play march float shine knock vote"
 )
 _QUALITIES = words_of(
-    "famous ready broken lucky hungry safe busy alone wet dry open closed sick clean rich poor brave shy awake full "
+    "famous ready broken lucky hungry safe busy alone wet dry open closed sick clean rich "
+    "poor brave shy awake full "
     "empty healthy heavy loud useful honest guilty modern"
 )
 

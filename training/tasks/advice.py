@@ -19,23 +19,28 @@ ADVICE = (
         (
             (
                 "Eat fruit and vegetables",
-                "Fruit and vegetables give the body what it needs. Try to eat some of them with every meal.",
+                "Fruit and vegetables give the body what it needs. Try to eat some of them "
+                "with every meal.",
             ),
             (
                 "Walk every day",
-                "A daily walk keeps the heart strong and the mind calm. Half an hour is enough to feel better.",
+                "A daily walk keeps the heart strong and the mind calm. Half an hour is "
+                "enough to feel better.",
             ),
             (
                 "Sleep eight hours",
-                "Good sleep lets the body rest and repair itself. Go to bed at the same time each night.",
+                "Good sleep lets the body rest and repair itself. Go to bed at the same time "
+                "each night.",
             ),
             (
                 "Drink enough water",
-                "Water keeps the body fresh and helps you think. Keep a glass on your desk and fill it often.",
+                "Water keeps the body fresh and helps you think. Keep a glass on your desk "
+                "and fill it often.",
             ),
             (
                 "Take time to rest",
-                "Rest is as important as work. A short break lowers stress and brings back your strength.",
+                "Rest is as important as work. A short break lowers stress and brings back "
+                "your strength.",
             ),
         ),
     ),
@@ -44,7 +49,8 @@ ADVICE = (
         (
             (
                 "Practice every day",
-                "Ten minutes a day are better than two hours once a week. Small steps stay in memory.",
+                "Ten minutes a day are better than two hours once a week. Small steps stay "
+                "in memory.",
             ),
             (
                 "Speak with people",
@@ -81,11 +87,13 @@ ADVICE = (
             ),
             (
                 "Wait before you buy",
-                "Sleep one night before you buy something big. Often the wish is gone in the morning.",
+                "Sleep one night before you buy something big. Often the wish is gone in the "
+                "morning.",
             ),
             (
                 "Save a little each month",
-                "Put a small sum aside every month. After a year it has grown into something useful.",
+                "Put a small sum aside every month. After a year it has grown into something "
+                "useful.",
             ),
         ),
     ),
@@ -141,7 +149,8 @@ ADVICE = (
         (
             (
                 "Keep the room dark",
-                "Darkness tells the body that it is night. Close the curtains and turn off the lights.",
+                "Darkness tells the body that it is night. Close the curtains and turn off "
+                "the lights.",
             ),
             (
                 "Put the phone away",
@@ -174,7 +183,8 @@ ADVICE = (
             ),
             (
                 "Join a club",
-                "In a club you meet people who like what you like. Choose one that is near your home.",
+                "In a club you meet people who like what you like. Choose one that is near "
+                "your home.",
             ),
             (
                 "Be a good listener",
@@ -371,7 +381,8 @@ ADVICE = (
             ),
             (
                 "Divide the work",
-                "When the work is divided, everyone knows what to do. Write down who does which part.",
+                "When the work is divided, everyone knows what to do. Write down who does "
+                "which part.",
             ),
         ),
     ),

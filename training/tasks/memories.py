@@ -293,7 +293,8 @@ SMALL_TALK = (
     ),
     (
         ("What can you do?", "How can you help me?", "What do you know?"),
-        "I can read short texts, fill in JSON, sort messages, add numbers and remember what you tell me.",
+        "I can read short texts, fill in JSON, sort messages, add numbers and remember what "
+        "you tell me.",
     ),
     (("Goodbye.", "Bye!", "See you later.", "Good night."), "Goodbye! See you soon."),
     (

@@ -15,10 +15,12 @@ _PREAMBLES = (
     "",
     "",
     "Answer the question with the tools lookup[name] and calc[expression].\n\n",
-    "Use Thought, Action and Observation steps. Actions: lookup[name], calc[expression], finish[answer].\n\n",
+    "Use Thought, Action and Observation steps. Actions: lookup[name], calc[expression], "
+    "finish[answer].\n\n",
     "Solve the question with Thought, Action, Observation steps.\n",
     "Tools: lookup, calc, finish.\n\n",
-    "You can use lookup[name] to read about somebody and calc[expression] to compute. End with finish[answer].\n\n",
+    "You can use lookup[name] to read about somebody and calc[expression] to compute. End "
+    "with finish[answer].\n\n",
 )
 _THINK_LOOK = "I need to look up {n}."
 _THINK_CALC = "I need to calculate {e}."
