@@ -13,6 +13,7 @@ from typing import Protocol
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -30,6 +31,7 @@ from lmprog.server.http.http_errors import (
     response_of,
 )
 from lmprog.server.http.middleware import RequestMiddleware
+from lmprog.server.http.site_guard import ServedSites, SiteGuard
 from lmprog.server.openai import chat_completions, completions, models
 from lmprog.server.operations import health, metrics_route
 from lmprog.server.sglang import generate, server_info, tokenize
@@ -59,10 +61,13 @@ def route_modules() -> tuple[RouteModule, ...]:
 def build_app(gateway: Gateway) -> Starlette:
     """The ASGI application on `gateway`."""
     routes = [route for module in route_modules() for route in module.routes(gateway)]
+    settings = gateway.settings
     app = Starlette(
         routes=routes,
         middleware=[
             Middleware(RequestMiddleware, gateway=gateway, routes=routes),
+            *([_cors(settings.cors_origins)] if settings.cors_origins else []),
+            Middleware(SiteGuard, sites=ServedSites(settings)),
             Middleware(AuthMiddleware, keyring=gateway.keyring, routes=routes),
         ],
         exception_handlers={
@@ -77,9 +82,23 @@ def build_app(gateway: Gateway) -> Starlette:
     return app
 
 
+def _cors(origins: Sequence[str]) -> Middleware:
+    """Tells browsers which other sites' pages may use the server. Cookies play no part."""
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "PUT", "DELETE"),
+        allow_headers=("*",),
+        allow_private_network=True,
+        expose_headers=("x-request-id", "retry-after", "warning"),
+    )
+
+
 async def _routing_failed(request: Request, error: Exception) -> Response:
     """No such path, or no such method there."""
     assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and error.status_code == 405:
+        return Response(status_code=204, headers=error.headers)
     path, method = request.url.path[:100], request.method
     messages = {
         404: f"There is no {path} here; docs/server.md lists what there is.",

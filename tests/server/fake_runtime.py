@@ -115,7 +115,7 @@ async def asking(
     transport = httpx2.ASGITransport(app=build_app(gateway), raise_app_exceptions=False)
     try:
         async with httpx2.AsyncClient(
-            transport=transport, base_url="http://test", timeout=120.0
+            transport=transport, base_url="http://localhost", timeout=120.0
         ) as client:
             yield client, gateway
     finally:

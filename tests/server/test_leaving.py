@@ -127,7 +127,7 @@ def test_a_broken_connection_to_the_real_server_frees_everything(
 ) -> None:
     where = urlsplit(server.url)
     body = json.dumps({**LONG, "max_tokens": 3500, "stream": streams}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\n\r\n"
     with connect(server.runtime, client="test") as runtime:
         assert wait_for(runtime, is_clean)

@@ -18,7 +18,7 @@ from lmprog.server.options.server_settings import ServerSettings
 from tests.server.conftest import Served
 from tests.server.fake_runtime import Fake
 
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
 def talk(server: Served, *parts: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -67,11 +67,11 @@ def is_whole(said: bytes) -> bool:
         (b"GET / HTTX/1.1\r\n\r\n",),
         (GET + b"x: " + b"y" * 100_000,),
         (GET + b"".join(b"x-%d: y\r\n" % number for number in range(20_000)),),
-        (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",),
+        (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",),
         (
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
         ),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: nine\r\n\r\n",),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: nine\r\n\r\n",),
         (b"GET /health HTTP/1.1\r\nhost : x\r\n\r\n",),
     ],
     ids=[
@@ -86,13 +86,46 @@ def is_whole(said: bytes) -> bool:
         "blank",
     ],
 )
-def test_what_is_no_http_is_a_400_with_a_reason(server: Served, parts: tuple[bytes, ...]) -> None:
+def test_what_is_not_http_is_refused_with_a_reason(
+    server: Served, parts: tuple[bytes, ...]
+) -> None:
     status, headers, body = talk(server, *parts)
-    assert status in (0, 400), "refused, or cut off while it was still sending"
+    assert status in (0, 400, 431), "refused, or cut off while it was still sending"
     if status:
         assert headers["content-type"] == "application/json"
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
     assert talk(server, GET + b"\r\n")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "line", "message"),
+    [
+        (b"nonsense\r\n\r\n", b"400 Bad Request", "illegal request line"),
+        (b"GET /health HTTP/1.1\r\n\r\n", b"400 Bad Request", "Missing mandatory Host: header"),
+        (
+            b"GET /health HTTP/1.1\r\nhost: a\r\nhost: localhost\r\n\r\n",
+            b"400 Bad Request",
+            "Found multiple Host: headers",
+        ),
+        (
+            GET + b"x: " + b"y" * 70_000,
+            b"431 Request Header Fields Too Large",
+            "more than 65,536 bytes",
+        ),
+    ],
+)
+def test_a_refused_request_has_a_reason_in_its_status_line_and_in_its_body(
+    server: Served, sent: bytes, line: bytes, message: str
+) -> None:
+    where = urlsplit(server.url)
+    with socket.create_connection((where.hostname, where.port), timeout=60) as client:
+        client.sendall(sent)
+        said = b""
+        while more := client.recv(65_536):
+            said += more
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.split(b"\r\n")[0] == b"HTTP/1.1 " + line
+    assert message in json.loads(body)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -108,14 +141,16 @@ def test_what_is_no_http_is_a_400_with_a_reason(server: Served, parts: tuple[byt
 def test_wrong_ways_are_refused_in_openais_form(
     server: Served, path: str, method: str, status: int
 ) -> None:
-    found, headers, body = talk(server, f"{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    found, headers, body = talk(
+        server, f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+    )
     assert found == status
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
     assert headers["x-request-id"]
 
 
 def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(server: Served) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     began = time.monotonic()
     status, headers, body = talk(server, head + b"content-length: 9000000\r\n\r\n")
     assert status == 413

@@ -1,8 +1,8 @@
-"""Who may do what: keys as digests, the three kinds of doors, and the guard before all routes.
+"""API keys: their digests, the three kinds of routes, and the middleware that checks a request's key.
 
 A key is given as `Authorization: Bearer KEY`, as the password of `Authorization: Basic` (so that a
 browser can ask for it), or as `x-api-key`. Digests are compared in constant time. Knows headers and
-routes; knows no requests' contents.
+routes; does not read bodies.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import base64
 import binascii
 import enum
 import hashlib
-import ipaddress
-import re
 import secrets
 from collections.abc import Sequence
 
@@ -25,7 +23,7 @@ from lmprog.server.options.server_settings import ServerSettings
 
 
 class Access(enum.IntEnum):
-    """What a caller has shown; more opens more."""
+    """What a caller's key permits; each level includes those before it."""
 
     NOTHING = 0
     USER = 1
@@ -50,14 +48,10 @@ class Keyring:
         self._admin = None if settings.admin_key is None else _digest(settings.admin_key)
         self.is_open = not self._users and self._admin is None
         """No keys at all: everybody may do everything."""
-        self.hosts = frozenset(
-            name.lower() for name in (*settings.allowed_hosts, settings.host, "localhost")
-        )
-        """Names that a browser may call a server by that is open."""
         self.has_admin = self.is_open or self._admin is not None
 
     def access(self, key: str | None) -> Access:
-        """What `key` opens. All keys are compared, whichever fits."""
+        """What `key` permits. It is compared with all keys, whichever matches."""
         if self.is_open:
             return Access.ADMIN
         digest = _digest(key or "")
@@ -95,9 +89,7 @@ class AuthMiddleware:
         state["caller"] = (
             hashlib.sha256(b"caller:" + key.encode()).hexdigest() if key and access else ""
         )
-        problem = self._problem(scope, access)
-        if problem is None and (by_browser or self._keyring.is_open):
-            problem = self._foreign(scope, headers)
+        problem = self._problem(scope, access) or self._unsafe(scope, headers, by_browser)
         if problem is not None:
             await response_of(problem)(scope, receive, send)
             return
@@ -107,13 +99,13 @@ class AuthMiddleware:
         if _meets(self._open, scope):
             return None
         if access is Access.NOTHING:
-            # A browser shows its own dialogue for Basic; other clients read Bearer.
-            asks = 'Bearer, Basic realm="lmprog, any user name, the key as password"'
+            # A browser opens its own dialogue for Basic; other clients read Bearer.
+            challenge = 'Bearer, Basic realm="lmprog, any user name, the key as password"'
             return Problem(
                 401,
-                "This server needs an API key: send the header 'Authorization: Bearer KEY' with a key that it knows.",
+                "This server needs an API key: send the header 'Authorization: Bearer KEY'.",
                 code="invalid_api_key",
-                headers={"www-authenticate": asks},
+                headers={"www-authenticate": challenge},
             )
         if access < Access.ADMIN and _meets(self._admin, scope):
             fix = (
@@ -126,34 +118,23 @@ class AuthMiddleware:
             )
         return None
 
-    def _foreign(self, scope: Scope, headers: Headers) -> Problem | None:
-        """What a browser lets other sites' pages do in its user's name: where it keeps the key, or
-        none is needed.
+    def _unsafe(self, scope: Scope, headers: Headers, by_browser: bool) -> Problem | None:
+        """GET changes nothing, since any link or picture can cause one.
 
-        Only a browser sends these headers, so nobody else is asked for anything.
+        SGLang's clients know some of the administrator's routes by GET. They are let in with a
+        header that a browser sends to no other site unasked: a key, or `x-requested-with`.
         """
-        site = headers.get("sec-fetch-site")
-        acts = scope["method"] not in ("GET", "HEAD") or _meets(
-            self._admin, scope
-        )  # a picture's address is a GET
-        if acts and site not in (None, "same-origin", "none"):
-            return Problem(
-                403, "A page of another site may not use this server.", code="foreign_site"
-            )
-        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
-        is_browser = site is not None or "origin" in headers
-        if (
-            self._keyring.is_open
-            and is_browser
-            and not (_is_address(host) or host in self._keyring.hosts)
-        ):
-            return Problem(
-                403,
-                f"A browser reached this server as {host[:100]!r}, which may be a name that another site made up, and "
-                "the server needs no key; open it as 127.0.0.1, or start it with --allowed-hosts or a key.",
-                code="foreign_host",
-            )
-        return None
+        if scope["method"] not in ("GET", "HEAD") or not _meets(self._admin, scope):
+            return None
+        has_key = not by_browser and given_key(headers)[0] is not None
+        if has_key or "x-requested-with" in headers:
+            return None
+        return Problem(
+            403,
+            f"{scope['path']} changes the server's state: send POST, or the header "
+            "'x-requested-with' with any value.",
+            code="unsafe_get",
+        )
 
 
 def given_key(headers: Headers) -> tuple[str | None, bool]:
@@ -171,15 +152,6 @@ def given_key(headers: Headers) -> tuple[str | None, bool]:
 
 def _meets(routes: Sequence[BaseRoute], scope: Scope) -> bool:
     return any(route.matches(scope)[0] is not Match.NONE for route in routes)
-
-
-def _is_address(host: str) -> bool:
-    """No name: what nobody can make up a leading to."""
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _digest(key: str) -> bytes:

@@ -1,14 +1,15 @@
-"""A connection to the server: uvicorn's h11 protocol, whose refusals speak OpenAI's form and who
-waits for nobody.
+"""A connection to the server: uvicorn's h11 protocol, with time limits and errors in OpenAI's form.
 
 Adds to uvicorn: the transport for `sse.cut_off`, a short way for the parts of streams, a time
-within which the headers must be there, and a body for the answer to what is no HTTP. Knows
+within which the headers must have come, and an answer with its reason to what is not HTTP. Knows
 uvicorn's protocol class; knows no application.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 import h11
@@ -35,26 +36,26 @@ class HttpConnection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, dict(app_state), _loop)
-        self._patience: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state["transport"] = transport
         self.app_state["write_part"] = self.write_part
-        self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
+        self._timer = self.loop.call_later(self.header_seconds, self._end_waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._be_patient()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self._is_between:
-            self._be_patient()
+            self._stop_timer()
         elif (
-            self._patience is None
+            self._timer is None
         ):  # uvicorn's own timer between requests ends with the first byte of the next
-            self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
+            self._timer = self.loop.call_later(self.header_seconds, self._end_waiting)
 
     async def write_part(self, part: bytes) -> None:
         """Writes a part of a chunked body past ASGI's layers and h11: a fifth of what a stream
@@ -69,19 +70,24 @@ class HttpConnection(H11Protocol):
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
     def send_400_response(self, msg: str) -> None:
-        """What could not be read as HTTP/1.1: too large headers, a broken request line."""
+        """The answer to what cannot be read as HTTP/1.1. Called while h11's error is handled."""
+        error = sys.exc_info()[1]
+        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            limit = self.config.h11_max_incomplete_event_size or 0
-            message = f"This is no HTTP/1.1 request, or its headers have more than {limit:,} bytes."
-            body = Problem(400, message, code="bad_request").body()
+            status = HTTPStatus(hint)
+            if status is HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+                limit = self.config.h11_max_incomplete_event_size or 0
+                message = f"The headers have more than {limit:,} bytes."
+            else:
+                message = f"This is not a valid HTTP/1.1 request: {error or msg}."
+            body = Problem(status, message).body()
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
             ]
             self._say(
-                h11.Response(
-                    status_code=400, headers=[*headers, (b"connection", b"close")], reason=b""
-                )
+                h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
             )
             self._say(h11.Data(data=body))
             self._say(h11.EndOfMessage())
@@ -97,12 +103,12 @@ class HttpConnection(H11Protocol):
         """No request has come yet, or the last one is answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _be_patient(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _lose_patience(self) -> None:
-        self._patience = None
+    def _end_waiting(self) -> None:
+        self._timer = None
         if self._is_between:
             self.transport.abort()

@@ -22,6 +22,7 @@ NAMES: Mapping[str, str] = {
     "api_keys": "api_key",
     "allow_open": "insecure_no_auth",
     "drain": "drain_seconds",
+    "cors_origins": "cors_origin",
 }
 """What users write for a field, where that is not the field's name."""
 SECRET = ("api_key", "admin_key")
@@ -33,7 +34,10 @@ _HELP: Mapping[str, str] = {
     "api_key": "a key that opens the server; repeat it for several",
     "admin_key": "the key that also opens the administrator's routes",
     "insecure_no_auth": "listen beyond this machine without any key",
-    "allowed_hosts": "a name by which browsers may reach a server without keys; repeat it for several",
+    "allowed_hosts": "a name by which the server may be reached, besides its addresses; "
+    "*: any; repeat it for several",
+    "cors_origin": "an origin whose pages may use the server, as in https://example.org; "
+    "*: any; repeat it for several",
     "served_model_name": "what clients call the model",
     "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody; "
     "default: key where there are several keys, else shared",

@@ -6,12 +6,14 @@ Knows names, numbers and which of them go together. It reads no files and no env
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from lmprog.errors import InvalidParameter
 
 Isolation = Literal["shared", "key", "strict"]
+_ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,9 @@ class ServerSettings:
     allow_open: bool = False
     """Listen beyond this machine without any key."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which browsers may reach a server without keys, besides this machine's own."""
+    """Names by which the server may be reached, besides addresses, `localhost` and `host`; `*`: any."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of other sites whose pages may use the server (`https://example.org`); `*`: any."""
     served_model_name: str | None = None
     """What `/v1/models` lists and requests name; None: the runtime's name of its model."""
     cache_isolation: Isolation | None = None
@@ -105,6 +109,14 @@ class ServerSettings:
             )
         if not self.max_header_bytes >= 4096:
             raise _wrong("max_header_bytes", self.max_header_bytes, "at least 4096")
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise InvalidParameter(
+                    f"--cors-origin is {origin!r}; it must be '*' or an origin without a path, "
+                    "as in 'https://example.org' or 'http://localhost:3000'.",
+                    name="cors_origins",
+                    value=origin,
+                )
         if any(not key for key in (*self.api_keys, self.admin_key or "x")):
             raise InvalidParameter("A key is empty; leave it out, or give one.", name="api_keys")
         if not (self.api_keys or self.admin_key or self.allow_open or is_loopback(self.host)):

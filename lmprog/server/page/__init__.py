@@ -19,7 +19,6 @@ from starlette.routing import Route
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.auth import Access, OpenRoute
 from lmprog.server.http.bodies import read_body
-from lmprog.server.http.http_errors import refused
 from lmprog.server.http.sse import EventStream
 from lmprog.server.page.playing import Play, Player
 from lmprog.server.page.watching import Watcher
@@ -48,12 +47,6 @@ def routes(gateway: Gateway) -> list[Route]:
         return await EventStream.begin(request, watcher.frames(may_read), gateway.settings)
 
     async def play(request: Request) -> Response:
-        if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise refused(
-                "A page of another site may not use the playground.",
-                code="foreign_page",
-                status=403,
-            )
         read = await read_body(request, Play, gateway.settings)
         player = Player(gateway, read.body, request.state.caller)
         return await EventStream.begin(request, player.events(), gateway.settings)
