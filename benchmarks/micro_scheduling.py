@@ -27,7 +27,7 @@ POLICIES: tuple[PolicyName, ...] = ("fcfs", "lpm", "dfs")
 
 
 def _submit(scheduler: Scheduler, prompt: list[int]) -> None:
-    call = SequenceGroup(key=None, prompt_len=len(prompt))
+    call = SequenceGroup(prompt_len=len(prompt))
     settings = GenerationSettings(SamplingParams(temperature=0.0), 4000, (), len(prompt))
     call.sequences.append(Sequence(call, array("i", prompt), Generation(settings, 0)))
     scheduler.submit(call)

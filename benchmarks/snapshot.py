@@ -17,6 +17,7 @@ import lmprog
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.programs.snapshot import SnapshotBuilder
+from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
@@ -58,15 +59,17 @@ def main() -> None:
         scheduler = grown(num_nodes, tokenizer.vocab_size)
         for shown in (400, 1000, 2000):
             for with_text in (False, True):
-                onlooker = SnapshotBuilder(scheduler, tokenizer, b"a key of this benchmark")
-                print(_line(onlooker, scheduler.tree.num_nodes, wire.Inspect(1, shown, with_text)))
+                builder = SnapshotBuilder(
+                    scheduler, tokenizer, Namespaces(), {}, b"a key of this benchmark"
+                )
+                print(_line(builder, scheduler.tree.num_nodes, wire.Inspect(1, shown, with_text)))
 
 
-def _line(onlooker: SnapshotBuilder, num_nodes: int, op: wire.Inspect) -> str:
+def _line(builder: SnapshotBuilder, num_nodes: int, op: wire.Inspect) -> str:
     looks, encodes, frame = [], [], b""
     for _ in range(REPETITIONS):
         start = time.perf_counter()
-        seen = onlooker.look(op, 1.0, {})
+        seen = builder.take(op, 1.0, {})
         looked = time.perf_counter()
         frame = wire.encode((seen,))
         looks.append(looked - start)

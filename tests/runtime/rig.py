@@ -49,7 +49,7 @@ class Rig:
         **sequence: Namespace,
     ) -> Sequence:
         self.scheduler.check_fits(len(prompt), max_tokens)
-        call = SequenceGroup(key=None, prompt_len=len(prompt))
+        call = SequenceGroup(prompt_len=len(prompt))
         settings = GenerationSettings(sampling, max_tokens, (), len(prompt))
         made = Sequence(
             call, array("i", prompt), Generation(settings, sampling.seed or 0), **sequence
@@ -59,7 +59,7 @@ class Rig:
         return made
 
     def score(self, tokens: Sequence[int], first: int, finals: tuple[int, ...]) -> Sequence:
-        call = SequenceGroup(key=None, prompt_len=len(tokens))
+        call = SequenceGroup(prompt_len=len(tokens))
         made = Sequence(call, array("i", tokens), Scoring(first, finals))
         call.sequences.append(made)
         self.scheduler.submit(call)

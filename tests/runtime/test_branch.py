@@ -46,7 +46,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
 def settle(branch: RuntimeBranch, tokenizer: Tokenizer, cutter: Cutter) -> None:
     cut = cutter.last(branch.pending)
     if cut:
-        branch.settle(tokenizer, cut)
+        branch.tokenise_up_to(cut, tokenizer)
 
 
 def test_only_a_vocabulary_without_tokens_over_spaces_can_be_cut(tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_a_fork_does_not_tokenise_the_parents_text_again() -> None:
     assert cutter.can_cut
     encoded.clear()
     parent = RuntimeBranch(1)
-    parent.birth()
+    parent.open()
     parent.append("Mia lives in a small town near the sea and has a dog. " * 40)
     settle(parent, counting, cutter)
     for number in range(16):
         child = RuntimeBranch(number)
-        child.birth(parent)
+        child.open(parent)
         child.append(f"Question {number}")
         tokens = list(child.tokens_with(counting))
         assert tokens == tokenizer.encode("".join(child.text))
@@ -120,7 +120,7 @@ def test_a_generation_that_gave_nothing_leaves_the_literal_end_literal(
 ) -> None:
     """A client that keeps texts cannot tell such a branch from one where nothing was generated."""
     branch = RuntimeBranch(1)
-    branch.birth()
+    branch.open()
     branch.append("http:")
     branch.adopt(array("i", [0]), gained, rest=":")
     assert branch.ends_literal is is_literal

@@ -39,15 +39,13 @@ def built(
     limits = CallLimits(tokenizer.vocab_size, LONGEST, lambda prompt, most: None)
     calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(0))
     branch = RuntimeBranch(1)
-    branch.birth()
+    branch.open()
     branch.append(prompt)
     settings = wire.SamplingParams(**{"max_tokens": 5, **sampling})  # type: ignore[arg-type]
     op = wire.Generate(1, 1, settings, constraint, heal=heal)
-    active = ActiveCall(b"", op, branch, [])
-    calls.begin_constraint(active)
-    for compiling in constraints.collect():
-        assert compiling.known
-    return calls.build(active, 0.0)
+    pending = calls.begin_constraint(op)
+    constraints.collect()
+    return calls.build(ActiveCall(b"", op, branch, (), pending), 0.0).group
 
 
 def seam_of(call: SequenceGroup) -> bytes | None:

@@ -115,6 +115,37 @@ def test_a_fork_starts_where_its_parent_stands_when_it_is_reached() -> None:
     assert done(replies)[3].outputs[0].text == generated("abc" + first)
 
 
+def test_calls_on_the_children_of_an_unknown_branch_are_answered() -> None:
+    replies = Talk().ask(wire.Fork(9, (2,)), text(2, "x"), wire.Generate(2, 1, GREEDY))
+    assert failed(replies)[1].code == "unknown_name"
+    assert "branch 9" in failed(replies)[1].message
+
+
+def test_a_fork_that_fails_answers_the_calls_of_its_children() -> None:
+    talk = Talk()
+    replies = talk.ask(
+        wire.Open(1), text(1, "a" * 20_000), wire.Fork(1, (2,)), wire.Generate(2, 1, GREEDY)
+    )
+    assert failed(replies)[1].code == "context_overflow"
+
+
+def test_closing_a_branch_looks_at_its_own_calls_only() -> None:
+    talk = Talk()
+    talk.ask(
+        wire.Open(1),
+        wire.Open(2),
+        text(1, "ab"),
+        text(2, "cd"),
+        wire.Generate(1, 1, GREEDY),
+        wire.Generate(2, 2, GREEDY),
+    )
+    talk.ask(wire.Close(1))
+    calls = talk.interpreter.clients[b"me"].calls
+    assert set(calls) == {2}
+    talk.ask(wire.Close(2))
+    assert not calls
+
+
 def test_what_a_child_gained_can_be_appended_to_its_parent() -> None:
     talk = Talk()
     replies = talk.ask(

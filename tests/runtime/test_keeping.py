@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmprog import wire
+from lmprog.runtime.programs.active_call import GenerateRun
 from lmprog.runtime.programs.result_selection import ResultSelector, majority
 from lmprog.runtime.programs.select_scoring import softmax
 from lmprog.simulation import oracle
@@ -194,10 +195,12 @@ def test_a_judge_is_cancelled_with_its_call() -> None:
         wire.Generate(1, 2, sampled(4, max_tokens=2), keep="best", judge=JUDGE),
     )
     talk.step()
-    active = talk.interpreter.clients[b"me"].calls[2]
-    while active.keeper is not None and not active.keeper.ballots:
+    run = talk.interpreter.clients[b"me"].calls[2].run
+    assert isinstance(run, GenerateRun)
+    assert run.selector is not None
+    while not run.selector.ballots:
         talk.step()
-    assert active.keeper is not None, "the judge is at work"
+    assert not talk.scheduler.idle, "the judge's scorings run"
     talk.ask(wire.Cancel(2), wire.Close(1))
     assert free(talk)
 

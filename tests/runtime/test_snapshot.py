@@ -208,7 +208,7 @@ def ended(runs: list[tuple[int, int]], text_of: str, stop: tuple[str, ...] = ())
     stream = TextStream(tokenizer, stop)
     for token in tokens:
         stream.push(token)
-    sequence = Sequence(SequenceGroup(None), array("i", [1, *tokens]), task)
+    sequence = Sequence(SequenceGroup(), array("i", [1, *tokens]), task)
     return output_of(sequence, stream.finish(), stream, tokenizer)
 
 

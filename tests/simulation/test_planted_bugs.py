@@ -97,13 +97,13 @@ def a_preempted_sequence_is_lost(patch: Patch) -> None:
 
 
 def a_call_is_answered_twice(patch: Patch) -> None:
-    original = CallCompletion.reply
+    original = CallCompletion.finish
 
-    def reply(self: CallCompletion, active: Any, said: wire.Reply, outcome: Any) -> None:
-        original(self, active, said, outcome)
-        self.say(active.client, said)
+    def finish(self: CallCompletion, call: Any, reply: wire.Reply, texts: Any) -> None:
+        original(self, call, reply, texts)
+        self.send(call.client, reply)
 
-    patch.setattr(CallCompletion, "reply", reply)
+    patch.setattr(CallCompletion, "finish", finish)
 
 
 def a_cancelled_call_is_not_answered(patch: Patch) -> None:
@@ -116,13 +116,13 @@ def a_cancelled_call_is_not_answered(patch: Patch) -> None:
 
 
 def a_fork_forgets_pending_text(patch: Patch) -> None:
-    original = RuntimeBranch.birth
+    original = RuntimeBranch.open
 
-    def birth(self: RuntimeBranch, parent: RuntimeBranch | None = None) -> None:
+    def open_without_text(self: RuntimeBranch, parent: RuntimeBranch | None = None) -> None:
         original(self, parent)
         self.pending = ""
 
-    patch.setattr(RuntimeBranch, "birth", birth)
+    patch.setattr(RuntimeBranch, "open", open_without_text)
 
 
 def a_client_that_is_gone_is_kept(patch: Patch) -> None:
@@ -143,15 +143,15 @@ def waiting_is_not_bounded(patch: Patch) -> None:
 
 
 def all_results_of_n_have_one_seed(patch: Patch) -> None:
-    original = CallBuilder._gen
+    original = CallBuilder._build_gen
 
-    def gen(self: CallBuilder, active: Any, op: wire.Generate, now: float) -> Any:
-        call = original(self, active, op, now)
-        for sequence in call.sequences:
-            sequence.task.seed = call.sequences[0].task.seed
-        return call
+    def build_gen(self: CallBuilder, call: Any, op: wire.Generate, now: float) -> Any:
+        run = original(self, call, op, now)
+        for sequence in run.group.sequences:
+            sequence.task.seed = run.group.sequences[0].task.seed
+        return run
 
-    patch.setattr(CallBuilder, "_gen", gen)
+    patch.setattr(CallBuilder, "_build_gen", build_gen)
 
 
 def what_never_fits_is_accepted(patch: Patch) -> None:

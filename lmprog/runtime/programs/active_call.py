@@ -1,7 +1,6 @@
-"""A client's call while it is under way: its op, its streams of text, what it has to say when it
-ends.
+"""Calls under way: an op of a client, and while the scheduler has it, its run.
 
-Knows how results are worded on the wire; it does not decide when anything happens.
+Also how results are written as wire messages. Does not decide when anything happens.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
-from lmprog.runtime.programs.branch import Promise, RuntimeBranch
+from lmprog.runtime.programs.branch import Awaited, Promise, QueuedOp, RuntimeBranch
 from lmprog.runtime.programs.compile_pool import PendingConstraint
 from lmprog.runtime.programs.result_selection import ResultSelector, RunningContest
 from lmprog.runtime.programs.select_scoring import Ballot
@@ -17,54 +16,79 @@ from lmprog.runtime.scheduling.generation import Generation, ScoredToken
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.text.stream import TextEnd, TextStream
 from lmprog.runtime.text.tokenizer import Tokenizer
+from lmprog.transport import ClientId
 from lmprog.wire import Failed, Generate, Output, Read, Select, TokenLogprob, Usage
 
 
 @dataclass(eq=False, slots=True)
-class ActiveCall:
+class GenerateRun:
+    """A gen in the scheduler. `streams` and `outputs` are by the number of the result."""
+
+    group: SequenceGroup
+    streams: list[TextStream]
+    selector: ResultSelector | None
+    """Decides which result is kept; None where that is the first."""
+    outputs: list[Output | None] = field(default_factory=list)
+    num_sent_logprobs: dict[int, int] = field(default_factory=dict)
+    """Log-probabilities of each result that have been streamed."""
+
+    def __post_init__(self) -> None:
+        self.outputs = [None] * len(self.streams)
+
+
+@dataclass(eq=False, slots=True)
+class SelectRun:
+    """A select in the scheduler."""
+
+    group: SequenceGroup
+    ballot: Ballot
+
+
+@dataclass(eq=False, slots=True)
+class ActiveCall(QueuedOp):
     """One call of a client, from its arrival to its last reply."""
 
-    client: bytes
+    client: ClientId
     op: Generate | Select | Read
     branch: RuntimeBranch
-    promises: list[Promise]
-    """Texts of its results, for appends that refer to them."""
-    call: SequenceGroup | None = None
-    """Set when it is submitted to the scheduler."""
-    streams: list[TextStream] = field(default_factory=list)
-    outputs: list[Output | None] = field(default_factory=list)
-    told: dict[int, int] = field(default_factory=dict)
-    """How many log-probabilities of each result have been streamed."""
-    ballot: Ballot | None = None
-    keeper: ResultSelector | None = None
-    """Decides which of its results counts, where that is not simply the first."""
+    promises: tuple[Promise, ...] = ()
+    """The texts of its results, for appends that refer to them."""
+    constraint: PendingConstraint | None = None
+    run: GenerateRun | SelectRun | None = None
+    """None before the branch has come to the call, and after its end."""
     contest: RunningContest[ActiveCall] | None = None
-    compiling: PendingConstraint | None = None
-    """Its constraint, on its way or there."""
-    reached: bool = False
+    """None where it takes part in none."""
+    is_reached: bool = False
     """Its branch has come to it."""
-    replied: bool = False
+    is_done: bool = False
+    """It has had its last reply."""
     error: LmprogError | None = None
+    """Why it ended without a result."""
 
     @property
     def id(self) -> int:
         return self.op.call
 
+    def missing(self) -> Awaited | None:
+        """The constraint, while it is compiled and the call still needs it."""
+        pending = self.constraint
+        return pending if pending and not pending.is_known and self.error is None else None
 
-def usage_of(call: SequenceGroup) -> Usage:
-    """The work of `call` as the wire says it; times in milliseconds."""
-    timing = call.timing
+
+def usage_of(group: SequenceGroup) -> Usage:
+    """The work of `group` as a wire message; times in milliseconds."""
+    timing = group.timing
     ended = timing.ended if timing.ended is not None else timing.submitted
     admitted = timing.admitted if timing.admitted is not None else ended
     first = timing.first_token if timing.first_token is not None else ended
-    tasks = [sequence.task for sequence in call.sequences if isinstance(sequence.task, Generation)]
+    tasks = [sequence.task for sequence in group.sequences if isinstance(sequence.task, Generation)]
     return Usage(
-        prompt=call.prompt_len,
-        cached=call.cached,
+        prompt=group.prompt_len,
+        cached=group.cached,
         generated=sum(task.generated for task in tasks),
         forced=sum(task.forced for task in tasks),
-        computed=call.computed,
-        preemptions=call.preemptions,
+        computed=group.computed,
+        preemptions=group.preemptions,
         queued_ms=1e3 * (admitted - timing.submitted),
         prefill_ms=1e3 * (first - admitted),
         decode_ms=1e3 * (ended - first),
@@ -79,13 +103,14 @@ def output_of(
     *,
     logprobs: bool = True,
 ) -> Output:
-    """The result of one finished sequence, whose `stream` gave `ended`; only tokens wholly inside the
-    text are named.
+    """The result of a finished sequence whose `stream` gave `ended`.
+
+    Only tokens wholly inside the text are listed.
     """
     stopped_by = stream.stopped_by
     task = sequence.task
     assert isinstance(task, Generation)
-    num_tokens = max(0, ended.kept - task.respelled)
+    num_tokens = max(0, ended.num_tokens - task.respelled)
     return Output(
         text=ended.text,
         tokens=tuple(sequence.tokens[task.prompt_len : task.prompt_len + num_tokens]),
@@ -107,7 +132,7 @@ def _forced_text(task: Generation, stream: TextStream, length: int) -> tuple[tup
 
 
 def logprob_of(scored: ScoredToken, tokenizer: Tokenizer) -> TokenLogprob:
-    """One position with its texts."""
+    """One scored token, with the texts of it and of its alternatives."""
     top = tuple((token, tokenizer.token_text(token), logprob) for token, logprob in scored.top)
     return TokenLogprob(scored.token, tokenizer.token_text(scored.token), scored.logprob, top)
 

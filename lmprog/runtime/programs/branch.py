@@ -1,14 +1,12 @@
-"""A branch: the text a program has gathered, the tokens of what has been settled of it, and the ops
-that wait.
+"""A branch of a program: its text, the tokens of what has been tokenised of it, and its queued ops.
 
 Canonical text: what was appended since the last generation is tokenised as one piece, so a prompt
-built from ten appends has the same tokens as one built from one. What no later text can change may
-be settled early (before a fork, say, so that it is tokenised once and not by each child again); the
-rest waits as text. Generated tokens are kept as they are. Text of other calls arrives as a
-`Promise`, and the branch's ops wait for it.
+built from ten appends has the same tokens as one built from one. A beginning that no later text can
+change may be tokenised early (before a fork, say, so that the children need not do it again); the
+rest stays pending as text. Generated tokens are kept as they are.
 
-Knows text, tokens and the order of ops. It does not know how ops are carried out, nor pages; its
-hold on the tree is kept for its owner, the interpreter.
+Knows text, tokens and the order of ops. It does not know how ops are carried out, nor pages; the
+pin on the tree is kept here for the interpreter, which owns it.
 """
 
 from __future__ import annotations
@@ -24,144 +22,139 @@ from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.quoting import Span, joined, split_spans
 from lmprog.runtime.text.tokenizer import Tokenizer
-from lmprog.wire import (
-    Conversation,
-    Fork,
-    Generate,
-    Read,
-    RoleBegin,
-    RoleEnd,
-    Select,
-    TextPiece,
-    TokensPiece,
-)
+from lmprog.wire import Conversation, RoleBegin, RoleEnd, TextPiece, TokensPiece
 
 
 class BranchState(enum.Enum):
-    UNBORN = "unborn"
+    PENDING = "pending"
+    """Named by a fork that its parent has not carried out yet."""
     OPEN = "open"
     CLOSED = "closed"
 
 
-@dataclass(eq=False, slots=True)
-class Promise:
-    """Text that will be known when a call has ended, or the reason why it never will. Branches wait
-    for it.
-    """
+class Awaited:
+    """Something that will be known later. `waiting` are the branches to wake up then."""
 
-    text: str | None = None
-    error: LmprogError | None = None
-    quoted: bool = False
-    """A call's own result, in which no special token is read; what a branch gained may hold a
-    template's.
-    """
-    waiting: list[RuntimeBranch] = field(default_factory=list)
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: list[RuntimeBranch] = []
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
+        raise NotImplementedError
+
+
+class QueuedOp:
+    """What a branch does when its earlier ops are done."""
+
+    __slots__ = ()
+
+    def missing(self) -> Awaited | None:
+        """What must be known before the op can be carried out; None where nothing."""
+        return None
+
+
+class Promise(Awaited):
+    """The text of a call's result or of a branch, or the error because of which there is none.
+
+    `quoted`: no special token is read in it. That holds for a call's result; what a branch gained
+    may hold a template's special tokens.
+    """
+
+    __slots__ = ("error", "quoted", "text")
+
+    def __init__(self, *, quoted: bool = False, error: LmprogError | None = None) -> None:
+        super().__init__()
+        self.quoted = quoted
+        self.text: str | None = None
+        self.error = error
+
+    @property
+    def is_known(self) -> bool:
         return self.text is not None or self.error is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Appending:
-    """An append whose references are bound to promises already."""
-
-    pieces: tuple[TextPiece | TokensPiece | Promise | RoleBegin | RoleEnd | Conversation, ...]
+BoundPiece = TextPiece | TokensPiece | Promise | RoleBegin | RoleEnd | Conversation
 
 
 @dataclass(frozen=True, slots=True)
-class Marking:
-    """Keeps `promise`: the text that the branch has gained since its fork when this is reached."""
+class BoundAppend(QueuedOp):
+    """An append whose references have become promises."""
+
+    pieces: tuple[BoundPiece, ...]
+
+    def missing(self) -> Promise | None:
+        return next((p for p in self.pieces if isinstance(p, Promise) and not p.is_known), None)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundGained(QueuedOp):
+    """Resolves `promise` to the text that the branch has gained since its fork."""
 
     promise: Promise
 
 
-Queued = Appending | Marking | Generate | Select | Fork | Read
+@dataclass(frozen=True, slots=True)
+class BoundFork(QueuedOp):
+    """Opens `children` as copies of the branch."""
+
+    children: tuple[RuntimeBranch, ...]
 
 
+@dataclass(eq=False, slots=True)
 class RuntimeBranch:
     """One growing token sequence of a program."""
 
-    __slots__ = (
-        "busy",
-        "cause",
-        "chat",
-        "ends_literal",
-        "id",
-        "num_forked",
-        "ops",
-        "pending",
-        "pin",
-        "program",
-        "quoted",
-        "role",
-        "role_start",
-        "salt",
-        "state",
-        "text",
-        "tokens",
-    )
+    id: int
+    salt: str = ""
+    program: int = 0
+    """Number of its program, in the order of arrival; forks inherit it."""
+    state: BranchState = BranchState.PENDING
+    queue: deque[QueuedOp] = field(default_factory=deque)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    pending: str = ""
+    """Text after `tokens` that is not tokenised yet."""
+    quoted: tuple[Span, ...] = ()
+    """Stretches of `pending` in which special tokens are plain text: the contents of chat turns."""
+    ends_literal: bool = False
+    """The last text was the program's own: neither generated, nor a template's, nor given as
+    tokens.
+    """
+    text: list[str] = field(default_factory=list)
+    """All text since the opening, in pieces; joined only when somebody reads it."""
+    num_inherited: int = 0
+    """Pieces of `text` that came from the parent."""
+    chat: list[dict[str, str]] = field(default_factory=list)
+    """Finished chat turns."""
+    role: str | None = None
+    """Role of the open chat turn."""
+    role_start: int = 0
+    """Index into `text` of the open turn's content."""
+    pin: Pin | None = None
+    """Soft pin on the tree node where its computed tokens end; None where nothing is computed."""
+    is_busy: bool = False
+    """A call of it is in the scheduler."""
+    failure: LmprogError | None = None
+    """Why the branch failed: every later call of it fails with this."""
 
-    def __init__(self, branch_id: int, salt: str = "") -> None:
-        self.id = branch_id
-        self.salt = salt
-        self.state = BranchState.UNBORN
-        self.ops: deque[Queued] = deque()
-        self.tokens: array[int] = array("i")
-        self.pending = ""
-        self.quoted: tuple[Span, ...] = ()
-        """Stretches of `pending` in which a special token is text: what stands inside of chat
-        turns.
-        """
-        self.ends_literal = False
-        """The last text was the program's own: neither generated, nor a template's, nor given as
-        tokens.
-        """
-        self.text: list[str] = []
-        """All text since the opening, in pieces; joined only when somebody asks."""
-        self.num_forked = 0
-        """Pieces of `text` that were there when the branch was forked."""
-        self.chat: list[dict[str, str]] = []
-        """Finished chat turns."""
-        self.role: str | None = None
-        self.role_start = 0
-        self.program = 0
-        """Number of the program that it belongs to, in the order of their beginning; forks inherit
-        it.
-        """
-        self.pin: Pin | None = None
-        """Its hold on where its settled tokens end in the tree; None where nothing of it has been
-        computed.
-        """
-        self.busy = False
-        """A call of it is in flight."""
-        self.cause: LmprogError | None = None
-        """Why the branch is spoiled: every later call of it fails with this."""
-
-    def birth(self, parent: RuntimeBranch | None = None) -> None:
-        """Opens the branch, empty or as a copy of `parent`. The node's pin is the interpreter's
-        business.
-        """
+    def open(self, parent: RuntimeBranch | None = None) -> None:
+        """Opens the branch, empty or as a copy of `parent`. The pin is the interpreter's part."""
         self.state = BranchState.OPEN
         if parent is None:
             return
         self.salt, self.program = parent.salt, parent.program
         self.tokens = parent.tokens[:]
-        self.pending, self.quoted, self.ends_literal = (
-            parent.pending,
-            parent.quoted,
-            parent.ends_literal,
-        )
+        self.pending, self.quoted = parent.pending, parent.quoted
+        self.ends_literal = parent.ends_literal
         self.text = parent.text[:]
-        self.num_forked = len(parent.text)
+        self.num_inherited = len(parent.text)
         self.chat = parent.chat[:]
         self.role, self.role_start = parent.role, parent.role_start
-        self.cause = parent.cause
+        self.failure = parent.failure
 
     def append(self, text: str, quoted: Sequence[Span] = ()) -> None:
-        """Adds literal text, to be tokenised when it is needed. Inside of a chat turn all of it is
-        quoted.
-        """
+        """Adds literal text, to be tokenised when needed. Inside a chat turn all of it is quoted."""
         if text:
             length = len(self.pending)
             spans = [(0, len(text))] if self.role is not None else quoted
@@ -173,9 +166,7 @@ class RuntimeBranch:
             self.ends_literal = True
 
     def append_tokens(self, tokens: array[int], text: str, tokenizer: Tokenizer) -> None:
-        """Adds tokens as they are, which spell `text`; text that waits before them is tokenised
-        now.
-        """
+        """Adds tokens as they are, which spell `text`; pending text is tokenised now."""
         if self.pending:
             self.tokens, self.pending, self.quoted = self.tokens_with(tokenizer), "", ()
         self.tokens.extend(tokens)
@@ -199,20 +190,16 @@ class RuntimeBranch:
 
     def gained(self) -> str:
         """Text since the fork, or since the opening."""
-        return "".join(self.text[self.num_forked :])
+        return "".join(self.text[self.num_inherited :])
 
-    def settle(self, tokenizer: Tokenizer, cut: int) -> None:
-        """Tokenises the first `cut` characters of the pending text, which no later text can
-        change.
-        """
+    def tokenise_up_to(self, cut: int, tokenizer: Tokenizer) -> None:
+        """Tokenises the first `cut` characters of the pending text, which no later text changes."""
         self.pending, rest = self.pending[:cut], self.pending[cut:]
         self.quoted, later = split_spans(self.quoted, cut)
         self.tokens, self.pending, self.quoted = self.tokens_with(tokenizer), rest, later
 
     def tokens_with(self, tokenizer: Tokenizer, more: str = "") -> array[int]:
-        """The branch's tokens with its pending text and `more` tokenised as one piece; changes
-        nothing.
-        """
+        """The tokens of the branch with `more` after its text; the branch does not change."""
         tokens = self.tokens[:]
         encoded = self._encoded(tokenizer, more) if self.pending or more else []
         if not tokens:
@@ -231,9 +218,11 @@ class RuntimeBranch:
         return tokenizer.encode(self.pending + more, start=not self.tokens)
 
     def adopt(self, tokens: array[int], text: str, rest: str = "") -> None:
-        """A call has settled the branch: `tokens` are its tokens now, `text` was added, of which
-        `rest` (the part after the last whole token) is to be tokenised anew with what follows.
-        Where none was, what stood at the end stands there still, literal text too."""
+        """A call has ended: `tokens` are the branch's tokens now and `text` was added to it.
+
+        `rest` is the end of `text` after the last whole token, to be tokenised anew with what
+        follows. Where `text` is empty the branch ends as it did before, in literal text too.
+        """
         self.tokens = tokens
         self.pending, self.ends_literal = rest, self.ends_literal and not text
         self.quoted = joined((), (0, len(rest)))

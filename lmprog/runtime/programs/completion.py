@@ -1,146 +1,164 @@
-"""How things end: last replies, failures, spoiled branches, kept promises, and where a branch
-stands afterwards.
+"""Completes calls: exactly one last reply each, and the state in which their branches are left.
 
-The one place that makes "every call gets exactly one last reply" true. Interpreter and delivery
-both end calls through it; it knows the scheduler's verbs for ending a sequence and for pins, and
-nothing of ops or steps.
+The only module that ends calls; interpreter, runner and delivery all end them through it. Knows the
+scheduler's verbs for ending a sequence and for pins; does not know ops or steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, RequestRejected
 from lmprog.radix import Node
-from lmprog.runtime.programs.active_call import ActiveCall, failed
+from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, SelectRun, failed
 from lmprog.runtime.programs.branch import BranchState, Promise, RuntimeBranch
 from lmprog.runtime.programs.result_selection import RunningContest
+from lmprog.runtime.scheduling import sequence as sequences
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 from lmprog.transport import ClientId
 
 Addressed = tuple[ClientId, wire.Reply]
 
 
 class CallCompletion:
-    """Replies wait in `outbox`; branches that something happened to wait in `ready` until the
-    interpreter runs them.
-    """
+    """Owns the outbox of replies, and knows which call each group in the scheduler belongs to."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.outbox: list[Addressed] = []
-        self.ready: list[tuple[ClientId, RuntimeBranch]] = []
+    def __init__(self, scheduler: Scheduler, wake: Callable[[RuntimeBranch], None]) -> None:
+        self._scheduler = scheduler
+        self.wake = wake
+        """Called with each branch that may go on."""
+        self._outbox: list[Addressed] = []
+        self.active: dict[sequences.SequenceGroup, ActiveCall] = {}
+        """The call of each group in the scheduler."""
 
-    def say(self, client: ClientId, reply: wire.Reply) -> None:
-        """A reply that ends no call."""
-        self.outbox.append((client, reply))
+    def send(self, client: ClientId, reply: wire.Reply) -> None:
+        """A reply that completes no call of a branch."""
+        self._outbox.append((client, reply))
 
     def take_replies(self) -> list[Addressed]:
         """Empties the outbox."""
-        replies, self.outbox = self.outbox, []
+        replies, self._outbox = self._outbox, []
         return replies
 
-    def forget(self, client: ClientId) -> None:
-        """Nothing more is said to a client that is gone."""
-        self.outbox = [one for one in self.outbox if one[0] != client]
+    def drop_client(self, client: ClientId) -> None:
+        """Drops the unsent replies of a client that is gone."""
+        self._outbox = [one for one in self._outbox if one[0] != client]
 
-    def reply(
-        self, active: ActiveCall, reply: wire.Reply, outcome: list[str] | LmprogError
-    ) -> None:
-        """The last reply of a call, once. `outcome`: the texts that its promises get, or why there
-        are none.
+    # --- calls
+
+    def submit(self, call: ActiveCall, run: GenerateRun | SelectRun) -> None:
+        """Hands a built call to the scheduler. Raises `Overloaded`; then nothing was done."""
+        self._scheduler.submit(run.group)
+        self.active[run.group] = call
+        call.run = run
+        call.branch.is_busy = True
+
+    def continue_with(self, call: ActiveCall, group: sequences.SequenceGroup) -> None:
+        """A gen whose sequences have ended goes on with those of `group`. Raises `Overloaded`."""
+        assert call.run is not None, "only a submitted call goes on"
+        self._scheduler.submit(group)
+        group.sequences[:0] = call.run.group.sequences
+        del self.active[call.run.group]
+        self.active[group] = call
+        call.run.group = group
+
+    def finish(self, call: ActiveCall, reply: wire.Reply, texts: Sequence[str]) -> None:
+        """Completes a call with its result; `texts` are what its promises resolve to."""
+        self._scheduler.stats.calls_done += 1
+        self._complete(call, reply, texts)
+
+    def fail(self, call: ActiveCall, error: LmprogError) -> None:
+        """Completes a call with `error`, wherever it is; nothing happens where it is done already.
+
+        Its branch fails too: now, or when it would have come to the call, since what precedes is
+        not at fault. A call that was refused leaves its branch usable: nothing of it was begun, and
+        the program may try another.
         """
-        assert not active.replied, "a call gets one last reply"
-        active.replied = True
-        self.say(active.client, reply)
-        stats = self.scheduler.stats
-        if isinstance(outcome, LmprogError):
-            stats.calls_failed += 1
-        else:
-            stats.calls_done += 1
-        for index, promise in enumerate(active.promises):
-            self.keep(
-                active.client,
-                promise,
-                outcome if isinstance(outcome, LmprogError) else outcome[index],
-            )
-        if active.call is not None:
-            active.branch.busy = False
-        # The call may be referred to as long as its branch is open; only its promises are needed
-        # for that.
-        active.call, active.ballot = None, None
-        active.streams, active.outputs = [], []
-        active.keeper = None
-        self.ready.append((active.client, active.branch))
-        if active.contest is not None:
-            self._enter(active.contest, active)
-
-    def contest(self, entrants: list[ActiveCall], rule: wire.ContestRule) -> None:
-        """Of these calls one is wanted; who has ended already is entered first."""
-        made = RunningContest(rule, entrants)
-        for active in entrants:
-            active.contest = made
-        for active in entrants:
-            if active.replied:
-                self._enter(made, active)
-
-    def _enter(self, contest: RunningContest[ActiveCall], active: ActiveCall) -> None:
-        """Ends those that lost because this call ended; their branches stand on nothing any
-        more.
-        """
-        for loser in contest.enter(active, active.promises[0].text):
-            self.fail(loser, Cancelled("another call of its contest has won."))
-            self.stand(loser.branch, None)
-
-    def fail(self, active: ActiveCall, error: LmprogError) -> None:
-        """Ends a call with `error`, wherever it is.
-
-        Its branch is spoiled: now, or when it would have reached the call, for what comes before is
-        not at fault. A call that was refused spoils nothing: nothing of it was begun, and the
-        program may try another.
-        """
-        if active.replied:
+        if call.is_done:
             return
-        active.error = error
-        if active.call is not None:
-            for sequence in active.call.sequences:
-                if sequence.state is not SequenceState.ENDED:
-                    self.leave(sequence)
-        if active.reached and not isinstance(error, RequestRejected):
-            self.spoil(active.branch, error)
-        self.reply(active, failed(active.id, error), error)
+        call.error = error
+        if call.run is not None:
+            for sequence in call.run.group.sequences:
+                if sequence.state is not sequences.SequenceState.ENDED:
+                    self.end_sequence(sequence)
+        if call.is_reached and not isinstance(error, RequestRejected):
+            self.fail_branch(call.branch, error)
+        self._scheduler.stats.calls_failed += 1
+        self._complete(call, failed(call.id, error), error)
 
-    def spoil(self, branch: RuntimeBranch, error: LmprogError) -> None:
-        """Later calls of the branch fail with `error`; the first cause stays."""
-        if branch.cause is None:
-            branch.cause = error
-        if branch.state is BranchState.UNBORN:
-            branch.state = BranchState.OPEN
+    def _complete(
+        self, call: ActiveCall, reply: wire.Reply, outcome: Sequence[str] | LmprogError
+    ) -> None:
+        assert not call.is_done, "a call gets one last reply"
+        call.is_done = True
+        self.send(call.client, reply)
+        for index, promise in enumerate(call.promises):
+            self.resolve(promise, outcome if isinstance(outcome, LmprogError) else outcome[index])
+        if call.run is not None:
+            del self.active[call.run.group]
+            call.branch.is_busy = False
+            call.run = None
+        self.wake(call.branch)
+        if call.contest is not None:
+            self._enter(call.contest, call)
 
-    def keep(self, client: ClientId, promise: Promise, outcome: str | LmprogError) -> None:
-        """Keeps a promise, or says why it cannot be kept; who waited for it goes on."""
+    def resolve(self, promise: Promise, outcome: str | LmprogError) -> None:
+        """Gives a promise its text or its error; the branches that waited for it go on."""
         if isinstance(outcome, LmprogError):
             promise.error = outcome
         else:
             promise.text = outcome
-        self.ready += [(client, branch) for branch in promise.waiting]
+        for branch in promise.waiting:
+            self.wake(branch)
         promise.waiting.clear()
 
-    def leave(
-        self, sequence: Sequence, keep: int | None = None, branch: RuntimeBranch | None = None
-    ) -> None:
-        """Ends a sequence, of whose tokens the first `keep` stay; `branch`, if any, stands where it
-        ended.
-        """
-        node = self.scheduler.end(sequence, keep)
-        if branch is not None:
-            self.stand(branch, node)
-        if node is not None:
-            self.scheduler.unpin(node)
+    # --- contests
 
-    def stand(self, branch: RuntimeBranch, node: Node | None) -> None:
-        """Moves the branch's soft pin to `node`."""
-        pins, old = self.scheduler.pins, branch.pin
+    def start_contest(self, entrants: list[ActiveCall], rule: wire.ContestRule) -> None:
+        """One of these calls is wanted; those that have ended already are entered first."""
+        contest = RunningContest(rule, entrants)
+        for call in entrants:
+            call.contest = contest
+        for call in entrants:
+            if call.is_done:
+                self._enter(contest, call)
+
+    def _enter(self, contest: RunningContest[ActiveCall], call: ActiveCall) -> None:
+        """Ends the calls that lost because `call` ended; their branches give up their pins."""
+        for loser in contest.enter(call, call.promises[0].text):
+            self.fail(loser, Cancelled("another call of its contest has won."))
+            self.move_pin(loser.branch, None)
+
+    # --- branches
+
+    def fail_branch(self, branch: RuntimeBranch, error: LmprogError) -> None:
+        """Later calls of the branch fail with `error`; the first failure counts."""
+        if branch.failure is None:
+            branch.failure = error
+        if branch.state is BranchState.PENDING:
+            branch.state = BranchState.OPEN
+        self.wake(branch)
+
+    def end_sequence(
+        self,
+        sequence: sequences.Sequence,
+        keep: int | None = None,
+        branch: RuntimeBranch | None = None,
+    ) -> None:
+        """Ends a sequence, of whose tokens the first `keep` (None: all) stay cached.
+
+        The pin of `branch`, if one is given, moves to where the sequence ended.
+        """
+        node = self._scheduler.end(sequence, keep)
+        if branch is not None:
+            self.move_pin(branch, node)
+        if node is not None:
+            self._scheduler.unpin(node)
+
+    def move_pin(self, branch: RuntimeBranch, node: Node | None) -> None:
+        """Moves the branch's soft pin to `node`; None gives it up."""
+        pins, old = self._scheduler.pins, branch.pin
         branch.pin = None if node is None else pins.hold(node, branch.program)
         if old is not None:
             pins.release(old)

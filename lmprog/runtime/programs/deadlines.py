@@ -1,6 +1,6 @@
-"""Which calls run out of time, and when: a heap that forgets answered calls by itself.
+"""Which calls run out of time, and when: a heap from which completed calls drop out by themselves.
 
-Knows calls under way; knows no clock.
+Knows calls; knows no clock.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, ActiveCall, float]] = []
-        self._added = 0
-        self._swept_at = 64
+        self._num_added = 0
+        self._sweep_above = 64
 
-    def add(self, active: ActiveCall, now: float, seconds: float) -> None:
-        """`active` has `seconds` from `now` on."""
-        self._added += 1
-        heapq.heappush(self._heap, (now + seconds, self._added, active, seconds))
-        if len(self._heap) > self._swept_at:
-            self._heap = [entry for entry in self._heap if not entry[2].replied]
+    def add(self, call: ActiveCall, now: float, seconds: float) -> None:
+        """`call` has `seconds` from `now` on."""
+        self._num_added += 1
+        heapq.heappush(self._heap, (now + seconds, self._num_added, call, seconds))
+        if len(self._heap) > self._sweep_above:
+            self._heap = [entry for entry in self._heap if not entry[2].is_done]
             heapq.heapify(self._heap)
-            self._swept_at = max(64, 2 * len(self._heap))
+            self._sweep_above = max(64, 2 * len(self._heap))
 
     @property
     def next(self) -> float | None:
-        """When the next unanswered call runs out of time."""
-        while self._heap and self._heap[0][2].replied:
+        """When the next call runs out of time; None where no call has a deadline."""
+        while self._heap and self._heap[0][2].is_done:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
@@ -38,7 +38,7 @@ class Deadlines:
         """Takes out the calls whose time is up, each with the seconds it had."""
         found = []
         while self._heap and self._heap[0][0] <= now:
-            _, _, active, seconds = heapq.heappop(self._heap)
-            if not active.replied:
-                found.append((active, seconds))
+            _, _, call, seconds = heapq.heappop(self._heap)
+            if not call.is_done:
+                found.append((call, seconds))
         return found

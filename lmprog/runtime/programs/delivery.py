@@ -1,5 +1,4 @@
-"""What a step brought, made into replies: text is streamed, stops are found, finished calls are
-worded.
+"""Turns what a step brought into replies: streams text, finds stops, words finished results.
 
 Knows text streams, results and branches; knows neither ops nor who runs when.
 """
@@ -10,228 +9,224 @@ from array import array
 
 from lmprog import wire
 from lmprog.errors import LmprogError
-from lmprog.runtime.programs.active_call import ActiveCall, logprob_of, output_of, usage_of
+from lmprog.runtime.programs.active_call import (
+    ActiveCall,
+    GenerateRun,
+    SelectRun,
+    logprob_of,
+    output_of,
+    usage_of,
+)
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
-from lmprog.runtime.programs.select_scoring import choose, read_out
+from lmprog.runtime.programs.select_scoring import choose, read_scores
 from lmprog.runtime.scheduling.generation import Generation, Scoring
-from lmprog.runtime.scheduling.scheduler import Progress
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
+from lmprog.runtime.scheduling.scheduler import Progress, Scheduler
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 
 
 class Delivery:
     """Takes the scheduler's progress reports to the calls they belong to."""
 
-    def __init__(self, completion: CallCompletion, calls: CallBuilder) -> None:
+    def __init__(
+        self, scheduler: Scheduler, completion: CallCompletion, calls: CallBuilder
+    ) -> None:
+        self._scheduler = scheduler
         self._completion = completion
         self._calls = calls
         self._tokenizer = calls.tokenizer
 
-    def opened(self, active: ActiveCall, now: float) -> None:
-        """A call was submitted; what its constraint forced before anything was picked is text
-        already.
-        """
-        assert active.call is not None
-        for index, sequence in enumerate(active.call.sequences):
-            if active.replied or sequence.state is SequenceState.ENDED:
-                return
-            if isinstance(sequence.task, Generation) and (
-                sequence.task.generated or sequence.task.finish is not None
-            ):
-                self._push(active, index, sequence, sequence.task.generated)
-                if sequence.task.finish is not None:
-                    self._finish(active, index, sequence, now)
-
-    def take(self, one: Progress, began: float, now: float) -> None:
-        """One sequence's progress in a step that began at `began`."""
-        call = one.sequence.call
-        active = call.key
-        assert isinstance(active, ActiveCall)
-        if active.replied or one.sequence.state is SequenceState.ENDED:
+    def deliver_forced(self, call: ActiveCall, now: float) -> None:
+        """A call was submitted: text that its constraint forces at the beginning is known."""
+        run = call.run
+        if not isinstance(run, GenerateRun):
             return
-        if call.timing.admitted is None:
-            call.timing.admitted = began
+        for index, sequence in enumerate(run.group.sequences):
+            if call.is_done or sequence.state is SequenceState.ENDED:
+                return
+            task = sequence.task
+            if isinstance(task, Generation) and (task.generated or task.finish is not None):
+                self._push(call, run, index, task.generated)
+                if task.finish is not None:
+                    self._finish_result(call, run, index, now)
+
+    def deliver(self, one: Progress, began: float, now: float) -> None:
+        """One sequence's progress in a step that began at `began`."""
+        group = one.sequence.call
+        call = self._completion.active.get(group)
+        if call is None or call.run is None or one.sequence.state is SequenceState.ENDED:
+            return  # another sequence's progress in this step has ended it
+        if group.timing.admitted is None:
+            group.timing.admitted = began
         if one.error is not None:
-            self._completion.fail(active, one.error)
-        elif isinstance(active.op, wire.Select):
+            self._completion.fail(call, one.error)
+        elif isinstance(call.run, SelectRun):
             if one.ended:
-                self._scored(active, active.op, one.sequence, now)
+                self._scored(call, call.run, one.sequence, now)
         elif isinstance(one.sequence.task, Scoring):
             if one.ended:
-                self._judged(active, one.sequence, now)
+                self._judged(call, call.run, one.sequence, now)
         elif one.added or one.ended:
-            if call.timing.first_token is None:
-                call.timing.first_token = now
-            index = call.sequences.index(one.sequence)
-            stopped = self._push(active, index, one.sequence, one.added)
-            if one.ended or stopped:
-                self._finish(active, index, one.sequence, now)
-            elif active.keeper is not None and active.keeper.finished:
-                self._decide(active, active.keeper, call, now)
+            self._generated(call, call.run, one, now)
 
-    def _push(self, active: ActiveCall, index: int, sequence: Sequence, added: int) -> bool:
-        """Streams the sequence's `added` newest tokens; True when they complete a stop string."""
+    def _generated(self, call: ActiveCall, run: GenerateRun, one: Progress, now: float) -> None:
+        if run.group.timing.first_token is None:
+            run.group.timing.first_token = now
+        index = run.group.sequences.index(one.sequence)
+        is_stopped = self._push(call, run, index, one.added)
+        if one.ended or is_stopped:
+            self._finish_result(call, run, index, now)
+        elif run.selector is not None and run.selector.finished:
+            self._select_result(call, run, run.selector, now)
+
+    # --- text of a gen
+
+    def _push(self, call: ActiveCall, run: GenerateRun, index: int, added: int) -> bool:
+        """Streams the `added` newest tokens of a result; True when they complete a stop."""
         if not added:
             return False
-        stream = active.streams[index]
-        text, before = [], stream.num_tokens
+        stream, sequence = run.streams[index], run.group.sequences[index]
+        text, num_before = [], stream.num_tokens
         for token in sequence.tokens[-added:]:
             text.append(stream.push(token))
             if stream.stopped_by is not None:
                 break
-        if active.keeper is None:
-            self._delta(
-                active,
-                index,
-                "".join(text),
-                stream.num_tokens - before,
-                self._untold(active, index, sequence),
-            )
+        if run.selector is None:
+            logprobs = self._unsent_logprobs(call, run, index)
+            self._send_delta(call, index, "".join(text), stream.num_tokens - num_before, logprobs)
         return stream.stopped_by is not None
 
-    def _delta(
+    def _send_delta(
         self,
-        active: ActiveCall,
+        call: ActiveCall,
         index: int,
         text: str,
         num_tokens: int,
         logprobs: tuple[wire.TokenLogprob, ...] = (),
     ) -> None:
-        if (text or logprobs) and isinstance(active.op, wire.Generate) and active.op.stream:
-            self._completion.say(
-                active.client, wire.Delta(active.id, index, text, num_tokens, logprobs)
-            )
+        if (text or logprobs) and isinstance(call.op, wire.Generate) and call.op.stream:
+            delta = wire.Delta(call.id, index, text, num_tokens, logprobs)
+            self._completion.send(call.client, delta)
 
-    def _untold(
-        self, active: ActiveCall, index: int, sequence: Sequence
+    def _unsent_logprobs(
+        self, call: ActiveCall, run: GenerateRun, index: int
     ) -> tuple[wire.TokenLogprob, ...]:
-        """Log-probabilities of tokens whose text is certain, each once; none where there is no
-        stream.
-        """
-        op, task = active.op, sequence.task
+        """Log-probabilities of tokens whose text has been given out, each once; only for streams."""
+        op, task = call.op, run.group.sequences[index].task
         assert isinstance(task, Generation)
         if not (isinstance(op, wire.Generate) and op.stream and op.sampling.logprobs is not None):
             return ()
-        begin, end = (
-            active.told.get(index, 0),
-            max(0, active.streams[index].num_whole - task.respelled),
-        )
-        active.told[index] = end
+        begin = run.num_sent_logprobs.get(index, 0)
+        end = max(0, run.streams[index].num_certain - task.respelled)
+        run.num_sent_logprobs[index] = end
         return tuple(logprob_of(scored, self._tokenizer) for scored in task.logprobs[begin:end])
 
-    def _finish(self, active: ActiveCall, index: int, sequence: Sequence, now: float) -> None:
-        """One of the `n` results is complete; the first one carries the branch on."""
-        task, stream, branch, op = sequence.task, active.streams[index], active.branch, active.op
+    # --- ends of a gen
+
+    def _finish_result(self, call: ActiveCall, run: GenerateRun, index: int, now: float) -> None:
+        """One of the `n` results is complete; the first one continues the branch."""
+        sequence, stream, op = run.group.sequences[index], run.streams[index], call.op
+        task = sequence.task
         assert isinstance(task, Generation)
         assert isinstance(op, wire.Generate)
         ended = stream.finish()
-        logprobs = op.sampling.logprobs is not None
-        active.outputs[index] = output_of(
-            sequence, ended, stream, self._tokenizer, logprobs=logprobs
+        has_logprobs = op.sampling.logprobs is not None
+        run.outputs[index] = output_of(
+            sequence, ended, stream, self._tokenizer, logprobs=has_logprobs
         )
-        kept = task.settings.prompt_len + ended.kept
-        if active.keeper is not None:
-            self._completion.leave(sequence, kept)
-            active.keeper.finished[index] = FinishedResult(
-                sequence.tokens[:kept], ended, task.mean_logprob
+        num_kept = task.settings.prompt_len + ended.num_tokens
+        if run.selector is not None:
+            self._completion.end_sequence(sequence, num_kept)
+            run.selector.finished[index] = FinishedResult(
+                sequence.tokens[:num_kept], ended, task.mean_logprob
             )
-            self._decide(active, active.keeper, sequence.call, now)
+            self._select_result(call, run, run.selector, now)
             return
-        self._delta(active, index, ended.delta, 0, self._untold(active, index, sequence))
-        self._completion.leave(sequence, kept, branch if index == 0 else None)
+        unsent = self._unsent_logprobs(call, run, index)
+        self._send_delta(call, index, ended.delta, 0, unsent)
+        self._completion.end_sequence(sequence, num_kept, call.branch if index == 0 else None)
         if index == 0:
-            branch.adopt(sequence.tokens[:kept], ended.text, ended.rest)
-        if all(output is not None for output in active.outputs):
-            self._done(active, sequence.call, now)
+            call.branch.adopt(sequence.tokens[:num_kept], ended.text, ended.rest)
+        if all(output is not None for output in run.outputs):
+            self._finish_gen(call, run, now)
 
-    def _decide(
-        self, active: ActiveCall, keeper: ResultSelector, call: SequenceGroup, now: float
+    def _select_result(
+        self, call: ActiveCall, run: GenerateRun, selector: ResultSelector, now: float
     ) -> None:
-        """Ends the sequences that cannot win any more; once one has won, the branch goes on from it."""
-        for index, sequence in enumerate(call.sequences):
-            is_running = sequence.state is not SequenceState.ENDED and isinstance(
-                sequence.task, Generation
-            )
-            if is_running and keeper.is_hopeless(
-                sum(one.logprob for one in sequence.task.logprobs)
-            ):
-                self._completion.leave(sequence)
-                keeper.out.add(index)
-        if keeper.wants_verdict:
-            self._ask_judge(active, keeper, call)
+        """Ends the sequences that cannot win any more; the branch goes on from the winner."""
+        for index, sequence in enumerate(run.group.sequences):
+            task = sequence.task
+            if sequence.state is SequenceState.ENDED or not isinstance(task, Generation):
+                continue
+            if selector.is_hopeless(sum(one.logprob for one in task.logprobs)):
+                self._completion.end_sequence(sequence)
+                selector.dropped.add(index)
+        if selector.needs_judge:
+            self._ask_judge(call, run, selector)
             return
-        winner = keeper.winner()
+        winner = selector.winner()
         if winner is None:
             return
-        for sequence in call.sequences:
+        for sequence in run.group.sequences:
             if sequence.state is not SequenceState.ENDED:
-                self._completion.leave(sequence)
-        found, won = keeper.finished[winner], active.outputs[winner]
+                self._completion.end_sequence(sequence)
+        found, won = selector.finished[winner], run.outputs[winner]
         assert won is not None
-        self._delta(active, 0, won.text, len(won.tokens), won.logprobs)
-        self._stand_on(active.branch, found.tokens)
-        active.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
-        active.outputs.insert(0, active.outputs.pop(winner))
-        self._done(active, call, now, winner)
+        self._send_delta(call, 0, won.text, len(won.tokens), won.logprobs)
+        self._move_pin_to(call.branch, found.tokens)
+        call.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
+        run.outputs.insert(0, run.outputs.pop(winner))
+        self._finish_gen(call, run, now, winner)
 
-    def _ask_judge(self, active: ActiveCall, keeper: ResultSelector, call: SequenceGroup) -> None:
-        """All results are there: the call goes on with the scoring of each."""
-        more = SequenceGroup(active, call.priority, timing=call.timing, prompt_len=call.prompt_len)
-        more.cached, more.computed, more.preemptions = call.cached, call.computed, call.preemptions
+    def _ask_judge(self, call: ActiveCall, run: GenerateRun, selector: ResultSelector) -> None:
+        """All results are there: the call goes on with the judge's scoring of each."""
         try:
-            more.sequences = self._calls.verdicts(active.branch, more, keeper)
-            self._completion.scheduler.submit(more)
+            group = self._calls.judge(call.branch, run.group, selector)
+            self._completion.continue_with(call, group)
         except LmprogError as error:
-            self._completion.fail(active, error)
-            return
-        more.sequences[:0] = call.sequences
-        active.call = more
+            self._completion.fail(call, error)
 
-    def _judged(self, active: ActiveCall, sequence: Sequence, now: float) -> None:
-        """One scoring of the judge is there; with the last one the best is known."""
-        keeper, call = active.keeper, sequence.call
-        assert keeper is not None
-        self._completion.leave(sequence)
-        if all(other.state is SequenceState.ENDED for other in call.sequences):
-            keeper.hear()
-            self._decide(active, keeper, call, now)
+    def _judged(self, call: ActiveCall, run: GenerateRun, sequence: Sequence, now: float) -> None:
+        """One scoring of the judge is done; after the last one the best result is known."""
+        assert run.selector is not None
+        self._completion.end_sequence(sequence)
+        if all(other.state is SequenceState.ENDED for other in run.group.sequences):
+            run.selector.take_verdicts()
+            self._select_result(call, run, run.selector, now)
 
-    def _done(self, active: ActiveCall, call: SequenceGroup, now: float, first: int = 0) -> None:
+    def _finish_gen(self, call: ActiveCall, run: GenerateRun, now: float, first: int = 0) -> None:
         """The last reply; `first` is the sequence whose result is the first output."""
-        call.timing.ended = now
-        outputs = tuple(output for output in active.outputs if output is not None)
-        tasks = [
-            sequence.task for sequence in call.sequences if isinstance(sequence.task, Generation)
-        ]
+        run.group.timing.ended = now
+        outputs = tuple(output for output in run.outputs if output is not None)
+        tasks = [one.task for one in run.group.sequences if isinstance(one.task, Generation)]
         scored = tuple(logprob_of(one, self._tokenizer) for one in tasks[first].prompt_logprobs)
-        self._completion.scheduler.stats.forced_tokens += sum(task.forced for task in tasks)
-        done = wire.CallDone(active.id, outputs, usage_of(call), scored)
-        self._completion.reply(active, done, [output.text for output in outputs])
+        self._scheduler.stats.forced_tokens += sum(task.forced for task in tasks)
+        done = wire.CallDone(call.id, outputs, usage_of(run.group), scored)
+        self._completion.finish(call, done, [output.text for output in outputs])
 
-    def _scored(self, active: ActiveCall, op: wire.Select, sequence: Sequence, now: float) -> None:
-        """One course of a select has been scored; after the last one the choice is made."""
-        call, ballot = sequence.call, active.ballot
-        assert ballot is not None
-        self._completion.leave(sequence)
-        if any(other.state is not SequenceState.ENDED for other in call.sequences):
+    # --- selects
+
+    def _scored(self, call: ActiveCall, run: SelectRun, sequence: Sequence, now: float) -> None:
+        """One sequence of a select has been scored; after the last one the choice is made."""
+        op = call.op
+        assert isinstance(op, wire.Select)
+        self._completion.end_sequence(sequence)
+        if any(other.state is not SequenceState.ENDED for other in run.group.sequences):
             return
-        call.timing.first_token = call.timing.ended = now
-        options = read_out(ballot, op.method)
+        run.group.timing.first_token = run.group.timing.ended = now
+        options = read_scores(run.ballot, op.method)
         index = choose(options, op.temperature, self._calls.seed(op.seed))
-        self._settle(active.branch, op.choices[index])
-        chosen = wire.Chosen(active.id, index, options, usage_of(call))
-        self._completion.reply(active, chosen, [op.choices[index]])
+        choice = op.choices[index]
+        tokens = self._calls.option_tokens(call.branch, choice)
+        call.branch.adopt(tokens, choice)
+        self._move_pin_to(call.branch, tokens)
+        reply = wire.Chosen(call.id, index, options, usage_of(run.group))
+        self._completion.finish(call, reply, [choice])
 
-    def _settle(self, branch: RuntimeBranch, choice: str) -> None:
-        """The branch goes on from its choice, and stands where that was scored."""
-        tokens = self._calls.option_tokens(branch, choice)
-        branch.adopt(tokens, choice)
-        self._stand_on(branch, tokens)
-
-    def _stand_on(self, branch: RuntimeBranch, tokens: array[int]) -> None:
-        """The branch stands where these tokens were computed."""
+    def _move_pin_to(self, branch: RuntimeBranch, tokens: array[int]) -> None:
+        """Pins the branch to what is cached of these tokens."""
         namespace = self._calls.namespaces.of(tokens, branch.salt)
-        match = self._completion.scheduler.tree.match(namespace.keys(tokens), namespace.root)
-        self._completion.stand(branch, match.node if match.length else None)
+        match = self._scheduler.tree.match(namespace.keys(tokens), namespace.root)
+        self._completion.move_pin(branch, match.node if match.length else None)

@@ -1,48 +1,45 @@
-"""Healing: the seam between literal text and what is generated after it.
+"""Token healing: the seam between literal text and what is generated after it.
 
-A prompt that ends with "http:" has a last token ":" that the model has hardly ever seen there, for
-the text that it learned from has "://" in one token. So the last token of literal text is taken
-back, and its bytes, the *seam*, are spelled again by the model: among the tokens that the seam
-begins with, those that are the seam, and those that begin with the seam and go on, each token is
-picked as any other, by the model's own likelihood of it at its place and with the call's own
-sampling, until the seam is complete. From there on nothing is different. So the distribution over
-texts is that of the prompt with its last token decided once more, token by token; where the model
-takes the old token, all that follows is what it would have been.
+A prompt that ends with "http:" has a last token ":" that the model has hardly ever seen there,
+since the text that it learned from has "://" in one token. So the last token of literal text is
+taken back, and its bytes, the *seam*, are generated again: among the tokens that are a prefix of
+the seam, those that are the seam, and those that begin with the seam and go on, each token is
+sampled as any other, with the call's own sampling parameters, until the seam is complete. From
+there on nothing is different. So the distribution over texts is that of the prompt with its last
+token sampled once more; where the model samples the old token, all that follows is what it would
+have been.
 
 What is healed, and what is not:
 
 - Only a branch that ends in literal text, appended by the program (also by a reference to another
   branch's result). A branch that ends in generated tokens, in the winner of a `select`, in tokens
-  that were given as ids, or in what a chat template writes where a turn begins or ends, is never
-  healed, nor is a special token written in the text.
-- Only one token is taken back. A trailing space is the most frequent case: " " gives way to "
-  word".
-- Only where some token begins with the seam and goes on, as the call's constraint allows; else
-  there is nothing to decide, the prompt is kept as it is, and nothing is computed that would not be
-  anyway. Where there is one, the call takes at most one step more for each token inside the seam
-  (most often one), and the page of the last token.
-- A constraint begins after the seam: a token that goes beyond it must go on as the constraint
-  allows. A grammar of the other engine cannot be asked about bytes, so nothing is healed before
-  one.
-- A token that begins or ends inside a character is kept: what could stand instead of a part of a
-  character is no text.
-- The prompt's only token is kept, for something must stand before the first pick.
-- A `select` is not healed: its options are tokenised together with the text before them, which is
-  the same in exact.
-- Where log-probabilities of the prompt are asked for, its tokens are kept: they are what is asked
-  about.
+  given as ids, or in what a chat template writes around a turn, is never healed; neither is a
+  special token written in the text.
+- Only one token is taken back. A trailing space is the most frequent case: " " becomes " word".
+- Only where some token begins with the seam and goes on, as the call's constraint allows. Otherwise
+  there is nothing to decide, the prompt is kept as it is, and nothing more is computed. Where there
+  is one, the call takes at most one more step for each token inside the seam (most often one), and
+  recomputes the page of the last token.
+- A constraint begins after the seam: a token that goes beyond the seam must go on as the constraint
+  allows. A grammar of llguidance cannot be asked about bytes, so nothing is healed before one.
+- A token that begins or ends inside a character is kept: a replacement for part of a character is
+  not text.
+- The prompt's only token is kept: something must precede the first sampled token.
+- A `select` is not healed: its options are tokenised together with the text before them, which has
+  the same effect exactly.
+- Where log-probabilities of the prompt are wanted, its tokens are kept.
 - Where the prompt, `max_tokens` and a seam spelled byte by byte would not fit the context, nothing
   is healed.
 
-The token taken back is each sequence's own: forks and the `n` results of a call share everything before
+The token taken back belongs to each sequence; forks and the `n` results of a call share all before
 it.
 
-What is told: `usage.prompt` counts the prompt as it was written. Tokens inside the seam belong to
-the prompt again; they are not in `tokens`, `logprobs`, `usage.generated`, `max_tokens` and
-`min_tokens`. The token that goes beyond the seam is the first generated one. The seam's text is not
-given out again, streamed or not, and holds no stop.
+Reported: `usage.prompt` counts the prompt as it was written. Tokens inside the seam are part of the
+prompt; they are not in `tokens`, `logprobs`, `usage.generated`, `max_tokens` and `min_tokens`. The
+token that goes beyond the seam is the first generated one. The seam's text is not given out again,
+streamed or not, and no stop is found in it.
 
-Knows branches, tokens and what calls ask for; how masks are made is `fsm/seam.py`'s.
+Knows branches, tokens and sampling parameters; `lmprog.constraints.seam` makes the masks.
 """
 
 from __future__ import annotations
@@ -69,10 +66,10 @@ class Healer:
 
     @cached_property
     def pieces(self) -> Pieces:
-        """Made when it is asked for first."""
-        barred = set(self._tokenizer.eos_ids)
+        """Made on first use."""
+        excluded = set(self._tokenizer.eos_ids)
         texts = (
-            None if token in barred else self._tokenizer.token_bytes(token)
+            None if token in excluded else self._tokenizer.token_bytes(token)
             for token in range(self._num_tokens)
         )
         return Pieces(list(texts))
@@ -85,9 +82,7 @@ class Healer:
         max_tokens: int,
         constraint: Constraint | None,
     ) -> Seam | None:
-        """What of `prompt`, the branch's tokens, is to be spelled again before `op` generates; None
-        where nothing.
-        """
+        """The end of `prompt`, the branch's tokens, that `op` generates again; None for nothing."""
         sampling = op.sampling
         if (
             not (op.heal and branch.ends_literal)
@@ -108,9 +103,7 @@ class Healer:
         return seam if seam.beyond(0, max_tokens) else None
 
     def stops(self, sampling: wire.SamplingParams, constraint: Constraint | None) -> Stops | None:
-        """How a constrained text may end besides by itself; None where nothing more is asked
-        for.
-        """
+        """How a constrained text may end besides by its constraint; None for no other way."""
         if constraint is None or not (sampling.stop or sampling.stop_token_ids):
             return None
         return Stops(

@@ -1,30 +1,39 @@
 """Runs programs: keeps each client's branches, queues their ops, turns what steps bring into
 replies.
 
-Every call gets exactly one last reply, whatever happens to it (`completion` sees to it). An op that
-cannot be carried out spoils its branch; the branch's later calls fail with that cause. A client
-that vanishes leaves nothing behind.
+Every call gets exactly one last reply, whatever happens to it (`completion` makes sure of that). An
+op that cannot be carried out fails its branch; the branch's later calls fail with that error. A
+client that vanishes leaves nothing behind.
 
-Takes ops in and hands replies out; `running` carries the ops out. It does not know who runs when,
-nor where bytes come from.
+Takes ops in and hands replies out, and owns the queue of branches that may go on; the branch runner
+carries their ops out. Does not know who runs when, nor where bytes come from.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Mapping
 
 from lmprog import wire
 from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError, ProtocolError
 from lmprog.runtime.programs.active_call import ActiveCall, failed
-from lmprog.runtime.programs.branch import Appending, BranchState, Marking, Promise, RuntimeBranch
+from lmprog.runtime.programs.branch import (
+    BoundAppend,
+    BoundFork,
+    BoundGained,
+    BoundPiece,
+    BranchState,
+    Promise,
+    QueuedOp,
+    RuntimeBranch,
+)
 from lmprog.runtime.programs.branch_runner import BranchRunner
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.clients import ClientState, unknown_branch
 from lmprog.runtime.programs.completion import Addressed, CallCompletion
 from lmprog.runtime.programs.deadlines import Deadlines
 from lmprog.runtime.programs.delivery import Delivery
+from lmprog.runtime.programs.figures import runtime_figures
 from lmprog.runtime.programs.snapshot import SnapshotBuilder
 from lmprog.runtime.scheduling.scheduler import Progress, Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
@@ -32,8 +41,8 @@ from lmprog.transport import ClientId, Gone
 
 
 class Interpreter:
-    """Clients, branches and calls. `handle` takes an op, `deliver` what a step brought and gives
-    all replies.
+    """Clients, branches and calls. `handle` takes an op; `deliver` takes what a step brought and
+    returns all replies.
     """
 
     def __init__(
@@ -45,28 +54,33 @@ class Interpreter:
         clock: Callable[[], float],
         counters: Mapping[str, int] | None = None,
     ) -> None:
-        """`counters`: what the channel counts (frames that were dropped), told with the other
-        figures.
+        """`counters`: the channel's own (frames that were dropped, say), reported with the
+        others.
         """
         self.scheduler = scheduler
         self.clients: dict[ClientId, ClientState] = {}
-        self._completion = CallCompletion(scheduler)
-        self._delivery = Delivery(self._completion, calls)
+        self._ready: list[RuntimeBranch] = []
+        """Branches that may go on."""
+        self._completion = CallCompletion(scheduler, self._ready.append)
+        self._delivery = Delivery(scheduler, self._completion, calls)
         self._calls = calls
         self._runner = BranchRunner(
-            self.clients, scheduler, self._completion, self._delivery, calls, template, clock
+            self._completion, self._delivery, calls, template, scheduler.stats
         )
         self._welcome = welcome
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
-        self._onlooker = SnapshotBuilder(
-            scheduler, calls.tokenizer, calls.namespaces, key=secrets.token_bytes(16)
+        self._snapshots = SnapshotBuilder(
+            scheduler,
+            calls.tokenizer,
+            calls.namespaces,
+            self._completion.active,
+            key=secrets.token_bytes(16),
         )
         self._num_programs = 0
 
     # --- from clients
-    # --------------------------------------------------------------------------------------------
 
     def handle(self, client_id: ClientId, op: wire.Op | Gone) -> None:
         """Takes one op of one client. Never raises for a client's mistake."""
@@ -77,7 +91,12 @@ class Interpreter:
         else:
             client = self.clients.setdefault(client_id, ClientState())
             self._take(client_id, client, op)
-        self._runner.run_ready()
+        self._run_ready()
+
+    def _run_ready(self) -> None:
+        now = self._clock()
+        while self._ready:
+            self._runner.run(self._ready.pop(), now)
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
@@ -85,215 +104,188 @@ class Interpreter:
                 f"the client speaks protocol {hello.version}, this runtime {wire.PROTOCOL_VERSION}; "
                 "install the same version of lmprog on both sides."
             )
-            self._completion.say(client_id, failed(None, error))
+            self._completion.send(client_id, failed(None, error))
             return
         self.clients.setdefault(client_id, ClientState())
-        self._completion.say(client_id, self._welcome)
+        self._completion.send(client_id, self._welcome)
 
     def _take(self, client_id: ClientId, client: ClientState, op: wire.Op) -> None:
         match op:
-            case wire.Open(branch=number, salt=salt):
-                if self._new_branch(client, number, salt):
+            case wire.Open():
+                branch = self._new_branch(client, op.branch, op.salt)
+                if branch is not None:
                     self._num_programs += 1
-                    client.branches[number].program = self._num_programs
-                    client.branches[number].birth()
-            case wire.Fork(branch=number, children=children):
-                self._queue(client_id, client, number, op)
-                for child in children:
-                    self._new_branch(client, child, "")
+                    branch.program = self._num_programs
+                    branch.open()
+            case wire.Fork():
+                self._fork(client, op)
             case wire.Append(branch=number, pieces=pieces):
-                self._queue(client_id, client, number, self._bind(client_id, client, pieces))
+                self._queue(client.branches.get(number), self._bind(client, pieces))
             case wire.Generate() | wire.Select() | wire.Read():
                 self._arrive(client_id, client, op)
             case wire.Close(branch=number):
-                self._close(client_id, client, number)
-            case wire.Cancel(call=call):
-                active = client.calls.get(call)
-                if active is not None:
-                    self._completion.fail(active, Cancelled("the call was cancelled."))
+                self._close(client, number)
+            case wire.Cancel(call=number):
+                call = client.calls.get(number)
+                if call is not None:
+                    self._completion.fail(call, Cancelled("the call was cancelled."))
             case wire.Contest():
-                self._completion.contest(
-                    [client.calls[call] for call in op.calls if call in client.calls], op.rule
-                )
-            case wire.Encode() | wire.Decode():
-                self._spell(client_id, op)
-            case wire.Describe(call=call):
-                self._completion.say(client_id, wire.Described(call, self.figures()))
-            case wire.Inspect():
-                self._completion.say(
-                    client_id, self._onlooker.look(op, self._clock(), self.figures())
-                )
-            case wire.Flush(call=call):
-                self.scheduler.tree.clear()
-                self._completion.say(client_id, wire.Described(call, self.figures()))
+                entrants = [client.calls[call] for call in op.calls if call in client.calls]
+                self._completion.start_contest(entrants, op.rule)
+            case wire.Encode() | wire.Decode() | wire.Describe() | wire.Inspect() | wire.Flush():
+                self._completion.send(client_id, self._answer(op))
 
-    def _spell(self, client_id: ClientId, op: wire.Encode | wire.Decode) -> None:
-        """Answered at once, since no branch has to come to it."""
-        speller = self._calls.speller
+    def _answer(
+        self, op: wire.Encode | wire.Decode | wire.Describe | wire.Inspect | wire.Flush
+    ) -> wire.Reply:
+        """The reply to a call on no branch, which is answered at once."""
         try:
-            reply = speller.encode(op) if isinstance(op, wire.Encode) else speller.decode(op)
+            match op:
+                case wire.Encode():
+                    return self._calls.texts.encode(op)
+                case wire.Decode():
+                    return self._calls.texts.decode(op)
+                case wire.Inspect():
+                    return self._snapshots.take(op, self._clock(), self.figures())
+                case wire.Flush():
+                    self.scheduler.tree.clear()
+            return wire.Described(op.call, self.figures())
         except LmprogError as error:
-            self._completion.say(client_id, failed(op.call, error))
-        else:
-            self._completion.say(client_id, reply)
+            return failed(op.call, error)
 
     def figures(self) -> dict[str, float]:
-        """Counters, and the state of tree, pages and line right now."""
-        scheduler = self.scheduler
+        """Counters, and the state of tree, pages and queue right now."""
+        constraints = self._calls.constraints
         return {
-            **scheduler.stats.figures(),
+            **runtime_figures(self.scheduler),
             **{f"channel_{name}": float(count) for name, count in self._counters.items()},
-            "running": float(len(scheduler.running)),
-            "waiting": float(len(scheduler.line)),
-            "preempted_waiting": float(
-                sum(1 for sequence in scheduler.line if sequence.admission_order)
-            ),
             "programs": float(self._num_programs),
-            "pages": float(scheduler.pages.num_pages),
-            "pages_free": float(scheduler.pages.num_free),
-            "pages_cached": float(scheduler.tree.num_cached),
-            "pages_evictable": float(scheduler.tree.num_evictable),
-            "pages_pinned": float(scheduler.tree.num_pinned),
-            "tree_nodes": float(scheduler.tree.num_nodes),
             "open_branches": float(sum(len(client.branches) for client in self.clients.values())),
             "open_clients": float(len(self.clients)),
-            "page_size": float(scheduler.config.page_size),
-            "pid": float(os.getpid()),
-            **(
-                {}
-                if self._calls.constraints is None
-                else self._calls.constraints.seconds.figures("compile_seconds")
-            ),
+            **({} if constraints is None else constraints.seconds.figures("compile_seconds")),
         }
 
-    def _new_branch(self, client: ClientState, number: int, salt: str) -> bool:
-        if number in client.branches:
-            self._completion.spoil(
-                client.branches[number], ProtocolError(f"branch {number} was opened twice.")
-            )
-            return False
-        client.branches[number] = RuntimeBranch(number, salt)
-        self.scheduler.stats.branches += 1
-        return True
+    # --- branches and calls
 
-    def _bind(
-        self, client_id: ClientId, client: ClientState, pieces: tuple[wire.Piece, ...]
-    ) -> Appending:
-        """References become promises when they arrive, so that later closings cannot take them
-        away.
-        """
-        bound: list[
-            wire.TextPiece
-            | wire.TokensPiece
-            | Promise
-            | wire.RoleBegin
-            | wire.RoleEnd
-            | wire.Conversation
-        ] = []
+    def _new_branch(self, client: ClientState, number: int, salt: str) -> RuntimeBranch | None:
+        """None where the number is taken; then the branch that has it fails."""
+        if number in client.branches:
+            error = ProtocolError(f"branch {number} was opened twice.")
+            self._completion.fail_branch(client.branches[number], error)
+            return None
+        branch = client.branches[number] = RuntimeBranch(number, salt)
+        self.scheduler.stats.branches += 1
+        return branch
+
+    def _fork(self, client: ClientState, op: wire.Fork) -> None:
+        parent = client.branches.get(op.branch)
+        made = [self._new_branch(client, number, "") for number in op.children]
+        children = tuple(child for child in made if child is not None)
+        if parent is not None:
+            self._queue(parent, BoundFork(children))
+        else:
+            for child in children:
+                self._completion.fail_branch(child, unknown_branch(op.branch))
+
+    def _queue(self, branch: RuntimeBranch | None, op: QueuedOp) -> None:
+        """Ops on a branch that is not open are dropped: every call on it is refused."""
+        if branch is not None:
+            branch.queue.append(op)
+            self._ready.append(branch)
+
+    def _bind(self, client: ClientState, pieces: tuple[wire.Piece, ...]) -> BoundAppend:
+        """References become promises on arrival, so that later closings cannot take them away."""
+        bound: list[BoundPiece] = []
         for piece in pieces:
             if isinstance(piece, wire.Ref):
                 bound.append(client.promise(piece))
             elif isinstance(piece, wire.Gained):
-                promise = Promise()
-                self._queue(client_id, client, piece.branch, Marking(promise))
+                other = client.branches.get(piece.branch)
+                error = unknown_branch(piece.branch) if other is None else None
+                promise = Promise(error=error)
+                self._queue(other, BoundGained(promise))
                 bound.append(promise)
             else:
                 bound.append(piece)
-        return Appending(tuple(bound))
-
-    def _queue(
-        self,
-        client_id: ClientId,
-        client: ClientState,
-        number: int,
-        op: Appending | Marking | wire.Fork,
-    ) -> None:
-        branch = client.branches.get(number)
-        if branch is not None:
-            branch.ops.append(op)
-            self._completion.ready.append((client_id, branch))
-        elif isinstance(op, Marking):
-            op.promise.error = unknown_branch(number)
+        return BoundAppend(tuple(bound))
 
     def _arrive(
         self, client_id: ClientId, client: ClientState, op: wire.Generate | wire.Select | wire.Read
     ) -> None:
         branch = client.branches.get(op.branch)
-        if branch is None or op.call in client.calls:
-            error: LmprogError = unknown_branch(op.branch)
-            if branch is not None:
-                error = ProtocolError(f"call {op.call} was made twice.")
-            self._completion.say(client_id, failed(op.call, error))
+        if branch is None:
+            self._completion.send(client_id, failed(op.call, unknown_branch(op.branch)))
             return
-        count = op.sampling.n if isinstance(op, wire.Generate) and op.keep == "first" else 1
-        active = ActiveCall(client_id, op, branch, [Promise(quoted=True) for _ in range(count)])
-        client.calls[op.call] = active
+        if op.call in client.calls:
+            error = ProtocolError(f"call {op.call} was made twice.")
+            self._completion.send(client_id, failed(op.call, error))
+            return
+        num_results, constraint = 1, None
+        if isinstance(op, wire.Generate):
+            num_results = op.sampling.n if op.keep == "first" else 1
+            constraint = self._calls.begin_constraint(op)
+        promises = tuple(Promise(quoted=True) for _ in range(num_results))
+        call = ActiveCall(client_id, op, branch, promises, constraint)
+        client.add(call)
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:
-            self._deadlines.add(active, self._clock(), op.timeout)
-        self._calls.begin_constraint(active)
-        branch.ops.append(op)
-        self._completion.ready.append((client_id, branch))
+            self._deadlines.add(call, self._clock(), op.timeout)
+        self._queue(branch, call)
 
-    def _close(self, client_id: ClientId, client: ClientState, number: int) -> None:
+    def _close(self, client: ClientState, number: int) -> None:
         branch = client.branches.pop(number, None)
         if branch is None:
             return
         error = Cancelled(f"branch {number} was closed.")
-        for active in [one for one in client.calls.values() if one.branch is branch]:
-            self._completion.fail(active, error)
-            del client.calls[active.id]
-        for op in branch.ops:
-            if isinstance(op, Marking):
-                self._completion.keep(client_id, op.promise, error)
-            elif isinstance(op, wire.Fork):
+        for call in client.take_calls(number):
+            self._completion.fail(call, error)
+        for op in branch.queue:
+            if isinstance(op, BoundGained):
+                self._completion.resolve(op.promise, error)
+            elif isinstance(op, BoundFork):
                 for child in op.children:
-                    if child in client.branches:
-                        self._completion.spoil(client.branches[child], error)
-                        self._completion.ready.append((client_id, client.branches[child]))
-        branch.ops.clear()
+                    if child.state is BranchState.PENDING:
+                        self._completion.fail_branch(child, error)
+        branch.queue.clear()
         branch.state = BranchState.CLOSED
-        self._completion.stand(branch, None)
+        self._completion.move_pin(branch, None)
 
     def _forget_client(self, client_id: ClientId) -> None:
         client = self.clients.get(client_id)
         if client is None:
             return
         for number in list(client.branches):
-            self._close(client_id, client, number)
+            self._close(client, number)
         del self.clients[client_id]
-        self._completion.forget(client_id)
+        self._completion.drop_client(client_id)
 
     # --- what a step brought
-    # -------------------------------------------------------------------------------------
 
     def deliver(self, progress: list[Progress], began: float) -> list[Addressed]:
-        """Turns the progress of a step that began then into replies, lets branches go on; returns
-        all unsent ones.
+        """Turns the progress of a step that began then into replies and lets branches go on.
+
+        Returns all unsent replies.
         """
         now = self._clock()
         self.scheduler.tree.tick(now)
         for one in progress:
-            self._delivery.take(one, began, now)
-        self._expire(now)
-        self._calls.let_compile(busy=not self.scheduler.idle)
-        self._completion.ready += self._calls.compiled()
-        self._runner.run_ready()
+            self._delivery.deliver(one, began, now)
+        for call, seconds in self._deadlines.expired(now):
+            error = DeadlineExceeded(f"the call did not end within its timeout of {seconds:.3g} s.")
+            self._completion.fail(call, error)
+        if self._calls.constraints is not None:
+            self._calls.constraints.turn(busy=not self.scheduler.idle)
+            for pending in self._calls.constraints.collect():
+                self._ready += pending.waiting
+        self._run_ready()
         return self._completion.take_replies()
 
     @property
     def is_compiling(self) -> bool:
-        """A branch may go on without a message or a step: when its constraint is there."""
-        return self._calls.is_compiling
+        """A branch may go on without a message or a step: when its constraint is compiled."""
+        return self._calls.constraints is not None and self._calls.constraints.is_compiling
 
     @property
     def next_deadline(self) -> float | None:
         """When the earliest call runs out of time."""
         return self._deadlines.next
-
-    def _expire(self, now: float) -> None:
-        for active, seconds in self._deadlines.expired(now):
-            self._completion.fail(
-                active,
-                DeadlineExceeded(f"the call did not end within its timeout of {seconds:.3g} s."),
-            )

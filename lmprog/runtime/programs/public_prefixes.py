@@ -1,11 +1,10 @@
-"""Public prefixes: files that the operator names, read as the tokens with which such prompts begin.
+"""Public prefixes: files named by the operator, as the tokens with which prompts of theirs begin.
 
-A file is a text, for prompts that are texts; or, where its name ends in `.json`, the first messages
-of chats, as a list of objects with `role` and `content`. What counts is how prompts begin that go
-on from there, whatever comes next: the last token of a text may be another one with the next
-letter, and then it is not part of the prefix.
+A file is a text, for plain prompts; or, where its name ends in `.json`, the first messages of chats
+as a list of objects with `role` and `content`. The prefix is what all prompts that go on from there
+have in common: a last token that may differ with the next letter is not part of it.
 
-Knows files, the template and the tokenizer; does not know what sharing means.
+Knows files, the template and the tokenizer; does not know how prefixes are shared.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.tokenizer import Tokenizer
 
 _NEXT = ("A", "the", " a", "\n", "\n\n", "1", ".", "é", "日", "<", "-", "_", "'")
-"""Beginnings of what may come next, as different as can be."""
+"""Beginnings of what may follow, as different as possible."""
 
 
 def public_prefix(
     path: Path, tokenizer: Tokenizer, template: Callable[[], ChatTemplate]
 ) -> array[int]:
-    """The tokens of one file. Raises InvalidParameter for one that cannot be read, or is no list of
-    messages.
-    """
+    """The tokens of one file. Raises InvalidParameter for one that cannot be read or used."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -40,11 +37,11 @@ def public_prefix(
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _wrong(path, f"it is no JSON: {error}") from None
+        raise _wrong(path, f"it is not valid JSON: {error}") from None
     if not (
         isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)
     ):
-        raise _wrong(path, "it is no list of messages.")
+        raise _wrong(path, "it is not a list of messages.")
     try:
         written = [
             template().render([*messages, {"role": "user", "content": more.strip() or "x"}])
@@ -56,14 +53,14 @@ def public_prefix(
 
 
 def _tokens(tokenizer: Tokenizer, text: str) -> array[int]:
-    """As a prompt's."""
+    """As those of a prompt."""
     branch = RuntimeBranch(0)
     branch.append(text)
     return branch.tokens_with(tokenizer)
 
 
 def _common(texts: Iterable[array[int]]) -> array[int]:
-    """The prefix that all have."""
+    """The longest common prefix."""
     columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False))
     return array("i", [column[0] for column in columns])
 

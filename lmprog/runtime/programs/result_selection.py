@@ -1,9 +1,8 @@
-"""Which of several results counts, and as early as that is certain: best of n, the quickest, what
-most agree on.
+"""Selects one of several results as early as possible: best of n, the fastest, the majority.
 
-`ResultSelector` decides among the `n` results of one gen, of which its branch goes on from one;
-`RunningContest` among calls of any branches. Both say who has lost as soon as nobody who still runs
-can change it, so that losers end in the same step.
+`ResultSelector` decides among the `n` results of one gen, one of which continues the branch;
+`RunningContest` among calls of any branches. Both name the losers as soon as no running result can
+change the outcome, so that losers end in the same step.
 
 Pure: texts and numbers in, numbers out. Knows nothing of sequences, pages and replies.
 """
@@ -16,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from lmprog.runtime.programs.select_scoring import Ballot, read_out
+from lmprog.runtime.programs.select_scoring import Ballot, read_scores
 from lmprog.runtime.text.stream import TextEnd
 from lmprog.wire import ContestRule, Judge, Keep
 
@@ -25,8 +24,8 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class FinishedResult:
-    """One result: the tokens that a branch would have with it, its text, and its mean
-    log-probability per pick.
+    """One result: the tokens that the branch would have with it, its text, and its mean
+    log-probability per sampled token.
     """
 
     tokens: array[int]
@@ -36,24 +35,24 @@ class FinishedResult:
 
 @dataclass(slots=True)
 class ResultSelector:
-    """The `n` results of one gen, one of which is kept. `most` is how often each may pick at most,
-    the end included.
+    """The `n` results of one gen, one of which is kept. Each samples at most `max_samples` tokens,
+    its end included.
     """
 
     rule: Keep
     n: int
-    most: int
+    max_samples: int
     finished: dict[int, FinishedResult] = field(default_factory=dict)
     """In the order in which they ended."""
-    out: set[int] = field(default_factory=set)
-    """Those that were ended, because they could not win any more."""
+    dropped: set[int] = field(default_factory=set)
+    """Results that were ended because they could not win any more."""
     judge: Judge | None = None
     ballots: dict[int, Ballot] = field(default_factory=dict)
-    """What the judge is asked about each."""
+    """The judge's question about each result."""
 
     @property
-    def wants_verdict(self) -> bool:
-        """All are there, and the judge has not been asked yet."""
+    def needs_judge(self) -> bool:
+        """All results are there, and the judge has not been asked yet."""
         return (
             self.rule == "best"
             and self.judge is not None
@@ -61,25 +60,25 @@ class ResultSelector:
             and len(self.finished) == self.n
         )
 
-    def hear(self) -> None:
-        """The judge has been asked: what it says is each result's score."""
+    def take_verdicts(self) -> None:
+        """The judge has scored all results: its probabilities become their scores."""
         for index, ballot in self.ballots.items():
             found = self.finished[index]
-            verdict = read_out(ballot, "token_length_normalized")[0].probability
+            verdict = read_scores(ballot, "token_length_normalized")[0].probability
             self.finished[index] = FinishedResult(found.tokens, found.ended, verdict)
 
     def is_hopeless(self, total: float) -> bool:
         """Whether a result whose log-probabilities so far add up to `total` cannot become the best:
-        every pick that may follow would have to be certain, and even then its mean would be
-        lower."""
+        even if all tokens that may follow were certain, its mean would be lower.
+        """
         if self.judge is not None:
             return False
         best = max((one.score for one in self.finished.values()), default=-math.inf)
-        return self.rule == "best" and total / self.most < best
+        return self.rule == "best" and total / self.max_samples < best
 
     def winner(self) -> int | None:
-        """The number of the result that is kept; None as long as that is open."""
-        left = self.n - len(self.finished) - len(self.out)
+        """The number of the result that is kept; None while that is undecided."""
+        left = self.n - len(self.finished) - len(self.dropped)
         if self.rule == "best":
             return (
                 None
@@ -92,26 +91,24 @@ class ResultSelector:
 
 @dataclass(slots=True)
 class RunningContest(Generic[C]):
-    """Calls of which one is wanted. `entrants` stand for them, in order."""
+    """Calls of which one is wanted, in order."""
 
     rule: ContestRule
     entrants: list[C]
     texts: dict[int, str] = field(default_factory=dict)
-    """Of those that ended well, in that order, by their places among the entrants."""
-    out: set[int] = field(default_factory=set)
-    """Places of those that failed."""
+    """Texts of those that succeeded, in the order of their ends, by index among the entrants."""
+    failed: set[int] = field(default_factory=set)
+    """Indices of those that failed."""
     is_decided: bool = False
 
     def enter(self, call: C, text: str | None) -> list[C]:
-        """A call ended, with a text or (None) without. Returns those that have lost by it and are
-        still under way.
-        """
+        """A call ended, with a text or (None) without. Returns the running calls that lost by it."""
         place = self.entrants.index(call)
         if text is None:
-            self.out.add(place)
+            self.failed.add(place)
         else:
             self.texts[place] = text
-        left = len(self.entrants) - len(self.texts) - len(self.out)
+        left = len(self.entrants) - len(self.texts) - len(self.failed)
         winner = (
             next(iter(self.texts), None) if self.rule == "first" else majority(self.texts, left)
         )
@@ -121,14 +118,17 @@ class RunningContest(Generic[C]):
         return [
             one
             for at, one in enumerate(self.entrants)
-            if at not in self.texts and at not in self.out
+            if at not in self.texts and at not in self.failed
         ]
 
 
 def majority(texts: Mapping[int, str], left: int) -> int | None:
-    """The first (by number) of the texts that most agree with, once `left` more cannot change which
-    text that is; None before. Texts agree when they are equal but for white space around them; ties
-    go to the earliest."""
+    """The lowest number among the texts of the largest group, once `left` more texts cannot change
+    which group that is; None before.
+
+    Texts are of one group when they are equal but for surrounding white space. Ties go to the group
+    with the lowest number.
+    """
     groups: dict[str, list[int]] = {}
     for index in sorted(texts):
         groups.setdefault(texts[index].strip(), []).append(index)

@@ -1,7 +1,8 @@
-"""A select as scorings: which sequences score its options, and what their log-probabilities say.
+"""The scoring of a select: the sequences that score its options, and what their log-probabilities
+mean.
 
-All options are tokenised together with the text before them, so that an option that merges with
-that text is scored as it would really stand there; scoring begins for all options at the first
+Each option is tokenised together with the text before it, so that an option that merges with that
+text is scored with the tokens it would have there. Scoring begins for all options at the first
 token in which any of them differs from the text alone. Options that differ only in their last token
 share a sequence.
 
@@ -21,7 +22,7 @@ from lmprog.wire import ScoredChoice, SelectMethod
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ScoredSequence:
     """The tokens of one sequence and its scoring."""
 
     tokens: array[int]
@@ -29,22 +30,22 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one option is scored: a course, and which of its finals."""
+class OptionPlace:
+    """Where one option is scored: the index of a sequence, and of one of its final tokens."""
 
-    course: int
+    sequence: int
     final: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """All courses of a select; `places[i]` is option i after the text, `baselines[i]` without it
-    (empty: not asked).
+    """The sequences of a select. `places[i]` is option i after the text, `baselines[i]` without it
+    (empty where the method does not need that).
     """
 
-    courses: tuple[Course, ...]
-    places: tuple[Place, ...]
-    baselines: tuple[Place, ...]
+    sequences: tuple[ScoredSequence, ...]
+    places: tuple[OptionPlace, ...]
+    baselines: tuple[OptionPlace, ...]
     first: int
     """Position of the first scored token."""
 
@@ -52,32 +53,28 @@ class Ballot:
 def make_ballot(
     before: array[int], options: Sequence[array[int]], alone: tuple[int, ...] | None
 ) -> Ballot:
-    """The courses that score `options` (each the whole token sequence, text included) after the
-    tokens `before`.
+    """The sequences that score `options` (each with the text's tokens) after the tokens `before`.
 
-    `alone`: what to put before an option that is scored without the text; None where that is not
-    asked.
+    `alone`: what precedes an option that is scored without the text; None where none is.
     """
     first = min(_common(before, option) for option in options)
     first = max(1, min(first, min(len(option) for option in options) - 1))
-    courses: dict[bytes, _Draft] = {}
-    places = [_place(courses, option, first) for option in options]
+    drafts: dict[bytes, _Draft] = {}
+    places = [_place(drafts, option, first) for option in options]
     baselines = []
     if alone is not None:
         baselines = [
-            _place(courses, array("i", alone) + option[first:], len(alone)) for option in options
+            _place(drafts, array("i", alone) + option[first:], len(alone)) for option in options
         ]
     made = tuple(
-        Course(draft.tokens, Scoring(draft.first, tuple(draft.finals)))
-        for draft in courses.values()
+        ScoredSequence(draft.tokens, Scoring(draft.first, tuple(draft.finals)))
+        for draft in drafts.values()
     )
     return Ballot(made, tuple(places), tuple(baselines), first)
 
 
-def read_out(ballot: Ballot, method: SelectMethod) -> tuple[ScoredChoice, ...]:
-    """Scores, probabilities and log-probabilities of all options, once every course has been
-    scored.
-    """
+def read_scores(ballot: Ballot, method: SelectMethod) -> tuple[ScoredChoice, ...]:
+    """Scores, probabilities and log-probabilities of all options, once all sequences are scored."""
     given = [_logprobs(ballot, place) for place in ballot.places]
     alone = [_logprobs(ballot, place) for place in ballot.baselines]
     if method == "unconditional_likelihood_normalized":
@@ -142,17 +139,17 @@ class _Draft:
     finals: list[int]
 
 
-def _place(courses: dict[bytes, _Draft], tokens: array[int], first: int) -> Place:
+def _place(drafts: dict[bytes, _Draft], tokens: array[int], first: int) -> OptionPlace:
     inner, final = tokens[:-1], tokens[-1]
     key = first.to_bytes(8, "little") + inner.tobytes()
-    draft = courses.setdefault(key, _Draft(len(courses), inner, first, []))
+    draft = drafts.setdefault(key, _Draft(len(drafts), inner, first, []))
     if final not in draft.finals:
         draft.finals.append(final)
-    return Place(draft.index, draft.finals.index(final))
+    return OptionPlace(draft.index, draft.finals.index(final))
 
 
-def _logprobs(ballot: Ballot, place: Place) -> list[float]:
-    scoring = ballot.courses[place.course].scoring
+def _logprobs(ballot: Ballot, place: OptionPlace) -> list[float]:
+    scoring = ballot.sequences[place.sequence].scoring
     return [scored.logprob for scored in scoring.logprobs] + [
         scoring.final_logprobs[place.final].logprob
     ]

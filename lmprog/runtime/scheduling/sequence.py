@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
@@ -41,11 +40,8 @@ class GroupTiming:
 
 @dataclass(eq=False, slots=True)
 class SequenceGroup:
-    """One gen or select. `key` names it to whoever submitted it; the scheduler never looks
-    inside.
-    """
+    """One gen or select: its sequences, and the work that they have in common."""
 
-    key: Hashable
     priority: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     timing: GroupTiming = field(default_factory=lambda: GroupTiming(0.0))

@@ -23,13 +23,13 @@ from lmprog.runtime.text.tokenizer import Tokenizer
 class TextEnd:
     """What is left of a generation. `text` is all of it, cut before the stop.
 
-    The first `kept` tokens spell the seam, if there is one, and `text`, without the end of both,
+    The first `num_tokens` tokens spell the seam, if there is one, and `text`, without the end of both,
     `rest`, which is to be tokenised anew with what follows. `delta` is what `push` had not yet
     given out.
     """
 
     text: str
-    kept: int
+    num_tokens: int
     rest: str
     delta: str
 
@@ -193,7 +193,7 @@ class TextStream:
         return self._seam[self._border(count) :]
 
     @property
-    def num_whole(self) -> int:
+    def num_certain(self) -> int:
         """Tokens, the seam's too, that are wholly inside the text given out; all where it ended
         without a stop.
         """

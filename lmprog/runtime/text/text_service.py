@@ -78,10 +78,10 @@ class TextService:
                 allowed=f"0..{size - 1}",
             )
 
-    def given(self, tokens: wire.TokensPiece) -> tuple[array[int], str]:
-        """Tokens that a client gives instead of text: as they are, and their text."""
-        self.check_ids(tokens.ids, "input_ids")
-        return array("i", tokens.ids), self._tokenizer.decode(tokens.ids)
+    def tokens_of(self, piece: wire.TokensPiece) -> tuple[array[int], str]:
+        """Token ids given instead of text: as they are, and their text."""
+        self.check_ids(piece.ids, "input_ids")
+        return array("i", piece.ids), self._tokenizer.decode(piece.ids)
 
     def encode(self, op: wire.Encode) -> wire.TokensAre:
         """The tokens that a branch with this text alone would have (without its prefix, where `op`
