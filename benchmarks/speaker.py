@@ -18,8 +18,9 @@ from typing import Any
 
 from lmprog import launch, wire
 from lmprog.launch import Connection
-from lmprog.server.http.http_server import HttpServer, bind, run, serve, url_of
+from lmprog.server.http.http_server import HttpServer, bind, run, url_of
 from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.serving import serve
 from lmprog.transport import ClientId, Gone, ZmqRuntimeChannel
 
 WORD = "word "

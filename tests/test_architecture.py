@@ -24,9 +24,7 @@ MAX_FUNCTION_LINES = 100
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Modules that stand together (each with all below it), and the units that they may import
-    besides themselves.
-    """
+    """Modules (each with all below it), and the units that they may import besides themselves."""
 
     modules: str
     may_import: str = ""
@@ -69,10 +67,28 @@ UNITS = {
         "errors config wire transport launch text scheduling programs loop engine batch",
     ),
     # the gateway: a client of the wire, with no tokens and no tensors
-    "server": Unit("lmprog.server", "errors config wire transport launch"),
+    "options": Unit("lmprog.server.options", "errors config"),
+    "http": Unit("lmprog.server.http", "errors wire options"),
+    "link": Unit("lmprog.server.runtime_link", "errors wire launch"),
+    "observability": Unit("lmprog.server.observability", "errors wire link"),
+    "gateway": Unit("lmprog.server.gateway", "errors wire options http link observability"),
+    "supervision": Unit("lmprog.server.supervision", "errors launch gateway"),
+    "operations": Unit("lmprog.server.operations", "errors http gateway"),
+    "page": Unit("lmprog.server.page", "errors wire http link gateway operations"),
+    "dialects": Unit(
+        "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
+        "lmprog.server.programs lmprog.server.openapi",
+        "errors config wire options http link gateway operations",
+    ),
+    "server": Unit(
+        "lmprog.server",
+        "errors launch options http link observability gateway supervision operations page "
+        "dialects",
+    ),
     "cli": Unit(
         "lmprog.cli lmprog.demo",
-        "errors config wire native launch lang facade constraint simulation server",
+        "errors config wire native launch lang facade constraint simulation server options http "
+        "gateway",
     ),
 }
 
@@ -94,7 +110,7 @@ DOORS = {
     "llguidance": "lmprog.constraints",
     "pydantic": "lmprog.lang",
     "yaml": "lmprog.server.options.configuration",
-    "opentelemetry": "lmprog.server.operations.tracing",
+    "opentelemetry": "lmprog.server.observability.tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
     "tqdm": "lmprog.lang.programs.program lmprog.runtime.engine.model lmprog.cli.batch",
     "rich": "lmprog.cli lmprog.demo",
@@ -117,9 +133,7 @@ FORBIDDEN_CLASS_ENDS = ("Manager", "Mixin", "Helper", "Utils")
 
 
 def unit_of(module: str) -> str | None:
-    """The unit with the longest name above the module; the facade is `lmprog` itself and nothing
-    below it.
-    """
+    """The unit with the longest name above the module; the facade is only `lmprog` itself."""
     best, longest = None, 0
     for name, unit in UNITS.items():
         for prefix in unit.modules.split():

@@ -65,7 +65,7 @@ def _without_http(given: argparse.Namespace) -> int:
 
 def _serve(model: str, settings: ServerSettings, runtime_options: dict[str, Any]) -> int:
     from lmprog.server.http import http_server as http
-    from lmprog.server.operations.service import ServerService
+    from lmprog.server.service import ServerService
 
     bound = http.bind(settings)
     service = ServerService(

@@ -65,7 +65,7 @@ def build_app(gateway: Gateway) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(RequestMiddleware, gateway=gateway, routes=routes),
+            Middleware(RequestMiddleware, monitor=gateway, routes=routes),
             *([_cors(settings.cors_origins)] if settings.cors_origins else []),
             Middleware(SiteGuard, sites=ServedSites(settings)),
             Middleware(AuthMiddleware, keyring=gateway.keyring, routes=routes),

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from starlette.types import Scope
+
 from lmprog import wire
 from lmprog.errors import Overloaded, RuntimeGone
 from lmprog.server.http.auth import Keyring
 from lmprog.server.http.http_errors import HttpError, Problem, refused
-from lmprog.server.operations.meters import Meters
-from lmprog.server.operations.tracing import NoTraces, Traces
+from lmprog.server.observability.meters import Meters
+from lmprog.server.observability.tracing import NoTraces, Traces
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.runtime_link import RuntimeLink
 
@@ -85,6 +87,33 @@ class Gateway:
         """From now on spans are made of requests and calls."""
         self.traces = made
         self.link.observer = made.beside(self.meters)
+
+    def drain(self) -> None:
+        """From now on no new request is admitted."""
+        self.draining = True
+
+    @contextmanager
+    def watch(self, scope: Scope) -> Iterator[Callable[[str, int], float]]:
+        """Counts, times and traces one HTTP request; see `middleware.RequestMonitor`."""
+        began = self.clock()
+        self.open_requests += 1
+        with self.traces.request(scope) as ended:
+
+            def end(route: str, status: int) -> float:
+                self.open_requests -= 1
+                seconds = self.clock() - began
+                self.meters.answered(scope["method"], route, status, seconds)
+                ended(route, status)
+                return seconds
+
+            yield end
+
+    def is_overfull(self) -> bool:
+        """Whether more HTTP requests are open than may be; counts the refusal."""
+        is_over = self.open_requests > self.settings.max_requests
+        if is_over:
+            self.meters.refused("too_many_requests")
+        return is_over
 
     def model_label(self) -> str:
         """For the metrics: as it was last known, while there is no runtime."""

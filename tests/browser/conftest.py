@@ -17,9 +17,10 @@ import pytest
 
 from lmprog.launch import Connection
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.http_server import HttpServer, bind, serve_gateway, url_of
+from lmprog.server.http.http_server import HttpServer, bind, url_of
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.runtime_link import RuntimeLink
+from lmprog.server.serving import serve_gateway
 from tests.server.fake_runtime import Fake
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import pytest
 from lmprog.errors import RuntimeGone
 from lmprog.launch import RuntimeProcess
 from lmprog.server.http.http_server import bind, url_of
-from lmprog.server.operations.service import ServerService
 from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.service import ServerService
 
 SCRIPTED = "tests.server.scripted_runtime"
 PATIENCE = 120.0

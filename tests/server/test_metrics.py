@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmprog import wire
-from lmprog.server.operations.meters import Meters
-from lmprog.server.operations.runtime_metrics import RuntimeFigures
+from lmprog.server.observability.meters import Meters
+from lmprog.server.observability.runtime_metrics import RuntimeFigures
 from tests.server.fake_runtime import Fake, asking
 
 BOARD = Path(__file__).parents[2] / "docs" / "grafana" / "lmprog.json"

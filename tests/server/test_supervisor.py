@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lmprog.errors import ModelError
-from lmprog.server.operations.supervisor import LONGEST_GAP, Phase, RestartTimeouts, Supervisor
+from lmprog.server.supervision.supervisor import LONGEST_GAP, Phase, RestartTimeouts, Supervisor
 
 TICK = 0.2
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lmprog.errors import NotSupported
-from lmprog.server.operations import tracing
-from lmprog.server.operations.tracing import ENDPOINTS, NoTraces, OtelTraces
+from lmprog.server.observability import tracing
+from lmprog.server.observability.tracing import ENDPOINTS, NoTraces, OtelTraces
 from tests.server.fake_runtime import Fake, asking
 
 ASK = {"prompt": "secret words", "max_tokens": 3, "ignore_eos": True}
@@ -73,7 +73,7 @@ def test_failures_are_marked_and_texts_are_nowhere(fake: Fake) -> None:
 def test_without_a_place_to_send_them_nothing_is_imported() -> None:
     assert isinstance(tracing.traces({}, lambda: "m"), NoTraces)
     code = (
-        "import sys, lmprog.server.operations.service, lmprog.server.operations.tracing as t; t.traces({}, str);"
+        "import sys, lmprog.server.service, lmprog.server.observability.tracing as t; t.traces({}, str);"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,1 +1,1 @@
-"""Operating a server: the supervised runtime, health, metrics, tracing."""
+"""Routes for operators: `/health`, `/ready`, `/version`, `/metrics`."""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.launch import Connection, RuntimeProcess, connect
 from lmprog.server.gateway import Gateway
-from lmprog.server.operations.supervisor import Phase, RestartTimeouts, Supervisor
+from lmprog.server.supervision.supervisor import Phase, RestartTimeouts, Supervisor
 
 log = logging.getLogger("lmprog.server")
 

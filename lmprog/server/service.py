@@ -16,12 +16,13 @@ from collections.abc import Awaitable, Callable
 
 from lmprog.launch import RuntimeProcess
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.http_server import HttpServer, http_server
-from lmprog.server.operations.supervised_runtime import SupervisedRuntime
-from lmprog.server.operations.supervisor import RestartTimeouts
-from lmprog.server.operations.tracing import traces
+from lmprog.server.http.http_server import HttpServer
+from lmprog.server.observability.tracing import traces
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.runtime_link import RuntimeLink
+from lmprog.server.serving import http_server
+from lmprog.server.supervision.supervised_runtime import SupervisedRuntime
+from lmprog.server.supervision.supervisor import RestartTimeouts
 
 log = logging.getLogger("lmprog.server")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from lmprog import wire
-from lmprog.server.operations.runtime_metrics import PREFIX, RuntimeFigures, RuntimeHistogram
+from lmprog.server.observability.runtime_metrics import PREFIX, RuntimeFigures, RuntimeHistogram
 
 _SECONDS = (
     0.005,

@@ -1,0 +1,1 @@
+"""Keeps one runtime process alive for a gateway: when it is restarted, and how."""
