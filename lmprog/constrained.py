@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import Constraint, Spec
+from lmprog.constraints.constraint import Constraint, Spec, State
 from lmprog.constraints.diagram import to_svg
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
@@ -123,23 +122,30 @@ class Constrained:
         return found[0], found[1]
 
     def states(self, most: int = 2000) -> dict[int, dict[int, int]]:
-        """The states within reach, each with its moves (byte -> state), breadth first, `most` of
-        them at the most.
+        """The states within reach, each with its moves (byte -> state), breadth first from the
+        start, which is 0; `most` of them at the most.
         """
-        constraint, found = self._constraint, dict[int, dict[int, int]]()
-        todo = deque([constraint.start])
-        known = {constraint.start}
-        while todo and len(found) < most:
-            state = todo.popleft()
+        return self._explored(most)[0]
+
+    def _explored(self, most: int) -> tuple[dict[int, dict[int, int]], set[int]]:
+        """The moves, and the states in which a text may end."""
+        constraint = self._constraint
+        numbers = {constraint.start: 0}
+        met = [constraint.start]
+        moves: dict[int, dict[int, int]] = {}
+        for number, state in enumerate(met):  # grows while it is read
+            if number >= most:
+                break
             row = constraint.mask(state)
-            moves = found[state] = {
-                byte: constraint.advance(state, byte) for byte in range(256) if row.allows(byte)
-            }
-            for after in moves.values():
-                if after not in known:
-                    known.add(after)
-                    todo.append(after)
-        return found
+            moves[number] = {}
+            for byte in range(256):
+                if row.allows(byte):
+                    after = constraint.advance(state, byte)
+                    if after not in numbers:
+                        numbers[after] = len(met)
+                        met.append(after)
+                    moves[number][byte] = numbers[after]
+        return moves, {number for number in moves if constraint.is_final(met[number])}
 
     def dot(self, most: int = 60) -> str:
         """The automaton as a drawing in DOT, its first `most` states; a double circle is where a
@@ -162,19 +168,20 @@ class Constrained:
         edge.
         """
         moves, finals = self._labelled(most)
-        return to_svg(moves, finals, self._constraint.start)
+        return to_svg(moves, finals, 0)
 
     def _labelled(self, most: int) -> tuple[dict[int, dict[int, str]], set[int]]:
         """State -> state after -> the bytes that lead there, as people read them; and where a text
         may end.
         """
         found: dict[int, dict[int, str]] = {}
-        for state, moves in self.states(most).items():
+        explored, finals = self._explored(most)
+        for state, moves in explored.items():
             labels: dict[int, list[int]] = {}
             for byte, after in moves.items():
                 labels.setdefault(after, []).append(byte)
             found[state] = {after: _ranges(label) for after, label in labels.items()}
-        return found, {state for state in found if self._constraint.is_final(state)}
+        return found, finals
 
 
 def constraint(
@@ -244,7 +251,7 @@ def _mistaken(name: str, value: object, allowed: str) -> InvalidParameter:
     )
 
 
-def _drawn(constraint: Constraint, state: int, left: int, rng: random.Random) -> int:
+def _drawn(constraint: Constraint, state: State, left: int, rng: random.Random) -> int:
     row = constraint.mask(state, left)
     allowed = [byte for byte in range(256) if row.allows(byte)]
     plain = [byte for byte in allowed if chr(byte).isascii() and chr(byte).isalnum()]

@@ -189,7 +189,7 @@ void fill(lmprog_automaton& a, uint32_t state, Mask& out) {
     }
 }
 
-// Runs a function that may outgrow the limits.
+// Runs a function that may outgrow the limits of one call.
 template <class Body> int64_t guarded(Body body) {
     try {
         return body();
@@ -198,6 +198,12 @@ template <class Body> int64_t guarded(Body body) {
     } catch (const std::bad_alloc&) {
         return LMPROG_MASKS_LIMIT;
     }
+}
+
+// The same for a call that may make states.
+template <class Body> int64_t growing(lmprog_automaton* automaton, Body body) {
+    if (!automaton->inner.begin_call()) return LMPROG_MASKS_FULL;
+    return guarded(body);
 }
 
 }  // namespace
@@ -217,16 +223,14 @@ LMPROG_EXPORT int64_t lmprog_automaton_start(lmprog_automaton* automaton) { retu
 
 LMPROG_EXPORT int64_t lmprog_automaton_run(lmprog_automaton* automaton, uint32_t state, const uint8_t* bytes,
                                            int64_t length) {
-    return guarded([&] {
-        automaton->inner.bound_rows();
+    return growing(automaton, [&] {
         for (int64_t i = 0; i < length && state; i++) state = automaton->inner.row(state)[bytes[i]];
         return int64_t{state};
     });
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t state, uint32_t* next256) {
-    return guarded([&] {
-        automaton->inner.bound_rows();
+    return growing(automaton, [&] {
         std::memcpy(next256, automaton->inner.row(state), 1024);
         return int64_t{0};
     });
@@ -234,9 +238,8 @@ LMPROG_EXPORT int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t
 
 LMPROG_EXPORT int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint32_t state, uint8_t* bytes,
                                               int64_t max_length) {
-    return guarded([&] {
+    return growing(automaton, [&] {
         Automaton& inner = automaton->inner;
-        inner.bound_rows();
         int64_t length = 0;
         for (; length < max_length && !inner.is_final(state); length++) {
             const uint32_t* row = inner.row(state);
@@ -258,6 +261,15 @@ LMPROG_EXPORT int32_t lmprog_automaton_final(const lmprog_automaton* automaton, 
     return automaton->inner.is_final(state);
 }
 
+LMPROG_EXPORT int64_t lmprog_automaton_collect(lmprog_automaton* automaton, const uint32_t* states, int64_t count,
+                                               int64_t needed, uint32_t* moved) {
+    return guarded([&] {
+        automaton->inner = Automaton::collected(automaton->inner, states, count, needed, moved);
+        automaton->groups.forget_states();
+        return int64_t{0};
+    });
+}
+
 LMPROG_EXPORT int64_t lmprog_automaton_states(const lmprog_automaton* automaton) {
     return automaton->inner.num_states();
 }
@@ -268,8 +280,7 @@ LMPROG_EXPORT int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton) 
 
 LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, uint32_t* bits, int32_t* ids,
                                   int64_t max_ids, lmprog_mask_result* result) {
-    return guarded([&] {
-        automaton->inner.bound_rows();
+    return growing(automaton, [&] {
         Mask out{bits, ids, max_ids, most, 0, 0, kMaxSteps};
         fill(*automaton, state, out);
         *result = {out.count, out.worst};

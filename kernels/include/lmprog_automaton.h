@@ -20,8 +20,9 @@ constexpr int64_t kUnreachable = int64_t{1} << 40;
 constexpr int kNoLimit = -1;
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call, about a tenth of a second: an ambiguous grammar has no end
 
+// One call needed more than its limits allow.
 struct Grown : std::length_error {
-    Grown() : std::length_error("the automaton grew beyond its limits") {}
+    Grown() : std::length_error("one call of the automaton grew beyond its limits") {}
 };
 
 class Automaton {
@@ -44,7 +45,7 @@ class Automaton {
     int64_t num_bytes() const {
         return blocks_.num_bytes() + static_cast<int64_t>(states_.size()) * 64 +
                static_cast<int64_t>(frames_.size()) * 64 + static_cast<int64_t>(positions_.size()) * 32 +
-               static_cast<int64_t>(pool_.size()) * 4;
+               static_cast<int64_t>(pool_.size() + closed_) * 4;
     }
     bool is_final(uint32_t state) const { return states_[state].final; }
     int64_t cost(uint32_t state) const { return costs_[state]; }
@@ -90,12 +91,44 @@ class Automaton {
 
     const lmprog_net& net() const { return net_; }
 
-    // Between calls only: pointers to rows die here, and the work of one call begins.
-    void bound_rows() {
+    // Between calls only: pointers to rows die here, and the work of one call begins. False where the memory is full:
+    // its owner has to `collect` before the call.
+    bool begin_call() {
         work_ = 0;
-        if (blocks_.num_bytes() <= net_.max_row_bytes) return;
-        blocks_.clear();
-        std::fill(rows_.begin() + 1, rows_.end(), nullptr);
+        states_before_ = num_states();
+        held_before_ = num_held();
+        if (blocks_.num_bytes() > net_.max_row_bytes) {
+            blocks_.clear();
+            std::fill(rows_.begin() + 1, rows_.end(), nullptr);
+        }
+        return states_before_ < state_room_ && held_before_ < held_room_;
+    }
+
+    // A fresh automaton of the same net with some of the states. `to[i]` becomes the new number of `from[i]`: of the
+    // first `needed` whatever they take, of the others as long as half of the memory is free; 0 for those left out.
+    static Automaton collected(const Automaton& old, const uint32_t* from, int64_t count, int64_t needed, uint32_t* to) {
+        Automaton fresh(old.net_);
+        std::vector<uint32_t> frames(old.frames_.size(), kNotMoved);
+        frames[0] = 0;
+        Closure set;
+        for (int64_t i = 0; i < count; i++) {
+            to[i] = 0;
+            if (i >= needed && 2 * (fresh.num_held() - 1) > old.net_.max_positions) continue;
+            if (i >= needed && 2 * fresh.num_states() > old.net_.max_states) continue;
+            const State& state = old.states_[from[i]];
+            fresh.begin_call();
+            set.positions.clear();
+            set.final = state.final;
+            for (uint32_t k = 0; k < state.length; k++) {
+                const Position& at = old.positions_[old.pool_[state.begin + k]];
+                set.positions.push_back(fresh.position(at.leaf_state, fresh.moved(old, at.frame, frames)));
+            }
+            to[i] = fresh.intern(set);
+        }
+        // States that are needed are never refused; what they take comes on top.
+        fresh.state_room_ = std::max<int64_t>(old.net_.max_states, 2 * fresh.num_states());
+        fresh.held_room_ = std::max<int64_t>(old.net_.max_positions, 2 * fresh.num_held());
+        return fresh;
     }
 
   private:
@@ -103,6 +136,33 @@ class Automaton {
         int32_t node;
         uint32_t frame;
     };
+
+    static constexpr uint32_t kNotMoved = ~uint32_t{0};
+
+    // Numbers kept: positions, frames and the members of states and closures.
+    int64_t num_held() const {
+        return static_cast<int64_t>(pool_.size() + positions_.size() + frames_.size() + closed_);
+    }
+
+    // The number here of another automaton's frame, with all that follows it.
+    uint32_t moved(const Automaton& old, uint32_t frame_id, std::vector<uint32_t>& known) {
+        chain_.clear();
+        while (known[frame_id] == kNotMoved) {
+            chain_.push_back(frame_id);
+            frame_id = old.frames_[frame_id].rest;
+        }
+        uint32_t here = known[frame_id];
+        for (size_t i = chain_.size(); i-- > 0;) {
+            const Frame& f = old.frames_[chain_[i]];
+            here = known[chain_[i]] = frame(f.node, f.first, f.second, here);
+        }
+        return here;
+    }
+
+    // One call may add as much again as the memory holds.
+    void grow_check() const {
+        if (num_states() - states_before_ > net_.max_states || num_held() - held_before_ > net_.max_positions) throw Grown();
+    }
 
     bool moves(int32_t leaf_state) const { return net_.edge_start[leaf_state] != net_.edge_start[leaf_state + 1]; }
 
@@ -117,6 +177,7 @@ class Automaton {
             auto made = std::make_unique<Closure>();
             resumed_.assign(1, frame);
             close(*made);
+            closed_ += made->positions.size();
             closures_[frame] = std::move(made);
         }
         return *closures_[frame];
@@ -191,7 +252,7 @@ class Automaton {
         else
             cost = int64_t{first} * net_.node_cost[args[0]];
         const auto made = static_cast<uint32_t>(frames_.size());
-        if (made > net_.max_positions) throw Grown();
+        grow_check();
         frames_.push_back({node, first, second, rest, std::min(cost + frames_[rest].cost, kUnreachable)});
         closures_.emplace_back();
         frame_index_.add(hash, made);
@@ -205,7 +266,7 @@ class Automaton {
         });
         if (found >= 0) return static_cast<uint32_t>(found);
         const auto made = static_cast<uint32_t>(positions_.size());
-        if (made > net_.max_positions) throw Grown();
+        grow_check();
         positions_.push_back({leaf_state, frame});
         position_index_.add(hash, made);
         return made;
@@ -235,9 +296,7 @@ class Automaton {
     uint32_t made(const Closure& set) {
         const std::vector<uint32_t>& ids = set.positions;
         const auto made = static_cast<uint32_t>(states_.size());
-        if (made > static_cast<uint32_t>(net_.max_states) ||
-            static_cast<int64_t>(pool_.size() + ids.size()) > net_.max_positions)
-            throw Grown();
+        grow_check();
         int64_t cost = set.final ? 0 : kUnreachable;
         for (uint32_t id : ids)
             cost = std::min(cost, net_.state_cost[positions_[id].leaf_state] + frames_[positions_[id].frame].cost);
@@ -321,7 +380,11 @@ class Automaton {
     Sweep sweep_;
     Closure target_;
     Met met_;
+    std::vector<uint32_t> chain_;
+    size_t closed_ = 0;  // members of closures_
     int64_t work_ = 0;
+    int64_t states_before_ = 0, held_before_ = 0;  // when the call began
+    int64_t state_room_ = net_.max_states, held_room_ = net_.max_positions;  // beyond which states are collected
 };
 
 }  // namespace lmprog

@@ -70,6 +70,13 @@ class Groups {
         return *of_state_[state];
     }
 
+    // After the automaton has collected its states: what is known of leaves stays.
+    void forget_states() {
+        of_state_.clear();
+        made_.clear();
+        targets_.clear();
+    }
+
     const uint32_t* targets(const Step& step) const { return targets_.data() + step.begin; }
     int64_t num_bytes() const {
         return static_cast<int64_t>(of_state_.capacity() * 8 + made_.size() * sizeof(Steps) + targets_.capacity() * 4 +

@@ -1,9 +1,10 @@
 /* Token masks from a lazily determinised byte automaton: the C interface of kernels/cpu/masks.cpp.
  *
  * All arrays of a net and of a vocabulary are borrowed and must outlive the automaton. States are small integers
- * handed out as they are met; 0 is the dead state. Functions that can grow the automaton return LMPROG_MASKS_LIMIT
- * (as their type) when it would exceed max_states or max_positions; it then stays usable, but not for that state.
- * An automaton has one owner: no two calls on it at the same time.
+ * handed out as they are met; 0 is the dead state. Functions that can grow the automaton return LMPROG_MASKS_FULL
+ * where it already holds max_states or max_positions: `collect` forgets states, then the call can be made again. They
+ * return LMPROG_MASKS_LIMIT where one call would add as much again; the automaton then stays usable, but not for that
+ * state. An automaton has one owner: no two calls on it at the same time.
  */
 #ifndef LMPROG_MASKS_H
 #define LMPROG_MASKS_H
@@ -14,6 +15,7 @@ extern "C" {
 #endif
 
 #define LMPROG_MASKS_LIMIT (-1)
+#define LMPROG_MASKS_FULL (-2)
 #define LMPROG_NUM_GROUPS 8
 
 /* A trimmed net (see lmprog/constraints/costs.py for the meaning of every array). */
@@ -86,6 +88,12 @@ int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint32_t state, uin
 int64_t lmprog_automaton_cost(const lmprog_automaton* automaton, uint32_t state);
 int32_t lmprog_automaton_final(const lmprog_automaton* automaton, uint32_t state);
 int64_t lmprog_automaton_states(const lmprog_automaton* automaton);
+
+/* Forgets all states but the start and those of `states`, and writes their new numbers to `moved`. The first `needed`
+ * of them are kept whatever they take; the others only while half of the memory is free, and get 0 where they are not
+ * kept. Returns 0 or LMPROG_MASKS_LIMIT, after which nothing has changed. */
+int64_t lmprog_automaton_collect(lmprog_automaton* automaton, const uint32_t* states, int64_t count, int64_t needed,
+                                 uint32_t* moved);
 int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton); /* an estimate */
 
 /* Writes the mask of `state` into zeroed `bits`; only tokens whose next state costs at most `most` are allowed.

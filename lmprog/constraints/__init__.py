@@ -16,6 +16,7 @@ from lmprog.constraints.constraint import (
     MaskRow,
     RegexSpec,
     Spec,
+    State,
     SubstringSpec,
 )
 
@@ -28,5 +29,6 @@ __all__ = [
     "MaskRow",
     "RegexSpec",
     "Spec",
+    "State",
     "SubstringSpec",
 ]

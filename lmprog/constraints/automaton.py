@@ -12,6 +12,7 @@ the dead one. Knows bytes; does not know tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -20,6 +21,19 @@ from lmprog.constraints.costs import ALT, LEAF, NO_LIMIT, REPEAT, SEQ, UNREACHAB
 from lmprog.errors import GrammarError
 
 DEAD = 0
+
+
+class MemoryFull(Exception):
+    """The automaton holds as many states as it may. Never leaves this package."""
+
+
+def too_large(limits: CompileLimits) -> GrammarError:
+    return GrammarError(
+        "one token of this generation needs too much of its constraint: more than "
+        f"{limits.max_states:,} states or {limits.max_positions:,} positions; other generations "
+        "are not affected. Use smaller repetition counts or fewer alternatives.",
+        position=None,
+    )
 
 
 class ByteAutomaton(Protocol):
@@ -78,6 +92,13 @@ class LazyAutomaton:
         self._ends: list[int] = net.final.tolist()
         self._state_cost: list[int] = net.state_cost.tolist()
         self._limits = limits
+        self._root = net.root
+        self._room = limits.max_states
+        self._states_before = self._held_before = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        """An empty memory with the start in it."""
         self._frames: list[_Frame] = [_Frame(-1, 0, 0, -1)]  # frame 0: nothing follows
         self._frame_cost: list[int] = [0]
         self._frame_ids: dict[_Frame, int] = {}
@@ -89,7 +110,7 @@ class LazyAutomaton:
         self._costs: list[int] = [UNREACHABLE]
         self._rows: dict[int, list[int]] = {DEAD: [DEAD] * 256}
         self._held = 0
-        self.start = self._state(self._close([(net.root, 0)], []))
+        self.start = self._state(self._close([(self._root, 0)], []))
 
     @property
     def num_states(self) -> int:
@@ -101,7 +122,42 @@ class LazyAutomaton:
     def cost(self, state: int) -> int:
         return self._costs[state]
 
+    def begin_call(self) -> None:
+        """Raises MemoryFull where states have to be collected before a call may make more."""
+        if len(self._sets) >= self._room or self._held >= self._limits.max_positions:
+            raise MemoryFull
+        self._states_before, self._held_before = len(self._sets), self._held
+
+    def collect(self, needed: Sequence[int], wanted: Sequence[int]) -> list[int]:
+        """As `MaskEngine.collect` says."""
+        sets, positions, frames = self._sets, self._positions, self._frames
+        self._states_before = self._held_before = 0
+        self._clear()
+        moved: list[int] = []
+        for number in [*needed, *wanted]:
+            is_needed = len(moved) < len(needed)
+            if not is_needed and 2 * len(self._sets) > self._limits.max_states:
+                moved.append(DEAD)
+                continue
+            self._states_before, self._held_before = len(self._sets), self._held
+            at = [positions[one] for one in sets[number].positions]
+            here = [self._position(leaf, self._moved(frame, frames)) for leaf, frame in at]
+            moved.append(self._state(_Closure(tuple(here), sets[number].final)))
+        self._room = max(self._limits.max_states, 2 * len(self._sets))
+        return moved
+
+    def _moved(self, number: int, frames: list[_Frame]) -> int:
+        """The number here of a frame of an automaton before."""
+        chain = []
+        while number != 0:
+            chain.append(frames[number])
+            number = frames[number].rest
+        for frame in reversed(chain):
+            number = self._frame(frame._replace(rest=number))
+        return number
+
     def run(self, state: int, text: bytes) -> int:
+        self.begin_call()
         for byte in text:
             if state == DEAD:
                 break
@@ -272,8 +328,11 @@ class LazyAutomaton:
             )
             self._costs.append(0 if key.final else min(ways))
             self._held += len(kept) + 1
-            if found > self._limits.max_states or self._held > self._limits.max_positions:
-                raise GrammarError(f"the constraint grew beyond {found} states", position=None)
+            if (
+                found - self._states_before > self._limits.max_states
+                or self._held - self._held_before > self._limits.max_positions
+            ):
+                raise too_large(self._limits)
         return found
 
     def _largest(self, positions: tuple[int, ...]) -> list[int]:

@@ -55,6 +55,11 @@ class ConstraintCache:
                 self._held.move_to_end(key)
             return found
 
+    def clear(self) -> None:
+        """Drops all of them; those in use live on until their calls end."""
+        with self._lock:
+            self._held.clear()
+
     @property
     def num_bytes(self) -> int:
         """An estimate; a constraint grows while it is used, so it is taken anew each time."""

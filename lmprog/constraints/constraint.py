@@ -2,9 +2,10 @@
 be compiled.
 
 A *constraint* is an automaton over token ids, compiled once for one vocabulary and shared by all
-calls; a *guide* is an integer state in it, so forking a guide is copying an integer. This module
-knows no automaton, no tokenizer and no compiler: `compiler.py` makes constraints, `regular.py` and
-`llguidance_engine.py` are the two kinds.
+calls; a *guide* is a `State` of it, so forking a guide is copying a reference. A constraint keeps
+the states that somebody holds and may forget all others, so it takes constant memory however long
+it is used. This module knows no automaton, no tokenizer and no compiler: `compiler.py` makes
+constraints, `regular.py` and `llguidance_engine.py` are the two kinds.
 """
 
 from __future__ import annotations
@@ -38,12 +39,47 @@ class MaskRow:
         return token >> 5 < len(self.bits) and bool(int(self.bits[token >> 5]) >> (token & 31) & 1)
 
 
+class State:
+    """Where a guide is in a constraint. It stays usable as long as it is referenced.
+
+    Opaque to all but the constraint that made it, which keeps here what it found out about the
+    state. Two references to one state are one object, until nobody holds it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "done",
+        "final",
+        "forced",
+        "forced_tokens",
+        "number",
+        "row",
+        "worst",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """The constraint's own name of it, which changes when the constraint forgets states."""
+        self.row: MaskRow | None = None
+        self.worst = 0
+        """With `row`: the highest distance after a token that it allows."""
+        self.forced: bytes | None = None
+        self.final: bool | None = None
+        self.done: bool | None = None
+        self.forced_tokens: dict[str, tuple[int, ...]] = {}
+        """By the text before it; see `forced.forced_tokens`."""
+
+
+NO_STATE = State(0)
+"""The guide of a generation without a constraint."""
+
+
 class Constraint(Protocol):
-    """Immutable in meaning and shared; states are small integers handed out as they are met.
+    """Immutable in meaning and shared; states are made as they are met.
 
     Not thread-safe while masks are computed: one owner, the runtime's loop. Any method may raise
-    `GrammarError` when an automaton that is built as it goes exceeds its limits; the call that owns
-    the guide fails with it.
+    `GrammarError` when a single step needs more than its limits; the call that owns the guide fails
+    with it, and others are not affected.
     """
 
     @property
@@ -52,9 +88,9 @@ class Constraint(Protocol):
         ...
 
     @property
-    def start(self) -> int: ...
+    def start(self) -> State: ...
 
-    def mask(self, state: int, budget: int | None = None) -> MaskRow:
+    def mask(self, state: State, budget: int | None = None) -> MaskRow:
         """The tokens allowed in `state`; the end-of-sequence bits are set exactly in accepting
         states.
 
@@ -64,27 +100,27 @@ class Constraint(Protocol):
         """
         ...
 
-    def advance(self, state: int, token: int) -> int:
+    def advance(self, state: State, token: int) -> State:
         """The state after `token`. Raises ValueError for a token that `mask(state)` forbids,
         end-of-sequence too.
         """
         ...
 
-    def forced(self, state: int) -> bytes:
+    def forced(self, state: State) -> bytes:
         """The bytes that every continuation starts with (b"" where there is a choice, or none is
         needed).
         """
         ...
 
-    def is_final(self, state: int) -> bool:
+    def is_final(self, state: State) -> bool:
         """What was read so far is a whole match."""
         ...
 
-    def is_done(self, state: int) -> bool:
+    def is_done(self, state: State) -> bool:
         """Final, and nothing may follow."""
         ...
 
-    def distance(self, state: int) -> int:
+    def distance(self, state: State) -> int:
         """A number of tokens, end-of-sequence not counted, within which acceptance is certainly
         reachable.
 
@@ -93,7 +129,7 @@ class Constraint(Protocol):
         """
         ...
 
-    def advance_bytes(self, state: int, text: bytes) -> int | None:
+    def advance_bytes(self, state: State, text: bytes) -> State | None:
         """The state after these bytes, or None where they are not allowed."""
         ...
 
@@ -142,7 +178,10 @@ Spec: TypeAlias = RegexSpec | JsonSchemaSpec | ChoicesSpec | GrammarSpec | Subst
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What a stranger's pattern may cost. Exceeding one is a refusal, never a slow process."""
+    """What a stranger's pattern may cost. Exceeding one is a refusal, never a slow process; the last
+    four bound what a constraint holds at a time (states that nobody holds are forgotten beyond
+    them) and what one mask or one token may add to it.
+    """
 
     max_pattern_len: int = 65_536
     max_repeat: int = 1_000_000

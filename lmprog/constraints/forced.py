@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
-from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.constraint import Constraint, State
 from lmprog.constraints.vocabulary import Vocabulary
 
 Encode = Callable[[str], Sequence[int]]
@@ -32,7 +32,7 @@ _FURTHER_BYTES = 40
 
 
 def forced_tokens(
-    constraint: Constraint, state: int, vocabulary: Vocabulary, encode: Encode, before: str = ""
+    constraint: Constraint, state: State, vocabulary: Vocabulary, encode: Encode, before: str = ""
 ) -> tuple[int, ...]:
     """The tokens to append in `state`, after a text that ends with `before`; () where nothing is
     certain.
@@ -79,7 +79,7 @@ class _Doubts:
     def __init__(
         self,
         constraint: Constraint,
-        state: int,
+        state: State,
         vocabulary: Vocabulary,
         forced: bytes,
         encode: Callable[[str], list[int]],
@@ -132,7 +132,7 @@ class _Doubts:
         texts = {self._vocabulary.bytes_of(token) or b"" for token in row.ids.tolist()}
         return sorted(text for text in texts if len(text) > len(suffix))
 
-    def _after(self, text: bytes) -> int:
+    def _after(self, text: bytes) -> State:
         state = self._constraint.advance_bytes(self._state, text)
         assert state is not None, "forced bytes, and a candidate behind them, are allowed"
         return state
@@ -186,7 +186,7 @@ def _whole_characters(data: bytes) -> str:
         return data[: error.start].decode() if is_cut else ""
 
 
-def _continuations(constraint: Constraint, end: int, vocabulary: Vocabulary) -> list[str]:
+def _continuations(constraint: Constraint, end: State, vocabulary: Vocabulary) -> list[str]:
     """Some texts that may follow: the forced way on, and a spread of allowed tokens."""
     row = constraint.mask(end)
     if row.ids is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import random
 
-from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.constraint import Constraint, State
 from lmprog.constraints.vocabulary import Vocabulary
 
 _EXAMPLE_BYTES = 24
@@ -59,7 +59,7 @@ def forced_share(constraint: Constraint, vocabulary: Vocabulary, samples: int = 
     for seed in range(samples):
         text = example(constraint, vocabulary, seed).encode()
         total += len(text)
-        state: int | None = constraint.start
+        state: State | None = constraint.start
         at = 0
         while at < len(text) and state is not None:
             known = constraint.forced(state)

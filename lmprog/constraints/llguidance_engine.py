@@ -1,22 +1,24 @@
 """The door to llguidance: the grammars that our own reader refuses, behind the same interface.
 
-A state is a number for the tokens that led to it. Its matcher is kept while it is in use, and made
-again from the nearest kept one when it was forgotten, so a guide stays an integer and a fork stays
-its copy. What llguidance cannot tell is how far acceptance is: `distance` knows only "here" and
+A state is the token that led to it and the state before. Its matcher is kept while it is in use, and
+made again from the nearest kept one when it was forgotten, so a fork of a guide copies a reference,
+and what nobody holds is gone. What llguidance cannot tell is how far acceptance is: `distance` knows only "here" and
 "not here", and a budget does not narrow the mask, so a grammar may be cut off by the token limit.
 Imports llguidance when first used; it is an optional dependency.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from lmprog.constraints.buckets import bit_row
-from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow
+from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, State
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, NotSupported
 
@@ -25,6 +27,17 @@ if TYPE_CHECKING:
 
 _MAX_MATCHERS = 256
 _BITS_PER_WORD = 32
+
+
+class _Node(State):
+    """A state with the way to it."""
+
+    __slots__ = ("before", "token")
+
+    def __init__(self, number: int, before: _Node | None, token: int) -> None:
+        super().__init__(number)
+        self.before = before
+        self.token = token
 
 
 class LlguidanceConstraint:
@@ -40,27 +53,30 @@ class LlguidanceConstraint:
             [i for i, token in enumerate(vocabulary.tokens) if token], vocabulary.num_words
         )
         self._eos = bit_row(vocabulary.eos_ids, vocabulary.num_words)
-        self._parents: list[tuple[int, int]] = [(-1, -1)]
-        self._following: dict[tuple[int, int], int] = {}
         self._root = _matcher(text, vocabulary, why)
-        self._matchers: OrderedDict[int, LLMatcher] = OrderedDict()
-        self._masks: OrderedDict[int, MaskRow] = OrderedDict()
+        self._start = _Node(0, None, -1)
+        self._numbers = itertools.count(1)
+        self._following: WeakValueDictionary[tuple[int, int], _Node] = WeakValueDictionary()
+        """The states that somebody holds, by the number of the one before and the token."""
+        self._matchers: OrderedDict[_Node, LLMatcher] = OrderedDict()
+        self._with_mask: OrderedDict[State, None] = OrderedDict()
         self._max_masks = max(16, limits.max_mask_bytes // (4 * vocabulary.num_words + 256))
 
     @property
-    def start(self) -> int:
-        return 0
+    def start(self) -> State:
+        return self._start
 
-    def _at(self, state: int) -> LLMatcher:
+    def _at(self, state: State) -> LLMatcher:
         """The matcher of a state; to be read or copied, never advanced."""
-        missing = []
-        while state != 0 and state not in self._matchers:
-            missing.append(state)
-            state = self._parents[state][0]
-        matcher = self._root if state == 0 else self._matchers[state]
+        assert isinstance(state, _Node), "states come from the constraint that they are given to"
+        at, missing = state, list[_Node]()
+        while at.before is not None and at not in self._matchers:
+            missing.append(at)
+            at = at.before
+        matcher = self._root if at.before is None else self._matchers[at]
         for later in reversed(missing):
             matcher = matcher.deep_copy()
-            taken = matcher.consume_token(self._parents[later][1])
+            taken = matcher.consume_token(later.token)
             if not taken:  # it said before that it would: it has met a limit of its own
                 why = matcher.get_error().partition("\n")[0]
                 raise GrammarError(f"the grammar is given up by llguidance: {why}", position=None)
@@ -69,8 +85,8 @@ class LlguidanceConstraint:
                 self._matchers.popitem(last=False)
         return matcher
 
-    def mask(self, state: int, budget: int | None = None) -> MaskRow:
-        found = self._masks.get(state)
+    def mask(self, state: State, budget: int | None = None) -> MaskRow:
+        found = state.row
         if found is None:
             matcher = self._at(state)
             words = np.frombuffer(matcher.compute_bitmask(), np.uint32)[
@@ -81,27 +97,27 @@ class LlguidanceConstraint:
                 bits |= self._eos
             bits.flags.writeable = False
             count = int(np.bitwise_count(bits).sum())
-            found = self._masks[state] = MaskRow(
-                bits, _ids_of(bits) if count <= NARROW else None, count
-            )
-            if len(self._masks) > self._max_masks:
-                self._masks.popitem(last=False)
+            found = MaskRow(bits, _ids_of(bits) if count <= NARROW else None, count)
+            state.row = found
+            self._with_mask[state] = None
+            if len(self._with_mask) > self._max_masks:
+                self._with_mask.popitem(last=False)[0].row = None
         return found
 
-    def advance(self, state: int, token: int) -> int:
-        key = (state, token)
+    def advance(self, state: State, token: int) -> _Node:
+        assert isinstance(state, _Node), "states come from the constraint that they are given to"
+        key = (state.number, token)
         found = self._following.get(key)
         if found is None:
             if (
                 self._vocabulary.bytes_of(token) is None
                 or self._at(state).validate_tokens([token]) != 1
             ):
-                raise ValueError(f"token {token} is not allowed in state {state}")
-            found = self._following[key] = len(self._parents)
-            self._parents.append(key)
+                raise ValueError(f"token {token} is not allowed in state {state.number}")
+            found = self._following[key] = _Node(next(self._numbers), state, token)
         return found
 
-    def advance_bytes(self, state: int, text: bytes) -> int | None:
+    def advance_bytes(self, state: State, text: bytes) -> State | None:
         for token in self._vocabulary.greedy(text):
             try:
                 state = self.advance(state, token)
@@ -109,18 +125,18 @@ class LlguidanceConstraint:
                 return None
         return state
 
-    def forced(self, state: int) -> bytes:
+    def forced(self, state: State) -> bytes:
         forced: bytes = self._at(state).compute_ff_bytes()
         return forced
 
-    def is_final(self, state: int) -> bool:
+    def is_final(self, state: State) -> bool:
         return bool(self._at(state).is_accepting())
 
-    def is_done(self, state: int) -> bool:
+    def is_done(self, state: State) -> bool:
         row = self.mask(state)
         return self.is_final(state) and row.count == len(self._vocabulary.eos_ids)
 
-    def distance(self, state: int) -> int:
+    def distance(self, state: State) -> int:
         """0 in accepting states, else 1, which is only a lower bound."""
         return 0 if self.is_final(state) else 1
 

@@ -10,19 +10,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lmprog import native
+from lmprog.constraints.automaton import MemoryFull, too_large
 from lmprog.constraints.buckets import NUM_GROUPS, group_bytes
 from lmprog.constraints.constraint import NARROW, CompileLimits
 from lmprog.constraints.costs import UNREACHABLE, Net
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import RawMask
-from lmprog.errors import GrammarError
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_FULL = -2
+"""The memory holds as many states as it may (LMPROG_MASKS_FULL)."""
 
 
 class _CNet(ctypes.Structure):
@@ -84,6 +87,7 @@ def _kernel() -> ctypes.CDLL | None:
         "final": (_INT, [_POINTER, state]),
         "states": (_LONG, [_POINTER]),
         "bytes": (_LONG, [_POINTER]),
+        "collect": (_LONG, [_POINTER, _POINTER, _LONG, _LONG, _POINTER]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(found, f"lmprog_automaton_{name}")
@@ -177,7 +181,7 @@ class NativeMaskEngine:
             ctypes.byref(view), self._vocabulary.pointer
         )
         if not self._handle:
-            raise self._too_large()
+            raise too_large(limits)
         weakref.finalize(self, kernel.lmprog_automaton_free, self._handle)
         self._result = _CResult()
         self._result_at = ctypes.addressof(self._result)
@@ -185,11 +189,10 @@ class NativeMaskEngine:
         self._ids_at = self._ids.ctypes.data
         self.start: int = kernel.lmprog_automaton_start(self._handle)
 
-    def _too_large(self) -> GrammarError:
-        return GrammarError(
-            f"the constraint grew beyond {self._limits.max_states} states or {self._limits.max_positions} positions",
-            position=None,
-        )
+    def _failure(self, code: int) -> Exception:
+        if code == _FULL:
+            return MemoryFull()
+        return too_large(self._limits)
 
     @property
     def num_states(self) -> int:
@@ -204,21 +207,32 @@ class NativeMaskEngine:
     def run(self, state: int, text: bytes) -> int:
         after: int = self._run(self._handle, state, text, len(text))
         if after < 0:
-            raise self._too_large()
+            raise self._failure(after)
         return after
 
     def row(self, state: int) -> list[int]:
         out = np.empty(256, np.uint32)
-        if self._kernel.lmprog_automaton_row(self._handle, state, out.ctypes.data) < 0:
-            raise self._too_large()
+        done = self._kernel.lmprog_automaton_row(self._handle, state, out.ctypes.data)
+        if done < 0:
+            raise self._failure(done)
         return out.tolist()
 
     def forced(self, state: int, most: int) -> bytes:
         out = np.empty(most, np.uint8)
         length = self._kernel.lmprog_automaton_forced(self._handle, state, out.ctypes.data, most)
         if length < 0:
-            raise self._too_large()
+            raise self._failure(length)
         return out[:length].tobytes()
+
+    def collect(self, needed: Sequence[int], wanted: Sequence[int]) -> list[int]:
+        states = np.array([*needed, *wanted], np.uint32)
+        moved = np.zeros(len(states), np.uint32)
+        done = self._kernel.lmprog_automaton_collect(
+            self._handle, states.ctypes.data, len(states), len(needed), moved.ctypes.data
+        )
+        if done < 0:
+            raise self._failure(done)
+        return moved.tolist()
 
     def is_final(self, state: int) -> bool:
         return bool(self._kernel.lmprog_automaton_final(self._handle, state))
@@ -238,7 +252,7 @@ class NativeMaskEngine:
             self._result_at,
         )
         if done < 0:
-            raise self._too_large()
+            raise self._failure(done)
         count: int = self._result.count
         ids = np.sort(self._ids[:count]) if count <= NARROW else None
         return RawMask(bits, ids, count, self._result.worst)

@@ -1,22 +1,27 @@
-"""A constraint on our own automaton: masks cached per state, advances cached per state and token.
+"""A constraint on our own automaton: masks and advances are kept with the states they belong to.
 
-The engine (native or plain) makes rows of bytes into masks of tokens; this class keeps what it made
-and turns it into the protocol. The cache of masks is bounded in bytes and forgets the least
-recently used first.
+The engine (native or plain) makes rows of bytes into masks of tokens and numbers its states. This
+class hands out a `State` per number and remembers, weakly, which of them somebody holds. When the
+engine's memory is full, the states that are held and those of the masks used last move to a fresh
+memory, and all others are forgotten. Masks are bounded in bytes; the least recently used go first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
-from lmprog.constraints.automaton import DEAD
-from lmprog.constraints.constraint import CompileLimits, MaskRow
+from lmprog.constraints.automaton import DEAD, MemoryFull
+from lmprog.constraints.constraint import CompileLimits, MaskRow, State
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import MaskEngine, RawMask
 
 _MAX_FORCED = 4096
 _MAX_ADVANCES = 1 << 18
-_NO_BUDGET = -1
+
+_Found = TypeVar("_Found")
 
 
 class RegularConstraint:
@@ -26,90 +31,149 @@ class RegularConstraint:
         self._engine = engine
         self._vocabulary = vocabulary
         self._tokens = vocabulary.tokens
-        self._masks: OrderedDict[tuple[int, int], MaskRow] = OrderedDict()
-        self._worst: dict[int, int] = {}
-        self._advances: dict[tuple[int, int], int] = {}
-        self._forced: dict[int, bytes] = {}
-        self._final: dict[int, bool] = {}
-        self._done: dict[int, bool] = {}
+        self._states: WeakValueDictionary[int, State] = WeakValueDictionary()
+        self._with_mask: OrderedDict[State, None] = OrderedDict()
+        """The states whose masks are kept, the least recently used first."""
+        self._narrowed: OrderedDict[tuple[State, int], MaskRow] = OrderedDict()
+        """Masks near the end of a budget, by what is left of it."""
+        self._advances: dict[tuple[State, int], State] = {}
         self._max_masks = max(16, limits.max_mask_bytes // (4 * vocabulary.num_words + 256))
+        self.num_collections = 0
+        """How often states were forgotten."""
+        self._start = self._state(engine.start)
 
     @property
-    def start(self) -> int:
-        return self._engine.start
+    def start(self) -> State:
+        return self._start
 
     @property
     def num_states(self) -> int:
-        """States met so far."""
+        """States that the engine has in its memory."""
         return self._engine.num_states
 
     @property
     def num_bytes(self) -> int:
         """About how much memory the automaton and the kept masks take."""
-        return self._engine.num_bytes + len(self._masks) * (4 * self._vocabulary.num_words + 256)
-
-    def mask(self, state: int, budget: int | None = None) -> MaskRow:
-        key = (
-            state,
-            _NO_BUDGET if budget is None or budget > self._worst.get(state, budget) else budget,
+        num_masks = len(self._with_mask) + len(self._narrowed)
+        return (
+            self._engine.num_bytes
+            + num_masks * (4 * self._vocabulary.num_words + 256)
+            + 256 * len(self._states)
+            + 100 * len(self._advances)
         )
-        found = self._masks.get(key)
-        if found is not None:
-            self._masks.move_to_end(key)
-            return found
-        if budget is None or state not in self._worst:
-            made = self._engine.raw_mask(state)
-            self._worst[state] = made.worst
-            row = self._keep((state, _NO_BUDGET), made)
-            return row if budget is None else self.mask(state, budget)
-        return self._keep(key, self._engine.raw_mask(state, budget - 1))
 
-    def _keep(self, key: tuple[int, int], made: RawMask) -> MaskRow:
-        made.bits.flags.writeable = False
-        if made.ids is not None:
-            made.ids.flags.writeable = False
-        row = self._masks[key] = MaskRow(made.bits, made.ids, made.count)
-        if len(self._masks) > self._max_masks:
-            self._masks.popitem(last=False)
+    def mask(self, state: State, budget: int | None = None) -> MaskRow:
+        row = state.row
+        if row is None:
+            made = self._call(lambda: self._engine.raw_mask(state.number))
+            row = state.row = _shared(made)
+            state.worst = made.worst
+            self._with_mask[state] = None
+            if len(self._with_mask) + len(self._narrowed) > self._max_masks:
+                self._drop_mask()
+        else:
+            self._with_mask.move_to_end(state)
+        return row if budget is None or budget > state.worst else self._narrow(state, budget)
+
+    def _narrow(self, state: State, budget: int) -> MaskRow:
+        found = self._narrowed.get((state, budget))
+        if found is not None:
+            self._narrowed.move_to_end((state, budget))
+            return found
+        row = _shared(self._call(lambda: self._engine.raw_mask(state.number, budget - 1)))
+        self._narrowed[state, budget] = row
+        if len(self._with_mask) + len(self._narrowed) > self._max_masks:
+            self._drop_mask()
         return row
 
-    def advance(self, state: int, token: int) -> int:
-        key = (state, token)
-        found = self._advances.get(key)
+    def _drop_mask(self) -> None:
+        """Forgets the mask used longest ago, of the kind of which there are more."""
+        if len(self._narrowed) > len(self._with_mask):
+            self._narrowed.popitem(last=False)
+        else:
+            self._with_mask.popitem(last=False)[0].row = None
+
+    def advance(self, state: State, token: int) -> State:
+        found = self._advances.get((state, token))
         if found is None:
             text = self._tokens[token] if 0 <= token < len(self._tokens) else None
-            found = DEAD if text is None else self._engine.run(state, text)
-            if found == DEAD:
-                raise ValueError(f"token {token} ({text!r}) is not allowed in state {state}")
+            after = None if text is None else self.advance_bytes(state, text)
+            if after is None:
+                raise ValueError(f"token {token} ({text!r}) is not allowed in state {state.number}")
             if len(self._advances) >= _MAX_ADVANCES:
                 self._advances.clear()
-            self._advances[key] = found
+            found = self._advances[state, token] = after
         return found
 
-    def advance_bytes(self, state: int, text: bytes) -> int | None:
-        return self._engine.run(state, text) or None
+    def advance_bytes(self, state: State, text: bytes) -> State | None:
+        number = self._call(lambda: self._engine.run(state.number, text))
+        return None if number == DEAD else self._state(number)
 
-    def forced(self, state: int) -> bytes:
-        found = self._forced.get(state)
+    def forced(self, state: State) -> bytes:
+        found = state.forced
         if found is None:
-            if len(self._forced) >= _MAX_ADVANCES:
-                self._forced.clear()
-            found = self._forced[state] = self._engine.forced(state, _MAX_FORCED)
+            found = self._call(lambda: self._engine.forced(state.number, _MAX_FORCED))
+            state.forced = found
         return found
 
-    def is_final(self, state: int) -> bool:
-        found = self._final.get(state)
+    def is_final(self, state: State) -> bool:
+        found = state.final
         if found is None:
-            found = self._final[state] = self._engine.is_final(state)
+            found = state.final = self._engine.is_final(state.number)
         return found
 
-    def is_done(self, state: int) -> bool:
+    def is_done(self, state: State) -> bool:
         if not self.is_final(state):
             return False
-        found = self._done.get(state)
+        found = state.done
         if found is None:
-            found = self._done[state] = not any(self._engine.row(state))
+            found = not any(self._call(lambda: self._engine.row(state.number)))
+            state.done = found
         return found
 
-    def distance(self, state: int) -> int:
-        return self._engine.cost(state)
+    def distance(self, state: State) -> int:
+        return self._engine.cost(state.number)
+
+    def _state(self, number: int) -> State:
+        found = self._states.get(number)
+        if found is None:
+            found = self._states[number] = State(number)
+        return found
+
+    def _call(self, work: Callable[[], _Found]) -> _Found:
+        """Work of the engine that may make states; room is made where its memory is full. The
+        number of a state may change meanwhile, so `work` reads it itself."""
+        try:
+            return work()
+        except MemoryFull:
+            self._collect()
+            return work()
+
+    def _collect(self) -> None:
+        """Forgets the states that nobody holds, but for those of the masks used last."""
+        self.num_collections += 1
+        self._advances.clear()
+        self._narrowed.clear()
+        masks = [(state.number, state.row, state.worst) for state in reversed(self._with_mask)]
+        while self._with_mask:
+            self._with_mask.popitem()[0].row = None
+        held = list(self._states.values())  # by others: no cache here holds any now
+        wanted = [number for number, _, _ in masks]
+        numbers = self._engine.collect([state.number for state in held], wanted)
+        self._states.clear()
+        for state, number in zip(held, numbers, strict=False):
+            state.number = number
+            self._states[number] = state
+        kept = list(zip(masks, numbers[len(held) :], strict=True))
+        for (_, row, worst), number in reversed(kept):
+            if number != DEAD:
+                state = self._state(number)
+                state.row, state.worst = row, worst
+                self._with_mask[state] = None
+
+
+def _shared(made: RawMask) -> MaskRow:
+    made.bits.flags.writeable = False
+    if made.ids is not None:
+        made.ids.flags.writeable = False
+    return MaskRow(made.bits, made.ids, made.count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lmprog.constraints.constraint import Constraint, MaskRow
+from lmprog.constraints.constraint import Constraint, MaskRow, State
 from lmprog.constraints.pieces import Pieces, united, without
 
 
@@ -66,13 +66,13 @@ class Seam:
             place += 1
         return found
 
-    def after(self, spelled: int, piece: bytes) -> int:
+    def after(self, spelled: int, piece: bytes) -> State:
         """The constraint's state after a token that goes beyond the seam."""
         state = self._after(piece[len(self.text) - spelled :])
         assert state is not None, "the mask allowed it"
         return state
 
-    def _after(self, tail: bytes) -> int | None:
+    def _after(self, tail: bytes) -> State | None:
         assert self.constraint is not None
         return self.constraint.advance_bytes(self.constraint.start, tail)
 

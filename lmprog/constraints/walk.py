@@ -7,6 +7,7 @@ whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +35,9 @@ class RawMask:
 
 
 class MaskEngine(ByteAutomaton, Protocol):
+    """An automaton over bytes that also makes masks. Whatever may make states raises `MemoryFull`
+    where it holds as many as it may: then `collect` makes room."""
+
     @property
     def num_states(self) -> int: ...
 
@@ -46,6 +50,12 @@ class MaskEngine(ByteAutomaton, Protocol):
         """The tokens after which at most `most` further ones suffice, and end-of-sequence where
         accepting.
         """
+        ...
+
+    def collect(self, needed: Sequence[int], wanted: Sequence[int]) -> list[int]:
+        """Forgets all states but the start, the `needed` ones and of the `wanted` ones, the first
+        first, as many as leave half of the memory free. The new numbers of both, in order, DEAD for
+        those that are not kept."""
         ...
 
 
@@ -75,7 +85,12 @@ class PlainEngine(LazyAutomaton):
     def num_bytes(self) -> int:
         return self._table.nbytes + 4096 * self.num_states
 
+    def collect(self, needed: Sequence[int], wanted: Sequence[int]) -> list[int]:
+        self._filled[:] = False
+        return super().collect(needed, wanted)
+
     def raw_mask(self, state: int, most: int = UNREACHABLE) -> RawMask:
+        self.begin_call()
         found: list[NDArray[np.int32]] = []
         worst = 0
         behind_space = self.run(state, b" ")

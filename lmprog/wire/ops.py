@@ -211,7 +211,7 @@ class Inspect(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """Forgets every page that no live branch stands on."""
+    """Drops every page that no live branch stands on, and the cached constraints."""
 
     call: Id
 

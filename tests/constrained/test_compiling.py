@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from array import array
 from collections.abc import Callable
 
 import pytest
@@ -251,3 +253,13 @@ def test_tokens_without_logits_are_never_allowed() -> None:
     ]
     with pytest.raises(GrammarError):
         few.compile(wire.Regex("("))
+
+
+def test_forced_tokens_keep_no_constraint_alive_that_the_cache_has_dropped() -> None:
+    room = CallConstraints(byte_tokenizer())
+    made = room.compile(wire.Regex("abc[0-9]"))
+    assert room.forcing(made, made.start, array("i")) != ()
+    gone = weakref.ref(made)
+    room.flush()
+    del made
+    assert gone() is None

@@ -11,13 +11,12 @@ import logging
 import queue
 import time
 from array import array
-from collections import OrderedDict
 from threading import Lock
 
 from lmprog import constraints, wire
 from lmprog.constraints.cache import ConstraintCache
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.constraint import Constraint, State
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, LmprogError
@@ -33,7 +32,8 @@ from lmprog.runtime.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 12
 """Tokens before a forced text with which it is tokenised, as it would be in its place."""
-_MAX_CACHED_FORCED = 4096
+_MAX_FORCED_TEXTS = 64
+"""Preceding texts per state for which forced tokens are kept."""
 MAX_COMPILE_SECONDS = 2.0
 COMPILE_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0)
 """Histogram bucket upper bounds, in seconds."""
@@ -77,7 +77,6 @@ class CallConstraints:
         ] = queue.SimpleQueue()
         self.seconds = Histogram(COMPILE_BOUNDS)
         """Compile times, failures included; cache hits are not counted."""
-        self._forced: OrderedDict[tuple[Constraint, int, str], tuple[int, ...]] = OrderedDict()
 
     @property
     def is_compiling(self) -> bool:
@@ -124,6 +123,10 @@ class CallConstraints:
         """
         return self._cache.get(spec_of(constraint), self.vocabulary)
 
+    def flush(self) -> None:
+        """Drops the cached constraints."""
+        self._cache.clear()
+
     def _timed(self, spec: constraints.Spec) -> tuple[Constraint | LmprogError, float]:
         began = time.monotonic()
         made = self._made(spec)
@@ -161,7 +164,7 @@ class CallConstraints:
                 self._vocabulary = made
             return self._vocabulary
 
-    def forcing(self, constraint: Constraint, state: int, tokens: array[int]) -> tuple[int, ...]:
+    def forcing(self, constraint: Constraint, state: State, tokens: array[int]) -> tuple[int, ...]:
         """Tokens that must come next after `tokens`, canonical whatever follows; see
         `constraints.forced`.
         """
@@ -170,15 +173,14 @@ class CallConstraints:
         before = self._tokenizer.decode(tokens[-CONTEXT_TOKENS:], skip_special=False)
         if "\ufffd" in before:  # a character is cut: its tokens must be finished one by one
             return ()
-        key = (constraint, state, before)
-        forced = self._forced.get(key)
+        known = state.forced_tokens  # so that they are freed with the constraint
+        forced = known.get(before)
         if forced is None:
-            forced = forced_tokens(
+            if len(known) >= _MAX_FORCED_TEXTS:
+                known.clear()
+            forced = known[before] = forced_tokens(
                 constraint, state, self.vocabulary, self._tokenizer.encode, before
             )
-            self._forced[key] = forced
-            if len(self._forced) > _MAX_CACHED_FORCED:
-                self._forced.popitem(last=False)
         return forced
 
 

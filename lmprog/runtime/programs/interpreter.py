@@ -149,6 +149,8 @@ class Interpreter:
                     return self._snapshots.take(op, self._clock(), self.figures())
                 case wire.Flush():
                     self.scheduler.tree.clear()
+                    if self._calls.constraints is not None:
+                        self._calls.constraints.flush()
             return wire.Described(op.call, self.figures())
         except LmprogError as error:
             return failed(op.call, error)

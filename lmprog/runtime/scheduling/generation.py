@@ -12,12 +12,12 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmprog.constraints.constraint import Constraint, MaskRow
+from lmprog.constraints.constraint import NO_STATE, Constraint, MaskRow, State
 from lmprog.constraints.seam import Seam, Stops
 from lmprog.runtime.scheduling.sampling_requests import Likely
 from lmprog.wire import FinishReason, SamplingParams
 
-Forcing = Callable[[Constraint, int, "array[int]"], tuple[int, ...]]
+Forcing = Callable[[Constraint, State, "array[int]"], tuple[int, ...]]
 """Tokens that a constraint leaves no choice about in a state, after the tokens that stand already;
 canonical whatever follows; () where there are none."""
 
@@ -84,7 +84,7 @@ class Generation:
         """Picks made so far; together with the seed it determines the next one."""
         self.finish: FinishReason | None = None
         self.stopped_by: int | None = None
-        self.guide = settings.constraint.start if settings.constraint else 0
+        self.guide = settings.constraint.start if settings.constraint else NO_STATE
         self.logprobs: list[ScoredToken] = []
         self.prompt_logprobs: list[ScoredToken] = []
         self.spelled = 0
