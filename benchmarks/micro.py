@@ -78,7 +78,7 @@ def matching(repetitions: int) -> Iterator[Figure]:
 def _path(tokens: array[int], num_nodes: int, page_size: int) -> RadixTree:
     pages = PageAllocator(len(tokens) // page_size)
     tree = RadixTree(page_size, pages)
-    table = pages.take(pages.num_pages)
+    table = pages.allocate(pages.num_pages)
     assert table is not None
     step = len(tokens) // num_nodes
     for end in range(step, len(tokens) + 1, step):
@@ -106,17 +106,17 @@ class Grown:
         self.prompts: list[array[int]] = []
         self.ends: list[Node] = []
         self._dice = random.Random(num_nodes)
-        self._growing = self._grow()
+        self._growing = self._add_leaf()
         for _ in range(num_nodes):
             next(self._growing)
 
-    def _grow(self) -> Iterator[None]:
+    def _add_leaf(self) -> Iterator[None]:
         """One more node at each turn: a path is finished before the next begins."""
         while True:
             prompt = self.random_tokens(self.depth * PAGE_SIZE)
             table: list[int] = []
             for end in range(PAGE_SIZE, len(prompt) + 1, PAGE_SIZE):
-                table += self.pages.take(1) or ()
+                table += self.pages.allocate(1) or ()
                 node = self.tree.insert(prompt[:end], table).node
                 if end == len(prompt):
                     self.prompts.append(prompt)
@@ -149,7 +149,7 @@ class Grown:
         As in earnest, it comes right after the match of the same path, which is not in the time.
         """
         prompt = array("i") if self.depth == 1 else self.prompts[self.pick()]
-        table = self.tree.match(prompt).pages + (self.pages.take(1) or [])
+        table = self.tree.match(prompt).pages + (self.pages.allocate(1) or [])
         prompt = prompt + self.random_tokens(PAGE_SIZE)
         begin = time.perf_counter_ns()
         inserted = self.tree.insert(prompt, table)

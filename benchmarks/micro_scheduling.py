@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from lmprog.config import PolicyName, SchedulerConfig
 from lmprog.runtime.engine.batch import build_batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
-from lmprog.runtime.scheduling.logits_requests import fill_masks
+from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
@@ -34,8 +34,10 @@ def _submit(scheduler: Scheduler, prompt: list[int]) -> None:
 
 
 def _commit(scheduler: Scheduler, plan: Plan) -> None:
-    wanted = fill_masks(plan)
-    scheduler.commit(plan, wanted, StepResults((SampleResult(1, 0.0),) * len(wanted.picks), ()))
+    requests = collect_requests(plan)
+    scheduler.commit(
+        plan, requests, StepResults((SampleResult(1, 0.0),) * len(requests.samples), ())
+    )
 
 
 def _median_ms(action: Callable[[], None], repetitions: int) -> float:
@@ -76,7 +78,7 @@ def decode_costs(repetitions: int) -> Iterator[tuple[str, float]]:
         dice = random.Random(2)
         for _ in range(rows):
             _submit(scheduler, dice.choices(range(32_000), k=1000))
-        while any(sequence.remaining > 1 for sequence in [*scheduler.running, *scheduler.line]):
+        while any(sequence.remaining > 1 for sequence in [*scheduler.running, *scheduler.waiting]):
             _commit(scheduler, scheduler.plan())
 
         def step() -> None:

@@ -40,7 +40,7 @@ def grown(num_nodes: int, vocab_size: int) -> Scheduler:
             "i", stem + [rng.randrange(vocab_size) for _ in range(rng.randrange(5, 120))]
         )
         table = tree.match(tokens).pages
-        fresh = scheduler.pages.take(-(-len(tokens) // PAGE_SIZE) - len(table))
+        fresh = scheduler.pages.allocate(-(-len(tokens) // PAGE_SIZE) - len(table))
         assert fresh is not None
         tree.insert(tokens, table + fresh)
     return scheduler

@@ -1,22 +1,19 @@
-"""All invariants of a prefix tree, checked by a walk over the whole of it.
-
-For tests and idle moments: it costs time in proportion to the tree. It changes nothing.
-"""
+"""Checks all invariants of a prefix tree by a walk over it, in time proportional to its size."""
 
 from __future__ import annotations
 
-from lmprog.radix.holds import Holds
 from lmprog.radix.node import Node
+from lmprog.radix.references import References
 
 
-def audit(page_size: int, holds: Holds) -> int:
-    """Raises AssertionError at the first broken invariant; gives the number of nodes, roots not
-    counted.
+def audit(page_size: int, refs: References) -> int:
+    """Raises AssertionError at the first broken invariant; returns the number of nodes, without
+    roots.
     """
-    roots = list(holds.used_roots.values())
+    roots = list(refs.used_roots.values())
     nodes: list[Node] = []
-    for salt, root in holds.used_roots.items():
-        assert (root.salt, root.parent, root.end, root.pages, root.spare) == (
+    for salt, root in refs.used_roots.items():
+        assert (root.salt, root.parent, root.end, root.pages, root.end_page) == (
             salt,
             None,
             0,
@@ -24,28 +21,28 @@ def audit(page_size: int, holds: Holds) -> int:
             None,
         )
         assert root.children or root.locks or root.pins, "an empty root was kept"
-        assert holds.root(salt) is root
+        assert refs.root(salt) is root
     todo = list(roots)
     while todo:
         node = todo.pop()
         _check_counters(node)
         for token, child in node.children.items():
-            assert child.first_token == token, f"{child} is filed under {token}"
+            assert child.first_token == token, f"{child} is stored under {token}"
             assert (child.parent, child.begin, child.salt) == (node, node.end, node.salt)
             nodes.append(child)
             todo.append(child)
     owed = 0
     for node in nodes:
         _check_pages(node, page_size)
-        owed += node.owes
-    for node in holds.condemned:
-        assert (node.alive, node.owes, node.children) == (False, False, {})
+        owed += node.reserves_page
+    for node in refs.discarded:
+        assert (node.alive, node.reserves_page, node.children) == (False, False, {})
         assert node.locks > 0
-    assert owed == holds.num_owed
-    pages = pages_of([*nodes, *holds.condemned])
+    assert owed == refs.num_reserved
+    pages = pages_of([*nodes, *refs.discarded])
     assert len(pages) == len(set(pages)), "a page is in two nodes"
-    assert len(pages) == holds.num_cached, f"{len(pages)} pages held, {holds.num_cached} counted"
-    holds.order.check(nodes)
+    assert len(pages) == refs.num_cached, f"{len(pages)} pages held, {refs.num_cached} counted"
+    refs.order.check(nodes)
     return len(nodes)
 
 
@@ -53,8 +50,8 @@ def pages_of(nodes: list[Node]) -> list[int]:
     pages: list[int] = []
     for node in nodes:
         pages += node.pages
-        if node.spare is not None:
-            pages.append(node.spare)
+        if node.end_page is not None:
+            pages.append(node.end_page)
     return pages
 
 
@@ -66,8 +63,8 @@ def _check_counters(node: Node) -> None:
     )
     assert node.pins == node.pins_here + sum(child.pins for child in children), f"pins of {node}"
     assert min(node.locks_here, node.pins_here) >= 0
-    assert (node.heir is None) == (not node.children)
-    assert node.heir is None or node.children[node.heir.first_token] is node.heir
+    assert (node.tail_child is None) == (not node.children)
+    assert node.tail_child is None or node.children[node.tail_child.first_token] is node.tail_child
 
 
 def _check_pages(node: Node, page_size: int) -> None:
@@ -75,11 +72,13 @@ def _check_pages(node: Node, page_size: int) -> None:
     assert 4 * (node.end - node.begin) == len(node.key) > 0
     last = node.end // page_size + (inside and not node.children)
     assert len(node.pages) == last - node.begin // page_size, f"pages of {node}"
-    assert node.spare is None or (inside and node.children and node.locks_here > 0), (
-        f"spare page of {node}"
+    assert node.end_page is None or (inside and node.children and node.locks_here > 0), (
+        f"end_page page of {node}"
     )
     busy = any(child.locks for child in node.children.values())
-    strays = node.locks_here == 0  # without a lock of its own, a locked node has a locked child
-    assert not (node.locks and strays) or busy
-    owes = node.locks > 0 and not busy and inside and bool(node.children) and node.spare is None
-    assert node.owes == owes, f"what {node} owes"
+    only_inherited = node.locks_here == 0  # then a locked child has the lock
+    assert not (node.locks and only_inherited) or busy
+    reserves_page = (
+        node.locks > 0 and not busy and inside and bool(node.children) and node.end_page is None
+    )
+    assert node.reserves_page == reserves_page, f"page reserve of {node}"

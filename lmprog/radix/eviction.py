@@ -1,10 +1,9 @@
-"""What is forgotten first: the order in which unlocked nodes are evicted.
+"""The order in which unlocked nodes are evicted: two LRU queues, unpinned nodes before pinned ones.
 
-Two queues, least recently used first: nodes that nobody pinned, then the pinned ones. Both hold
-*all* unlocked nodes, not the leaves only. Whenever a path is used it is renewed from its lower end
-upwards, so a node is always behind its own descendants in its queue, and the head of the queue is a
-leaf: the next to go is found without a search, and a parent whose last child went stands where its
-own last use put it. It knows no time, no tokens and no page numbers; it counts pages.
+The queues hold *all* unlocked nodes, not only leaves. When a path is used, its nodes are touched
+from the lower end upwards. So a node is always behind its descendants in its queue, the head of a
+queue is always a leaf, and the next victim is found without a search. Knows no time, no tokens and
+no page numbers; it counts pages.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from lmprog.radix.node import Node
 
 
 class EvictionOrder:
-    """The unlocked nodes of a tree. A node is removed before its pins change between none and some,
-    and added after.
+    """The unlocked nodes of a tree. Callers must remove a node before its pins change between none
+    and some, and add it again afterwards.
 
-    The queues run through the nodes themselves (`older`, `newer`): no table is touched, which
-    matters when a tree is far larger than the processor's cache.
+    The queues are linked through the nodes themselves (`older`, `newer`), which matters when a tree
+    is far larger than the processor's cache.
     """
 
     def __init__(self) -> None:
@@ -27,10 +26,10 @@ class EvictionOrder:
         self._pinned = _queue()
         self.num_pages = 0  # of all nodes here
         self.num_pinned = 0  # of the pinned ones
-        self.now = 0.0  # what a use is marked with; the order goes by turns and never reads it
+        self.now = 0.0  # written to `Node.used`; the order itself never reads it
 
     def add(self, node: Node) -> None:
-        """`node` is unlocked, and used just now."""
+        """`node` is unlocked, and was used just now."""
         count = len(node.pages)
         node.used = self.now
         self.num_pages += count
@@ -50,15 +49,13 @@ class EvictionOrder:
         del node.older, node.newer
 
     def resized(self, node: Node, by: int) -> None:
-        """`node`, which is here, owns `by` pages more than before."""
+        """`node`, which is queued, owns `by` pages more than before."""
         self.num_pages += by
         if node.pins:
             self.num_pinned += by
 
-    def renew(self, node: Node) -> None:
-        """The path from the root to `node` was used just now. Locked nodes and the root are not
-        here and stay out.
-        """
+    def touch(self, node: Node) -> None:
+        """The path from the root to `node` was used just now. Locked nodes and roots are not queued."""
         plain, pinned, now = self._plain, self._pinned, self.now
         while (parent := node.parent) is not None:
             if not node.locks:
@@ -68,10 +65,8 @@ class EvictionOrder:
                 _append(pinned if node.pins else plain, node)
             node = parent
 
-    def oldest(self) -> Node | None:
-        """The leaf to evict next, which stays here until removed; None when every node is
-        locked.
-        """
+    def next_victim(self) -> Node | None:
+        """The leaf to evict next; it stays queued. None when every node is locked."""
         for end in (self._plain, self._pinned):
             if end.newer is not end:
                 return end.newer
@@ -93,9 +88,7 @@ class EvictionOrder:
 
 
 def _queue() -> Node:
-    """An empty queue: a ring of one node that stands for both its ends. The oldest is its
-    `newer`.
-    """
+    """An empty queue: a ring of one sentinel node. The least recently used is its `newer`."""
     end = Node(None, "", 0, b"", [])
     end.older = end.newer = end
     return end

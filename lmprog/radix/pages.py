@@ -1,7 +1,7 @@
-"""Which pages of the KV pool are free, and which are handed out.
+"""Allocates the pages of the KV pool.
 
-It knows page numbers only: not what is in a page, nor who holds it. Whoever takes a page owns it
-until it is given back; a page given twice is a broken invariant of ours and stops the program.
+Knows page numbers only. A page belongs to whoever allocated it until it is freed; freeing a page
+twice is a bug in lmprog and raises.
 """
 
 from __future__ import annotations
@@ -10,57 +10,49 @@ from collections.abc import Iterable
 
 
 class PageAllocator:
-    """Hands out the pages `0 .. num_pages`. Taking and giving `n` pages costs O(n) whatever the
-    size of the pool.
-    """
+    """The pages `0 .. num_pages`. Allocating and freeing `n` pages costs O(n)."""
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages >= 0, f"a pool of {num_pages} pages"
         self.num_pages = num_pages
         self._free = list(
             range(num_pages - 1, -1, -1)
-        )  # a stack: the page freed last is handed out first
-        self._taken: set[int] = set()
+        )  # a stack: the page freed last is allocated first
+        self._allocated: set[int] = set()
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, count: int) -> list[int] | None:
-        """`count` pages that are the caller's from now on; None when fewer are free, and nothing is
-        taken then.
-        """
-        assert count >= 0, f"{count} pages asked for"
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` pages; None, and nothing is allocated, when fewer are free."""
+        assert count >= 0, f"{count} pages requested"
         if count > len(self._free):
             return None
         rest = len(self._free) - count
         pages = self._free[rest:]
         pages.reverse()
         del self._free[rest:]
-        self._taken.update(pages)
+        self._allocated.update(pages)
         return pages
 
-    def give(self, pages: Iterable[int]) -> None:
-        """Take `pages` back from whoever held them."""
+    def free(self, pages: Iterable[int]) -> None:
+        """`pages` are free again."""
         back = list(pages)
-        rest = len(self._taken) - len(back)
-        self._taken.difference_update(back)
-        assert len(self._taken) == rest, (
-            f"a page given back was free already, or came twice: {back}"
-        )
+        rest = len(self._allocated) - len(back)
+        self._allocated.difference_update(back)
+        assert len(self._allocated) == rest, f"a page was freed twice: {back}"
         self._free.extend(reversed(back))
 
     def check(self, held: Iterable[int]) -> None:
-        """`held` are the pages of all owners together: with the free ones they are all pages, each
-        once.
-        """
+        """`held` are the pages of all owners: with the free ones they must be all pages, each once."""
         owned = list(held)
         twice = len(owned) - len(set(owned))
         assert not twice, f"{twice} pages have two owners"
-        assert set(owned) == self._taken, (
-            f"owned by nobody, or free: {sorted(set(owned) ^ self._taken)[:16]}"
+        assert set(owned) == self._allocated, (
+            f"leaked, or owned though free: {sorted(set(owned) ^ self._allocated)[:16]}"
         )
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
-        assert not free & self._taken, "a page is free and taken"
-        assert free | self._taken == set(range(self.num_pages)), "a page is lost"
+        assert not free & self._allocated, "a page is free and taken"
+        assert free | self._allocated == set(range(self.num_pages)), "a page is lost"

@@ -1,4 +1,4 @@
-"""What the prefix tree answers: values that name a node and the pages that go with it."""
+"""Return values of the prefix tree: nodes and the pages that go with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmprog.radix.node import Node
 class Match:
     """The longest known prefix. `length` may lie inside `node`.
 
-    `pages` are the `length // page_size` whole pages. `partial` holds the last `length % page_size`
+    `pages` are the `length // page_size` whole pages. `partial` refs the last `length % page_size`
     matched tokens in its first slots; None when there are none.
     """
 
@@ -25,7 +25,7 @@ class Match:
 class Inserted:
     """The inserted tokens end in `node`.
 
-    `pages[first_taken:]` are the tree's now, those before stay whose they were.
+    The tree owns `pages[first_taken:]` now; the owner of those before has not changed.
     """
 
     node: Node
@@ -34,7 +34,7 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """`page` is the caller's now, and its lock has moved to `node`."""
+    """The caller owns `page` now, and its lock has moved to `node`."""
 
     page: int
     node: Node

@@ -1,8 +1,7 @@
-"""A bounded look at a prefix tree: its largest nodes, each with its parent, and what was left out.
+"""A bounded view of a prefix tree for monitoring: its largest nodes, and what was left out.
 
-It changes nothing and counts as no use. It costs time in proportion to what it shows, not to the
-tree: a tree of a million nodes is looked at as fast as one of a few thousand. Knows nodes; knows no
-text, no sequences and no wire.
+It changes nothing and does not count as a use. Its cost depends on what it shows and not on the
+size of the tree. Knows nodes; knows no text, no sequences and no wire.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ from itertools import islice
 from lmprog.radix.node import Node
 from lmprog.radix.tree import RadixTree
 
-LOOKED_AT_PER_SHOWN = 4
-LOOKED_AT_AT_LEAST = 100
-"""Nodes that are looked at for each one shown, and besides, in a tree whose nodes have very many
-children.
-"""
+VISITED_PER_SHOWN = 4
+VISITED_AT_LEAST = 100
+"""Bound on the nodes visited: so many for each one shown, plus a constant."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """`nodes[i]` hangs below `nodes[parents[i]]`, or below its salt's root where that is -1;
-    parents come first.
+class TreeView:
+    """The parent of `nodes[i]` is `nodes[parents[i]]`, or its salt's root where that is -1. Parents
+    come first.
     """
 
     nodes: list[Node]
@@ -35,39 +32,38 @@ class Picture:
     num_pages: int
     nodes_left_out: int
     pages_left_out: int
-    """Pages that the tree holds elsewhere, those of discarded nodes that somebody still stands on
+    """Pages that the tree refs elsewhere, those of discarded nodes that somebody still stands on
     included.
     """
 
 
-def picture_of(tree: RadixTree, most: int) -> Picture:
-    """At most `most` nodes: of those whose parents are shown, always the one with the most tokens
-    first.
+def view_tree(tree: RadixTree, most: int) -> TreeView:
+    """At most `most` nodes: repeatedly the one with the most tokens whose parent is shown.
 
-    Among very many children those that came last are looked at.
+    Of very many children only the newest are considered.
     """
     nodes: list[Node] = []
     parents: list[int] = []
     frontier: list[tuple[int, int, int, Node]] = []
-    to_look_at = LOOKED_AT_PER_SHOWN * most + LOOKED_AT_AT_LEAST
+    to_visit = VISITED_PER_SHOWN * most + VISITED_AT_LEAST
     num_seen = num_tokens = num_pages = 0
 
-    def look_below(node: Node, index: int) -> None:
+    def visit_children(node: Node, index: int) -> None:
         nonlocal num_seen
-        for child in islice(reversed(node.children.values()), max(0, to_look_at - num_seen)):
+        for child in islice(reversed(node.children.values()), max(0, to_visit - num_seen)):
             num_seen += 1
             heapq.heappush(frontier, (child.begin - child.end, num_seen, index, child))
 
     for root in tree.roots():
-        look_below(root, -1)
+        visit_children(root, -1)
     while frontier and len(nodes) < most:
         _, _, parent, node = heapq.heappop(frontier)
-        look_below(node, len(nodes))
+        visit_children(node, len(nodes))
         nodes.append(node)
         parents.append(parent)
         num_tokens += node.end - node.begin
         num_pages += pages_of(node)
-    return Picture(
+    return TreeView(
         nodes,
         parents,
         num_tokens,
@@ -78,12 +74,12 @@ def picture_of(tree: RadixTree, most: int) -> Picture:
 
 
 def pages_of(node: Node) -> int:
-    """Pages that `node` owns, the one it keeps for those who stand at its end included."""
-    return len(node.pages) + (node.spare is not None)
+    """Number of pages that `node` owns, its end page included."""
+    return len(node.pages) + (node.end_page is not None)
 
 
 def path(node: Node) -> Iterator[Node]:
-    """`node` and what is above it, the root left out."""
+    """`node` and its ancestors, without the root."""
     while node.parent is not None:
         yield node
         node = node.parent

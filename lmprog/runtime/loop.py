@@ -14,10 +14,11 @@ from lmprog import wire
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.batch import Batch, build_batch
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling.logits_requests import fill_masks
+from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
-from lmprog.runtime.scheduling.scheduler import Progress, Scheduler
+from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.transport import ClientId, Gone, RuntimeChannel
 
 log = logging.getLogger("lmprog")
@@ -112,15 +113,15 @@ class Loop:
     ) -> list[Progress]:
         try:
             logits = engine.forward(build_batch(plan, self.scheduler.config.page_size))
-            wanted = fill_masks(plan)  # processor work that hides behind a launch on a GPU
-            sampled = sampler.sample(logits, wanted.picks, wanted.scores)
+            requests = collect_requests(plan)  # processor work that hides behind a launch on a GPU
+            sampled = sampler.sample(logits, requests.samples, requests.scores)
         except Exception as error:  # the engine's border: one step may fail, the runtime goes on
             log.exception("a step failed; its calls are ended")
             self.scheduler.stats.failed_steps += 1
             return self.scheduler.fail(
                 plan, ModelError(f"the step failed: {type(error).__name__}: {error}")
             )
-        return self.scheduler.commit(plan, wanted, sampled)
+        return self.scheduler.commit(plan, requests, sampled)
 
     def _wait(self) -> float:
         """Seconds that `receive` may wait: none while anything runs."""

@@ -1,3 +1,1 @@
-"""The whole core in one thread and virtual time, on a fake model that reads its pages: see `world`
-and `main`.
-"""
+"""The whole core in one thread and in virtual time, on a fake model that reads its pages."""

@@ -1,6 +1,4 @@
-"""`lmprog sim`: runs worlds and says what happened; a failure names the seed and the step that
-replay it.
-"""
+"""`lmprog sim`: runs worlds and reports; a violation names the seed and step that replay it."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ STEPS_PER_WORLD = 500
 
 
 class Violation(AssertionError):
-    """An invariant did not hold; the message says in which world and how to replay it."""
+    """An invariant was violated; the message says in which world and how to replay it."""
 
 
 def run_world(seed: int, steps: int = STEPS_PER_WORLD) -> World:
-    """One world from its seed to rest. Raises `Violation`."""
+    """Runs one world until it is idle. Raises `Violation`."""
     world = World(seed)
     try:
         for _ in range(steps):
@@ -40,11 +38,9 @@ def main(
 ) -> int:
     """Runs `worlds` worlds of `steps` steps from `seed` on. Exit code 1 on the first violation."""
     start = time.monotonic()
-    total = tokens = calls = preemptions = most = 0
+    total = tokens = calls = preemptions = most_preempted = 0
     for number in range(seed, seed + worlds):
-        if (
-            sys.stderr.isatty()
-        ):  # who watches a minute of silence wants to know that something happens
+        if sys.stderr.isatty():
             sys.stderr.write(f"\r{number - seed} of {worlds} worlds\r")
         try:
             world = run_world(number, steps)
@@ -56,11 +52,12 @@ def main(
         tokens += stats.computed_tokens
         calls += stats.calls
         preemptions += stats.preemptions
-        most = max(most, world.most_preemptions)
+        most_preempted = max(most_preempted, world.most_preemptions)
     seconds = time.monotonic() - start
     say(
-        f"{worlds} worlds from seed {seed}: {total:,} checked steps, {calls:,} calls, {tokens:,} tokens computed, "
-        f"{preemptions:,} preemptions (a sequence was preempted to others at most {most} times), no violation; "
+        f"{worlds} worlds from seed {seed}: {total:,} checked steps, {calls:,} calls, "
+        f"{tokens:,} tokens computed, {preemptions:,} preemptions (a sequence lost its pages to "
+        f"others at most {most_preempted} times), no violation; "
         f"{total / seconds:,.0f} steps/s; last trace {world.trace}\n"
     )
     return 0

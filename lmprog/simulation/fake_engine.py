@@ -1,9 +1,9 @@
 """A fake model whose keys and values are rolling hashes, read through the page tables.
 
-Slot contents at position i are a hash of all tokens up to i, and the logits of a position are drawn
-from a sum over the contents of *all* slots that the position may read. So one wrong share, one
-stale page, one slot written twice or one copy too late changes the text. `reference_logits`
-computes the same from the token list alone: no pages, no batch, no cache. Integers and numpy only.
+The contents of the slot of position i are a hash of all tokens up to i, and the logits of a
+position come from a sum over *all* slots that the position may read. So any wrongly shared or stale
+page, any slot written twice and any late copy changes the text. `reference_logits` computes the
+same from the token list alone: no pages, no batch, no cache. Integers and numpy only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Floats = NDArray[np.float32]
 
 
 class FakeEngine:
-    """Runs batches on hashes.
+    """Runs batches on hashes, with the faults of real engines.
 
-    The faults that a real engine can have: tokens in `poison`, and row `bad_row` of the next step
-    if logits of it are wanted, give contents that are not finite, and so is everything that reads
-    them; `fail_next` makes the next step raise.
+    Tokens in `poison` give contents that are not finite, and so does row `bad_row` of the next step
+    if it gives logits; everything that reads them is not finite either. `fail_next` makes the next
+    step raise.
     """
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int) -> None:
@@ -40,10 +40,10 @@ class FakeEngine:
         self.bad_row: int | None = None
         self.fail_next = False
         self.num_faults = 0
-        """Faults that have struck."""
+        """Number of faults so far."""
 
     def forward(self, batch: Batch) -> Floats:
-        """Logits [L, vocab] of the wanted tokens."""
+        """Logits [L, vocab] of `batch.logit_tokens`."""
         self.num_faults += self.fail_next or self.bad_row is not None
         if self.fail_next:
             self.fail_next = False
@@ -56,10 +56,10 @@ class FakeEngine:
             batch.write_tokens.tolist(), batch.write_slots.tolist(), strict=True
         ):
             targets.setdefault(token, []).append(slot)
-        wanted = {int(token): index for index, token in enumerate(batch.logit_tokens)}
-        logits = np.zeros((len(wanted), self._vocab_size), np.float32)
+        logit_rows = {int(token): index for index, token in enumerate(batch.logit_tokens)}
+        logits = np.zeros((len(logit_rows), self._vocab_size), np.float32)
         for row in range(batch.num_rows):
-            self._run_row(batch, row, targets, wanted, logits)
+            self._run_row(batch, row, targets, logit_rows, logits)
         self.bad_row = None
         return logits
 
@@ -68,27 +68,27 @@ class FakeEngine:
         batch: Batch,
         row: int,
         targets: dict[int, list[int]],
-        wanted: dict[int, int],
+        logit_rows: dict[int, int],
         logits: Floats,
     ) -> None:
         begin, end = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
         pages = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]].astype(np.int64)
         readable = int(batch.kv_lens[row])
-        bad_row = self.bad_row if end - 1 in wanted else None
+        bad_row = self.bad_row if end - 1 in logit_rows else None
         index = np.arange(readable)
         slots = pages[index // self._page_size] * self._page_size + index % self._page_size
         for token in range(begin, end):
             position, value = int(batch.positions[token]), int(batch.tokens[token])
             before = self._slots[slots[position - 1]] if position else _SEED
-            spoiled = (
+            not_finite = (
                 value in self.poison or row == bad_row or bool(self._bad[slots[:position]].any())
             )
             self._slots[targets[token]] = mix(before, value)
-            self._bad[targets[token]] = spoiled
-            if token in wanted:
-                logits[wanted[token]] = (
+            self._bad[targets[token]] = not_finite
+            if token in logit_rows:
+                logits[logit_rows[token]] = (
                     np.nan
-                    if spoiled
+                    if not_finite
                     else _logits(self._slots[slots[: position + 1]], self._vocab_size)
                 )
 
@@ -113,12 +113,12 @@ class Reference:
         self._contents.append(mix(self._contents[-1] if self._contents else _SEED, token))
 
     def logits(self) -> Floats:
-        """What comes after the tokens so far."""
+        """The logits after the tokens so far."""
         return _logits(np.array(self._contents, np.uint64), self._vocab_size)
 
 
 def reference_logits(tokens: Sequence[int], vocab_size: int) -> Floats:
-    """What the fake model says after `tokens`, computed without any page."""
+    """The fake model's logits after `tokens`, computed without any page."""
     return Reference(tokens, vocab_size).logits()
 
 

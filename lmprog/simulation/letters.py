@@ -1,6 +1,4 @@
-"""A tokenizer in which one letter is one token: text and tokens say the same, so an oracle needs
-only one of them.
-"""
+"""A tokenizer in which one letter is one token, so that an oracle needs only text or tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?"
 
 
 class LetterTokenizer:
-    """See `runtime.tokenizer.Tokenizer`. Letters outside the alphabet become question marks."""
+    """See `runtime.tokenizer.Tokenizer`. Other characters become question marks."""
 
     vocab_size = len(ALPHABET) + 1
     eos_ids = (len(ALPHABET),)

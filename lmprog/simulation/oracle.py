@@ -1,5 +1,5 @@
-"""What a call must say, computed from its prompt alone: no pages, no batch, no scheduler, no
-cache.
+"""The result that a call must have, computed from its prompt alone: no pages, no batch, no
+scheduler, no cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def generated(prompt: str, op: wire.Generate, seed: int) -> Expected:
     for step in range(sampling.max_tokens):
         banned = LETTERS.eos_ids if step < sampling.min_tokens or sampling.ignore_eos else ()
         pick = SampleRequest(0, sampling, seed, step, banned=banned)
-        picked = _SAMPLER.sample(reference.logits()[None], (pick,), ()).picked[0]
+        picked = _SAMPLER.sample(reference.logits()[None], (pick,), ()).samples[0]
         assert picked is not None
         if picked.token in LETTERS.eos_ids:
             return Expected(text, "stop")

@@ -1,7 +1,7 @@
-"""A sampler in plain numpy, one row at a time: the simulation's, and the twin that the real sampler
-is tested against.
+"""A plain numpy sampler, one row at a time: used by the simulation, and as the reference in tests of
+the real sampler.
 
-Slow and obvious. Knows picks and scores; knows no torch.
+Slow and obvious. Knows requests and results; knows no torch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class PlainSampler:
     """
 
     def sample(
-        self, logits: Floats, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+        self, logits: Floats, samples: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
     ) -> StepResults:
         return StepResults(
-            tuple(_pick(logits[pick.logit], pick) for pick in picks),
+            tuple(_sample(logits[request.logit], request) for request in samples),
             tuple(_score(logits, score) for score in scores),
         )
 
@@ -42,32 +42,32 @@ def log_softmax(row: Floats) -> NDArray[np.float64]:
     return shifted - float(np.log(np.exp(shifted).sum()))
 
 
-def _pick(row: Floats, pick: SampleRequest) -> SampleResult | None:
+def _sample(row: Floats, request: SampleRequest) -> SampleResult | None:
     if not np.isfinite(row).all():
         return None
     allowed = np.ones(len(row), bool)
-    if pick.mask is not None:
-        bits = np.unpackbits(pick.mask.bits.view(np.uint8), bitorder="little")[: len(row)]
+    if request.mask is not None:
+        bits = np.unpackbits(request.mask.bits.view(np.uint8), bitorder="little")[: len(row)]
         allowed = bits.astype(bool)
     unbanned = allowed.copy()
-    unbanned[list(pick.banned)] = False
+    unbanned[list(request.banned)] = False
     allowed = unbanned if unbanned.any() else allowed
     kept = np.where(allowed, row, -np.inf)
-    for biased, bias in pick.sampling.logit_bias:
+    for biased, bias in request.sampling.logit_bias:
         kept[biased] += bias
-    if pick.sampling.temperature == 0.0:
+    if request.sampling.temperature == 0.0:
         token = int(kept.argmax())
     else:
-        weights = np.exp((kept - kept.max()).astype(np.float64) / pick.sampling.temperature)
+        weights = np.exp((kept - kept.max()).astype(np.float64) / request.sampling.temperature)
         token = int(
             np.searchsorted(
-                weights.cumsum(), uniform(pick.seed, pick.step) * weights.sum(), side="right"
+                weights.cumsum(), uniform(request.seed, request.step) * weights.sum(), side="right"
             )
         )
-    if pick.sampling.logprobs is None:
+    if request.sampling.logprobs is None:
         return SampleResult(token, float("nan"))
     likely = log_softmax(row)
-    return SampleResult(token, float(likely[token]), _top(likely, pick.sampling.logprobs))
+    return SampleResult(token, float(likely[token]), _top(likely, request.sampling.logprobs))
 
 
 def _score(logits: Floats, score: ScoreRequest) -> ScoreResult | None:

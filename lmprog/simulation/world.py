@@ -1,16 +1,16 @@
 """The simulated world: clients, faults and virtual time around the real interpreter, scheduler,
 tree and loop.
 
-Everything comes from one seed. After every step the invariants are checked; at the end faults stop
-and everything must come to rest: every call answered once, every page free or cached, nothing
-locked, nobody remembered.
+Everything is drawn from one seed. The invariants are checked after every step. At the end faults
+stop and the world must become idle: every call answered once, every page free or cached, nothing
+locked, no client remembered.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lmprog import wire
 from lmprog.config import SchedulerConfig
@@ -25,6 +25,7 @@ from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
+from lmprog.simulation.reply_checks import ReplyChecks
 from lmprog.simulation.sim_client import SimClient
 from lmprog.transport.channel import ClientId, Gone
 
@@ -33,7 +34,7 @@ CONTEXT = 120
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What varies between worlds; drawn from the seed by `draw`."""
+    """What varies between worlds, drawn from the seed."""
 
     scheduler: SchedulerConfig
     num_clients: int
@@ -42,9 +43,7 @@ class Scenario:
 
 
 def draw(rng: random.Random) -> Scenario:
-    """A scenario: pools from hardly enough to plenty, all policies, all page sizes, small and large
-    budgets.
-    """
+    """A scenario: tiny to ample pools, all policies, all page sizes, small and large budgets."""
     page_size = rng.choice([1, 2, 4, 16])
     fewest = -(-40 // page_size) + 2
     config = SchedulerConfig(
@@ -63,7 +62,7 @@ def draw(rng: random.Random) -> Scenario:
 
 
 class SimChannel:
-    """Frames in lists; no threads, no time."""
+    """A channel of lists, without threads or time."""
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}
@@ -83,9 +82,7 @@ class SimChannel:
 
 
 class World:
-    """One seed's world. `step` moves it, `settle` brings it to rest; both raise AssertionError on
-    any violation.
-    """
+    """One seed's world: `step`, then `settle`. Both raise AssertionError on any violation."""
 
     def __init__(self, seed: int, scenario: Scenario | None = None) -> None:
         self.seed = seed
@@ -119,14 +116,14 @@ class World:
 
     @property
     def trace(self) -> str:
-        """A hash of everything that happened; equal for equal seeds."""
+        """A hash of all events; equal for equal seeds."""
         return self._trace.hexdigest()[:16]
 
     def clock(self) -> float:
         return self.now
 
     def step(self) -> None:
-        """Clients act, perhaps something fails, the loop turns once, everything is checked."""
+        """Clients act, a fault may strike, the loop runs one step, the invariants are checked."""
         rng, scenario = self.rng, self.scenario
         for client in self.clients:
             if rng.random() < scenario.busy and len(client.waiting) < 12:
@@ -136,7 +133,7 @@ class World:
         self._turn()
 
     def settle(self, most: int = 20_000) -> None:
-        """No more faults and no more programs: everything must be answered and freed."""
+        """No more faults or programs: everything must be answered and freed."""
         for client in self.clients:
             if self.rng.random() < 0.5:
                 self.channel.inbox += [(client.name, op) for op in client.leave()]
@@ -145,24 +142,25 @@ class World:
                 break
             self._turn()
         for client in self.clients:
-            unanswered = [asked.op for asked in client.asked.values() if not asked.ended]
+            unanswered = [issued.op for issued in client.calls.values() if not issued.ended]
             assert not unanswered, f"never answered: {unanswered[:3]}"
             self.channel.inbox.append((client.name, Gone()))
         self._turn()
         tree, pages = self.scheduler.tree, self.scheduler.pages
-        assert not self.interpreter.clients, "clients that are gone are forgotten"
-        assert tree.num_evictable == tree.num_cached, "nothing is locked when nobody runs"
+        assert not self.interpreter.clients, "vanished clients are forgotten"
+        assert tree.num_evictable == tree.num_cached, "nothing is locked when nothing runs"
         tree.clear()
-        assert pages.num_free == pages.num_pages, "all pages come back"
-
-    # --- inside
-    # --------------------------------------------------------------------------------------------------
+        assert pages.num_free == pages.num_pages, "all pages are freed"
 
     def _client(self, name: bytes) -> SimClient:
         self.channel.inbox.append((name, wire.Hello(wire.PROTOCOL_VERSION)))
         rng = random.Random(self.rng.getrandbits(64))
         return SimClient(
-            name, rng, self.scheduler.longest_sequence, self.clock, lambda: self.engine.num_faults
+            name,
+            rng,
+            ReplyChecks(
+                self.scheduler.longest_sequence, self.clock, lambda: self.engine.num_faults
+            ),
         )
 
     def _fault(self) -> None:
@@ -194,12 +192,12 @@ class World:
         clients = {client.name: client for client in self.clients}
         for name, reply in sent:
             if name in clients:
-                clients[name].hear(reply)
+                clients[name].receive(reply)
 
     def _check_progress(self, moved: bool) -> None:
-        """If anybody waits or runs, somebody moves."""
+        """If any sequence waits or runs, some sequence makes progress."""
         self._stuck = 0 if moved or self.scheduler.idle else self._stuck + 1
-        assert self._stuck < 3, "somebody waits and nobody moves"
+        assert self._stuck < 3, "sequences wait and none makes progress"
         bound = self.scenario.scheduler.num_pages.bit_length() + 1
         for sequence in self.scheduler.running:
             self.most_preemptions = max(self.most_preemptions, sequence.num_memory_preemptions)
@@ -208,14 +206,14 @@ class World:
             )
 
     def _check_overtaking(self) -> None:
-        """Bounded waiting: nobody is overtaken by a sequence that came too long after it."""
+        """Bounded waiting: no sequence is overtaken by one that came too many steps later."""
         config, scheduler = self.scenario.scheduler, self.scheduler
         if config.policy == "dfs":
             return
         bound = overtaking_bound(CONTEXT, config.ageing) if config.policy == "lpm" else 0
         waiting = {
             sequence: sequence.arrival
-            for sequence in scheduler.line
+            for sequence in scheduler.waiting
             if not sequence.admission_order
         }
         oldest = min(waiting.values(), default=None)
@@ -225,11 +223,6 @@ class World:
                     f"{sequence.arrival} overtook {oldest}, bound {bound}"
                 )
         self._arrived = {sequence: sequence.arrival for sequence in scheduler.running}
-
-
-def shrunk(scenario: Scenario, **changes: object) -> Scenario:
-    """The scenario with another scheduler setting: for tests of one thing."""
-    return replace(scenario, scheduler=replace(scenario.scheduler, **changes))  # type: ignore[arg-type]
 
 
 def _no_template() -> ChatTemplate:

@@ -118,7 +118,7 @@ def distribution(
     found: dict[str, float] = {}
     num_forced = 0
     first, tokens = Generation(settings, 0), array("i", model.prompt)
-    first.open(tokens)
+    first.start(tokens)
     paths = [(first, tokens, 1.0)]
     while paths:
         task, tokens, chance = paths.pop()

@@ -157,7 +157,7 @@ def test_a_model_that_writes_canonical_tokens_gets_canonical_tokens(asked: wire.
             constraints.forcing,
         )
         task, tokens = Generation(settings, 0), array("i", prompt)
-        task.open(tokens)
+        task.start(tokens)
         while task.finish is None:
             token = wanted[task.generated]
             assert compiled.mask(task.guide, task.left).allows(token), (text, task.generated)

@@ -21,7 +21,7 @@ class Bench:
         self.held: list[int] = []
 
     def fresh(self, count: int) -> list[int]:
-        taken = self.pages.take(count)
+        taken = self.pages.allocate(count)
         assert taken is not None
         return taken
 

@@ -78,7 +78,7 @@ class Sequences:
             could = self.tree.num_evictable
             freed = self.evict(missing)
             assert freed == min(missing, could), "num_evictable is what evict can free"
-        taken = self.pages.take(count)
+        taken = self.pages.allocate(count)
         for page in taken or ():
             self.memory[page * self.size : (page + 1) * self.size] = [None] * self.size
         return taken
@@ -181,7 +181,7 @@ class Sequences:
         back = {page for page in sequence.table[:whole] if page in sequence.own}
         sequence.table[:whole] = match.pages
         sequence.own -= back
-        self.pages.give(back)
+        self.pages.free(back)
         self.tree.lock(match.node)
         self.tree.unlock(sequence.node)
         if (
@@ -195,7 +195,7 @@ class Sequences:
     def drop(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
         self.tree.unlock(sequence.node)
-        self.pages.give(sequence.own)
+        self.pages.free(sequence.own)
 
     def evict(self, count: int) -> int:
         freed = self.tree.evict(count)

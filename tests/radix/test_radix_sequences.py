@@ -98,7 +98,7 @@ class Life:
         )
 
     def end(self) -> None:
-        """When all are gone, nothing holds a page but the tree, and the tree can give back every
+        """When all are gone, nothing refs a page but the tree, and the tree can give back every
         one.
         """
         for sequence in list(self.it.sequences):
@@ -158,7 +158,7 @@ class LifeMachine(RuleBasedStateMachine):
         self.life.clear()
 
     @invariant()
-    def holds(self) -> None:
+    def refs(self) -> None:
         if hasattr(self, "life"):
             self.life.it.check()
 

@@ -171,7 +171,7 @@ def test_a_parent_that_kept_its_page_loses_nothing_by_a_discard_below(bench: Ben
 
 def test_who_stands_on_tokens_that_went_with_a_discard_finds_its_node_dead(bench: Bench) -> None:
     parent = bench.add(1, 2, 3, 4, 5, 6)
-    child = bench.add(1, 2, 3, 4, 5, 6, 7)  # has the only page that holds 5 and 6
+    child = bench.add(1, 2, 3, 4, 5, 6, 7)  # has the only page that refs 5 and 6
     bench.tree.lock(parent)
     bench.tree.discard(child)
     assert not parent.alive

@@ -12,10 +12,11 @@ from typing import Any
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.engine.batch import build_batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings, Scoring
-from lmprog.runtime.scheduling.logits_requests import fill_masks
+from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.namespaces import Namespace
 from lmprog.runtime.scheduling.plan import Plan
-from lmprog.runtime.scheduling.scheduler import Progress, Scheduler
+from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.simulation.fake_engine import FakeEngine, reference_logits
 from lmprog.simulation.plain_sampler import PlainSampler
@@ -73,10 +74,10 @@ class Rig:
         self.plans.append(plan)
         if not plan.rows:
             return []
-        wanted = fill_masks(plan)
+        requests = collect_requests(plan)
         logits = self.engine.forward(build_batch(plan, self.config.page_size))
         progress = scheduler.commit(
-            plan, wanted, self.sampler.sample(logits, wanted.picks, wanted.scores)
+            plan, requests, self.sampler.sample(logits, requests.samples, requests.scores)
         )
         for one in progress:
             if one.ended:

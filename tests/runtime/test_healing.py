@@ -257,7 +257,7 @@ def test_a_constraint_says_what_may_stand_beyond_the_seam() -> None:
     row = task.mask()
     assert row is not None
     assert row.count == 26
-    assert (task.generated, task.respelled) == (1, 0)
+    assert (task.generated, task.num_seam_tokens) == (1, 0)
 
 
 def test_a_stop_token_may_be_in_the_seam_and_not_go_beyond_it() -> None:
@@ -266,7 +266,11 @@ def test_a_stop_token_may_be_in_the_seam_and_not_go_beyond_it() -> None:
     assert isinstance(task, Generation)
     assert task.accept(URL.ids[b":"], inside.sequences[0].tokens) == 1
     assert task.finish is None
-    assert (task.generated, task.respelled, task.prompt_len) == (0, 1, len(URL.encode("see http:")))
+    assert (task.generated, task.num_seam_tokens, task.prompt_len) == (
+        0,
+        1,
+        len(URL.encode("see http:")),
+    )
     assert seam_of(built(URL, "see http:", stop_token_ids=(URL.ids[b"://"],))) is None
 
 

@@ -17,7 +17,7 @@ def tree_with(*prefixes: int) -> tuple[RadixTree, dict[int, object]]:
     tree = RadixTree(4, pages)
     nodes = {}
     for first in prefixes:
-        taken = pages.take(2)
+        taken = pages.allocate(2)
         assert taken is not None
         nodes[first] = tree.insert(array("i", [first] * 8), taken).node
     return tree, nodes
@@ -26,9 +26,9 @@ def tree_with(*prefixes: int) -> tuple[RadixTree, dict[int, object]]:
 def test_the_youngest_program_loses_its_hold_first_and_whole() -> None:
     tree, nodes = tree_with(1, 2, 3)
     pins = Pins(tree)
-    held = {program: pins.hold(nodes[program], program) for program in (2, 1, 3)}  # type: ignore[arg-type]
-    pins.loosen(1)
-    assert [held[program].held for program in (1, 2, 3)] == [True, True, False]
+    pinned = {program: pins.pin(nodes[program], program) for program in (2, 1, 3)}  # type: ignore[arg-type]
+    pins.drop_for(1)
+    assert [pinned[program].active for program in (1, 2, 3)] == [True, True, False]
     assert tree.evict(2) == 2
     assert tree.match(array("i", [3] * 8)).length == 0
     assert tree.match(array("i", [2] * 8)).length == 8
@@ -37,17 +37,17 @@ def test_the_youngest_program_loses_its_hold_first_and_whole() -> None:
 def test_no_hold_is_taken_while_other_pages_can_be_evicted() -> None:
     tree, nodes = tree_with(1, 2)
     pins = Pins(tree)
-    held = pins.hold(nodes[1], 1)  # type: ignore[arg-type]
-    pins.loosen(2)
-    assert held.held
+    pin = pins.pin(nodes[1], 1)  # type: ignore[arg-type]
+    pins.drop_for(2)
+    assert pin.active
 
 
 def test_a_hold_that_was_lost_can_be_given_back_without_harm() -> None:
     tree, nodes = tree_with(1)
     pins = Pins(tree)
-    held = pins.hold(nodes[1], 1)  # type: ignore[arg-type]
-    pins.loosen(2)
-    pins.release(held)
+    pin = pins.pin(nodes[1], 1)  # type: ignore[arg-type]
+    pins.drop_for(2)
+    pins.unpin(pin)
     tree.check()
 
 

@@ -181,7 +181,7 @@ def test_a_snapshot_agrees_with_the_runtime_at_any_moment(
     assert isinstance(seen, wire.Snapshot)
     scheduler = talk.scheduler
     assert len(seen.running) == len(scheduler.running)
-    assert len(seen.waiting) == len(scheduler.line)
+    assert len(seen.waiting) == len(scheduler.waiting)
     assert len(seen.nodes) + seen.nodes_left_out == scheduler.tree.num_nodes
     assert (
         sum(node.num_pages for node in seen.nodes) + seen.pages_left_out

@@ -30,7 +30,7 @@ def logits(seed: int, rows: int = 1, size: int = SIZE, scale: float = 2.0) -> to
 
 
 def pick_one(row: torch.Tensor, pick: SampleRequest) -> SampleResult | None:
-    return TorchSampler().sample(row, [pick], []).picked[0]
+    return TorchSampler().sample(row, [pick], []).samples[0]
 
 
 def token_of(row: torch.Tensor, pick: SampleRequest) -> int:
@@ -81,7 +81,7 @@ def test_draws_follow_the_exact_distribution(name: str) -> None:
     )
     exact = distribution(row[0].numpy(), pick)
     picks = [replace(pick, step=step) for step in range(DRAWS)]
-    picked = TorchSampler().sample(row, picks, []).picked
+    picked = TorchSampler().sample(row, picks, []).samples
     counts = Counter(one.token for one in picked if one is not None)
     assert sum(counts.values()) == DRAWS
     assert all(exact[token] > 0 for token in counts)
@@ -138,7 +138,7 @@ def test_every_token_is_where_the_inverse_of_the_distribution_points(seed: int) 
     rng = np.random.default_rng(seed)
     rows = logits(seed, 400)
     picks = [random_pick(rng, at) for at in range(len(rows))]
-    picked = TorchSampler().sample(rows, picks, []).picked
+    picked = TorchSampler().sample(rows, picks, []).samples
     for pick, one in zip(picks, picked, strict=True):
         assert one is not None
         ends = distribution(rows[pick.logit].numpy(), pick).cumsum()
@@ -151,9 +151,9 @@ def test_a_row_gets_the_same_alone_and_in_any_batch_bit_for_bit(seed: int) -> No
     rng = np.random.default_rng(seed)
     rows = logits(seed, 64)
     picks = [random_pick(rng, at) for at in range(len(rows))]
-    together = TorchSampler().sample(rows, picks, []).picked
+    together = TorchSampler().sample(rows, picks, []).samples
     order = rng.permutation(len(rows)).tolist()
-    mixed = TorchSampler().sample(rows, [picks[at] for at in order], []).picked
+    mixed = TorchSampler().sample(rows, [picks[at] for at in order], []).samples
     for position, at in enumerate(order):
         alone = pick_one(rows, picks[at])
         assert repr(together[at]) == repr(alone) == repr(mixed[position])
@@ -164,7 +164,7 @@ def test_a_batch_larger_than_a_chunk_is_the_same_as_its_rows() -> None:
     picks = [
         SampleRequest(at, SamplingParams(top_p=0.9), seed=5, step=at) for at in range(len(rows))
     ]
-    together = TorchSampler().sample(rows, picks, []).picked
+    together = TorchSampler().sample(rows, picks, []).samples
     assert [one and one.token for one in together] == [token_of(rows, pick) for pick in picks]
 
 
@@ -177,14 +177,18 @@ def test_a_nucleus_larger_than_the_first_look_is_exact() -> None:
     picks = [
         SampleRequest(0, SamplingParams(top_p=0.005), seed=1, step=step) for step in range(200)
     ]
-    tokens = {one.token for one in TorchSampler().sample(flat, picks, []).picked if one is not None}
+    tokens = {
+        one.token for one in TorchSampler().sample(flat, picks, []).samples if one is not None
+    }
     assert tokens <= set(range(10))
     ramp = torch.linspace(0, -1, 1000)[None]
     exact = distribution(
         ramp[0].double().numpy(), SampleRequest(0, SamplingParams(top_p=0.5), 1, 0)
     )
     picks = [SampleRequest(0, SamplingParams(top_p=0.5), seed=1, step=step) for step in range(5000)]
-    tokens = {one.token for one in TorchSampler().sample(ramp, picks, []).picked if one is not None}
+    tokens = {
+        one.token for one in TorchSampler().sample(ramp, picks, []).samples if one is not None
+    }
     assert max(tokens) <= exact.nonzero()[0].max() + 1
     assert len(tokens) > 350
 
@@ -224,7 +228,7 @@ def test_only_what_the_mask_allows_is_picked(narrow: bool) -> None:
     picks = [
         SampleRequest(0, SamplingParams(temperature=9.0), 1, step, mask=mask) for step in range(300)
     ]
-    tokens = {one.token for one in TorchSampler().sample(row, picks, []).picked if one is not None}
+    tokens = {one.token for one in TorchSampler().sample(row, picks, []).samples if one is not None}
     assert tokens == {2, 33, 60}
 
 
@@ -256,10 +260,10 @@ def test_a_row_that_is_not_finite_has_no_answer_and_disturbs_no_other(bad: float
         sampled = TorchSampler().sample(
             rows, picks, [ScoreRequest(0, (1, 2, 3)), ScoreRequest(2, (4,)), ScoreRequest(1, (4,))]
         )
-        assert sampled.picked[1] is None
-        assert [one is None for one in sampled.scored] == [True, False, True]
+        assert sampled.samples[1] is None
+        assert [one is None for one in sampled.scores] == [True, False, True]
         if sampling.temperature:
-            assert [one.token for one in (sampled.picked[0], sampled.picked[2]) if one] == [
+            assert [one.token for one in (sampled.samples[0], sampled.samples[2]) if one] == [
                 good[0],
                 good[2],
             ]
@@ -305,7 +309,7 @@ def test_scores_are_the_logprobs_of_their_targets_in_order() -> None:
         .sample(
             rows, [], [ScoreRequest(1, (5, 6, 7), 2), ScoreRequest(0, (9,)), ScoreRequest(4, ())]
         )
-        .scored
+        .scores
     )
     assert first is not None
     assert second is not None
@@ -327,7 +331,7 @@ def test_edits_are_those_of_the_plain_twin(seed: int) -> None:
     rows = logits(seed, 300)
     picks = [random_pick(rng, at) for at in range(len(rows))]
     picks = [replace(pick, sampling=_greedy(pick.sampling)) for pick in picks]
-    for pick, one in zip(picks, TorchSampler().sample(rows, picks, []).picked, strict=True):
+    for pick, one in zip(picks, TorchSampler().sample(rows, picks, []).samples, strict=True):
         assert one is not None
         values = edited(rows[pick.logit].numpy(), pick)
         assert values[one.token] == pytest.approx(values.max(), abs=1e-5)

@@ -78,19 +78,19 @@ def a_failed_step_stays_in_the_tree(patch: Patch) -> None:
 
 
 def own_pages_leak(patch: Patch) -> None:
-    original = PageTables._release
+    original = PageTables._free
 
     def release(self: PageTables, sequence: Any) -> None:
         sequence.pages = sequence.pages[: sequence.shared]
         original(self, sequence)
 
-    patch.setattr(PageTables, "_release", release)
+    patch.setattr(PageTables, "_free", release)
 
 
 def a_preempted_sequence_is_lost(patch: Patch) -> None:
     def preempt(self: Scheduler, sequence: Any) -> None:
         self.running.remove(sequence)
-        self.tables.leave(sequence, pin=False)
+        self.tables.release(sequence, pin=False)
         sequence.state = SequenceState.WAITING
 
     patch.setattr(Scheduler, "preempt", preempt)

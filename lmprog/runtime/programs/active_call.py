@@ -110,7 +110,7 @@ def output_of(
     stopped_by = stream.stopped_by
     task = sequence.task
     assert isinstance(task, Generation)
-    num_tokens = max(0, ended.num_tokens - task.respelled)
+    num_tokens = max(0, ended.num_tokens - task.num_seam_tokens)
     return Output(
         text=ended.text,
         tokens=tuple(sequence.tokens[task.prompt_len : task.prompt_len + num_tokens]),
@@ -120,7 +120,7 @@ def output_of(
             logprob_of(scored, tokenizer) for scored in task.logprobs[: num_tokens * logprobs]
         ),
         forced=_forced_text(task, stream, len(ended.text)),
-        seam=stream.seam_after(task.respelled) if num_tokens else "",
+        seam=stream.seam_after(task.num_seam_tokens) if num_tokens else "",
         rest=ended.rest if num_tokens else "",
     )
 

@@ -121,7 +121,7 @@ class CallBuilder:
         for index in range(sampling.n):
             task = Generation(settings, seed + index)
             tokens = prompt[:]
-            task.open(tokens)
+            task.start(tokens)
             group.sequences.append(self._sequence(group, tokens, task, branch))
         may_stop = None if constraint is None else functools.partial(_is_complete, constraint)
         seam = "" if settings.seam is None else settings.seam.text.decode()

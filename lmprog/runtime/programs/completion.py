@@ -159,6 +159,6 @@ class CallCompletion:
     def move_pin(self, branch: RuntimeBranch, node: Node | None) -> None:
         """Moves the branch's soft pin to `node`; None gives it up."""
         pins, old = self._scheduler.pins, branch.pin
-        branch.pin = None if node is None else pins.hold(node, branch.program)
+        branch.pin = None if node is None else pins.pin(node, branch.program)
         if old is not None:
-            pins.release(old)
+            pins.unpin(old)

@@ -23,7 +23,8 @@ from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.programs.select_scoring import choose, read_scores
 from lmprog.runtime.scheduling.generation import Generation, Scoring
-from lmprog.runtime.scheduling.scheduler import Progress, Scheduler
+from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 
 
@@ -54,7 +55,7 @@ class Delivery:
 
     def deliver(self, one: Progress, began: float, now: float) -> None:
         """One sequence's progress in a step that began at `began`."""
-        group = one.sequence.call
+        group = one.sequence.group
         call = self._completion.active.get(group)
         if call is None or call.run is None or one.sequence.state is SequenceState.ENDED:
             return  # another sequence's progress in this step has ended it
@@ -119,7 +120,7 @@ class Delivery:
         if not (isinstance(op, wire.Generate) and op.stream and op.sampling.logprobs is not None):
             return ()
         begin = run.num_sent_logprobs.get(index, 0)
-        end = max(0, run.streams[index].num_certain - task.respelled)
+        end = max(0, run.streams[index].num_certain - task.num_seam_tokens)
         run.num_sent_logprobs[index] = end
         return tuple(logprob_of(scored, self._tokenizer) for scored in task.logprobs[begin:end])
 

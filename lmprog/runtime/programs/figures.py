@@ -10,11 +10,11 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 def runtime_figures(scheduler: Scheduler) -> dict[str, float]:
     """What `stats` counts, and tree, pages and queue right now."""
     tree, pages = scheduler.tree, scheduler.pages
-    num_preempted = sum(1 for sequence in scheduler.line if sequence.admission_order)
+    num_preempted = sum(1 for sequence in scheduler.waiting if sequence.admission_order)
     return {
         **scheduler.stats.figures(),
         "running": float(len(scheduler.running)),
-        "waiting": float(len(scheduler.line)),
+        "waiting": float(len(scheduler.waiting)),
         "preempted_waiting": float(num_preempted),
         "pages": float(pages.num_pages),
         "pages_free": float(pages.num_free),

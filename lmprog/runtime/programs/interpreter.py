@@ -35,7 +35,8 @@ from lmprog.runtime.programs.deadlines import Deadlines
 from lmprog.runtime.programs.delivery import Delivery
 from lmprog.runtime.programs.figures import runtime_figures
 from lmprog.runtime.programs.snapshot import SnapshotBuilder
-from lmprog.runtime.scheduling.scheduler import Progress, Scheduler
+from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.transport import ClientId, Gone
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from lmprog import wire
-from lmprog.radix import Node, Picture, pages_of, path, picture_of
+from lmprog.radix import Node, TreeView, pages_of, path, view_tree
 from lmprog.runtime.programs.active_call import ActiveCall
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import Namespaces
@@ -56,10 +56,10 @@ class SnapshotBuilder:
     def take(self, op: wire.Inspect, now: float, figures: dict[str, float]) -> wire.Snapshot:
         """The answer to `op` at this moment of the runtime's clock."""
         scheduler = self._scheduler
-        picture = picture_of(scheduler.tree, op.max_nodes)
+        picture = view_tree(scheduler.tree, op.max_nodes)
         place = {id(node): index for index, node in enumerate(picture.nodes)}
         running = list(islice(scheduler.running, MAX_SEQUENCES))
-        waiting = list(islice(scheduler.line, MAX_SEQUENCES))
+        waiting = list(islice(scheduler.waiting, MAX_SEQUENCES))
         return wire.Snapshot(
             call=op.call,
             clock=now,
@@ -70,10 +70,10 @@ class SnapshotBuilder:
             running=self._sequences(running, now, place),
             running_left_out=len(scheduler.running) - len(running),
             waiting=self._sequences(waiting, now, place),
-            waiting_left_out=len(scheduler.line) - len(waiting),
+            waiting_left_out=len(scheduler.waiting) - len(waiting),
         )
 
-    def _nodes(self, picture: Picture, now: float, with_text: bool) -> tuple[wire.NodeSeen, ...]:
+    def _nodes(self, picture: TreeView, now: float, with_text: bool) -> tuple[wire.NodeSeen, ...]:
         shown = [0] * len(picture.nodes)
         for parent in picture.parents:
             if parent >= 0:
@@ -107,7 +107,7 @@ class SnapshotBuilder:
         return tuple(self._sequence(sequence, now, place) for sequence in sequences)
 
     def _sequence(self, sequence: Sequence, now: float, place: dict[int, int]) -> wire.SequenceSeen:
-        group, task = sequence.call, sequence.task
+        group, task = sequence.group, sequence.task
         call = self._calls[group]
         waits = sequence.state is SequenceState.WAITING
         gen = task if isinstance(task, Generation) else None

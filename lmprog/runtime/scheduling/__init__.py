@@ -1,3 +1,4 @@
-"""Scheduling: the waiting queue, page tables, the plan of a step. Integers only; knows no
-tensors.
+"""Who runs how many tokens in a step, and on which pages: waiting queue, page tables, plan.
+
+Integers only; knows no tensors and no text.
 """

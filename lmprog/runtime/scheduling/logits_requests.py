@@ -1,5 +1,4 @@
-"""What a plan wants from its logits: which rows pick a token under which mask, which score tokens
-that stand already.
+"""Per-row sampling and scoring requests of a step, with their token masks.
 
 The masks are filled here, while the engine may still be busy. Knows plans, tasks and constraints;
 knows no tensors.
@@ -18,56 +17,51 @@ from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequ
 
 @dataclass(frozen=True, slots=True)
 class LogitsRequests:
-    """All picks and scores of a step, and for each row of the plan where its own begin."""
+    """All sample and score requests of a step, and which of them belong to each row of the plan."""
 
-    picks: tuple[SampleRequest, ...]
+    samples: tuple[SampleRequest, ...]
     scores: tuple[ScoreRequest, ...]
-    pick_of: tuple[int | None, ...]
-    """Per row: index of its pick, None where it picks nothing."""
+    sample_of: tuple[int | None, ...]
+    """Per row: index of its sample request, None where it samples nothing."""
     scores_of: tuple[range, ...]
-    """Per row: indices of its scores; the first one scores the row's known tokens where there are
-    any.
-    """
+    """Per row: indices of its score requests. The first one scores the row's known tokens, if
+    any."""
     failed: Mapping[int, LmprogError] = field(default_factory=dict)
-    """Rows without a mask, because their constraint grew beyond its limits: only these calls
-    fail.
-    """
+    """Rows without a mask, because their constraint exceeded its limits. Only these calls fail."""
 
 
-def fill_masks(plan: Plan) -> LogitsRequests:
-    """The picks and scores of `plan`; masks come from each sequence's constraint at its guide."""
-    picks: list[SampleRequest] = []
+def collect_requests(plan: Plan) -> LogitsRequests:
+    """The requests of `plan`; masks come from each sequence's constraint at its guide."""
+    samples: list[SampleRequest] = []
     scores: list[ScoreRequest] = []
-    pick_of: list[int | None] = []
+    sample_of: list[int | None] = []
     scores_of: list[range] = []
     failed: dict[int, LmprogError] = {}
-    logit = 0
+    first_logit = 0
     for index, row in enumerate(plan.rows):
         first_score = len(scores)
-        picked: int | None = None
+        sample: int | None = None
         if row.num_logits:
             task = row.sequence.task
-            scores += _known(row, logit)
+            scores += _known_scores(row, first_logit)
             if row.end == len(row.sequence.tokens):
-                last = logit + row.num_logits - 1
+                last = first_logit + row.num_logits - 1
                 if isinstance(task, Generation):
                     try:
-                        picks.append(_pick(row, task, last))
-                        picked = len(picks) - 1
+                        samples.append(_sample_request(row, task, last))
+                        sample = len(samples) - 1
                     except LmprogError as error:
                         failed[index] = error
                 else:
                     scores += [ScoreRequest(last, (token,), 0) for token in task.finals]
-        pick_of.append(picked)
+        sample_of.append(sample)
         scores_of.append(range(first_score, len(scores)))
-        logit += row.num_logits
-    return LogitsRequests(tuple(picks), tuple(scores), tuple(pick_of), tuple(scores_of), failed)
+        first_logit += row.num_logits
+    return LogitsRequests(tuple(samples), tuple(scores), tuple(sample_of), tuple(scores_of), failed)
 
 
 def known_targets(row: Row) -> tuple[int, ...]:
-    """Tokens that stand already after the positions whose logits the row gives, and that are to be
-    scored.
-    """
+    """Known tokens to score: those after the positions whose logits the row gives."""
     tokens, task = row.sequence.tokens, row.sequence.task
     end = min(row.end + 1, len(tokens))
     if isinstance(task, Generation):
@@ -77,7 +71,7 @@ def known_targets(row: Row) -> tuple[int, ...]:
     return tuple(tokens[row.logits_from + 1 : end])
 
 
-def _known(row: Row, logit: int) -> list[ScoreRequest]:
+def _known_scores(row: Row, logit: int) -> list[ScoreRequest]:
     targets = known_targets(row)
     if not targets:
         return []
@@ -86,9 +80,9 @@ def _known(row: Row, logit: int) -> list[ScoreRequest]:
     return [ScoreRequest(logit, targets, top)]
 
 
-def _pick(row: Row, task: Generation, logit: int) -> SampleRequest:
+def _sample_request(row: Row, task: Generation, logit: int) -> SampleRequest:
     sampling, tokens = task.settings.sampling, row.sequence.tokens
-    history = (
+    needs_history = (
         sampling.repetition_penalty != 1.0
         or sampling.frequency_penalty
         or sampling.presence_penalty
@@ -98,8 +92,8 @@ def _pick(row: Row, task: Generation, logit: int) -> SampleRequest:
         sampling=sampling,
         seed=task.seed,
         step=task.steps,
-        prompt=tokens[: task.prompt_len] if history else (),
-        generated=tokens[task.prompt_len :] if history else (),
+        prompt=tokens[: task.prompt_len] if needs_history else (),
+        generated=tokens[task.prompt_len :] if needs_history else (),
         banned=task.banned(),
         mask=task.mask(),
     )

@@ -1,14 +1,12 @@
-"""Where in the prefix tree a sequence stands: below which root, and from which token on it is apart
-from all others.
+"""Cache namespaces: sequences of different salts never share a page, except for public prefixes.
 
-Sequences of different salts never meet: each salt has a root of its own. But a sequence that begins
-with all of a *public* prefix stands below the common root, and is apart from that prefix's end on:
-there the tree is told of another token, one that no model has and that belongs to this salt and
-this token alone. A prefix tree that parts once never joins again, so everything behind it is the
-salt's own, and the public prefix is everybody's.
+Each salt has a root of its own in the prefix tree. A sequence that begins with a whole *public*
+prefix lives below the common root instead, and is separated where that prefix ends: there the tree
+gets a key in place of the token, one that no model has and that is unique to this salt and token.
+Paths of a prefix tree that part never join again, so everything behind that key is private to the
+salt, and the public prefix is shared by all.
 
-Knows integers and salts. The tree knows nothing of it, and nobody but the tree is told such a
-token.
+Knows integers and salts. The tree knows nothing of this, and such keys never leave the tree.
 """
 
 from __future__ import annotations
@@ -24,16 +22,14 @@ _LEAST = -(2**31)  # the tree keeps 32-bit integers
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """`root` is the salt to give to the tree. Tokens from `border` on are apart, where `shift` is
-    not 0.
-    """
+    """`root` is the salt for the tree. Where `shift` is not 0, tokens from `border` on are private."""
 
     root: str = ""
     border: int = 0
     shift: int = 0
 
     def keys(self, tokens: array[int]) -> array[int]:
-        """What the tree is told for `tokens`."""
+        """The keys under which the tree knows `tokens`."""
         if not self.shift or len(tokens) <= self.border:
             return tokens
         made = tokens[:]
@@ -51,12 +47,10 @@ class Namespaces:
         self._vocab_size = vocab_size
         self._prefixes = sorted((array("i", one) for one in prefixes if one), key=len, reverse=True)
         self._numbers: dict[str, int] = {}
-        """Of the salts that share public prefixes. One for each key: they are never forgotten."""
+        """By salt, for those that share public prefixes. There is one for each API key; they are kept."""
 
     def of(self, tokens: array[int], salt: str) -> Namespace:
-        """Whoever asks again must ask with the same tokens: a sequence that grows keeps the namespace
-        that it had.
-        """
+        """Call this with a sequence's first tokens: when it grows, it keeps the namespace it had."""
         if not salt.startswith(SHARES_PUBLIC):
             return Namespace(salt)
         border = next((len(one) for one in self._prefixes if tokens[: len(one)] == one), 0)
@@ -64,13 +58,11 @@ class Namespaces:
         return Namespace("", border, shift) if shift else Namespace(salt)
 
     def token(self, key: int) -> int:
-        """The token that the tree was told of as `key`."""
+        """The token that the tree knows as `key`."""
         return key % self._vocab_size if key < 0 else key
 
     def _shift(self, salt: str) -> int:
-        """Differs between salts by a whole vocabulary at least; 0 where there are too many of
-        them.
-        """
+        """Shifts of two salts differ by at least a whole vocabulary. 0 when there are too many salts."""
         number = self._numbers.get(salt, len(self._numbers) + 1)
         shift = number * self._vocab_size
         if -shift < _LEAST:

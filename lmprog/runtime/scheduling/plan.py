@@ -1,10 +1,9 @@
-"""The plan of one step: which rows run how many tokens, where their keys and values go, and what is
-wanted back.
+"""The plan of one step: which rows compute how many tokens, where their keys and values go, and for
+which positions logits are needed.
 
-One kind of row: a stretch of a branch's tokens is computed. Prefill, a chunk of it, decode, forced
-tokens and scoring differ only in counts. A plan is made by the scheduler, turned into flat arrays
-by `batch`, and given back to the scheduler with what was sampled. It knows integers only, no
-tensors and no text.
+There is one kind of row: a run of a sequence's tokens is computed. Prefill, a chunk of it, decode,
+forced tokens and scoring differ only in their counts. The scheduler makes a plan, `batch` turns it
+into flat arrays, and the scheduler takes it back with the sampled tokens. Integers only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Row:
     """Tokens `start .. start+count` of `sequence` are computed in this step.
 
     `pages` is the sequence's page table over positions `0 .. start+count`: position `i` lives in slot
-    `pages[i // page_size] * page_size + i % page_size`. Logits are wanted for the positions
+    `pages[i // page_size] * page_size + i % page_size`. Logits are needed for the positions
     `logits_from .. start+count` (none where `logits_from == start + count`).
     """
 

@@ -68,4 +68,4 @@ def overtaking_bound(context_len: int, ageing: int) -> int:
 
 def _class(sequence: Sequence) -> tuple[int, int]:
     preempted = 0 if sequence.admission_order else 1
-    return preempted, -sequence.call.priority
+    return preempted, -sequence.group.priority

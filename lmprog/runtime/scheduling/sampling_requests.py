@@ -1,4 +1,4 @@
-"""What a step asks of its logits and what it gets: values between the scheduler, which knows no
+"""Sampling and scoring requests and their results: the values between the scheduler, which knows no
 tensors, and a sampler.
 
 A logits row is named by its index among the wanted logits of the batch. Knows no pages, no text, no
@@ -19,10 +19,10 @@ Likely = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One token is to be picked from logits row `logit`.
+    """One token is to be sampled from logits row `logit`.
 
-    (seed, step) determine the random number, whatever else is in the batch. `prompt` and
-    `generated` are given only where penalties need them. `banned` tokens may not be picked, unless
+    (seed, step) determines the random number, whatever else is in the batch. `prompt` and
+    `generated` are given only where penalties need them. `banned` tokens may not be sampled, unless
     `mask` allows nothing else.
     """
 
@@ -48,8 +48,8 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """The picked token. `logprob` and `top` are the model's own, before temperature, penalties and
-    masks; they are nan and empty unless log-probabilities were asked for."""
+    """The sampled token. `logprob` and `top` are the model's own, before temperature, penalties and
+    masks; they are nan and empty unless log-probabilities were requested."""
 
     token: int
     logprob: float
@@ -58,7 +58,7 @@ class SampleResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """Log-probabilities of a score's targets; `tops` is empty where none were asked for."""
+    """Log-probabilities of a score's targets; `tops` is empty where none were requested."""
 
     logprobs: tuple[float, ...]
     tops: tuple[Likely, ...] = ()
@@ -66,9 +66,7 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResults:
-    """Answers to a step's picks and scores, in their order. None: that row's logits were not
-    finite.
-    """
+    """Results of a step's requests, in their order. None: that row's logits were not finite."""
 
-    picked: tuple[SampleResult | None, ...]
-    scored: tuple[ScoreResult | None, ...]
+    samples: tuple[SampleResult | None, ...]
+    scores: tuple[ScoreResult | None, ...]

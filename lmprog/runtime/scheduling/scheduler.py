@@ -1,53 +1,39 @@
-"""Decides who computes how many tokens in a step, and owns every page that is not free.
+"""Decides which sequences compute how many tokens in a step, and owns every page that is not free.
 
-Pure: no clock, no randomness, no transport, no tensors; a step is `plan`, somebody else's
-arithmetic, `commit`. There is one kind of step: prefill chunks, decodes, forced tokens and scorings
-are rows of one plan under one token budget.
+Pure: no clock, no randomness, no transport, no tensors. A step is `plan`, the forward pass, and
+`commit`. There is one kind of step: prefill chunks, decodes, forced tokens and scorings are rows of
+one plan under one token budget.
 
-How a sequence moves: it waits in the line; it is *admitted* when its prefix has been looked up and locked
-and there is memory for what it must compute; each step it gets a row; what it computes of known
-text enters the tree when it is planned, so that other sequences of the same step share it already; what
-it generates enters when it ends.
+Life of a sequence: it waits in the queue; it is *admitted* once its prefix is matched and locked
+and the pages it needs next can be freed; then each step gives it a row. Known tokens enter the tree
+when they are planned, so that other sequences of the same step already share them; generated
+tokens enter when the sequence ends.
 
-When memory runs out, pages that nobody stands on are forgotten first; then the sequences admitted last
-are preempted: they are unlocked, keep nothing but their tokens, and what they computed stays in the
-tree until its pages are needed. The sequence admitted first can preempt all others and fits the pool alone
-(`submit` refuses it otherwise), so something always moves.
+When memory runs out, unlocked pages are evicted first. Then the sequences admitted last are
+*preempted*: they are unlocked and keep only their tokens; what they computed stays in the tree
+until its pages are needed. The sequence admitted first can preempt all others, and alone it fits
+the pool (`check_fits` refuses it otherwise), so at least one sequence makes progress in each step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lmprog.config import SchedulerConfig
-from lmprog.errors import ContextOverflow, LmprogError, ModelError, Overloaded
+from lmprog.errors import ContextOverflow, LmprogError, Overloaded
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.admission_delay import AdmissionDelay
-from lmprog.runtime.scheduling.generation import Generation, ScoredToken
-from lmprog.runtime.scheduling.logits_requests import LogitsRequests, known_targets
+from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.pins import Pins
 from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
+from lmprog.runtime.scheduling.progress import Progress, apply_results
+from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a step brought one sequence. The `added` newest tokens of `sequence` are new; `ended` when
-    nothing more comes.
-    """
-
-    sequence: Sequence
-    added: int = 0
-    ended: bool = False
-    error: LmprogError | None = None
-
-
 class Scheduler:
-    """Owner of the tree, the pages and all sequences."""
+    """Owns the tree, the pages and all sequences."""
 
     def __init__(
         self, config: SchedulerConfig, context_len: int, stats: Stats | None = None
@@ -59,23 +45,23 @@ class Scheduler:
         self.pages = PageAllocator(config.num_pages)
         self.tree = RadixTree(config.page_size, self.pages)
         self.tables = PageTables(config, self.tree, self.pages)
-        self.line = WaitingQueue(config.policy, config.ageing, self._cached_prefix)
+        self.waiting = WaitingQueue(config.policy, config.ageing, self._cached_prefix)
         self.patience = AdmissionDelay()
         self.pins = Pins(self.tree)
         self.running: list[Sequence] = []
-        """Running sequences in the order in which they were admitted first."""
+        """In the order of first admission."""
         self.step = 0
         self._admissions = 0
 
     @property
     def idle(self) -> bool:
-        return not self.running and not len(self.line)
+        return not self.running and not len(self.waiting)
 
     # --- calls in and out
     # ----------------------------------------------------------------------------------------
 
     def check_fits(self, num_tokens: int, max_tokens: int) -> None:
-        """Raises `ContextOverflow` where a sequence of that length can never run, with the numbers."""
+        """Raises `ContextOverflow` when a sequence of that length can never run."""
         total = num_tokens + max_tokens
         most = self.longest_sequence
         if total > most:
@@ -86,7 +72,8 @@ class Scheduler:
             )
             instead = f" or set max_tokens <= {most - num_tokens:,}" if num_tokens < most else ""
             raise ContextOverflow(
-                f"the prompt is {num_tokens:,} tokens; with max_tokens={max_tokens:,} that is {total:,} > {most:,} "
+                f"the prompt is {num_tokens:,} tokens; with max_tokens={max_tokens:,} that is "
+                f"{total:,} > {most:,} "
                 f"({what}). Shorten the prompt{instead}.",
                 prompt=num_tokens,
                 max_tokens=max_tokens,
@@ -95,73 +82,71 @@ class Scheduler:
 
     @property
     def longest_sequence(self) -> int:
-        """Most tokens of one sequence: the context, or all pages but the one that a shared part-page
-        may cost.
+        """Most tokens of one sequence: the context, or what fits all pages but one (the copy of a
+        partly filled page takes a page more).
         """
         return min(self.context_len, (self.config.num_pages - 1) * self.config.page_size)
 
     def submit(self, call: SequenceGroup) -> None:
-        """Puts all sequences of `call` in the line. Raises `Overloaded` when the line is full; then
-        nothing was done.
+        """Queues all sequences of `call`. Raises `Overloaded` when the queue is full, and then queues
+        none of them.
         """
-        if len(self.line) + len(call.sequences) > self.config.max_waiting:
+        if len(self.waiting) + len(call.sequences) > self.config.max_waiting:
             raise Overloaded(
-                f"{len(self.line):,} calls are waiting and at most {self.config.max_waiting:,} may; try again later.",
+                f"{len(self.waiting):,} calls are waiting, the limit is "
+                f"{self.config.max_waiting:,}; try again later.",
                 retry_after=1.0,
             )
         for sequence in call.sequences:
             sequence.arrival = self.step
             sequence.matched = self._cached_prefix(sequence)
-            if isinstance(sequence.task, Generation):
-                self.stats.generated_tokens += (
-                    sequence.task.generated
-                )  # what was forced before the first step
-            self.line.join(sequence)
+            self.stats.generated_tokens += sequence.num_generated  # forced before the first step
+            self.waiting.push(sequence)
 
     def end(self, sequence: Sequence, keep: int | None = None) -> Node | None:
-        """Ends `sequence` wherever it is; what it computed of its first `keep` tokens (None: all) stays
-        in the tree.
+        """Ends `sequence` in any state. What it computed of its first `keep` tokens (None: all)
+        stays in the tree.
 
-        Returns the node where it ended, pinned for the caller (who owes an `unpin`), None where
+        Returns the node where it ended, pinned for the caller, who must `unpin` it; None when
         nothing was computed.
         """
         if sequence.state is SequenceState.WAITING:
-            self.line.leave(sequence)
+            self.waiting.remove(sequence)
         elif sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             if keep is not None:
                 sequence.computed = min(sequence.computed, keep)
         sequence.state = SequenceState.ENDED
-        return self.tables.leave(sequence, pin=True)
+        return self.tables.release(sequence, pin=True)
 
     def unpin(self, node: Node) -> None:
-        """Gives back what `end` pinned."""
+        """Undoes the pin of `end`."""
         self.tree.unpin(node)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Unseats a running sequence: unlocked, its work left in the tree, first in the line again."""
+        """Sends a running sequence back to the head of the queue; its work stays in the tree."""
         self.running.remove(sequence)
-        node = self.tables.leave(sequence, pin=False)
+        node = self.tables.release(sequence, pin=False)
         assert node is None
         sequence.state = SequenceState.WAITING
         sequence.num_tokens_at_enqueue = len(sequence.tokens)
-        sequence.call.preemptions += 1
+        sequence.group.preemptions += 1
         self.stats.preemptions += 1
-        self.line.join(sequence)
+        self.waiting.push(sequence)
 
     # --- a step
     # --------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """Who runs how many tokens in this step. Their slots are held and what they compute of
-        known text is in the tree already; `commit` or `fail` must follow."""
+        """The rows of the next step. Their slots are allocated and their known tokens are in the
+        tree already; `commit` or `fail` must follow."""
         self.step += 1
         self.tables.begin()
         rows: list[Row] = []
         budget = self.config.token_budget
         planned: set[Sequence] = set()
         # Decodes first: they are short and somebody waits for each token. Then prefills in the
-        # order of seating.
+        # order of admission.
         for sequence in sorted(self.running, key=_is_prefill):
             if not budget or len(rows) == self.config.max_rows:
                 break
@@ -169,49 +154,52 @@ class Scheduler:
                 sequence.state is SequenceState.RUNNING
             ):  # may have been preempted for an earlier one
                 budget -= self._extend(sequence, budget, rows, planned)
-        self.line.renew()
+        self.waiting.refresh()
         while budget and len(rows) < self.config.max_rows:
-            head = self.line.head
-            if head is None or not self._seat(head):
+            head = self.waiting.head
+            if head is None or not self._admit(head):
                 break
             budget -= self._extend(head, budget, rows, planned)
         plan = Plan(tuple(rows), *self.tables.finish())
         self.stats.see_plan(
-            plan, len(self.running), len(self.line), self.config.num_pages - self.pages.num_free
+            plan, len(self.running), len(self.waiting), self.config.num_pages - self.pages.num_free
         )
         return plan
 
-    def commit(self, plan: Plan, wanted: LogitsRequests, sampled: StepResults) -> list[Progress]:
-        """Takes what was sampled; sequences that ended by it are still admitted until `end` is called for
+    def commit(self, plan: Plan, requests: LogitsRequests, results: StepResults) -> list[Progress]:
+        """Takes what was results; sequences that ended by it are still admitted until `end` is called for
         them.
         """
         progress = []
         for index, row in enumerate(plan.rows):
             row.sequence.computed = row.end
-            row.sequence.call.computed += row.count
-            progress.append(self._take(row, index, wanted, sampled))
+            row.sequence.group.computed += row.count
+            generated = row.sequence.num_generated
+            one = apply_results(row, index, requests, results)
+            self.stats.generated_tokens += row.sequence.num_generated - generated
+            if one.not_finite:
+                self.tables.discard_path(row.sequence)
+            progress.append(one)
         if any(one.error for one in progress):
-            self._restart_spoiled({one.sequence for one in progress if one.ended})
+            self._restart_discarded({one.sequence for one in progress if one.ended})
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:
-        """The step raised: nothing it was to compute exists, so its rows' sequences fail and leave
-        nothing behind.
-        """
+        """The step raised: its sequences fail, and nothing it should have computed stays anywhere."""
         for row in plan.rows:
-            self.tables.spoil(row)
-        self._restart_spoiled({row.sequence for row in plan.rows})
+            self.tables.discard_row(row)
+        self._restart_discarded({row.sequence for row in plan.rows})
         return [Progress(row.sequence, ended=True, error=error) for row in plan.rows]
 
     def check(self) -> None:
         """All invariants of tree, pages and sequences; raises AssertionError."""
-        own = [page for sequence in self.running for page in self.tables.own_pages(sequence)]
+        own = [page for sequence in self.running for page in self.tables.private_pages(sequence)]
         self.tree.check()
         self.pages.check([*self.tree.pages_held(), *own])
         held = set(self.tree.pages_held())
         for sequence in self.running:
-            assert sequence.state is SequenceState.RUNNING, "a admitted sequence runs"
-            assert sequence not in self.line, "a admitted sequence does not wait"
+            assert sequence.state is SequenceState.RUNNING, "an admitted sequence runs"
+            assert sequence not in self.waiting, "an admitted sequence does not wait"
             whole = min(sequence.shared, sequence.computed // self.config.page_size)
             assert all(page in held for page in sequence.pages[:whole]), (
                 "shared pages are in the tree"
@@ -222,10 +210,10 @@ class Scheduler:
             assert len(sequence.pages) * self.config.page_size >= sequence.computed, (
                 "computed tokens have pages"
             )
-        for sequence in self.line:
-            assert sequence.state is SequenceState.WAITING, "who waits is not admitted"
-            assert sequence.node is None, "who waits locks nothing"
-            assert not sequence.pages, "who waits holds no page"
+        for sequence in self.waiting:
+            assert sequence.state is SequenceState.WAITING, "a queued sequence waits"
+            assert sequence.node is None, "a waiting sequence locks nothing"
+            assert not sequence.pages, "a waiting sequence has no pages"
 
     # --- inside a step
     # -------------------------------------------------------------------------------------------
@@ -233,13 +221,13 @@ class Scheduler:
     def _cached_prefix(self, sequence: Sequence) -> int:
         return self.tables.cached_prefix(sequence)
 
-    def _seat(self, sequence: Sequence) -> bool:
-        """Looks up and locks the sequence's prefix; False when there is no memory for it yet."""
+    def _admit(self, sequence: Sequence) -> bool:
+        """Matches and locks the sequence's prefix; False when there is not enough memory yet."""
         self.tables.attach(sequence)
         needed = self.tables.pages_for(sequence, len(sequence.tokens))
-        # A page for the next tokens of each running sequence, twice as many for each time that this one
-        # was preempted: so it waits until the others have grown, and nobody is preempted more than
-        # log2(pages) + 1 times.
+        # A page for the next tokens of each running sequence, doubled each time that this one was
+        # preempted: so it waits until the others have grown, and no sequence is preempted more
+        # than log2(pages) + 1 times.
         reserve = len(self.running) << sequence.num_memory_preemptions
         room = self.pages.num_free + self.tree.num_evictable - needed - reserve
         waits = self.patience.left and not sequence.is_continuation and room < self.tree.num_pinned
@@ -250,11 +238,11 @@ class Scheduler:
             return False
         if sequence.is_continuation:
             self.patience.earn()
-        self.line.leave(sequence)
+        self.waiting.remove(sequence)
         if not sequence.admission_order:
             self._admissions += 1
             sequence.admission_order = self._admissions
-            sequence.call.cached += sequence.computed
+            sequence.group.cached += sequence.computed
             self.stats.count_admission(
                 self.step - sequence.arrival - 1, len(sequence.tokens), sequence.computed
             )
@@ -266,11 +254,9 @@ class Scheduler:
     def _extend(
         self, sequence: Sequence, budget: int, rows: list[Row], planned: set[Sequence]
     ) -> int:
-        """Plans the sequence's next tokens, at most `budget`; returns how many. 0 when memory must wait
-        for others.
-        """
+        """Plans the sequence's next tokens, at most `budget`; returns how many. 0: no memory yet."""
         if sequence.remaining > 1:
-            self.tables.attach(sequence)  # somebody may have computed more of it in the meantime
+            self.tables.attach(sequence)  # others may have computed more of it since
         count = min(sequence.remaining, budget, self.config.max_chunk or budget)
         needed = self.tables.pages_for(sequence, sequence.computed + count)
         if not self._make_room(needed, sequence, planned):
@@ -280,12 +266,10 @@ class Scheduler:
         return count
 
     def _make_room(self, needed: int, sequence: Sequence, planned: set[Sequence]) -> bool:
-        """Frees pages until `needed` are free: what nobody stands on, then the sequences admitted after
-        this one.
-        """
+        """Frees pages until `needed` are free: evicts, then preempts sequences admitted later."""
         while self.pages.num_free < needed:
             missing = needed - self.pages.num_free
-            self.pins.loosen(missing)
+            self.pins.drop_for(missing)
             freed = self.tree.evict(missing)
             self.stats.evicted_pages += freed
             if freed >= missing:
@@ -306,48 +290,17 @@ class Scheduler:
             self.preempt(victim)
         return True
 
-    def _take(self, row: Row, index: int, wanted: LogitsRequests, sampled: StepResults) -> Progress:
-        sequence, pick = row.sequence, wanted.pick_of[index]
-        picked = None if pick is None else sampled.picked[pick]
-        found = _scored(wanted, sampled, wanted.scores_of[index])
-        if found is None or (pick is not None and picked is None):
-            self.tables.spoil_path(sequence)
-            return Progress(sequence, ended=True, error=_not_finite(row))
-        task = sequence.task
-        if isinstance(task, Generation):
-            task.prompt_logprobs += found
-            if index in wanted.failed:
-                return Progress(sequence, ended=True, error=wanted.failed[index])
-            return Progress(sequence) if picked is None else self._accept(sequence, task, picked)
-        num_known = len(known_targets(row))
-        task.logprobs += found[:num_known]
-        if row.end < len(sequence.tokens):
-            return Progress(sequence)
-        task.final_logprobs = tuple(found[num_known:])
-        return Progress(sequence, ended=True)
-
-    def _accept(self, sequence: Sequence, task: Generation, picked: SampleResult) -> Progress:
-        generated, prompt_len = task.generated, task.prompt_len
-        try:
-            added = task.accept(picked.token, sequence.tokens)
-        except LmprogError as error:  # its constraint grew beyond its limits
-            return Progress(sequence, ended=True, error=error)
-        if task.settings.sampling.logprobs is not None and task.prompt_len == prompt_len:
-            task.logprobs.append(ScoredToken(picked.token, picked.logprob, picked.top))
-        self.stats.generated_tokens += task.generated - generated
-        return Progress(sequence, added=added, ended=task.finish is not None)
-
-    def _restart_spoiled(self, ended: set[Sequence]) -> None:
-        """Sequences that stood on what a failed row had put into the tree begin again."""
+    def _restart_discarded(self, ended: set[Sequence]) -> None:
+        """Sequences that shared what a failed row had inserted into the tree begin again."""
         for sequence in [
             sequence
             for sequence in self.running
-            if sequence not in ended and self.tables.is_spoiled(sequence)
+            if sequence not in ended and self.tables.is_discarded(sequence)
         ]:
             self.running.remove(sequence)
             self.tables.detach(sequence)
             sequence.state = SequenceState.WAITING
-            self.line.join(sequence)
+            self.waiting.push(sequence)
 
 
 def _admission_order_of(sequence: Sequence) -> int:
@@ -356,23 +309,3 @@ def _admission_order_of(sequence: Sequence) -> int:
 
 def _is_prefill(sequence: Sequence) -> bool:
     return sequence.remaining > 1
-
-
-def _not_finite(row: Row) -> ModelError:
-    return ModelError(
-        f"the model gave numbers that are not finite at position {row.end - 1}; the call was ended and nothing of "
-        "it was kept. The checkpoint or its dtype is at fault (try float32)."
-    )
-
-
-def _scored(wanted: LogitsRequests, sampled: StepResults, which: range) -> list[ScoredToken] | None:
-    """The scores of one row, position by position; None when its logits were not finite."""
-    found: list[ScoredToken] = []
-    for index in which:
-        scored = sampled.scored[index]
-        if scored is None:
-            return None
-        targets = wanted.scores[index].targets
-        tops = scored.tops or ((),) * len(targets)
-        found += [ScoredToken(*each) for each in zip(targets, scored.logprobs, tops, strict=True)]
-    return found

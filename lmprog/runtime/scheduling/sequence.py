@@ -1,12 +1,11 @@
-"""A call in flight and its sequences: what the scheduler moves forward.
+"""Sequences and the groups they belong to: what the scheduler moves forward.
 
-A *call* is one gen or select. It runs on one or more *sequences*, each a growing token sequence whose
-keys and values are computed: one sequence for each of a gen's `n` results, one for each option of a
-select. A sequence is what a branch's cursor looks like while it runs. What is done with a sequence's logits
-is its *task* (`generation.Generation` or `generation.Scoring`); the scheduler only asks it where
-logits are wanted.
+A call (a gen or select) runs as a *sequence group* of one or more *sequences*: one for each of a
+gen's `n` results, one for each option of a select. A sequence is a list of tokens that grows while
+its keys and values are computed. Its *task* (`Generation` or `Scoring`) says what is done with its
+logits; the scheduler only asks the task from which position on logits are needed.
 
-This module knows lengths and states. It knows no text, no tensors, and decides nothing.
+Knows lengths and states. Knows no text and no tensors, and decides nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class SequenceState(enum.Enum):
 
 @dataclass(slots=True)
 class GroupTiming:
-    """Seconds on the runtime's clock; None until that moment has come."""
+    """Seconds on the runtime's clock; None until the event has happened."""
 
     submitted: float
     admitted: float | None = None
@@ -40,7 +39,7 @@ class GroupTiming:
 
 @dataclass(eq=False, slots=True)
 class SequenceGroup:
-    """One gen or select: its sequences, and the work that they have in common."""
+    """The sequences of one call, and the work that they have in common."""
 
     priority: int = 0
     sequences: list[Sequence] = field(default_factory=list)
@@ -52,7 +51,7 @@ class SequenceGroup:
 
 
 class Sequence:
-    """One growing token sequence of a call.
+    """One growing token sequence of a group.
 
     Positions `0 .. computed` have keys and values, in `pages` (page index -> page). The first
     `shared` pages belong to the tree and are kept alive by the lock on `node`; the others are the
@@ -62,9 +61,9 @@ class Sequence:
     __slots__ = (
         "admission_order",
         "arrival",
-        "call",
         "computed",
         "error",
+        "group",
         "is_continuation",
         "matched",
         "namespace",
@@ -81,30 +80,27 @@ class Sequence:
 
     def __init__(
         self,
-        call: SequenceGroup,
+        group: SequenceGroup,
         tokens: array[int],
         task: Generation | Scoring,
         namespace: Namespace = SHARED_NAMESPACE,
     ) -> None:
-        self.call = call
+        self.group = group
         self.tokens = tokens
         self.task = task
         self.namespace = namespace
         self.is_continuation = False
-        """Its branch was computed before, up to somewhere, and goes on now."""
+        """Its branch has been computed before, at least in part, and goes on now."""
         self.state = SequenceState.WAITING
         self.node: Node | None = None
         self.pages: array[int] = array("i")
         self.shared = 0
         self.computed = 0
         self.num_tokens_at_enqueue = len(tokens)
-        """Tokens that stood when the sequence joined the line last; what is generated since enters the
-        tree at its end.
-        """
+        """Known tokens when it was last put into the queue. They enter the tree when they are
+        planned; tokens generated since enter when the sequence ends."""
         self.matched = 0
-        """Prefix length found in the tree when it was last looked up while waiting; a hint for the
-        policy.
-        """
+        """Length of its cached prefix at the last look-up while it waited: a hint for the policy."""
         self.arrival = 0
         """Number of the scheduler's step in which the sequence was submitted."""
         self.admission_order = 0
@@ -117,10 +113,13 @@ class Sequence:
 
     @property
     def logits_from(self) -> int:
-        """The first position whose logits are still wanted; nothing from there on may be taken from
-        the cache.
-        """
+        """The first position whose logits are still needed: it must be computed, not found."""
         return self.task.logits_from(len(self.tokens))
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that its generation has made; 0 for a scoring."""
+        return self.task.generated if isinstance(self.task, Generation) else 0
 
     @property
     def remaining(self) -> int:

@@ -1,8 +1,4 @@
-"""What the runtime has done so far, as plain counters: the work, not the rate.
-
-Everything here is a sum, a peak or a distribution over the runtime's life. It knows plans only by
-their counts.
-"""
+"""Counters of the work done so far: sums, peaks and histograms over the runtime's life."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ from dataclasses import dataclass, field, fields
 from lmprog.runtime.scheduling.plan import Plan
 
 WAIT_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Upper ends of the classes of waiting, in passes; the last class has none."""
+"""Histogram bucket upper bounds, in scheduler steps; the last bucket has none."""
 
 
 class Histogram:
-    """How a quantity is distributed: counts by class, and the sum."""
+    """Counts by bucket, and the sum of all values."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -31,9 +27,7 @@ class Histogram:
         self.sum += value
 
     def figures(self, name: str) -> Mapping[str, float]:
-        """`name_le_BOUND` for each class (not added up), `name_le_inf` for the last one, and
-        `name_sum`.
-        """
+        """`name_le_BOUND` for each bucket (not cumulative), `name_le_inf` and `name_sum`."""
         ends = [*(f"{bound:g}" for bound in self.bounds), "inf"]
         found = {
             f"{name}_le_{end}": float(count) for end, count in zip(ends, self.counts, strict=True)
@@ -53,9 +47,9 @@ class Stats:
     prefill_tokens: int = 0
     """Computed in rows of more than one token."""
     cached_tokens: int = 0
-    """Found in the tree when a sequence was admitted first."""
+    """Prompt tokens found in the tree at a sequence's first admission."""
     looked_up_tokens: int = 0
-    """Looked for then."""
+    """Prompt tokens looked up at first admissions."""
     generated_tokens: int = 0
     forced_tokens: int = 0
     calls: int = 0
@@ -63,7 +57,7 @@ class Stats:
     calls_failed: int = 0
     forks: int = 0
     fork_shared_tokens: int = 0
-    """Tokens that forked branches began with."""
+    """Tokens of the parent at the time of the fork."""
     branches: int = 0
     preemptions: int = 0
     evicted_pages: int = 0
@@ -74,12 +68,12 @@ class Stats:
     peak_waiting: int = 0
     failed_steps: int = 0
     invariant_failures: int = 0
-    """Books that did not balance when looked at in a pause; anything but 0 is a bug of ours."""
+    """Idle-time checks of the invariants that failed; anything but 0 is a bug in lmprog."""
 
     idle_seconds: float = 0.0
-    """Waited for messages with nothing to do."""
+    """Time waited for messages while nothing ran."""
     wait_passes: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS))
-    """Passes of the scheduler between a sequence's arrival and its first admission."""
+    """Scheduler steps between a sequence's arrival and its first admission."""
 
     def count_admission(self, passes: int, num_tokens: int, cached: int) -> None:
         """A sequence of `num_tokens` was admitted for the first time; the tree had `cached` of them."""

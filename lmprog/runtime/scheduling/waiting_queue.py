@@ -23,11 +23,11 @@ _key_of = itemgetter(0)
 
 
 class WaitingQueue:
-    """Waiting sequences in order. A sequence is in the line from `join` to `leave`."""
+    """Waiting sequences in order. A sequence is in the line from `push` to `remove`."""
 
     def __init__(self, policy: PolicyName, ageing: int, look_up: Callable[[Sequence], int]) -> None:
         self._order = order_for(policy, ageing)
-        self._renews = policy == "lpm"
+        self._refreshes = policy == "lpm"
         self._sweeps = policy == "dfs"
         self._look_up = look_up
         self._entries: list[tuple[Key, Sequence]] = []
@@ -51,24 +51,24 @@ class WaitingQueue:
         """Who goes next; stays in the line."""
         return self._entries[0][1] if self._entries else None
 
-    def join(self, sequence: Sequence) -> None:
+    def push(self, sequence: Sequence) -> None:
         self._arrivals += 1
         if self._sweeps:
             if self._entries:
                 self._sweep = int(self._entries[0][0][2])
             sequence.sweep = self._sweep + 1
         self._numbers[sequence] = self._arrivals
-        self._place(sequence)
+        self._insert(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
-        self._displace(sequence)
+    def remove(self, sequence: Sequence) -> None:
+        self._take_out(sequence)
         del self._numbers[sequence]
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         """Looks a few sequences up again, the front and then all in turn, and moves those whose prefix
         has changed.
         """
-        if not self._renews or not self._entries:
+        if not self._refreshes or not self._entries:
             return
         size = len(self._entries)
         front = [sequence for _, sequence in self._entries[: LOOKED_UP_PER_STEP // 2]]
@@ -80,16 +80,16 @@ class WaitingQueue:
         for sequence in dict.fromkeys(front + turn):
             found = self._look_up(sequence)
             if found != sequence.matched:
-                self._displace(sequence)
+                self._take_out(sequence)
                 sequence.matched = found
-                self._place(sequence)
+                self._insert(sequence)
 
-    def _place(self, sequence: Sequence) -> None:
+    def _insert(self, sequence: Sequence) -> None:
         key = self._order(sequence, self._numbers[sequence])
         self._keys[sequence] = key
         insort(self._entries, (key, sequence), key=_key_of)
 
-    def _displace(self, sequence: Sequence) -> None:
+    def _take_out(self, sequence: Sequence) -> None:
         key = self._keys.pop(sequence)
         index = bisect_left(self._entries, key, key=_key_of)
         assert self._entries[index][1] is sequence, (

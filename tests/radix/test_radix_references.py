@@ -35,7 +35,7 @@ def test_a_lock_up_to_a_position_holds_no_more_than_that(bench: Bench) -> None:
     whole = bench.add(*range(12))
     node = bench.tree.lock(whole, 6)
     assert (node.end, whole.begin, whole.locks) == (6, 6, 0)
-    assert bench.tree.num_evictable == 1  # of two: one of them holds the end of what is locked
+    assert bench.tree.num_evictable == 1  # of two: one of them refs the end of what is locked
     assert bench.tree.clear() == 1
     assert bench.length(*range(12)) == 6
     bench.check()
@@ -56,7 +56,7 @@ def test_an_evicted_node_cannot_be_locked(bench: Bench) -> None:
         bench.tree.lock(node)
 
 
-def test_the_root_can_be_locked_pinned_and_let_go(bench: Bench) -> None:
+def test_the_root_can_be_locked_pinned_and_unlocked(bench: Bench) -> None:
     root = bench.tree.match(ints(1), "someone").node
     bench.tree.lock(root)
     bench.tree.pin(root)
@@ -70,8 +70,8 @@ def test_a_salt_that_holds_nothing_leaves_nothing_behind(bench: Bench) -> None:
     for number in range(100):
         bench.length(1, salt=f"only asked for {number}")
     bench.tree.clear()
-    assert not bench.tree._holds.used_roots
-    assert not bench.tree._holds._roots
+    assert not bench.tree._refs.used_roots
+    assert not bench.tree._refs._roots
 
 
 def test_pinned_nodes_are_evicted_last(bench: Bench) -> None:

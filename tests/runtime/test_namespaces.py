@@ -52,8 +52,8 @@ def test_nobody_is_told_more_than_what_is_public_or_their_own(page_size: int, se
         sequence = rig.gen(prompt, 3, namespace=namespace)
         rig.run()
         assert list(sequence.tokens) == prompt + expected(prompt, 3)
-        assert sequence.call.cached <= min(max(mine, public), len(prompt) - 1), (salt, prompt)
-        assert not roomy or sequence.call.cached >= min(public, len(prompt) - 1), (salt, prompt)
+        assert sequence.group.cached <= min(max(mine, public), len(prompt) - 1), (salt, prompt)
+        assert not roomy or sequence.group.cached >= min(public, len(prompt) - 1), (salt, prompt)
         own.setdefault(salt, []).append(list(sequence.tokens)[:-1])
         if salt.startswith(SHARES_PUBLIC) or not salt:
             shared = len(sequence.tokens) - 1 if not salt else border(prompt)

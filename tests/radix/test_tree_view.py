@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmprog.radix import Node, path, picture_of
+from lmprog.radix import Node, path, view_tree
 from tests.radix.bench import Bench
 
 lives = st.lists(
@@ -43,7 +43,7 @@ def test_with_room_for_all_the_sums_are_the_tree_s_own_counts(
     life: list[tuple[list[int], str, str]],
 ) -> None:
     tree = lived(life).tree
-    seen = picture_of(tree, 1000)
+    seen = view_tree(tree, 1000)
     nodes = list(tree.walk())
     assert {id(node) for node in seen.nodes} == {id(node) for node in nodes}
     assert seen.nodes_left_out == 0
@@ -56,7 +56,7 @@ def test_parents_come_first_and_of_what_can_come_the_largest(
     life: list[tuple[list[int], str, str]], most: int
 ) -> None:
     tree = lived(life).tree
-    seen = picture_of(tree, most)
+    seen = view_tree(tree, most)
     assert len(seen.nodes) == min(most, tree.num_nodes)
     assert len(seen.nodes) + seen.nodes_left_out == tree.num_nodes
     for index, (node, parent) in enumerate(zip(seen.nodes, seen.parents, strict=True)):
@@ -76,7 +76,7 @@ def is_reached(node: Node, shown: set[int]) -> bool:
 
 def test_looking_is_no_use(bench: Bench) -> None:
     old, new = bench.add(1, 1, 1, 1), bench.add(2, 2, 2, 2)
-    picture_of(bench.tree, 1)
+    view_tree(bench.tree, 1)
     assert bench.tree.evict(1) == 1
     assert (old.alive, new.alive) == (False, True)
 
@@ -119,6 +119,6 @@ def test_the_work_is_bounded_however_many_children_there_are(
     pushed = itertools.count()
     push = heapq.heappush
     monkeypatch.setattr(heapq, "heappush", lambda *given: (next(pushed), push(*given)))
-    seen = picture_of(bench.tree, 10)
+    seen = view_tree(bench.tree, 10)
     assert (len(seen.nodes), seen.nodes_left_out) == (10, 1990)
     assert next(pushed) == 140

@@ -1,0 +1,81 @@
+"""What a step brought each sequence: results of the sampler, applied to the sequences' tasks.
+
+Knows tasks, requests and results; knows no pages and no tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmprog.errors import LmprogError, ModelError
+from lmprog.runtime.scheduling.generation import Generation, ScoredToken
+from lmprog.runtime.scheduling.logits_requests import LogitsRequests, known_targets
+from lmprog.runtime.scheduling.plan import Row
+from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
+from lmprog.runtime.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The `added` newest tokens of `sequence` are new; `ended` when no more will come."""
+
+    sequence: Sequence
+    added: int = 0
+    ended: bool = False
+    error: LmprogError | None = None
+    not_finite: bool = False
+    """Its logits were not finite: nothing that it computed or found may be used again."""
+
+
+def apply_results(row: Row, index: int, requests: LogitsRequests, results: StepResults) -> Progress:
+    """Applies the results of row `index` of the plan to its sequence's task."""
+    sequence, asked = row.sequence, requests.sample_of[index]
+    sampled = None if asked is None else results.samples[asked]
+    scored = _scores(requests, results, requests.scores_of[index])
+    if scored is None or (asked is not None and sampled is None):
+        return Progress(sequence, ended=True, error=_not_finite(row), not_finite=True)
+    task = sequence.task
+    if isinstance(task, Generation):
+        task.prompt_logprobs += scored
+        if index in requests.failed:
+            return Progress(sequence, ended=True, error=requests.failed[index])
+        return Progress(sequence) if sampled is None else _accept(sequence, task, sampled)
+    num_known = len(known_targets(row))
+    task.logprobs += scored[:num_known]
+    if row.end < len(sequence.tokens):
+        return Progress(sequence)
+    task.final_logprobs = tuple(scored[num_known:])
+    return Progress(sequence, ended=True)
+
+
+def _accept(sequence: Sequence, task: Generation, sampled: SampleResult) -> Progress:
+    prompt_len = task.prompt_len
+    try:
+        added = task.accept(sampled.token, sequence.tokens)
+    except LmprogError as error:  # its constraint exceeded its limits
+        return Progress(sequence, ended=True, error=error)
+    if task.settings.sampling.logprobs is not None and task.prompt_len == prompt_len:
+        task.logprobs.append(ScoredToken(sampled.token, sampled.logprob, sampled.top))
+    return Progress(sequence, added=added, ended=task.finish is not None)
+
+
+def _scores(
+    requests: LogitsRequests, results: StepResults, which: range
+) -> list[ScoredToken] | None:
+    """The scores of one row, position by position; None when its logits were not finite."""
+    found: list[ScoredToken] = []
+    for index in which:
+        score = results.scores[index]
+        if score is None:
+            return None
+        targets = requests.scores[index].targets
+        tops = score.tops or ((),) * len(targets)
+        found += [ScoredToken(*each) for each in zip(targets, score.logprobs, tops, strict=True)]
+    return found
+
+
+def _not_finite(row: Row) -> ModelError:
+    return ModelError(
+        f"the model's logits were not finite at position {row.end - 1}; the call was ended and "
+        "nothing of it was kept. The checkpoint or its dtype is at fault (try float32)."
+    )

@@ -1,0 +1,103 @@
+"""Checks last replies against the oracle: failures need a cause, results must be exact.
+
+Raises AssertionError; the world adds the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmprog import wire
+from lmprog.simulation import oracle
+from lmprog.simulation.branch_mirror import IssuedCall, is_below_closed, prompt_of
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyChecks:
+    """`longest` is the runtime's longest sequence, `num_faults` counts the injected faults."""
+
+    longest: int
+    clock: Callable[[], float]
+    num_faults: Callable[[], int]
+
+    def check_failure(self, issued: IssuedCall, reply: wire.Failed) -> None:
+        if reply.code == "cancelled" and (issued.cancelled or is_below_closed(issued.mirror)):
+            return
+        if reply.code == "model" and self.num_faults() > issued.faults:
+            return
+        op = issued.op
+        timeout = None if isinstance(op, wire.Read) else op.timeout
+        if (
+            reply.code == "deadline"
+            and timeout is not None
+            and self.clock() >= issued.time + timeout
+        ):
+            return
+        cause, prompt = prompt_of(issued)
+        if cause is not None:
+            assert reply.code == cause, (
+                f"a spoiled branch names its cause: {reply.code}, not {cause}"
+            )
+            return
+        if reply.code == "context_overflow":
+            assert self._needs(op, prompt) > self.longest, (
+                f"refused though it fits: {reply.message}"
+            )
+            return
+        raise AssertionError(
+            f"call {reply.call} failed without a cause: {reply.code}: {reply.message}"
+        )
+
+    def _needs(self, op: wire.Generate | wire.Select | wire.Read, prompt: str) -> int:
+        if isinstance(op, wire.Generate):
+            return len(prompt) + (op.sampling.max_tokens or 1)
+        return len(prompt) + (max(map(len, op.choices)) if isinstance(op, wire.Select) else 0)
+
+    def check_done(self, issued: IssuedCall, reply: wire.CallDone) -> None:
+        op = issued.op
+        assert isinstance(op, wire.Generate)
+        issued.texts = [output.text for output in reply.outputs]
+        prompt = issued.mirror.text(issued.place)
+        assert self._needs(op, prompt) <= self.longest, "what can never fit is refused"
+        if op.keep != "first":
+            self._check_kept(issued, prompt, reply)
+            return
+        assert len(reply.outputs) == op.sampling.n
+        for index, output in enumerate(reply.outputs):
+            expected = oracle.generated(prompt, op, (op.sampling.seed or 0) + index)
+            assert output.text == expected.text, (
+                f"call {op.call}[{index}]: {output.text!r} is not {expected.text!r}"
+            )
+            assert output.finish == expected.finish
+            assert oracle.LETTERS.decode(output.tokens) == output.text, "its tokens are its text"
+            if op.stream:
+                assert issued.deltas.get(index, "") == output.text, "the deltas joined are the text"
+        usage = reply.usage
+        assert usage.prompt == len(prompt)
+        assert 0 <= usage.cached <= usage.prompt * op.sampling.n
+
+    def _check_kept(self, issued: IssuedCall, prompt: str, reply: wire.CallDone) -> None:
+        """Which one ends first is the scheduler's business; that every one is right, and the
+        majority, is checked.
+        """
+        op = issued.op
+        assert isinstance(op, wire.Generate)
+        seeds = range(op.sampling.seed or 0, (op.sampling.seed or 0) + op.sampling.n)
+        everyone = [oracle.generated(prompt, op, seed).text for seed in seeds]
+        assert set(issued.texts) <= set(everyone)
+        if op.keep == "majority":
+            stripped = [text.strip() for text in everyone]
+            most = max(stripped.count(text) for text in stripped)
+            assert stripped.count(issued.texts[0].strip()) == most, "most agree with what is kept"
+        if op.stream:
+            assert issued.deltas.get(0, "") == issued.texts[0], "the deltas joined are the text"
+
+    def check_chosen(self, issued: IssuedCall, reply: wire.Chosen) -> None:
+        op = issued.op
+        assert isinstance(op, wire.Select)
+        issued.texts = [op.choices[reply.index]]
+        prompt = issued.mirror.text(issued.place)
+        for option, score in zip(reply.options, oracle.scores(prompt, op), strict=True):
+            assert abs(option.score - score) < 1e-6, f"option scored {option.score}, not {score}"
+        assert reply.index in oracle.chosen(prompt, op), "the best option wins"
