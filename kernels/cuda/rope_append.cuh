@@ -1,0 +1,68 @@
+// Splits the query/key/value product: queries and keys are normalized where the model says so and
+// turned by their position; queries go to their array, keys and values to their slots, also to the
+// second slots of mirrored writes.
+//
+// One warp per head of a write. A pair is two neighbouring numbers (the loader orders weights so).
+#pragma once
+#include "args.cuh"
+
+constexpr int kRopeThreads = 128;
+
+template <class T, int dim>
+LM_DEV void rope_append(const RopeArgs<T> &args) {
+    constexpr int pairs = dim / 2, own = pairs < 32 ? 1 : pairs / 32;
+    const int lane = lane_id(), tokens = global_load(args.counts + kTokens),
+              writes = global_load(args.counts + kWrites);
+    const int all = args.heads + 2 * args.kv_heads, stride = num_blocks() * (kRopeThreads / 32);
+    const int page_size = 1 << args.page_shift;
+    for (int work = block_id() * (kRopeThreads / 32) + warp_id(); work < writes * all;
+         work += stride) {
+        const int write = work / all, head = work % all;
+        if (head < args.heads && write >= tokens)
+            continue;  // a mirrored write has no query of its own
+        const int token = global_load(args.write_tokens + write);
+        const T *from = args.qkv + ((u64)token * all + head) * dim;
+        const bool is_value = head >= args.heads + args.kv_heads;
+        Pair x[own];
+        float squares = 0.0f;
+        for (int i = 0; i < own; i++) {
+            const int pair = lane + 32 * i;
+            x[i] = {0.0f, 0.0f};
+            if (pair < pairs)
+                x[i] = {to_float(global_load(from + pair * 2)),
+                        to_float(global_load(from + pair * 2 + 1))};
+            squares += x[i].x * x[i].x + x[i].y * x[i].y;
+        }
+        if (args.norm && !is_value) {
+            const float factor = divide(1.0f, sqrt_exact(warp_sum(squares) / dim + args.eps));
+            const T *weight = args.norm + (u64)head * dim;
+            for (int i = 0; i < own; i++)
+                if (lane + 32 * i < pairs) {
+                    x[i].x *= factor * to_float(global_load(weight + (lane + 32 * i) * 2));
+                    x[i].y *= factor * to_float(global_load(weight + (lane + 32 * i) * 2 + 1));
+                }
+        }
+        T *to;
+        if (head < args.heads) {
+            to = args.q + ((u64)token * args.heads + head) * dim;
+        } else {
+            const int slot = global_load(args.write_slots + write),
+                      kv_head = (head - args.heads) % args.kv_heads;
+            const u64 side = (u64)(slot >> args.page_shift) * 2 + (is_value ? 1 : 0);
+            to = args.kv +
+                 ((side * args.kv_heads + kv_head) * page_size + (slot & (page_size - 1))) * dim;
+        }
+        const int position = global_load(args.positions + token);
+        for (int i = 0; i < own; i++) {
+            const int pair = lane + 32 * i;
+            if (pair >= pairs) continue;
+            Pair y = x[i];
+            if (!is_value) {
+                const Pair turn = global_load(args.rotations + (u64)position * pairs + pair);
+                y = {x[i].x * turn.x - x[i].y * turn.y, x[i].x * turn.y + x[i].y * turn.x};
+            }
+            global_store(to + pair * 2, from_float<T>(y.x));
+            global_store(to + pair * 2 + 1, from_float<T>(y.y));
+        }
+    }
+}

@@ -1,0 +1,420 @@
+// Attention over a tree of pages, 16-bit keys and values: one pass over every run of keys for all
+// queries below it.
+//
+// An item is a run of at most a few hundred positions and as many queries as fit a tile; a block
+// takes items of one kv head in turn. Two tiles share their arithmetic to the last bit, so that
+// what a query gets does not depend on how many others read the same run: 16 rows (warps split the
+// columns of a score tile, then the columns of the output) and 64 rows (a warp has 16 rows to
+// itself). A row is a query token and one of the heads of the kv head's group. Keys and values come
+// through a ring of asynchronous copies, XOR-swizzled by 16 bytes; softmax is online, in base 2;
+// results leave as partials (already divided) with the base-2 logarithm of their weight, or
+// directly where there is one alone.
+#pragma once
+#include "args.cuh"
+
+template <int dim>
+struct TreeTile {
+    static constexpr int columns = dim > 128 ? 32 : 64;  // keys of a tile
+    static constexpr int groups = columns / 16;          // keys are multiplied 16 at a time
+    static constexpr int stages = dim == 64 ? 4 : dim == 128 ? 3 : 2;
+    static constexpr u32 tile_bytes = columns * dim * 2;
+    static constexpr u32 ring_bytes = stages * 2 * tile_bytes;
+    static constexpr bool keeps_queries =
+        dim > 128;  // the 64-row tile keeps queries in shared memory, not in registers
+    static constexpr u32 queries_bytes = keeps_queries ? 64 * dim * 2 : 0;
+    static constexpr int small_threads = groups * 32, large_threads = 128;
+    static constexpr u32 small_bytes =
+        ring_bytes + 16 * columns * 2 + 2 * groups * 16 * 4;  // + weights, maxima, sums
+    static constexpr u32 large_bytes = ring_bytes + queries_bytes;
+};
+
+// Byte offset of 16-byte piece `piece` of row `row`, rows of `pieces` pieces.
+template <int pieces>
+LM_DEV u32 swizzled(int row, int piece) {
+    return (u32)(row * pieces + (piece ^ (row & 7))) * 16;
+}
+
+// Which positions a row may see: (after, upto]; none for rows beyond the item's queries.
+struct Sight {
+    int after, upto;
+};
+
+template <class T>
+LM_DEV int token_of(const TreeArgs<T> &args, const Item &item, int row, int group) {
+    const int query = row / group;
+    return query < item.num_queries ? global_load(args.queries + item.query_base + query) : -1;
+}
+
+template <class T>
+LM_DEV Sight sight_of(const TreeArgs<T> &args, int token) {
+    if (token < 0) return {0, -1};
+    const int position = global_load(args.positions + token);
+    return {args.window > 0 ? position - args.window : -1, position};
+}
+
+template <class T, int dim, int threads>
+LM_DEV void load_tile(const TreeArgs<T> &args, const Item &item, int head, int tile, u32 keys) {
+    typedef TreeTile<dim> Tile;
+    constexpr int pieces = dim / 8;
+    const int page_size = 1 << args.page_shift;
+    const u64 half = (u64)args.kv_heads * page_size * dim;  // from keys to values of a page
+    for (int i = thread_id(); i < Tile::columns * pieces; i += threads) {
+        const int row = i / pieces, piece = i % pieces,
+                  position = item.begin + tile * Tile::columns + row;
+        const bool is_there = position < item.end;
+        const int at = is_there ? position : item.begin;
+        const u64 page = (u64)global_load(args.pages + item.page_base + (at >> args.page_shift));
+        const T *from = args.kv + page * 2 * half +
+                        ((u64)head * page_size + (at & (page_size - 1))) * dim + piece * 8;
+        copy_async(keys + swizzled<pieces>(row, piece), from, is_there);
+        copy_async(keys + Tile::tile_bytes + swizzled<pieces>(row, piece), from + half, is_there);
+    }
+}
+
+// Scores of 16 rows and the 16 keys from `column` on. # s[2][4]: two 8-column fragments
+template <class T, int dim>
+LM_DEV void score_group(float s[2][4], const u32 q[4], u32 keys, int column, int step) {
+    const int lane = lane_id();
+    u32 b[4];
+    load_matrices(b, keys + swizzled<dim / 8>(column + (lane & 7) + ((lane >> 4) << 3),
+                                              step * 2 + ((lane >> 3) & 1)));
+    multiply_add<T>(s[0], q, b);
+    multiply_add<T>(s[1], q, b + 2);
+}
+
+// Scales, caps and masks the scores of a group, in base 2. `position`: of the group's first key.
+LM_DEV void finish_scores(float s[2][4], const Sight sight[2], int position, int end,
+                          bool is_masked, float scale, float softcap) {
+    constexpr float log2_e = 1.4426950408889634f;
+    for (int j = 0; j < 2; j++)
+        for (int e = 0; e < 4; e++) {
+            float x = s[j][e] * scale;
+            if (softcap > 0.0f)
+                x = softcap *
+                    (1.0f - divide(2.0f, 1.0f + exp2_fast(divide(x, softcap) * (2.0f * log2_e))));
+            s[j][e] = x * log2_e;
+            if (is_masked) {
+                const int at = position + j * 8 + (lane_id() & 3) * 2 + (e & 1);
+                const Sight &seen = sight[e >> 1];
+                if (at >= end || at > seen.upto || at <= seen.after) s[j][e] = minus_infinity();
+            }
+        }
+}
+
+LM_DEV float row_maximum(float x) {
+    x = larger(x, swap_lanes(x, 1));
+    return larger(x, swap_lanes(x, 2));
+}
+
+// A new maximum of one row: what earlier sums are multiplied with; `base` is what exponents are
+// relative to.
+LM_DEV float rescale(float &maximum, float found, float &base) {
+    const float now = larger(maximum, found);
+    base = now == minus_infinity() ? 0.0f : now;
+    const float factor = exp2_fast(maximum - base);
+    maximum = now;
+    return factor;
+}
+
+// Scores of a group become weights, packed as the left side of the next product; their sums join
+// `sum`.
+template <class T>
+LM_DEV void weigh_group(float s[2][4], const float base[2], float sum[2], u32 a[4]) {
+    for (int j = 0; j < 2; j++)
+        for (int e = 0; e < 4; e++) {
+            s[j][e] = exp2_fast(s[j][e] - base[e >> 1]);
+            sum[e >> 1] += s[j][e];
+        }
+    a[0] = pack<T>(s[0][0], s[0][1]), a[1] = pack<T>(s[0][2], s[0][3]);
+    a[2] = pack<T>(s[1][0], s[1][1]), a[3] = pack<T>(s[1][2], s[1][3]);
+}
+
+// o[., 16 columns from 16 * `block`] += weights of 16 keys from `row` on times their values.
+template <class T, int dim>
+LM_DEV void add_values(float o[2][4], const u32 a[4], u32 values, int row, int block) {
+    const int lane = lane_id();
+    u32 b[4];
+    load_matrices_transposed(
+        b, values + swizzled<dim / 8>(row + (lane & 15), block * 2 + (lane >> 4)));
+    multiply_add<T>(o[0], a, b);
+    multiply_add<T>(o[1], a, b + 2);
+}
+
+// Queries of the warp's 16 rows as left sides, straight from global memory.
+template <class T, int dim>
+LM_DEV void load_queries(u32 q[dim / 16][4], const TreeArgs<T> &args, const int token[2],
+                         const int at_head[2]) {
+    for (int x = 0; x < 2; x++) {
+        const T *row =
+            args.q + ((u64)(token[x] < 0 ? 0 : token[x]) * args.heads + at_head[x]) * dim;
+#pragma unroll
+        for (int k = 0; k < dim / 16; k++)
+            for (int half = 0; half < 2; half++) {
+                const u32 *from =
+                    reinterpret_cast<const u32 *>(row + k * 16 + half * 8 + (lane_id() & 3) * 2);
+                q[k][half * 2 + x] = token[x] < 0 ? 0 : global_load(from);
+            }
+    }
+}
+
+// Where the results of a query token go: its only partial is the result.
+template <class T, int dim>
+struct Target {
+    T *out = nullptr;
+    float *partial = nullptr, *sum = nullptr;
+
+    LM_DEV static Target of(const TreeArgs<T> &args, const Item &item, int token, int head,
+                            const Sight &sight) {
+        Target target;
+        if (token < 0 || sight.upto < item.first || sight.after >= item.end - 1)
+            return target;  // sees nothing of it
+        const int start = global_load(args.part_starts + token),
+                  end = global_load(args.part_starts + token + 1);
+        if (end - start == 1) {
+            target.out = args.out + ((u64)token * args.heads + head) * dim;
+        } else {
+            const u64 at =
+                (u64)(start + item.ordinal - global_load(args.first_parts + token)) * args.heads +
+                head;
+            target.partial = args.partials + at * dim;
+            target.sum = args.sums + at;
+        }
+        return target;
+    }
+    LM_DEV void write(int column, float x, float y) const {
+        if (out) global_store(reinterpret_cast<u32 *>(out + column), pack<T>(x, y));
+        if (partial) global_store(reinterpret_cast<Pair *>(partial + column), Pair{x, y});
+    }
+};
+
+// --- 16 rows
+template <class T, int dim>
+LM_DEV void attend_small(const TreeArgs<T> &args, const Item &item, int head) {
+    typedef TreeTile<dim> Tile;
+    constexpr int slice =
+        dim / 16 / Tile::groups;  // blocks of 16 output columns that this warp sums
+    const u32 weights = Tile::ring_bytes, maxima = weights + 16 * Tile::columns * 2,
+              sums = maxima + Tile::groups * 64;
+    const int lane = lane_id(), warp = warp_id(), group = args.heads / args.kv_heads;
+    const int num_tiles = (item.end - item.begin + Tile::columns - 1) / Tile::columns;
+
+    for (int stage = 0; stage < Tile::stages - 1; stage++) {
+        if (stage < num_tiles)
+            load_tile<T, dim, Tile::small_threads>(args, item, head, stage,
+                                                   stage * 2 * Tile::tile_bytes);
+        copy_commit();
+    }
+    int token[2], at_head[2];
+    Sight sight[2];
+    for (int x = 0; x < 2; x++) {
+        const int row = (lane >> 2) + 8 * x;
+        token[x] = token_of(args, item, row, group);
+        at_head[x] = head * group + row % group;
+        sight[x] = sight_of(args, token[x]);
+    }
+    u32 q[dim / 16][4];
+    load_queries<T, dim>(q, args, token, at_head);
+    float o[slice][2][4] = {}, maximum[2] = {minus_infinity(), minus_infinity()},
+          sum[2] = {0.0f, 0.0f};
+
+    for (int tile = 0; tile < num_tiles; tile++) {
+        copy_wait<Tile::stages - 2>();
+        block_sync();
+        const int next = tile + Tile::stages - 1;
+        if (next < num_tiles)
+            load_tile<T, dim, Tile::small_threads>(args, item, head, next,
+                                                   next % Tile::stages * 2 * Tile::tile_bytes);
+        copy_commit();
+        const u32 keys = tile % Tile::stages * 2 * Tile::tile_bytes,
+                  values = keys + Tile::tile_bytes;
+        const int position = item.begin + tile * Tile::columns;
+        const bool is_masked = item.is_masked || position + Tile::columns > item.end;
+
+        float s[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < dim / 16; k++) score_group<T, dim>(s, q[k], keys, warp * 16, k);
+        finish_scores(s, sight, position + warp * 16, item.end, is_masked, args.scale,
+                      args.softcap);
+        for (int x = 0; x < 2; x++) {
+            const float found = row_maximum(
+                larger(larger(s[0][2 * x], s[0][2 * x + 1]), larger(s[1][2 * x], s[1][2 * x + 1])));
+            if ((lane & 3) == 0)
+                shared_store(maxima + (warp * 16 + (lane >> 2) + 8 * x) * 4, found);
+        }
+        block_sync();
+        float base[2];
+        for (int x = 0; x < 2; x++) {
+            float found = minus_infinity();
+            for (int w = 0; w < Tile::groups; w++)
+                found =
+                    larger(found, shared_load<float>(maxima + (w * 16 + (lane >> 2) + 8 * x) * 4));
+            const float factor = rescale(maximum[x], found, base[x]);
+            sum[x] *= factor;
+#pragma unroll
+            for (int i = 0; i < slice; i++)
+                for (int j = 0; j < 2; j++) o[i][j][2 * x] *= factor, o[i][j][2 * x + 1] *= factor;
+        }
+        u32 a[4];
+        weigh_group<T>(s, base, sum, a);
+        constexpr int pieces = Tile::columns / 8;
+        for (int x = 0; x < 4; x++) {  // a[0], a[1]: rows r and r + 8 of the first 8 columns; a[2],
+                                       // a[3]: of the next 8
+            const int row = (lane >> 2) + 8 * (x & 1), piece = warp * 2 + (x >> 1);
+            shared_store(weights + (u32)(row * pieces + (piece ^ (row & (pieces - 1)))) * 16 +
+                             (lane & 3) * 4,
+                         a[x]);
+        }
+        block_sync();
+#pragma unroll
+        for (int g = 0; g < Tile::groups; g++) {
+            const int row = lane & 15;
+            load_matrices(
+                a, weights +
+                       (u32)(row * pieces + ((g * 2 + (lane >> 4)) ^ (row & (pieces - 1)))) * 16);
+#pragma unroll
+            for (int i = 0; i < slice; i++)
+                add_values<T, dim>(o[i], a, values, g * 16, warp * slice + i);
+        }
+    }
+    for (int x = 0; x < 2; x++) {
+        sum[x] += swap_lanes(sum[x], 1);
+        sum[x] += swap_lanes(sum[x], 2);
+        if ((lane & 3) == 0) shared_store(sums + (warp * 16 + (lane >> 2) + 8 * x) * 4, sum[x]);
+    }
+    block_sync();
+    for (int x = 0; x < 2; x++) {
+        float total = 0.0f;
+        for (int w = 0; w < Tile::groups; w++)
+            total += shared_load<float>(sums + (w * 16 + (lane >> 2) + 8 * x) * 4);
+        const Target<T, dim> target =
+            Target<T, dim>::of(args, item, token[x], at_head[x], sight[x]);
+#pragma unroll
+        for (int i = 0; i < slice; i++)
+            for (int j = 0; j < 2; j++)
+                target.write(((warp * slice + i) * 2 + j) * 8 + (lane & 3) * 2,
+                             divide(o[i][j][2 * x], total), divide(o[i][j][2 * x + 1], total));
+        if (target.sum && warp == 0 && (lane & 3) == 0)
+            global_store(target.sum, maximum[x] + log2_fast(total));
+    }
+}
+
+// --- 64 rows
+template <class T, int dim>
+LM_DEV void attend_large(const TreeArgs<T> &args, const Item &item, int head) {
+    typedef TreeTile<dim> Tile;
+    constexpr int pieces = dim / 8;
+    const int lane = lane_id(), warp = warp_id(), group = args.heads / args.kv_heads;
+    const int num_tiles = (item.end - item.begin + Tile::columns - 1) / Tile::columns;
+
+    if (Tile::keeps_queries)
+        for (int i = thread_id(); i < 64 * pieces; i += Tile::large_threads) {
+            const int row = i / pieces, piece = i % pieces,
+                      token = token_of(args, item, row, group);
+            const T *from =
+                args.q +
+                ((u64)(token < 0 ? 0 : token) * args.heads + head * group + row % group) * dim +
+                piece * 8;
+            copy_async(Tile::ring_bytes + swizzled<pieces>(row, piece), from, token >= 0);
+        }
+    for (int stage = 0; stage < Tile::stages - 1; stage++) {
+        if (stage < num_tiles)
+            load_tile<T, dim, Tile::large_threads>(args, item, head, stage,
+                                                   stage * 2 * Tile::tile_bytes);
+        copy_commit();
+    }
+    int token[2], at_head[2];
+    Sight sight[2];
+    for (int x = 0; x < 2; x++) {
+        const int row = warp * 16 + (lane >> 2) + 8 * x;
+        token[x] = token_of(args, item, row, group);
+        at_head[x] = head * group + row % group;
+        sight[x] = sight_of(args, token[x]);
+    }
+    u32 q[Tile::keeps_queries ? 1 : dim / 16][4];
+    if constexpr (!Tile::keeps_queries) load_queries<T, dim>(q, args, token, at_head);
+    float o[dim / 16][2][4] = {}, maximum[2] = {minus_infinity(), minus_infinity()},
+                  sum[Tile::groups][2] = {};
+
+    for (int tile = 0; tile < num_tiles; tile++) {
+        copy_wait<Tile::stages - 2>();
+        block_sync();
+        const int next = tile + Tile::stages - 1;
+        if (next < num_tiles)
+            load_tile<T, dim, Tile::large_threads>(args, item, head, next,
+                                                   next % Tile::stages * 2 * Tile::tile_bytes);
+        copy_commit();
+        const u32 keys = tile % Tile::stages * 2 * Tile::tile_bytes,
+                  values = keys + Tile::tile_bytes;
+        const int position = item.begin + tile * Tile::columns;
+        const bool is_masked = item.is_masked || position + Tile::columns > item.end;
+
+        float s[Tile::groups][2][4] = {};
+#pragma unroll
+        for (int k = 0; k < dim / 16; k++) {
+            if constexpr (Tile::keeps_queries)
+                load_matrices(q[0], Tile::ring_bytes + swizzled<pieces>(warp * 16 + (lane & 15),
+                                                                        k * 2 + (lane >> 4)));
+#pragma unroll
+            for (int g = 0; g < Tile::groups; g++)
+                score_group<T, dim>(s[g], q[Tile::keeps_queries ? 0 : k], keys, g * 16, k);
+        }
+        float found[2] = {minus_infinity(), minus_infinity()}, base[2];
+#pragma unroll
+        for (int g = 0; g < Tile::groups; g++) {
+            finish_scores(s[g], sight, position + g * 16, item.end, is_masked, args.scale,
+                          args.softcap);
+            for (int x = 0; x < 2; x++)
+                for (int j = 0; j < 2; j++)
+                    found[x] = larger(found[x], larger(s[g][j][2 * x], s[g][j][2 * x + 1]));
+        }
+        for (int x = 0; x < 2; x++) {
+            const float factor = rescale(maximum[x], row_maximum(found[x]), base[x]);
+#pragma unroll
+            for (int g = 0; g < Tile::groups; g++) sum[g][x] *= factor;
+#pragma unroll
+            for (int i = 0; i < dim / 16; i++)
+                for (int j = 0; j < 2; j++) o[i][j][2 * x] *= factor, o[i][j][2 * x + 1] *= factor;
+        }
+#pragma unroll
+        for (int g = 0; g < Tile::groups; g++) {
+            u32 a[4];
+            weigh_group<T>(s[g], base, sum[g], a);
+#pragma unroll
+            for (int i = 0; i < dim / 16; i++) add_values<T, dim>(o[i], a, values, g * 16, i);
+        }
+    }
+    for (int x = 0; x < 2; x++) {
+        float total = 0.0f;
+#pragma unroll
+        for (int g = 0; g < Tile::groups;
+             g++) {  // in the order in which the small tile adds its warps' sums
+            float part = sum[g][x];
+            part += swap_lanes(part, 1);
+            part += swap_lanes(part, 2);
+            total += part;
+        }
+        const Target<T, dim> target =
+            Target<T, dim>::of(args, item, token[x], at_head[x], sight[x]);
+#pragma unroll
+        for (int i = 0; i < dim / 16; i++)
+            for (int j = 0; j < 2; j++)
+                target.write((i * 2 + j) * 8 + (lane & 3) * 2, divide(o[i][j][2 * x], total),
+                             divide(o[i][j][2 * x + 1], total));
+        if (target.sum && (lane & 3) == 0) global_store(target.sum, maximum[x] + log2_fast(total));
+    }
+}
+
+// Blocks take (item, kv head) pairs in turn; the heads of an item are neighbours.
+template <class T, int dim, bool is_large>
+LM_DEV void tree_attention(const TreeArgs<T> &args) {
+    const int total = global_load(args.counts + args.count_at) * args.kv_heads;
+    for (int work = block_id(); work < total; work += num_blocks()) {
+        const Item item = global_load(args.items + work / args.kv_heads);
+        if constexpr (is_large)
+            attend_large<T, dim>(args, item, work % args.kv_heads);
+        else
+            attend_small<T, dim>(args, item, work % args.kv_heads);
+        copy_wait<0>();
+        block_sync();  // the ring and the scratch memory are free for the next item
+    }
+}

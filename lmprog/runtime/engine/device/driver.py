@@ -1,0 +1,106 @@
+"""The border between the engine and a device: a few verbs with two implementations.
+
+Everything is asynchronous and in order, as on one stream: what a verb is given must stay as it is
+until an event that was recorded after it has been waited for. Between our kernels torch computes
+products; it enters by `compute`, so that a graph can hold it. Knows kernels by name and arguments
+as bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKey:
+    """Which kernels: one compilation per type and head size."""
+
+    type_name: str
+    head_dim: int
+
+    @property
+    def is_exact(self) -> bool:
+        """In float, where results do not depend on the company of a query to the last bit."""
+        return self.type_name == "float"
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        return (
+            f"-DLM_TYPE={self.type_name}",
+            f"-DLM_DIM={self.head_dim}",
+            f"-DLM_EXACT={int(self.is_exact)}",
+        )
+
+
+TYPE_NAMES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
+HEAD_DIMS = {"float": (32, 64, 128, 256), "bf16": (64, 128, 256), "f16": (64, 128, 256)}
+"""The instantiations there are. Another head size is a number here."""
+MODULES = tuple(ModuleKey(name, dim) for name, dims in HEAD_DIMS.items() for dim in dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel with its arguments, a struct by value."""
+
+    kernel: str
+    grid: int
+    threads: int
+    shared_bytes: int
+    args: ctypes.Structure
+
+
+class Event(Protocol):
+    """A point in the device's work."""
+
+    def wait(self) -> None:
+        """Returns when everything before it is done. Raises what went wrong in it."""
+        ...
+
+
+class Graph(Protocol):
+    """Work that was captured once, with the pointers it had then."""
+
+    def replay(self) -> None: ...
+
+
+class Driver(Protocol):
+    """One device with the kernels of one model."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def num_processors(self) -> int:
+        """Multiprocessors, by which persistent kernels choose their grids."""
+        ...
+
+    def memory(self, num_bytes: int) -> torch.Tensor:
+        """Memory that kernels may touch, as bytes, aligned to 256; undefined content. # [num_bytes]
+        uint8
+        """
+        ...
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        """Host memory that copies to and from the device can use. # [num_bytes] uint8"""
+        ...
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
+
+    def launch(self, launch: Launch) -> None: ...
+
+    def compute(self, work: Callable[[], object]) -> None:
+        """Has torch do `work`, which reads and writes tensors of `memory` and makes no others that
+        outlive it.
+        """
+        ...
+
+    def event(self) -> Event: ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """What `work` launches and computes, as a graph; nothing of it is done yet."""
+        ...

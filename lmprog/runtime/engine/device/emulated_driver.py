@@ -1,0 +1,226 @@
+"""The driver without a device: the CUDA sources as a host library, run by the emulator in
+`kernels/cuda/emu.h`.
+
+Work is queued and done only when an event is waited for, so a host that changes what a pending copy
+reads, or reads what a pending kernel writes, gets wrong results here as it would on a device. Fresh
+memory is full of NaN. Every launch runs its blocks and warps in another order, drawn from a seed.
+For tests: it is thousands of times slower than a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from lmprog.errors import NotSupported
+from lmprog.native import cache_folder, compiler, kernels_folder
+from lmprog.runtime.engine.device.driver import Launch, ModuleKey
+
+_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-unknown-pragmas")
+_ALIGNMENT = 256
+
+
+class KernelFault(Exception):
+    """A kernel did what it must not: the emulator's account of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNeeds:
+    """What a kernel was compiled to be launched with."""
+
+    index: int
+    argument_bytes: int
+    threads: int
+    shared_bytes: int
+
+
+class EmulatedKernels:
+    """The opened library of one module."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._launch = library.lmprog_emulator_launch
+        self._launch.restype = ctypes.c_char_p
+        number = ctypes.c_int
+        self._launch.argtypes = (number, ctypes.c_void_p, number, number, ctypes.c_uint, ctypes.c_uint64)
+        self._allow, self._forget = library.lmprog_emulator_allow, library.lmprog_emulator_forget
+        self._allow.argtypes, self._allow.restype = (ctypes.c_void_p, ctypes.c_size_t), None
+        self._forget.argtypes, self._forget.restype = (ctypes.c_void_p,), None
+        self._loads = library.lmprog_emulator_loads
+        self._loads.argtypes, self._loads.restype = (), ctypes.c_uint64
+        self.kernels: dict[str, KernelNeeds] = {}
+        name, args, threads, shared = (
+            ctypes.c_char_p(),
+            ctypes.c_int(),
+            ctypes.c_int(),
+            ctypes.c_uint(),
+        )
+        out = ctypes.byref
+        while library.lmprog_emulator_kernel(
+            len(self.kernels), out(name), out(args), out(threads), out(shared)
+        ):
+            needs = KernelNeeds(len(self.kernels), args.value, threads.value, shared.value)
+            self.kernels[(name.value or b"").decode()] = needs
+
+    def allow(self, memory: torch.Tensor) -> None:
+        """Kernels may touch `memory` for as long as it lives."""
+        self._allow(memory.data_ptr(), memory.nbytes)
+        weakref.finalize(memory.untyped_storage(), self._forget, memory.data_ptr())
+
+    def run(self, launch: Launch, seed: int) -> None:
+        """Raises KernelFault."""
+        needs = self.kernels[launch.kernel]
+        if ctypes.sizeof(launch.args) != needs.argument_bytes:
+            raise KernelFault(
+                f"{launch.kernel} takes {needs.argument_bytes} bytes of arguments, "
+                f"not {ctypes.sizeof(launch.args)}"
+            )
+        args = ctypes.byref(launch.args)
+        said = self._launch(
+            needs.index, args, launch.grid, launch.threads, launch.shared_bytes, seed
+        )
+        if said is not None:
+            raise KernelFault(f"{launch.kernel}: {said.decode()}")
+
+    @property
+    def bytes_read(self) -> int:
+        """Of global memory, by the last launch."""
+        return int(self._loads())
+
+
+class _EmulatedEvent:
+    def __init__(self, driver: EmulatedDriver, upto: int) -> None:
+        self._driver, self._upto = driver, upto
+
+    def wait(self) -> None:
+        self._driver.run_upto(self._upto)
+
+
+class _EmulatedGraph:
+    """A list of launches and products."""
+
+    def __init__(self, driver: EmulatedDriver, work: list[Callable[[], None]]) -> None:
+        self._driver, self.work = driver, work
+
+    def replay(self) -> None:
+        for one in self.work:
+            self._driver.enqueue(one)
+
+
+class EmulatedDriver:
+    """See `Driver`. `seed` decides in which orders blocks and warps run."""
+
+    def __init__(self, kernels: EmulatedKernels, seed: int = 0) -> None:
+        self.kernels = kernels
+        self.device = torch.device("cpu")
+        self.num_processors = 3
+        self.num_launches = 0
+        self._seed = seed
+        self._queue: list[Callable[[], None]] = []
+        self._done = 0
+        self._captured: list[Callable[[], None]] | None = None
+
+    def memory(self, num_bytes: int) -> torch.Tensor:
+        whole = torch.full((num_bytes + _ALIGNMENT,), 0xFF, dtype=torch.uint8)
+        start = -whole.data_ptr() % _ALIGNMENT
+        view = whole[start : start + num_bytes]
+        self.kernels.allow(view)
+        return view
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.enqueue(lambda: target.copy_(source))
+
+    def launch(self, launch: Launch) -> None:
+        self.enqueue(lambda: self._run(launch))
+
+    def compute(self, work: Callable[[], object]) -> None:
+        self.enqueue(work)
+
+    def event(self) -> _EmulatedEvent:
+        return _EmulatedEvent(self, self._done + len(self._queue))
+
+    def capture(self, work: Callable[[], None]) -> _EmulatedGraph:
+        self._captured = []
+        try:
+            work()
+            return _EmulatedGraph(self, self._captured)
+        finally:
+            self._captured = None
+
+    def enqueue(self, work: Callable[[], object]) -> None:
+        (self._queue if self._captured is None else self._captured).append(
+            lambda: (work(), None)[1]
+        )
+
+    def run_upto(self, number: int) -> None:
+        """Does what is queued, up to that many pieces of work since the beginning."""
+        while self._done < number:
+            work = self._queue.pop(0)
+            self._done += 1
+            work()
+
+    def _run(self, launch: Launch) -> None:
+        self.num_launches += 1
+        self.kernels.run(launch, self._seed + self.num_launches)
+
+
+def emulated_kernels(
+    key: ModuleKey, sources: Path | None = None, optimize: str = "-O2"
+) -> EmulatedKernels:
+    """The kernels of `key` from `sources` (None: those of lmprog), compiled where they have not
+    been before.
+    """
+    return EmulatedKernels(_build(key, sources or kernels_folder() / "cuda", optimize))
+
+
+def _build(key: ModuleKey, sources: Path, optimize: str) -> Path:
+    cxx = compiler()
+    if cxx is None:
+        raise NotSupported("the emulated device needs a C++ compiler, and none is found")
+    digest = hashlib.sha256(f"{_version(cxx)}|{_FLAGS}|{optimize}|{key}".encode())
+    for path in sorted(sources.iterdir()):
+        digest.update(path.read_bytes())
+    target = (
+        cache_folder()
+        / "native"
+        / f"emulated-{key.type_name}{key.head_dim}-{digest.hexdigest()[:20]}.so"
+    )
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        built = Path(scratch) / "library.so"
+        command = [
+            cxx,
+            optimize,
+            *_FLAGS,
+            *key.defines,
+            str(sources / "emulated.cpp"),
+            "-o",
+            str(built),
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise NotSupported(
+                f"the emulated kernels cannot be compiled by {cxx}:\n{result.stderr}"
+            )
+        os.replace(built, target)
+    return target
+
+
+@cache
+def _version(cxx: str) -> str:
+    return subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout

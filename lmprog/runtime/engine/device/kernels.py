@@ -1,0 +1,136 @@
+"""Our kernels as Python calls them: their argument structs, and how many threads and how much
+shared memory they take.
+
+The structs mirror kernels/cuda/args.cuh; the figures mirror the constants of the kernels' files.
+Tests compare both with what the compiled kernels say. Tensors are passed by address: whoever
+launches keeps them alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_void_p
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from lmprog.runtime.engine.device.driver import Driver, Launch, ModuleKey
+
+
+class Count(IntEnum):
+    """Places in the array of counts; see `enum Count`."""
+
+    TOKENS = 0
+    WRITES = 1
+    SMALL_ITEMS = 2
+    LARGE_ITEMS = 3
+    COPIES = 4
+    PICKS = 5
+    SCORES = 6
+    LOGITS = 7
+
+
+NUM_COUNTS = 8
+
+
+def _struct(name: str, pointers: str, numbers: str, floats: str = "") -> type[ctypes.Structure]:
+    """A struct of pointers, then 32-bit numbers in the order of `numbers`; those named in `floats`
+    are floats.
+    """
+    is_float = set(floats.split())
+    fields: list[tuple[str, type]] = [(field, c_void_p) for field in pointers.split()]
+    fields += [(field, c_float if field in is_float else c_int32) for field in numbers.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+TreeArgs = _struct(
+    "TreeArgs",
+    "q kv out partials sums items counts pages queries positions part_starts first_parts",
+    "count_at page_shift heads kv_heads window scale softcap unused",
+    floats="scale softcap",
+)
+MergeArgs = _struct("MergeArgs", "partials sums out counts part_starts", "heads unused")
+RopeArgs = _struct(
+    "RopeArgs",
+    "qkv q kv norm rotations positions write_tokens write_slots counts",
+    "heads kv_heads page_shift eps",
+    floats="eps",
+)
+NormArgs = _struct(
+    "NormArgs", "x added weight out counts", "hidden count_at eps factor", floats="eps factor"
+)
+SiluArgs = _struct("SiluArgs", "gate_up out counts", "inner count_at")
+SampleArgs = _struct(
+    "SampleArgs",
+    "logits masks mask_of row_of cell_starts cell_tokens cell_changes cell_repeat cell_kept "
+    "temperature least top_k top_p point chosen counts",
+    "vocab mask_words width_bits unused",
+)
+ScoreArgs = _struct("ScoreArgs", "logits row_of target_starts targets found counts", "vocab unused")
+CopyArgs = _struct(
+    "CopyArgs", "pool staging slots counts", "layers pages kv_heads page_shift bytes is_gather"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """Threads of a block, its dynamic shared memory, and how many blocks of it a multiprocessor
+    should hold.
+    """
+
+    threads: int
+    shared_bytes: int
+    per_processor: int
+
+
+def kernel_shapes(key: ModuleKey) -> dict[str, KernelShape]:
+    """Every kernel of a module."""
+    dim = key.head_dim
+    shapes = {
+        "tree_merge": KernelShape(128, 0, 8),
+        "rope_append": KernelShape(128, 0, 8),
+        "norm_add": KernelShape(256, 32, 4),
+        "silu_mul": KernelShape(256, 0, 4),
+        "mask_sample": KernelShape(1024, 2048 + 256 + 128 + 32, 1),
+        "score_rows": KernelShape(256, 64, 4),
+        "kv_copy": KernelShape(256, 0, 4),
+    }
+    if key.is_exact:
+        row, columns = (dim + 4) * 4, 32
+        shared = (16 + 2 * columns) * row + 16 * (columns + 1) * 4
+        return {"tree_attention_small": KernelShape(128, shared, 2), **shapes}
+    columns = 32 if dim > 128 else 64
+    stages = {64: 4, 128: 3}.get(dim, 2)
+    ring = stages * 2 * columns * dim * 2
+    queries = 64 * dim * 2 if dim > 128 else 0
+    groups = columns // 16
+    return {
+        "tree_attention_small": KernelShape(
+            groups * 32, ring + 16 * columns * 2 + 2 * groups * 64, 2
+        ),
+        "tree_attention_large": KernelShape(128, ring + queries, 2),
+        **shapes,
+    }
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """Null for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class Kernels:
+    """Launches the kernels of one module by name."""
+
+    def __init__(self, driver: Driver, key: ModuleKey) -> None:
+        self.driver = driver
+        self.key = key
+        self.shapes = kernel_shapes(key)
+
+    def launch(self, name: str, args: ctypes.Structure, most_blocks: int | None = None) -> None:
+        """`most_blocks`: how many have work at most; None: as many as the device holds."""
+        shape = self.shapes[name]
+        grid = self.driver.num_processors * shape.per_processor
+        if most_blocks is not None:
+            grid = max(1, min(grid, most_blocks))
+        self.driver.launch(Launch(name, grid, shape.threads, shape.shared_bytes, args))

@@ -1,0 +1,92 @@
+"""The way of a step's small arrays to the device: packed into one pinned buffer, sent by one copy.
+
+Addresses are fixed by a layout, so that a graph that was captured with a layout serves every step
+of that layout. Knows arrays and bytes, not what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmprog.runtime.engine.device.driver import Driver, Event
+
+_ALIGNMENT = 256
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Room in bytes for each array, in the order in which they lie. Equal rooms, equal layouts."""
+
+    rooms: tuple[tuple[str, int], ...]
+    offsets: dict[str, int] = field(init=False, compare=False)
+    num_bytes: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        offsets, at = {}, 0
+        for name, room in self.rooms:
+            offsets[name] = at
+            at += -(-max(room, 1) // _ALIGNMENT) * _ALIGNMENT
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "num_bytes", at)
+
+    @staticmethod
+    def exact(arrays: Arrays) -> Layout:
+        """Room for what there is."""
+        return Layout(tuple((name, array.nbytes) for name, array in arrays.items()))
+
+    @staticmethod
+    def rounded(arrays: Arrays) -> Layout:
+        """Room for what there is and up to twice as much, so that few layouts serve many steps."""
+        return Layout(
+            tuple(
+                (name, 1 << (max(array.nbytes, 32) - 1).bit_length())
+                for name, array in arrays.items()
+            )
+        )
+
+
+class Staging:
+    """One pinned buffer and its counterpart on the device; both grow. Growing moves them: `moves`
+    counts how often.
+    """
+
+    def __init__(self, driver: Driver, num_bytes: int) -> None:
+        self._driver = driver
+        self.moves = -1
+        self._sent: Event | None = None
+        self._allocate(num_bytes)
+
+    def send(self, arrays: Arrays, layout: Layout | None = None) -> dict[str, int]:
+        """Copies `arrays` to the device; their addresses there, valid until the next call. None:
+        packed as they are.
+        """
+        layout = layout or Layout.exact(arrays)
+        if self._sent is not None:
+            self._sent.wait()  # the buffer may still be read
+        if layout.num_bytes > len(self._pinned):
+            self._allocate(2 * layout.num_bytes)
+        host = self._host
+        for name, array in arrays.items():
+            at = layout.offsets[name]
+            host[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._driver.copy(self._there[: layout.num_bytes], self._pinned[: layout.num_bytes])
+        self._sent = self._driver.event()
+        base = self._there.data_ptr()
+        return {name: base + offset for name, offset in layout.offsets.items()}
+
+    def read(self, address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """The array at an address that `send` gave, as torch sees it on the device."""
+        at = address - self._there.data_ptr()
+        return self._there[at : at + count * dtype.itemsize].view(dtype)
+
+    def _allocate(self, num_bytes: int) -> None:
+        self.moves += 1
+        self._pinned = self._driver.pinned(num_bytes)
+        self._host = self._pinned.numpy()
+        self._there = self._driver.memory(num_bytes)

@@ -1,0 +1,154 @@
+"""Tree attention on random keys and values, by the kernels and by plain arithmetic in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lmprog.runtime.engine.attention import LayerAttention
+from lmprog.runtime.engine.attention.reference import attend
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.device.driver import Driver
+from lmprog.runtime.engine.device.items import AttentionItems, Tiling, plan_items
+from lmprog.runtime.engine.device.kernels import Count, Kernels, MergeArgs, TreeArgs, address
+
+TYPES = {"float": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+TOLERANCE = {"float": 4e-6, "bf16": 1e-2, "f16": 1.5e-3}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """`heads` of queries on `kv_heads`."""
+
+    heads: int = 4
+    kv_heads: int = 2
+
+
+def placed(driver: Driver, values: torch.Tensor) -> torch.Tensor:
+    """A copy in memory that kernels may touch."""
+    memory = (
+        driver.memory(max(values.nbytes, 4)).view(values.dtype)[: values.numel()].view(values.shape)
+    )
+    return memory.copy_(values)
+
+
+def ints(driver: Driver, values: object) -> torch.Tensor:
+    return placed(driver, torch.as_tensor(values, dtype=torch.int32))
+
+
+class TreeStep:
+    """One layer's attention of one batch: random queries, keys and values in the memory of a
+    driver.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        batch: Batch,
+        heads: Heads,
+        *,
+        seed: int = 0,
+        window: int | None = None,
+    ) -> None:
+        self.kernels, self.batch, self.heads, self.window = kernels, batch, heads, window
+        self.dim = kernels.key.head_dim
+        self.dtype = TYPES[kernels.key.type_name]
+        rng = torch.Generator().manual_seed(seed)
+        num_pages = int(batch.pages.max()) + 1
+        size = (num_pages, 2, heads.kv_heads, batch.page_size, self.dim)
+        self.kv = placed(kernels.driver, torch.randn(size, generator=rng).to(self.dtype))
+        queries = torch.randn(len(batch.positions), heads.heads, self.dim, generator=rng) * 2
+        self.q = placed(kernels.driver, queries.to(self.dtype))
+
+    def tiling(self, fold: int | None = 1) -> Tiling:
+        exact = self.kernels.key.is_exact
+        return Tiling(
+            self.heads.heads // self.heads.kv_heads, large_rows=None if exact else 64, fold=fold
+        )
+
+    def run(self, layer: LayerAttention, items: AttentionItems | None = None) -> torch.Tensor:
+        """# [tokens, heads, dim]"""
+        driver, heads, batch = self.kernels.driver, self.heads, self.batch
+        items = plan_items(batch, self.tiling(), layer.window) if items is None else items
+        counts = [
+            len(batch.positions),
+            len(batch.write_tokens),
+            len(items.small),
+            len(items.large),
+            0,
+            0,
+            0,
+            0,
+        ]
+        held = {
+            "counts": ints(driver, counts),
+            "pages": ints(driver, batch.pages),
+            "positions": ints(driver, batch.positions),
+            "queries": ints(driver, items.queries),
+            "part_starts": ints(driver, items.part_starts),
+            "first_parts": ints(driver, items.first_parts),
+        }
+        parts = items.num_parts * heads.heads * 4
+        out = driver.memory(self.q.nbytes).view(self.dtype).view(self.q.shape)
+        partials, sums = driver.memory(parts * self.dim), driver.memory(parts)
+        for name, own, count in (
+            ("small", items.small, Count.SMALL_ITEMS),
+            ("large", items.large, Count.LARGE_ITEMS),
+        ):
+            if len(own) == 0:
+                continue
+            held[name] = ints(driver, own)
+            args = TreeArgs(
+                q=address(self.q),
+                kv=address(self.kv),
+                out=address(out),
+                partials=address(partials),
+                sums=address(sums),
+                items=address(held[name]),
+                **{key: address(held[key]) for key in ("counts", "pages", "queries", "positions")},
+                **{key: address(held[key]) for key in ("part_starts", "first_parts")},
+                count_at=count,
+                page_shift=batch.page_size.bit_length() - 1,
+                heads=heads.heads,
+                kv_heads=heads.kv_heads,
+                window=layer.window or 0,
+                scale=layer.scale,
+                softcap=layer.softcap or 0.0,
+            )
+            self.kernels.launch(f"tree_attention_{name}", args)
+        merging = MergeArgs(
+            partials=address(partials),
+            sums=address(sums),
+            out=address(out),
+            counts=address(held["counts"]),
+            part_starts=address(held["part_starts"]),
+            heads=heads.heads,
+        )
+        self.kernels.launch("tree_merge", merging)
+        driver.event().wait()
+        return out
+
+    def expected(self, layer: LayerAttention) -> torch.Tensor:
+        """In float64. # [tokens, heads, dim]"""
+        batch, kv = self.batch, self.kv.double()
+        out = torch.empty(self.q.shape, dtype=torch.float64)
+        for row in range(batch.num_rows):
+            first, last = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
+            pages = torch.tensor(
+                batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]]
+            ).long()
+            length = int(batch.kv_lens[row])
+            keys, values = (  # [kv_len, kv_heads, dim]
+                kv[pages, side].transpose(1, 2).reshape(-1, self.heads.kv_heads, self.dim)[:length]
+                for side in (0, 1)
+            )
+            positions = torch.tensor(batch.positions[first:last]).long()
+            out[first:last] = attend(self.q[first:last].double(), keys, values, positions, layer)
+        return out
+
+
+def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The worst relative error of a token, nan where anything is."""
+    wrong = (got.double() - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
+    return float(wrong.max()) if bool(wrong.isfinite().all()) else float("nan")

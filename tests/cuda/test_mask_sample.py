@@ -1,0 +1,150 @@
+"""The sampling kernels against the sampler of the processor, which has its own tests of what is
+right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
+from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
+from lmprog.wire import SamplingParams
+from tests.cuda.attending import placed
+from tests.cuda.conftest import MakeKernels
+from tests.sampler.plain import mask_of
+
+BOTH = tuple[DeviceSampler, TorchSampler]
+
+
+def logits_of(kernels: object, values: torch.Tensor) -> DeviceLogits:
+    return DeviceLogits(placed(kernels.driver, values), len(values))
+
+
+def random_pick(rng: np.random.Generator, row: int, size: int) -> SampleRequest:
+    """A pick with some of everything."""
+
+    def some(yes: float, no: float) -> float:
+        return yes if rng.random() < 0.4 else no
+
+    sampling = SamplingParams(
+        temperature=some(0.0, float(rng.uniform(0.2, 3))),
+        top_k=int(some(int(rng.integers(1, size + 5)), -1)),
+        top_p=some(float(rng.uniform(0.02, 1)), 1.0),
+        min_p=some(float(rng.uniform(0, 0.5)), 0.0),
+        frequency_penalty=some(float(rng.uniform(-2, 2)), 0.0),
+        presence_penalty=some(float(rng.uniform(-2, 2)), 0.0),
+        repetition_penalty=some(float(rng.uniform(0.5, 2)), 1.0),
+        logit_bias=((int(rng.integers(size)), 3.5), (int(rng.integers(size)), -2.0))
+        if rng.random() < 0.3
+        else (),
+        logprobs=3 if rng.random() < 0.3 else None,
+    )
+    allowed = sorted(rng.choice(size, rng.integers(1, size), False).tolist())
+    return SampleRequest(
+        row,
+        sampling,
+        seed=int(rng.integers(1 << 40)),
+        step=int(rng.integers(99)),
+        prompt=tuple(rng.integers(0, size, 9).tolist()),
+        generated=tuple(rng.integers(0, size, 12).tolist()),
+        banned=tuple(rng.integers(0, size, int(rng.integers(4))).tolist()),
+        mask=mask_of(allowed, size, bool(rng.random() < 0.5)) if rng.random() < 0.4 else None,
+    )
+
+
+@pytest.mark.parametrize(("seed", "size"), [(0, 61), (1, 262), (2, 2048), (3, 1000), (4, 5003)])
+def test_the_device_chooses_what_the_processor_chooses(
+    kernels_of: MakeKernels, seed: int, size: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    kernels = kernels_of("bf16", 64, seed)
+    sampler = DeviceSampler(kernels, size)
+    for _ in range(4):
+        values = torch.from_numpy(rng.normal(0, 3, (12, size)).astype(np.float32))
+        if rng.random() < 0.5:
+            values = values.round()  # many ties
+        picks = [random_pick(rng, row, size) for row in rng.permutation(12).tolist()[:9]]
+        wanted = TorchSampler().sample(values, picks, []).picked
+        logits = logits_of(kernels, values)
+        got = sampler.sample(logits, picks, []).picked
+        for mine, other, pick in zip(got, wanted, picks, strict=True):
+            assert mine is not None
+            assert other is not None
+            assert mine.token == other.token, pick
+            assert [token for token, _ in mine.top] == [
+                token for token, _ in other.top
+            ] or values.eq(values.round()).all()
+            assert mine.logprob == pytest.approx(other.logprob, abs=1e-5, nan_ok=True)
+        assert torch.equal(logits.values, values), "the logits are as they were"
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"top_k": 7}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.5}]
+)
+def test_every_draw_of_many_is_the_same(
+    kernels_of: MakeKernels, parameters: dict[str, float]
+) -> None:
+    kernels = kernels_of("bf16", 64)
+    values = torch.from_numpy(
+        np.random.default_rng(7).normal(0, 2, (1, 300)).astype(np.float32)
+    ).repeat(100, 1)
+    picks = [
+        SampleRequest(row, SamplingParams(**parameters), seed=5, step=row) for row in range(100)
+    ]
+    wanted = [one.token for one in TorchSampler().sample(values, picks, []).picked if one]
+    got = DeviceSampler(kernels, 300).sample(logits_of(kernels, values), picks, []).picked
+    assert [one.token for one in got if one] == wanted
+    assert len(set(wanted)) > 3
+
+
+def test_a_row_that_is_not_finite_or_has_nothing_allowed_gives_no_token(
+    kernels_of: MakeKernels,
+) -> None:
+    kernels = kernels_of("bf16", 64)
+    values = torch.zeros(4, 100)
+    values[0, 7], values[1, 99] = math.nan, math.inf
+    sampling = SamplingParams(temperature=1.0)
+    picks = [SampleRequest(row, sampling, seed=row, step=0) for row in range(4)]
+    picks[2] = replace(picks[2], mask=mask_of([200], 300))  # nothing that the logits have
+    got = DeviceSampler(kernels, 100).sample(logits_of(kernels, values), picks, []).picked
+    assert [one is None for one in got] == [True, True, True, False]
+
+
+def test_greedy_takes_the_lowest_of_the_most_likely(kernels_of: MakeKernels) -> None:
+    kernels = kernels_of("bf16", 64)
+    values = torch.zeros(1, 3000)
+    values[0, [2999, 1234, 1235]] = 2.0
+    pick = SampleRequest(0, SamplingParams(temperature=0.0), seed=0, step=0)
+    got = DeviceSampler(kernels, 3000).sample(logits_of(kernels, values), [pick], []).picked[0]
+    assert got is not None
+    assert got.token == 1234
+
+
+def test_scores_are_those_of_the_processor(kernels_of: MakeKernels) -> None:
+    rng = np.random.default_rng(2)
+    kernels = kernels_of("bf16", 64)
+    values = torch.from_numpy(rng.normal(0, 4, (9, 700)).astype(np.float32))
+    values[8, 3] = math.nan
+    scores = [
+        ScoreRequest(0, (5,)),
+        ScoreRequest(3, (1, 699, 0), 2),
+        ScoreRequest(0, (6,)),
+        ScoreRequest(8, (1,)),
+        ScoreRequest(2, ()),
+    ]
+    got = DeviceSampler(kernels, 700).sample(logits_of(kernels, values), [], scores).scored
+    wanted = TorchSampler().sample(values, [], scores).scored
+    assert got[3] is None
+    for mine, other in zip(got, wanted, strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None and other is not None:
+            assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+            assert [[token for token, _ in top] for top in mine.tops] == [
+                [token for token, _ in top] for top in other.tops
+            ]

@@ -1,0 +1,178 @@
+"""Faults planted in kernels and plan are found: tests that could not fail would prove nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from lmprog.native import compiler, kernels_folder
+from lmprog.runtime.engine.attention import LayerAttention
+from lmprog.runtime.engine.device import items
+from lmprog.runtime.engine.device.driver import ModuleKey
+from lmprog.runtime.engine.device.emulated_driver import (
+    EmulatedDriver,
+    KernelFault,
+    emulated_kernels,
+)
+from lmprog.runtime.engine.device.items import Tiling
+from lmprog.runtime.engine.device.kernels import Kernels
+from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
+from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
+from lmprog.wire import SamplingParams
+from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error, placed
+from tests.cuda.planted import ATTENTION, PLAN, SAMPLING, Fault
+from tests.cuda.test_items import read_once
+from tests.cuda.trees import Row, batch_of, fork, random_rows
+from tests.sampler.plain import mask_of
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+KEY = ModuleKey("bf16", 64)
+
+
+def patched(fault: Fault, text: str) -> str:
+    """`text` with the fault in it; spaces and line ends do not matter."""
+    file, old, new = fault
+    words = re.findall(r"\w+|[^\w\s]", old)
+    pattern = r"\s*".join(map(re.escape, words))
+    found = re.findall(pattern, text)
+    assert len(found) == 1, f"{len(found)} times in {file}: {old}"
+    return re.sub(pattern, lambda _: new, text)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is compiled here is of no use to anybody."""
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path / "cache"))
+    yield
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def kernels_with(fault: Fault | None, folder: Path, seed: int) -> Kernels:
+    sources = folder / "cuda"
+    if not sources.exists():
+        shutil.copytree(kernels_folder() / "cuda", sources)
+        if fault is not None:
+            path = sources / fault[0]
+            path.write_text(patched(fault, path.read_text()))
+    return Kernels(EmulatedDriver(emulated_kernels(KEY, sources, "-O0"), seed), KEY)
+
+
+def attention_is_right(kernels: Kernels) -> None:
+    """Two small batches that meet every branch of the attention kernels."""
+    parted = [*fork(64, 5, 24, 16), Row(200, 80, tuple(range(60, 78))), *fork(288, 2, 20, 16)]
+    late = [
+        Row(310, 40, tuple(range(22))),
+        Row(330, 1, tuple(range(30, 51))),
+        Row(505, 20, tuple(range(60, 93))),
+    ]
+    for rows, layer in (
+        (parted, LayerAttention(0.125, softcap=8.0)),
+        (late, LayerAttention(0.125, window=20)),
+    ):
+        step = TreeStep(kernels, batch_of(rows, 16), Heads(4, 2))
+        assert error(step.run(layer), step.expected(layer)) < TOLERANCE["bf16"]
+
+
+def sampling_is_right(kernels: Kernels) -> None:
+    """Every rule once, in two rows each."""
+    size = 300
+    values = torch.from_numpy(np.random.default_rng(1).normal(0, 2, (12, size)).astype(np.float32))
+    values[0, [7, 200]] = 9.0
+    rules = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(top_k=9),
+        SamplingParams(top_p=0.5),
+        SamplingParams(min_p=0.2),
+        SamplingParams(temperature=0.0, repetition_penalty=1.7),
+        SamplingParams(top_p=0.9, top_k=40, presence_penalty=1.0),
+    ]
+    generated = tuple(range(0, size, 3))
+    mask = mask_of(list(range(0, size, 5)), size, False)
+    picks = [
+        SampleRequest(
+            row, rules[row % 6], 3, row, generated=generated, mask=mask if row > 6 else None
+        )
+        for row in range(12)
+    ]
+    values[[4, 10], 297], values[10, 295] = 8.0, 7.0
+    # Half of the mass in one token: above the next ones lies exactly what top-p = 0.5 wants.
+    values[[2, 8]] = -1000.0
+    values[[2, 8], 5], values[[2, 8], 10], values[[2, 8], 15] = 0.0, -math.log(2), -math.log(2)
+    scores = [ScoreRequest(4, (1, 2))]
+    there = DeviceLogits(placed(kernels.driver, values), 12)
+    got = DeviceSampler(kernels, size).sample(there, picks, scores)
+    wanted = TorchSampler().sample(values, picks, scores)
+    assert [one and one.token for one in got.picked] == [one and one.token for one in wanted.picked]
+    assert got.scored[0] is not None
+    assert wanted.scored[0] is not None
+    assert got.scored[0].logprobs == pytest.approx(wanted.scored[0].logprobs, abs=1e-5)
+    assert torch.equal(there.values, values)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cache")
+def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
+    for seed in range(3):
+        kernels = kernels_with(None, tmp_path, seed)
+        attention_is_right(kernels)
+        sampling_is_right(kernels)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_fault_in_attention_is_found(tmp_path: Path, name: str) -> None:
+    kernels = kernels_with(ATTENTION[name], tmp_path, 0)
+    with pytest.raises((AssertionError, KernelFault)):
+        attention_is_right(kernels)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_fault_in_sampling_is_found(tmp_path: Path, name: str) -> None:
+    kernels = kernels_with(SAMPLING[name], tmp_path, 0)
+    with pytest.raises((AssertionError, KernelFault)):
+        sampling_is_right(kernels)
+
+
+def plan_is_right(planner: ModuleType) -> None:
+    """A few of the random trees of the plan's own tests."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        rows = random_rows(rng, page_size=16, num_rows=7, longest=700)
+        batch, window = batch_of(rows, 16), [None, 100][seed % 2]
+        read_once(batch, planner.plan_items(batch, Tiling(group=2, fold=1), window), window)
+
+
+@pytest.mark.parametrize("name", PLAN)
+def test_a_fault_in_the_plan_is_found(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "faulty_items.py"
+    path.write_text(patched(PLAN[name], Path(items.__file__).read_text()))
+    spec = importlib.util.spec_from_file_location("faulty_items", path)
+    assert spec is not None
+    assert spec.loader is not None
+    faulty = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = faulty  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(faulty)
+        with pytest.raises((AssertionError, IndexError, ValueError)):
+            plan_is_right(faulty)
+    finally:
+        del sys.modules[spec.name]
+
+
+def test_there_are_many_faults() -> None:
+    plan_is_right(items)
+    assert len(ATTENTION) + len(SAMPLING) + len(PLAN) >= 50
