@@ -54,7 +54,7 @@ class Launch:
     args: ctypes.Structure
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in the device's work."""
 
     def wait(self) -> None:
@@ -62,7 +62,7 @@ class Event(Protocol):
         ...
 
 
-class Graph(Protocol):
+class DeviceGraph(Protocol):
     """Work that was captured once, with the pointers it had then."""
 
     def replay(self) -> None: ...
@@ -99,8 +99,8 @@ class Driver(Protocol):
         """
         ...
 
-    def event(self) -> Event: ...
+    def event(self) -> DeviceEvent: ...
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], None]) -> DeviceGraph:
         """What `work` launches and computes, as a graph; nothing of it is done yet."""
         ...

@@ -52,7 +52,14 @@ class EmulatedKernels:
         self._launch = library.lmprog_emulator_launch
         self._launch.restype = ctypes.c_char_p
         number = ctypes.c_int
-        self._launch.argtypes = (number, ctypes.c_void_p, number, number, ctypes.c_uint, ctypes.c_uint64)
+        self._launch.argtypes = (
+            number,
+            ctypes.c_void_p,
+            number,
+            number,
+            ctypes.c_uint,
+            ctypes.c_uint64,
+        )
         self._allow, self._forget = library.lmprog_emulator_allow, library.lmprog_emulator_forget
         self._allow.argtypes, self._allow.restype = (ctypes.c_void_p, ctypes.c_size_t), None
         self._forget.argtypes, self._forget.restype = (ctypes.c_void_p,), None

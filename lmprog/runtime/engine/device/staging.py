@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.device.driver import Driver, Event
+from lmprog.runtime.engine.device.driver import DeviceEvent, Driver
 
 _ALIGNMENT = 256
 Arrays = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class StagingLayout:
     """Room in bytes for each array, in the order in which they lie. Equal rooms, equal layouts."""
 
     rooms: tuple[tuple[str, int], ...]
@@ -36,14 +36,14 @@ class Layout:
         object.__setattr__(self, "num_bytes", at)
 
     @staticmethod
-    def exact(arrays: Arrays) -> Layout:
+    def exact(arrays: Arrays) -> StagingLayout:
         """Room for what there is."""
-        return Layout(tuple((name, array.nbytes) for name, array in arrays.items()))
+        return StagingLayout(tuple((name, array.nbytes) for name, array in arrays.items()))
 
     @staticmethod
-    def rounded(arrays: Arrays) -> Layout:
+    def rounded(arrays: Arrays) -> StagingLayout:
         """Room for what there is and up to twice as much, so that few layouts serve many steps."""
-        return Layout(
+        return StagingLayout(
             tuple(
                 (name, 1 << (max(array.nbytes, 32) - 1).bit_length())
                 for name, array in arrays.items()
@@ -59,14 +59,14 @@ class Staging:
     def __init__(self, driver: Driver, num_bytes: int) -> None:
         self._driver = driver
         self.moves = -1
-        self._sent: Event | None = None
+        self._sent: DeviceEvent | None = None
         self._allocate(num_bytes)
 
-    def send(self, arrays: Arrays, layout: Layout | None = None) -> dict[str, int]:
+    def send(self, arrays: Arrays, layout: StagingLayout | None = None) -> dict[str, int]:
         """Copies `arrays` to the device; their addresses there, valid until the next call. None:
         packed as they are.
         """
-        layout = layout or Layout.exact(arrays)
+        layout = layout or StagingLayout.exact(arrays)
         if self._sent is not None:
             self._sent.wait()  # the buffer may still be read
         if layout.num_bytes > len(self._pinned):
