@@ -1,13 +1,15 @@
 """The application: the list of route modules, and the layers around them.
 
 A module of routes has `routes(gateway) -> list[Route]`. A route is a `Route` (needs a key where
-there are keys), an `auth.OpenRoute` (never) or an `auth.AdminRoute` (needs the admin's). Endpoints
-raise `HttpError` and the exceptions of `lmprog.errors`; what they answer is worded here.
+there are keys, and the runtime), an `auth.LocalRoute` (a key only), an `auth.OpenRoute` (neither)
+or an `auth.AdminRoute` (the admin's key). Endpoints raise `HttpError` and the exceptions of
+`lmprog.errors`, which become responses here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -18,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from lmprog.errors import LmprogError
+from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.server import anthropic, openapi, page, programs, responses
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.auth import AuthMiddleware
@@ -32,6 +34,7 @@ from lmprog.server.http.http_errors import (
 )
 from lmprog.server.http.middleware import RequestMiddleware
 from lmprog.server.http.site_guard import ServedSites, SiteGuard
+from lmprog.server.http.start_wait import StartWaitMiddleware
 from lmprog.server.openai import chat_completions, completions, models
 from lmprog.server.operations import health, metrics_route
 from lmprog.server.sglang import generate, server_info, tokenize
@@ -69,11 +72,17 @@ def build_app(gateway: Gateway) -> Starlette:
             *([_cors(settings.cors_origins)] if settings.cors_origins else []),
             Middleware(SiteGuard, sites=ServedSites(settings)),
             Middleware(AuthMiddleware, keyring=gateway.keyring, routes=routes),
+            Middleware(
+                StartWaitMiddleware,
+                started=gateway.runtime_started,
+                is_up=lambda: gateway.link.is_up,
+                routes=routes,
+            ),
         ],
         exception_handlers={
             HTTPException: _routing_failed,
             HttpError: _refused,
-            LmprogError: _failed,
+            LmprogError: _failed(gateway),
             ClientGone: _client_left,
             Exception: _broke,
         },
@@ -113,9 +122,15 @@ async def _refused(request: Request, error: Exception) -> Response:
     return response_of(error.problem)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, LmprogError)
-    return response_of(problem_of(error, getattr(request.state, "names", None)))
+def _failed(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def failed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, LmprogError)
+        problem = problem_of(error, getattr(request.state, "names", None))
+        if isinstance(error, RuntimeGone):
+            problem = replace(problem, retry_after=gateway.link.seconds_until_up())
+        return response_of(problem)
+
+    return failed
 
 
 async def _client_left(request: Request, error: Exception) -> Response:

@@ -52,13 +52,15 @@ class Gateway:
         self.meters = Meters(clock, self.model_label)
         self.traces: Traces = NoTraces()
         link.observer = self.meters
+        self.is_responsive: Callable[[], bool] = lambda: True
+        """Whether the runtime answers, or computes. Its supervisor knows."""
         self._label = settings.served_model_name or ""
         self._secret = secrets.token_bytes(32)
 
     @property
     def is_ready(self) -> bool:
-        """Whether a new request would be served."""
-        return self.link.is_up and not self.draining
+        """Whether a new request would be served now."""
+        return self.link.is_up and not self.draining and self.is_responsive()
 
     @property
     def info(self) -> wire.Welcome:
@@ -91,6 +93,11 @@ class Gateway:
     def drain(self) -> None:
         """From now on no new request is admitted."""
         self.draining = True
+        self.link.end_waiting()
+
+    async def runtime_started(self) -> None:
+        """Waits for a runtime that is starting, at most `start_wait` seconds."""
+        await self.link.wait_until_up(self.settings.start_wait)
 
     @contextmanager
     def watch(self, scope: Scope) -> Iterator[Callable[[str, int], float]]:

@@ -13,6 +13,7 @@ Knows messages and numbers; knows no HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -191,6 +192,11 @@ class RuntimeLink:
         self._listeners: dict[int, Exchange] = {}
         self._exchanges: set[Exchange] = set()
         self._why = "The runtime is starting; try again in a moment."
+        self._decided = asyncio.Event()
+        """Set while there is a runtime, and once there will be none any more."""
+        self._is_waiting_over = False
+        self.seconds_until_up: Callable[[], float] = lambda: 1.0
+        """An estimate of when there is a runtime again. Its supervisor knows better."""
         self.connections = 0
         """How many there have been."""
 
@@ -216,11 +222,25 @@ class RuntimeLink:
         self._drop(RuntimeRestarted(_RESTARTED))
         self._connection = connection
         if connection is not None:
+            self._decided.set()
             self.connections += 1
             loop = asyncio.get_running_loop()
             threading.Thread(
                 target=self._read, args=(connection, loop), name="lmprog-link", daemon=True
             ).start()
+
+    async def wait_until_up(self, seconds: float) -> None:
+        """Returns when there is a runtime, after `seconds`, or when waiting makes no sense."""
+        if self.is_up or self._is_waiting_over:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._decided.wait()
+
+    def end_waiting(self) -> None:
+        """Nobody waits for a runtime from now on."""
+        self._is_waiting_over = True
+        self._decided.set()
 
     def exchange(self) -> Exchange:
         """A new one. Raises `RuntimeGone` while there is no runtime."""
@@ -248,6 +268,7 @@ class RuntimeLink:
     def close(self) -> None:
         """Ends the connection; exchanges under way fail."""
         self._why = "The server is stopping."
+        self.end_waiting()
         self._drop(RuntimeGone(self._why))
 
     def restarted(self) -> RuntimeGone:
@@ -324,6 +345,8 @@ class RuntimeLink:
     def _drop(self, error: LmprogError) -> None:
         """No connection from here on; the reading thread closes the old one."""
         connection, self._connection = self._connection, None
+        if not self._is_waiting_over:
+            self._decided.clear()
         exchanges, self._exchanges = self._exchanges, set()
         if self.observer is not None:
             for call in self._listeners:

@@ -1,7 +1,7 @@
 """A whole server: the gateway, HTTP around it, a kept runtime behind it; how it comes up, and how
 it ends.
 
-HTTP listens from the first moment on and says 503 until the runtime serves. `ask_to_stop` drains:
+HTTP listens from the first moment on; requests wait for the runtime's start. `ask_to_stop` drains:
 new work is refused, what is under way may finish, then everything ends; asked a second time, it
 ends at once. Installs no signal handler.
 """
@@ -99,7 +99,7 @@ class ServerService:
             self.gateway,
             asyncio.get_running_loop().time() + self.gateway.settings.drain,
         )
-        gateway.draining = True
+        gateway.drain()
         log.info("draining: %d results are under way", gateway.open_results)
         finished = await self._before(deadline, self._quiet())
         if not finished:

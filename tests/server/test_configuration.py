@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,28 @@ def test_the_page_has_the_table_of_options() -> None:
     found = re.search(r"<!-- options -->\n(.*?)<!-- /options -->", page, re.DOTALL)
     assert found is not None
     assert found[1] == markdown(), "write what lmprog.server.options.option_table.markdown() gives"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("LMPROG_API_KEYS", "LMPROG_API_KEY"),
+        ("LMPROG_MAX_RUNING", "LMPROG_MAX_RUNNING"),
+        ("LMPROG_DRAIN_SECOND", "LMPROG_DRAIN_SECONDS"),
+    ],
+)
+def test_a_misspelled_variable_is_refused_with_the_right_name(
+    tmp_path: Path, name: str, meant: str
+) -> None:
+    with pytest.raises(UnknownName, match=f"{name}; did you mean {meant}\\?"):
+        chosen(tmp_path, environment={name: "1"})
+
+
+def test_a_variable_that_may_be_somebody_elses_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "lmprog.server")
+    others = {"LMPROG_SERVICE_HOST": "10.0.0.1", "LMPROG_NATIVE": "0", "HOME": "/"}
+    chosen(tmp_path, environment=others)
+    assert "LMPROG_SERVICE_HOST is not an option" in caplog.text
+    assert "LMPROG_NATIVE" not in caplog.text

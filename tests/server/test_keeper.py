@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -104,9 +105,9 @@ def test_however_a_runtime_fails_its_request_is_told_and_the_next_is_served(
     assert "its last figures" in caplog.text
 
 
-def test_new_requests_are_told_to_come_again_while_the_runtime_is_away() -> None:
+def test_new_requests_that_may_not_wait_are_told_when_to_come_again() -> None:
     async def run() -> None:
-        async with kept() as server:
+        async with kept(start_wait=0) as server:
             for _ in range(2):  # the second life is short: the third begins after a rest
                 await server.complete("die")
                 await server.until(server.is_ready)
@@ -120,6 +121,70 @@ def test_new_requests_are_told_to_come_again_while_the_runtime_is_away() -> None
             assert "again" in ready.json()["error"]["message"]
             await server.until(server.is_ready)
             assert await server.metric("lmprog_engine_restarts_total") == 3
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def starting(**settings: Any) -> AsyncIterator[tuple[Kept, threading.Event]]:
+    """A service whose runtime starts once the event is set."""
+    go = threading.Event()
+
+    def launch() -> RuntimeProcess:
+        go.wait(PATIENCE)
+        return RuntimeProcess("any", module=SCRIPTED)
+
+    chosen = ServerSettings(port=0, **settings)
+    bound, url = listening(chosen)
+    service = ServerService(chosen, launch)
+    serving = asyncio.create_task(service.run(bound, lambda runtime: None))
+    try:
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
+            yield Kept(service, client), go
+            go.set()
+            service.ask_to_stop()
+            await asyncio.wait_for(serving, PATIENCE)
+    finally:
+        go.set()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def test_requests_that_come_while_the_runtime_starts_wait_for_it() -> None:
+    async def run() -> None:
+        async with starting() as (server, go):
+            early = [asyncio.create_task(server.complete("hello")) for _ in range(3)]
+            models = asyncio.create_task(server.client.get("/v1/models"))
+            for path, status in (("/health", 200), ("/ready", 503), ("/version", 200)):
+                assert (await server.client.get(path)).status_code == status
+            assert (await server.client.get("/metrics")).status_code == 200
+            assert not any(request.done() for request in (*early, models))
+            go.set()
+            assert [(await request).status_code for request in early] == [200] * 3
+            assert (await models).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_requests_do_not_wait_longer_than_they_may() -> None:
+    async def run() -> None:
+        async with starting(start_wait=0.2) as (server, _):
+            late = await server.complete("hello")
+            assert late.status_code == 503
+            assert late.json()["error"]["code"] == "runtime_gone"
+            assert int(late.headers["retry-after"]) >= 1
+
+    asyncio.run(run())
+
+
+def test_a_server_that_stops_lets_nobody_wait() -> None:
+    async def run() -> None:
+        async with starting(start_wait=3600.0) as (server, _):
+            waiting = asyncio.create_task(server.complete("hello"))
+            while not server.service.gateway.open_requests:
+                await asyncio.sleep(0.01)
+            server.service.ask_to_stop()
+            assert (await waiting).status_code == 503
 
     asyncio.run(run())
 

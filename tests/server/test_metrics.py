@@ -24,7 +24,9 @@ MIRRORED = (
     "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds "
     "num_preemptions request_success admission_rejections corrupted_requests cache_hit_rate evicted_tokens "
     "num_retracted_reqs kv_evictable_tokens num_aborted_requests scheduler_idle_seconds "
-    "grammar_compilation_time_seconds"
+    "grammar_compilation_time_seconds request_inference_time_seconds "
+    "request_time_per_output_token_seconds request_prefill_kv_computed_tokens request_params_n "
+    "request_params_max_tokens"
 )
 """Of vLLM and SGLang, with our prefix."""
 OURS = "fork_shared_tokens programs engine_restarts wait_passes invariant_failures computed_tokens forced_tokens"
@@ -74,6 +76,13 @@ def test_requests_are_counted_as_they_were(fake: Fake) -> None:
     assert samples["lmprog_time_to_first_token_seconds_count"] == 2
     assert samples["lmprog_request_prompt_tokens_count"] == 2
     assert samples["lmprog_prompt_tokens_total"] >= 16
+    assert samples["lmprog_request_params_max_tokens_sum"] == 10
+    assert samples["lmprog_request_params_n_sum"] == 2
+    assert samples["lmprog_request_inference_time_seconds_count"] == 2
+    assert samples["lmprog_request_time_per_output_token_seconds_count"] == 2
+    computed = samples["lmprog_request_prefill_kv_computed_tokens_sum"]
+    cached = samples["lmprog_prompt_tokens_cached_total"]
+    assert computed + cached == samples["lmprog_prompt_tokens_total"]
     assert 0 < samples["lmprog_prompt_tokens_cached_total"] < samples["lmprog_prompt_tokens_total"]
     assert samples["lmprog_prefix_cache_hits_total"] <= samples["lmprog_prefix_cache_queries_total"]
     assert samples["lmprog_http_requests_total method=POST route=/v1/completions status=200"] == 2

@@ -112,6 +112,45 @@ def test_a_loop_that_does_not_answer_is_ended_when_its_process_computes_nothing(
     assert "computes nothing" in why
 
 
+def test_a_runtime_that_hangs_is_not_ready_within_three_seconds(script: Script) -> None:
+    assert script.supervisor.is_responsive()
+    script.answers = False
+    script.run(3.0)
+    assert not script.supervisor.is_responsive()
+    assert script.ends == []
+    script.answers = True
+    script.supervisor.answered(dict(script.figures))
+    assert script.supervisor.is_responsive()
+
+
+def test_a_runtime_in_a_long_step_is_ready(script: Script) -> None:
+    script.answers = False
+    script.cpu_rate = 1.0
+    for _ in range(60):
+        script.run(1.0)
+        assert script.supervisor.is_responsive()
+
+
+def test_it_tells_how_long_a_start_takes_as_it_saw_it() -> None:
+    script = Script(RestartTimeouts(first_rest=4.0))
+    script.start_seconds = 8.0
+    script.supervisor.begin()
+    script.run(9.0)
+    assert script.supervisor.seconds_until_up() == 0.0
+    for rest in (0.0, 4.0):  # the second short life is followed by a rest
+        script.alive = False
+        while script.supervisor.phase is not Phase.STARTING:
+            script.run(TICK)
+            if script.supervisor.phase is Phase.RESTING:
+                until_up = script.supervisor.seconds_until_up()
+                assert 8.0 <= until_up <= 9.0 + rest
+        assert script.supervisor.seconds_until_up() == pytest.approx(8.0, abs=2 * TICK)
+        script.run(4.0)
+        assert script.supervisor.seconds_until_up() == pytest.approx(4.0, abs=2 * TICK)
+        script.run(6.0)
+        assert script.supervisor.phase is Phase.SERVING
+
+
 def test_a_long_step_that_computes_is_waited_for_but_not_for_ever(script: Script) -> None:
     script.answers, script.cpu_rate = False, 1.8
     hung = script.now

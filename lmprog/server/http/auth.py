@@ -1,4 +1,4 @@
-"""API keys: their digests, the three kinds of routes, and the middleware that checks a request's key.
+"""API keys: their digests, the kinds of routes, and the middleware that checks a request's key.
 
 A key is given as `Authorization: Bearer KEY`, as the password of `Authorization: Basic` (so that a
 browser can ask for it), or as `x-api-key`. Digests are compared in constant time. Knows headers and
@@ -34,6 +34,10 @@ class OpenRoute(Route):
     """A route that needs no key: `/health`, `/ready`, and the files of the page, which are the same
     for everybody.
     """
+
+
+class LocalRoute(Route):
+    """A route that needs a key where there are keys, but no runtime: it is answered without one."""
 
 
 class AdminRoute(Route):

@@ -1,8 +1,8 @@
-"""What a server counts: the runtime's figures, and what the gateway itself saw of its requests.
+"""The server's metrics: the runtime's figures, and what the gateway itself measures of requests.
 
-`Meters` watches the link: every generation that passes is timed and counted, whichever route it
-came by. No label holds a text, a key or an id; their values are the model's name, routes, methods,
-statuses and our own words.
+`Meters` observes the link: every generation is timed and counted, whichever route it came by. No
+label holds a text, a key or an id; their values are the model's name, routes, methods, statuses
+and our own words.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _SECONDS = (
     300.0,
 )
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+_RESULTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _FINISHES = ("stop", "length", "constraint", "selected")
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
@@ -42,7 +43,7 @@ _REFUSALS = ("overloaded", "draining", "too_many_requests", "too_many_results")
 
 
 @dataclass(slots=True)
-class _Under:
+class _CallTimes:
     """A call under way. Times by the clock; `last` of each of its results."""
 
     began: float
@@ -56,7 +57,7 @@ class Meters:
     def __init__(self, clock: Callable[[], float], model: Callable[[], str]) -> None:
         self._clock = clock
         self._model = model
-        self._calls: dict[int, _Under] = {}
+        self._calls: dict[int, _CallTimes] = {}
         self.registry = CollectorRegistry(auto_describe=False)
         self.runtime = RuntimeFigures(model)
         self.registry.register(self.runtime)
@@ -70,13 +71,30 @@ class Meters:
             "e2e_request_latency_seconds", "From asking to the last reply.", _SECONDS
         )
         self._queue = self._tally(
-            "request_queue_time_seconds", "Waited in the runtime's line.", _SECONDS
+            "request_queue_time_seconds", "Waited in the runtime's queue.", _SECONDS
         )
         self._prefill = self._tally(
             "request_prefill_time_seconds", "From the first row to the first token.", _SECONDS
         )
         self._decode = self._tally(
             "request_decode_time_seconds", "From the first token to the last.", _SECONDS
+        )
+        self._inference = self._tally(
+            "request_inference_time_seconds", "From the first row to the last token.", _SECONDS
+        )
+        self._per_token = self._tally(
+            "request_time_per_output_token_seconds",
+            "Decode time of a call by the tokens of its longest result after the first.",
+            _SHORT,
+        )
+        self._computed = self._tally(
+            "request_prefill_kv_computed_tokens",
+            "Tokens of a prompt that the cache did not have.",
+            _TOKENS,
+        )
+        self._wanted_n = self._tally("request_params_n", "Results asked for by a call.", _RESULTS)
+        self._wanted_tokens = self._tally(
+            "request_params_max_tokens", "max_tokens of a call, where it has one.", _TOKENS
         )
         self._prompts = self._tally("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._generated = self._tally(
@@ -134,7 +152,11 @@ class Meters:
     # ------------------------------------------------------------------------------------------------
 
     def asked(self, op: wire.Generate | wire.Select) -> None:
-        self._calls[op.call] = _Under(self._clock())
+        self._calls[op.call] = _CallTimes(self._clock())
+        if isinstance(op, wire.Generate):
+            self._wanted_n.observe(op.sampling.n)
+            if op.sampling.max_tokens is not None:
+                self._wanted_tokens.observe(op.sampling.max_tokens)
 
     def replied(self, reply: wire.Reply) -> None:
         match reply:
@@ -142,6 +164,9 @@ class Meters:
                 self._moved(reply)
             case wire.CallDone(call=call, outputs=outputs, usage=usage):
                 self._ended(call, usage)
+                longest = max(len(output.tokens) for output in outputs)
+                if longest > 1:
+                    self._per_token.observe(usage.decode_ms / 1e3 / (longest - 1))
                 for output in outputs:
                     self._success.labels(self._model(), output.finish).inc()
             case wire.Chosen(call=call, usage=usage):
@@ -206,6 +231,8 @@ class Meters:
         self._queue.observe(usage.queued_ms / 1e3)
         self._prefill.observe(usage.prefill_ms / 1e3)
         self._decode.observe(usage.decode_ms / 1e3)
+        self._inference.observe((usage.prefill_ms + usage.decode_ms) / 1e3)
+        self._computed.observe(max(0, usage.prompt - usage.cached))
         self._prompts.observe(usage.prompt)
         self._generated.observe(usage.generated)
         self._prompt_tokens.labels(model).inc(usage.prompt)

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from lmprog.server.gateway import Gateway
+from lmprog.server.http.auth import LocalRoute
 from lmprog.server.openapi.openapi_document import Json, document
 
 _STYLE = (
@@ -43,7 +44,7 @@ def routes(gateway: Gateway) -> list[Route]:
     async def docs(request: Request) -> Response:
         return HTMLResponse(page(known(request)), headers={"content-security-policy": _POLICY})
 
-    return [Route("/openapi.json", openapi), Route("/docs", docs)]
+    return [LocalRoute("/openapi.json", openapi), LocalRoute("/docs", docs)]
 
 
 def page(made: Json) -> str:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import OpenRoute
+from lmprog.server.http.auth import LocalRoute, OpenRoute
 from lmprog.server.http.http_errors import HttpError, Problem
 
 
@@ -28,12 +28,16 @@ def routes(gateway: Gateway) -> list[Route]:
         return JSONResponse({"status": "alive"})
 
     async def ready(request: Request) -> Response:
+        if gateway.draining:
+            raise HttpError(Problem(503, "The server is stopping.", code="draining"))
+        if not gateway.link.is_up:
+            seconds = gateway.link.seconds_until_up()
+            raise HttpError(Problem(503, gateway.link.why, code="not_ready", retry_after=seconds))
         if not gateway.is_ready:
-            why = "The server is stopping." if gateway.draining else gateway.link.why
-            raise HttpError(Problem(503, why, code="draining" if gateway.draining else "not_ready"))
+            raise HttpError(Problem(503, "The runtime does not answer.", code="not_responding"))
         return JSONResponse({"status": "ready"})
 
     async def what(request: Request) -> Response:
         return JSONResponse({"version": version()})
 
-    return [OpenRoute("/health", health), OpenRoute("/ready", ready), Route("/version", what)]
+    return [OpenRoute("/health", health), OpenRoute("/ready", ready), LocalRoute("/version", what)]

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
+from lmprog.server.http.auth import LocalRoute
 
 SCRAPE_SECONDS = 2.0
 """How long a scrape waits for a runtime in a long step; then it tells what was known before."""
@@ -28,4 +29,4 @@ def routes(gateway: Gateway) -> list[Route]:
         meters.open_results.set(gateway.open_results)
         return Response(meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return [Route("/metrics", metrics)]
+    return [LocalRoute("/metrics", metrics)]

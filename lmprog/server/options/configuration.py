@@ -9,8 +9,10 @@ type, is refused with where it stands.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import logging
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +22,15 @@ from typing import Any
 import msgspec
 
 from lmprog.errors import InvalidParameter, UnknownName
-from lmprog.server.options.option_table import SECRET, Option, options
+from lmprog.server.options.option_table import PREFIX, SECRET, Option, options
 from lmprog.server.options.server_settings import ServerSettings
 
 FILES = ("lmprog.toml", "lmprog.yaml")
 DEFAULT = "default"
+OTHER_VARIABLES = ("LMPROG_NATIVE", "LMPROG_CACHE")
+"""Variables of the package that are not options of the server."""
+
+log = logging.getLogger("lmprog.server")
 _MODEL = Option("model", "model", str, str, "nano")
 
 
@@ -85,6 +91,7 @@ def configured(
     """`flags` by the options' names, without those not given. Raises InvalidParameter,
     UnknownName.
     """
+    _check_variables(environment)
     path = Path(file) if file is not None else _found(folder)
     written = {} if path is None else _read(path)
     known = {option.name: option for option in (_MODEL, *options())}
@@ -96,6 +103,23 @@ def configured(
     return Configuration(
         {name: _choose(option, flags, environment, written, path) for name, option in known.items()}
     )
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    """Refuses misspelled variables. Others with our prefix may belong to somebody else: Kubernetes
+    sets some for a service of our name. They are logged.
+    """
+    known = [option.variable for option in (_MODEL, *options())]
+    for name in environment:
+        if not name.startswith(PREFIX) or name in known or name in OTHER_VARIABLES:
+            continue
+        names = [variable.removeprefix(PREFIX) for variable in known]
+        near = difflib.get_close_matches(name.removeprefix(PREFIX), names, 1, 0.8)
+        if near:
+            raise UnknownName(
+                f"unknown environment variable {name}; did you mean {PREFIX}{near[0]}?", name=name
+            )
+        log.warning("the environment variable %s is not an option, and is ignored", name)
 
 
 def _choose(

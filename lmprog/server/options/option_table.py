@@ -25,6 +25,8 @@ NAMES: Mapping[str, str] = {
     "cors_origins": "cors_origin",
 }
 """What users write for a field, where that is not the field's name."""
+PREFIX = "LMPROG_"
+"""Of the environment's variables."""
 SECRET = ("api_key", "admin_key")
 """Never shown."""
 
@@ -50,6 +52,7 @@ _HELP: Mapping[str, str] = {
     "max_requests": "HTTP requests open at once",
     "max_body_bytes": "largest body of a request",
     "max_header_bytes": "largest headers of a request",
+    "start_wait": "seconds that a request waits for a runtime that is starting; 0: refuse it",
     "request_timeout": "seconds after which a call fails",
     "body_timeout": "seconds that a client may take to send a request",
     "first_reply_wait": "seconds that a stream waits for its first text before it begins",
@@ -92,7 +95,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        return "LMPROG_" + self.name.upper()
+        return PREFIX + self.name.upper()
 
     @property
     def help(self) -> str:

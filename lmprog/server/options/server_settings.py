@@ -62,6 +62,8 @@ class ServerSettings:
     max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
 
+    start_wait: float = 30.0
+    """A request that comes while the runtime starts waits for it this long; 0: it is refused."""
     request_timeout: float | None = None
     """After this long a call that has not ended fails with 504."""
     body_timeout: float = 60.0
@@ -101,6 +103,8 @@ class ServerSettings:
         ):
             if not getattr(self, name) > 0:
                 raise _wrong(name, getattr(self, name), "more than 0 seconds")
+        if not 0 <= self.start_wait <= 86_400:
+            raise _wrong("start_wait", self.start_wait, "0 to 86,400 seconds")
         if not 0 <= self.drain <= 86_400:
             raise _wrong("drain", self.drain, "0 to 86,400 seconds")
         if self.request_timeout is not None and not 0 < self.request_timeout <= 86_400:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import Access, OpenRoute
+from lmprog.server.http.auth import Access, LocalRoute, OpenRoute
 from lmprog.server.http.bodies import read_body
 from lmprog.server.http.sse import EventStream
 from lmprog.server.page.playing import Play, Player
@@ -51,7 +51,7 @@ def routes(gateway: Gateway) -> list[Route]:
         player = Player(gateway, read.body, request.state.caller)
         return await EventStream.begin(request, player.events(), gateway.settings)
 
-    found = [Route("/ui/events", events), Route("/ui/play", play, methods=["POST"])]
+    found = [LocalRoute("/ui/events", events), Route("/ui/play", play, methods=["POST"])]
     found += [
         _file(f"/ui/{path.name}", path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES
     ]

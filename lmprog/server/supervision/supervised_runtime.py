@@ -61,6 +61,8 @@ class SupervisedRuntime:
         self._up = asyncio.Event()
         self.supervisor = Supervisor(self, time.monotonic, patience)
         link.when_lost = lambda error: self.supervisor.lost()
+        link.seconds_until_up = self.supervisor.seconds_until_up
+        gateway.is_responsive = self.supervisor.is_responsive
 
     @property
     def runtime(self) -> RuntimeProcess | None:

@@ -26,6 +26,8 @@ LONGEST_GAP = 1.0
 """Seconds. What lies between two ticks beyond this does not count: we stood still ourselves, or the
 machine did.
 """
+FIRST_START_SECONDS = 5.0
+"""What a start is thought to take before one has been seen."""
 COMPUTING = 0.1
 """Share of one processor from which on a process computes; heartbeats alone need far less."""
 _MOVING = ("computed_tokens", "cached_tokens", "generated_tokens", "calls_done", "calls_failed")
@@ -50,6 +52,8 @@ class Phase(enum.Enum):
 class RestartTimeouts:
     """All in seconds."""
 
+    silence: float = 1.5
+    """A runtime that answers nothing and computes nothing for this long is not ready."""
     stall: float = 10.0
     longest_step: float = 120.0
     ask_every: float = 0.5
@@ -107,6 +111,7 @@ class Supervisor:
         self._since = 0.0  # when the phase began
         self._born: float | None = None  # when this life began to serve
         self._ever_served = False
+        self._start_seconds = FIRST_START_SECONDS  # what the last start took
         self._short_lives = 0
         self._rest_until = 0.0
         self._asked: float | None = None
@@ -120,6 +125,23 @@ class Supervisor:
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    def seconds_until_up(self) -> float:
+        """An estimate of when requests are served again; 0 while they are."""
+        match self._phase:
+            case Phase.SERVING:
+                return 0.0
+            case Phase.STARTING:
+                return max(1.0, self._start_seconds - (self._now - self._since))
+            case Phase.RESTING:
+                return self._rest_until - self._now + self._start_seconds
+            case _:
+                return 1.0 + self._start_seconds
+
+    def is_responsive(self) -> bool:
+        """Whether the runtime answered, or computed, a moment ago: a long step is no hang."""
+        quiet_since = max(self._answered, self._worked)
+        return self._phase is Phase.SERVING and self._now - quiet_since <= self._patience.silence
 
     def begin(self) -> None:
         """Starts the first runtime."""
@@ -153,6 +175,7 @@ class Supervisor:
 
     def started(self) -> None:
         """The runtime serves, and requests reach it."""
+        self._start_seconds = self._now - self._since
         self._born = self._now
         self._ever_served = True
         self._live()
