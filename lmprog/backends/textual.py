@@ -26,7 +26,7 @@ from lmprog.errors import (
     RuntimeGone,
 )
 from lmprog.lang.branches.best_result import kept_first
-from lmprog.transport.channel import ops_frame
+from lmprog.transport.channel import ops_frames
 
 BranchOp: TypeAlias = wire.Append | wire.Generate | wire.Select | wire.Fork | wire.Read
 
@@ -79,7 +79,7 @@ class TextRuntime:
     # ---------------------------------------------------------------------------------------
 
     def send(self, ops: Sequence[wire.Op]) -> None:
-        ops_frame(ops)  # refuses what the wire would refuse
+        ops_frames(ops)  # refuses what the wire would refuse
         with self._lock:
             if self._gone is not None:
                 raise RuntimeGone(self._gone)

@@ -1,8 +1,6 @@
-"""A child process with its two pipes, its folder and its log: started, waited for, ended, never
-left behind.
+"""A child process with its two pipes, its folder and its log: started, waited for, ended.
 
-This module knows processes. It knows neither channels nor configurations: the command is given to
-it.
+Knows processes. Knows neither channels nor configurations: it is given the command.
 """
 
 from __future__ import annotations
@@ -23,17 +21,16 @@ from pathlib import Path
 from lmprog.errors import Detail, LmprogError, RuntimeGone, from_wire
 from lmprog.launch.parent_pipe import FOLDER_VARIABLE
 
-_WAITING = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
-"""What says how threads of OpenMP wait for each other."""
+_WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
+"""Environment variables that set how OpenMP threads wait for each other."""
 _NUM_LAST_LINES = 12
 _LOG_TAIL_BYTES = 8192
 
 
 class Child:
-    """A running child. `command` gets the two descriptors appended; `folder` becomes the child's
-    and goes with it.
+    """A running child. `command` gets the two descriptors appended; `folder` is removed with it.
 
-    What the child prints goes to a log in the folder, or (`keep_log=False`) to our own stderr.
+    The child's output goes to a log in the folder, or (`keep_log=False`) to our own stderr.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, *, keep_log: bool = True) -> None:
@@ -73,30 +70,29 @@ class Child:
         return self._process.poll()
 
     def wait_ready(self, timeout: float, show: Callable[[str], None]) -> dict[str, Detail]:
-        """What the child says about itself once it serves.
+        """The facts that the child reports once it serves.
 
-        Raises the child's own error where it reports one, `RuntimeGone` where it ends or stays
-        silent for `timeout` seconds; it is ended then. `show` is given what the child says it is
-        doing.
+        Raises the child's own error where it reports one, `RuntimeGone` where it ends, or is not
+        ready after `timeout` seconds. `show` is given each stage of the start.
         """
         deadline = time.monotonic() + timeout
-        doing = "starts"
+        stage = "starts"
         while (left := deadline - time.monotonic()) > 0:
             line = self._read_line(left)
             if line is None:
                 continue
             if not line:
                 raise self._ended("ended before it was ready")
-            said = json.loads(line)
-            if "stage" in said:
-                doing = str(said["stage"])
-                show(doing)
-            elif "error" in said:
-                raise self._reported(said["error"])
+            report = json.loads(line)
+            if "stage" in report:
+                stage = str(report["stage"])
+                show(stage)
+            elif "error" in report:
+                raise self._reported(report["error"])
             else:
-                return {name: value for name, value in said.items() if name != "ready"}
+                return {name: value for name, value in report.items() if name != "ready"}
         raise RuntimeGone(
-            f"The runtime was not ready after {timeout:g} seconds; the last it said is that it {doing}."
+            f"The runtime was not ready after {timeout:g} seconds; its last report: it {stage}."
             f"{self.last_lines()}"
         )
 
@@ -108,11 +104,9 @@ class Child:
             return None
 
     def stop(self, grace: float) -> None:
-        """Asks the child to end (SIGTERM), ends it after `grace` seconds, removes its folder. Safe
-        to repeat.
+        """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Safe to repeat.
 
-        In a process that was forked from the one that started the child this does nothing: it is
-        not its child.
+        Does nothing in a process that was forked from the one that started the child.
         """
         if os.getpid() != self._owner:
             return
@@ -128,9 +122,7 @@ class Child:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_lines(self) -> str:
-        """The end of the child's log, as a sentence to append to a message; empty where there is
-        none.
-        """
+        """The end of the child's log, to append to a message; empty where there is none."""
         try:
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
@@ -143,8 +135,8 @@ class Child:
             f"  {line}" for line in text.splitlines()[-_NUM_LAST_LINES:]
         )
 
-    def epitaph(self) -> str:
-        """How the child ended and its last words; empty while it runs."""
+    def describe_end(self) -> str:
+        """How the child ended, and the end of its log; empty while it runs."""
         code = self.wait(1.0)  # its sockets close a moment before it can be waited for
         return "" if code is None else f"Its process {_how(code)}.{self.last_lines()}"
 
@@ -167,10 +159,10 @@ class Child:
         how = "its pipe was closed" if code is None else f"it {_how(code)}"
         return RuntimeGone(f"The runtime {what}: {how}.{self.last_lines()}")
 
-    def _reported(self, said: dict[str, object]) -> LmprogError:
-        details = said.get("details")
+    def _reported(self, error: dict[str, object]) -> LmprogError:
+        details = error.get("details")
         return from_wire(
-            str(said["code"]), str(said["message"]), details if isinstance(details, dict) else {}
+            str(error["code"]), str(error["message"]), details if isinstance(details, dict) else {}
         )
 
 
@@ -180,20 +172,19 @@ def _how(code: int) -> str:
     name = f"signal {-code}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
-    more = " (often: the machine had no memory left)" if name == "SIGKILL" else ""
+    more = " (often because the machine ran out of memory)" if name == "SIGKILL" else ""
     return f"was ended by {name}{more}"
 
 
 def _environment() -> dict[str, str]:
-    """Ours, and the way to this very package where it is not installed, since the child ignores its
-    folder.
+    """Ours, with the path of this package where it is not installed, since the child ignores the
+    current folder.
 
-    GNU's OpenMP has a thread that waits for others spin for so long that, on a machine with other
-    work, it keeps from them the very core that they wait for; a tenth of that gains as much where
-    there is none.
+    Threads of GNU's OpenMP spin while they wait for others, so long that on a busy machine they
+    occupy the core that the others need; a tenth of that gains as much on an idle one.
     """
     environment = dict(os.environ)
-    if not _WAITING & environment.keys():
+    if not _WAIT_VARIABLES & environment.keys():
         environment["GOMP_SPINCOUNT"] = "20000"
     root = str(Path(__file__).parents[2])
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
@@ -204,7 +195,5 @@ def _environment() -> dict[str, str]:
 
 
 def python(module: str) -> list[str]:
-    """The command that runs a module; `-P`, so that files in the user's folder do not stand in for
-    modules.
-    """
+    """The command that runs a module; `-P`, so that files in the current folder shadow no module."""
     return [sys.executable, "-P", "-m", module]

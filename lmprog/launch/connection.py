@@ -1,7 +1,6 @@
-"""A client's handle on a runtime: the channel after its greeting, and what the runtime said about
-itself.
+"""A client's connection to a runtime: a greeted channel, and the runtime's `Welcome`.
 
-This module knows the handshake. It starts nothing and knows no programs.
+Knows the handshake. Starts nothing and knows no programs.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ from lmprog.errors import ProtocolError, RuntimeGone, from_wire
 from lmprog.transport import ClientChannel, CurveClient, ZmqClientChannel
 
 GREETING_TIMEOUT = 30.0
-"""Seconds for the answer to `Hello`; generous, since a runtime in a long step answers after it."""
+"""Seconds for the answer to `Hello`; long, since a runtime answers after its current step."""
 
 
 class Connection:
-    """A `ClientChannel` that has been greeted; `info` is the runtime's `Welcome`. Closes with its
-    block.
-    """
+    """A greeted `ClientChannel`; `info` is the runtime's `Welcome`. Closes with its block."""
 
     def __init__(self, channel: ClientChannel, info: wire.Welcome) -> None:
         self._channel = channel
@@ -36,7 +33,7 @@ class Connection:
         return self._channel.receive(timeout)
 
     def close(self) -> None:
-        """Ends it: calls still waiting fail, the runtime frees what they had. Safe to repeat."""
+        """Ends the connection: waiting calls fail, the runtime frees their branches. Safe to repeat."""
         self._channel.close()
 
     def __enter__(self) -> Connection:
@@ -58,10 +55,9 @@ def connect(
     keys: CurveClient | None = None,
     timeout: float = GREETING_TIMEOUT,
 ) -> Connection:
-    """Reaches the runtime at `address`. Raises `RuntimeGone` where none answers, `ProtocolError`
-    for another version.
+    """Connects to the runtime at `address`; `client` is a name for the runtime's log.
 
-    `client` is a name for the runtime's log.
+    Raises `RuntimeGone` where none answers, `ProtocolError` for another version.
     """
     return greet(ZmqClientChannel(address, keys=keys), client=client, timeout=timeout)
 
@@ -69,8 +65,9 @@ def connect(
 def greet(
     channel: ClientChannel, *, client: str = "", timeout: float = GREETING_TIMEOUT
 ) -> Connection:
-    """Says `Hello` over any channel and waits for the `Welcome`; owns the channel, and closes it
-    where that fails.
+    """Sends `Hello` over any channel and waits for the `Welcome`.
+
+    Owns the channel from now on, and closes it where the greeting fails. Raises like `connect`.
     """
     try:
         channel.send([wire.Hello(wire.PROTOCOL_VERSION, client)])
@@ -85,10 +82,20 @@ def _welcome(channel: ClientChannel, timeout: float) -> wire.Welcome:
     while time.monotonic() < deadline:
         for reply in channel.receive(deadline - time.monotonic()):
             if isinstance(reply, wire.Welcome):
-                return reply
+                return checked_welcome(reply)
             if isinstance(reply, wire.Failed):
                 raise from_wire(reply.code, reply.message, reply.details)
             raise ProtocolError(
                 f"The runtime answered the greeting with {type(reply).__name__}, not with Welcome."
             )
     raise RuntimeGone(f"The runtime did not answer the greeting within {timeout:g} seconds.")
+
+
+def checked_welcome(welcome: wire.Welcome) -> wire.Welcome:
+    """Raises `ProtocolError` for a runtime of another protocol version."""
+    if welcome.version != wire.PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"The runtime speaks protocol version {welcome.version}, this client version "
+            f"{wire.PROTOCOL_VERSION}; use the same lmprog."
+        )
+    return welcome

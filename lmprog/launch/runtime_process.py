@@ -1,7 +1,7 @@
-"""A runtime in a process of its own, as the process that started it sees it.
+"""A runtime in a process of its own, as seen by the process that started it.
 
-This module knows how a configuration becomes a running child with an address. It does not know what
-a runtime does.
+Knows how a configuration becomes a running child with an address. Does not know what a runtime
+does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MODULE = "lmprog.runtime.main"
 
 
 class RuntimeProcess:
-    """Starts a runtime and waits until it serves; ends it with its block, with `close()`, or with
+    """Starts a runtime and waits until it serves; it ends with its block, with `close()`, or with
     this process.
 
     `model` is a model's name or folder, or a whole `RuntimeConfig`; `options` are fields of
@@ -56,35 +56,36 @@ class RuntimeProcess:
         **options: Any,
     ) -> None:
         self.config = configured(model, options)
-        order = config_to_json(self.config)
+        config = config_to_json(self.config)
         if address is not None:
             check(address, has_keys=False)
         folder = Path(tempfile.mkdtemp(prefix="lmprog-"))  # mode 0700
         command = [
             *python(module),
             "--config-json",
-            order,
+            config,
             "--address",
             address or f"ipc://{folder}/socket",
         ]
         self._child = Child(command, folder, keep_log=not log_to_stderr)
         self._finalizer = weakref.finalize(self, self._child.stop, STOP_GRACE)  # at exit, too
         try:
-            self.facts = self._child.wait_ready(startup_timeout, _Show())
+            self.facts = self._child.wait_ready(startup_timeout, _StageReporter())
         except BaseException:
             self._child.stop(0.0)
             raise
         self.address = str(self.facts["address"])
 
     def connect(self, client: str = "") -> Connection:
-        """A new client of this runtime, with branches and calls of its own; it keeps the runtime
-        alive.
+        """A new client of this runtime, with branches and calls of its own.
+
+        It refers to the runtime, which is not collected before it.
         """
         if not self.alive:
             raise RuntimeGone(
-                f"The runtime at {self.address} does not run any more. {self._child.epitaph()}".strip()
+                f"The runtime at {self.address} has ended. {self._child.describe_end()}".strip()
             )
-        return greet(ZmqClientChannel(self.address, explain=self._epitaph), client=client)
+        return greet(ZmqClientChannel(self.address, explain=self._describe_end), client=client)
 
     @property
     def alive(self) -> bool:
@@ -102,22 +103,20 @@ class RuntimeProcess:
         return self._child.exit_code
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Waits for its end: the exit code, or None after `timeout` seconds."""
+        """Waits for the end: the exit code, or None after `timeout` seconds."""
         return self._child.wait(timeout)
 
     def log_tail(self) -> str:
-        """The last lines that the runtime wrote, for a message to its user."""
+        """The last lines of the runtime's log, to append to a message."""
         return self._child.last_lines()
 
     def close(self, grace: float = STOP_GRACE) -> None:
-        """Asks the runtime to end; it is ended after `grace` seconds in any case. Safe to
-        repeat.
-        """
+        """Ends the runtime in order, after `grace` seconds at once. Safe to repeat."""
         self._child.stop(grace)
         self._finalizer.detach()
 
-    def _epitaph(self) -> str:
-        return self._child.epitaph()
+    def _describe_end(self) -> str:
+        return self._child.describe_end()
 
     def __enter__(self) -> RuntimeProcess:
         return self
@@ -131,14 +130,14 @@ class RuntimeProcess:
         self.close()
 
 
-class _Show:
-    """Tells a terminal, or the log, what a start that takes longer is busy with."""
+class _StageReporter:
+    """Writes the stages of a start to the log, those of a long one to the terminal."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
 
-    def __call__(self, doing: str) -> None:
-        line = f"lmprog: the runtime {doing}"
+    def __call__(self, stage: str) -> None:
+        line = f"lmprog: the runtime {stage}"
         if time.monotonic() - self._start > _QUIET_START and sys.stderr.isatty():
             sys.stderr.write(line + "\n")
         else:
@@ -146,14 +145,14 @@ class _Show:
 
 
 def configured(model: str | RuntimeConfig, options: dict[str, Any]) -> RuntimeConfig:
-    """`options` laid over the configuration; a name that neither config has is `UnknownName`."""
+    """The configuration with `options`; `UnknownName` for a name that neither config has."""
     config = model if isinstance(model, RuntimeConfig) else RuntimeConfig(model=model)
     own = {field.name for field in fields(RuntimeConfig)} - {"model"}
     scheduling = {field.name for field in fields(SchedulerConfig)}
     for name in options:
         if name not in own | scheduling:
             known = ", ".join(sorted(own | scheduling))
-            raise UnknownName(f"A runtime has no option {name!r}; there are {known}.", name=name)
+            raise UnknownName(f"unknown runtime option {name!r}; valid: {known}", name=name)
     config = replace(config, **{name: value for name, value in options.items() if name in own})
     inner = {name: value for name, value in options.items() if name in scheduling}
     return replace(config, scheduler=replace(config.scheduler, **inner)) if inner else config

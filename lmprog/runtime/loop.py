@@ -7,10 +7,9 @@ simulation's fake model in virtual time. It knows the order of things and nothin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from lmprog import wire
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.batch import Batch, build_batch
 from lmprog.runtime.programs.interpreter import Interpreter
@@ -19,7 +18,7 @@ from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.transport import ClientId, Gone, RuntimeChannel
+from lmprog.transport import ClientId, Received, RuntimeChannel
 
 log = logging.getLogger("lmprog")
 
@@ -84,7 +83,7 @@ class Loop:
         if self.scheduler.idle:
             self._look_after()
 
-    def _receive(self) -> list[tuple[ClientId, wire.Op | Gone]]:
+    def _receive(self) -> Sequence[tuple[ClientId, Received]]:
         """What has come; with nothing to do, waits for it."""
         idle, began = self.scheduler.idle, self._clock()
         messages = self.channel.receive(self._wait())

@@ -1,15 +1,21 @@
 """Channels: how ops reach a runtime and replies come back, over ZeroMQ or inside one process.
 
-The way in is here: the two protocols (`RuntimeChannel`, `ClientChannel`), their ZeroMQ
-implementations, and the local pair for tests and offline use. Everything that passes is a message
-of `lmprog.wire` in its encoded form, also between two ends in one process, so that what works
-locally works on the wire.
+Two protocols (`RuntimeChannel`, `ClientChannel`), their ZeroMQ implementations, and the local pair
+for tests and offline use. Messages of `lmprog.wire` are encoded also between two ends in one
+process, so that what works locally works over ZeroMQ.
 """
 
 from __future__ import annotations
 
 from lmprog.transport.address import CurveClient, CurveServer
-from lmprog.transport.channel import ClientChannel, ClientId, Gone, RuntimeChannel
+from lmprog.transport.channel import (
+    ClientChannel,
+    ClientId,
+    Gone,
+    Received,
+    RuntimeChannel,
+    Unreadable,
+)
 from lmprog.transport.client_channel import ZmqClientChannel
 from lmprog.transport.local_channel import LocalClientChannel, LocalRuntimeChannel, local_pair
 from lmprog.transport.runtime_channel import ZmqRuntimeChannel
@@ -22,7 +28,9 @@ __all__ = [
     "Gone",
     "LocalClientChannel",
     "LocalRuntimeChannel",
+    "Received",
     "RuntimeChannel",
+    "Unreadable",
     "ZmqClientChannel",
     "ZmqRuntimeChannel",
     "local_pair",

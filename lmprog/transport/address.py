@@ -1,9 +1,8 @@
-"""Which addresses are allowed, the keys that make a public one safe, and the limits that every
-socket gets.
+"""Allowed addresses, the CURVE keys that make a public one safe, and the limits of every socket.
 
 Closed by default: `ipc://` in a folder of the user's own, `tcp://` on loopback; anything that
-another machine could reach needs CURVE keys on both sides. This module knows ZeroMQ's options; it
-knows no messages.
+another machine could reach needs CURVE keys on both sides. Knows ZeroMQ's options; knows no
+messages.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from lmprog.errors import InvalidParameter
 HEARTBEAT_INTERVAL = 3.0
 HEARTBEAT_TIMEOUT = 15.0
 """Seconds. A peer that *died* is noticed at once: the kernel closes its socket. Heartbeats are for
-one that hangs, or whose machine is gone; they are patient, because a loaded machine, or a virtual
-one that is paused for some seconds, must not lose its connections. ZeroMQ's own thread answers, so
-a long step or a busy client is not a hang."""
+one that hangs, or whose machine is gone. They are long, because a loaded machine, or a virtual one
+that is paused for some seconds, must not lose its connections. ZeroMQ's own thread answers, so a
+long step or a busy client does not count as a hang."""
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds that a connection may take to be made."""
+"""Seconds within which a connection must be made."""
 
 HIGH_WATER_MARK = 10_000
-"""Frames per connection and direction before a sender must keep them itself."""
+"""Frames that ZeroMQ queues per connection and direction."""
 
 _MAX_IPC_PATH = 107  # bytes: sockaddr_un.sun_path without its final zero
 
 
 @dataclass(frozen=True, slots=True)
 class CurveServer:
-    """A runtime's key pair (Z85 text) and the public keys of the clients that it lets in."""
+    """A runtime's key pair (Z85 text) and the public keys of the clients that it accepts."""
 
     public: bytes
     secret: bytes
@@ -59,14 +58,10 @@ class CurveClient:
 
 
 def check(address: str, has_keys: bool) -> str:
-    """The address itself, or `InvalidParameter` saying what is wrong with it and what to write
-    instead.
-    """
+    """Returns the address. Raises `InvalidParameter` with what is wrong and what to write instead."""
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in ("ipc", "tcp"):
-        raise _refused(
-            address, "ipc://PATH or tcp://127.0.0.1:PORT", "is not an address that lmprog uses"
-        )
+        raise _refused(address, "ipc://PATH or tcp://127.0.0.1:PORT", "has an unknown scheme")
     if scheme == "ipc":
         if has_keys:
             raise _refused(
@@ -84,15 +79,13 @@ def check(address: str, has_keys: bool) -> str:
         raise _refused(
             address,
             "tcp://127.0.0.1:PORT, or CURVE keys",
-            "could be reached by others, who would run programs on it",
+            "can be reached from other machines, without keys",
         )
     return address
 
 
 def check_free(address: str) -> None:
-    """Refuses an `ipc://` path on which somebody listens: binding there would quietly take it
-    over.
-    """
+    """Refuses an `ipc://` path in use: ZeroMQ would take it over without an error."""
     if not address.startswith("ipc://"):
         return
     path = Path(address.removeprefix("ipc://"))
@@ -108,9 +101,7 @@ def check_free(address: str) -> None:
 
 
 def limit(zmq_socket: zmq.Socket[bytes], address: str) -> None:
-    """Sets what every socket of lmprog has: bounded queues and messages, no lingering,
-    heartbeats.
-    """
+    """Sets the options of every socket: bounded queues and messages, no lingering, heartbeats."""
     zmq_socket.setsockopt(zmq.LINGER, 0)
     zmq_socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     zmq_socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -122,7 +113,7 @@ def limit(zmq_socket: zmq.Socket[bytes], address: str) -> None:
 
 
 def refused_by_system(address: str, error: zmq.ZMQError) -> InvalidParameter:
-    """What binding or connecting said, as an exception of ours."""
+    """The error of a failed bind or connect."""
     return _refused(
         address, "an address of this machine that is free", f"cannot be used: {error.strerror}"
     )

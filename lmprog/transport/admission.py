@@ -1,8 +1,7 @@
-"""Who may speak to the runtime: frames of strangers in, ops of greeted clients out.
+"""Admits clients: frames of anybody in, ops of greeted clients out.
 
-Shared by all runtime channels. Knows which clients have said `Hello` in our version, and counts
-what it drops. It knows no sockets: it is given frames and returns what to hand on and what to
-answer.
+Shared by all runtime channels. Knows which clients have sent `Hello` in our version, and counts
+what it drops. Knows no sockets: it takes frames and returns what to hand on and what to answer.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.transport.channel import UNDECODABLE, ClientId, Gone
+from lmprog.transport.channel import UNDECODABLE, ClientId, Gone, Received, Unreadable
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What a frame was worth: messages to hand on, and at most one refusal to send back."""
+class Admitted:
+    """What a frame holds: messages to hand on, and at most one refusal to send back."""
 
-    messages: tuple[wire.Op | Gone, ...] = ()
+    messages: tuple[Received, ...] = ()
     refusal: wire.Failed | None = None
 
 
-_NOTHING = Heard()
+_NOTHING = Admitted()
 
 
 class Admission:
-    """Remembers every client that has sent something intelligible, until `forget`."""
+    """Remembers every client that has sent a readable frame, until `forget`."""
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {
@@ -43,21 +42,21 @@ class Admission:
         self._refused: set[ClientId] = set()
 
     def known(self) -> list[ClientId]:
-        """All that are remembered, welcome or refused."""
+        """All remembered clients, welcome or refused."""
         return [*self._welcome, *self._refused]
 
     def is_welcome(self, client: ClientId) -> bool:
         return client in self._welcome
 
-    def hear(self, client: ClientId, frame: bytes) -> Heard:
+    def admit(self, client: ClientId, frame: bytes) -> Admitted:
         """Never raises, whatever the bytes are."""
         self.counters["frames_received"] += 1
         try:
             ops = wire.decode_ops(frame)
-        except UNDECODABLE:
+        except UNDECODABLE as error:
             self.counters["frames_malformed"] += 1
-            return _NOTHING
-        messages: list[wire.Op | Gone] = []
+            return self._unreadable(frame, str(error)) if self.is_welcome(client) else _NOTHING
+        messages: list[Received] = []
         refusal: wire.Failed | None = None
         for op in ops:
             if isinstance(op, wire.Hello) and op.version == wire.PROTOCOL_VERSION:
@@ -68,17 +67,24 @@ class Admission:
                 continue
             self.counters["ops_received"] += 1
             messages.append(op)
-        return Heard(tuple(messages), refusal)
+        return Admitted(tuple(messages), refusal)
 
-    def malformed(self) -> None:
-        """Counts a message that was not even a frame."""
+    def count_malformed(self) -> None:
+        """Counts a transport message that is not one frame."""
         self.counters["frames_received"] += 1
         self.counters["frames_malformed"] += 1
 
+    def _unreadable(self, frame: bytes, reason: str) -> Admitted:
+        """A greeted client learns of every frame that is not carried out."""
+        try:
+            calls, branches = wire.named_in(frame)
+        except UNDECODABLE:
+            message = f"A message could not be read: {reason}."
+            return Admitted(refusal=wire.Failed(call=None, code="protocol", message=message))
+        return Admitted((Unreadable(calls, branches, reason),))
+
     def forget(self, client: ClientId) -> bool:
-        """True where the client had been welcome, so that its `Gone` is due; false the second
-        time.
-        """
+        """True where the client had been welcome, so that its `Gone` is due."""
         self._refused.discard(client)
         if client not in self._welcome:
             return False
@@ -87,33 +93,33 @@ class Admission:
         return True
 
     def refuse_slow(self, limit: int) -> wire.Failed:
-        """The last thing that a client hears which does not read its replies; it may say `Hello`
-        again.
-        """
+        """The last reply to a client that does not read its replies; it may send `Hello` again."""
         self.counters["clients_too_slow"] += 1
         return wire.Failed(
             call=None,
             code="overloaded",
-            message=f"More than {limit} bytes of replies were waiting for this client to read them, so its branches"
-            " were freed; read replies as they come, and connect again.",
+            message=f"More than {limit} bytes of replies were waiting for this client to read them, "
+            "so its branches were freed; read replies as they come, and connect again.",
         )
 
-    def _greet(self, client: ClientId) -> list[wire.Op | Gone]:
-        """A second greeting starts anew: what the client owned until now is freed first."""
+    def _greet(self, client: ClientId) -> list[Received]:
+        """A second greeting starts anew: what the client owned is freed first."""
         renewed = self.forget(client)
         self._welcome.add(client)
         self.counters["clients_welcome"] += 1
         return [Gone()] if renewed else []
 
     def _refuse(self, client: ClientId, op: wire.Op) -> wire.Failed | None:
-        """Only once: a client that goes on talking nonsense gets no more attention."""
+        """Only once per client."""
         if client in self._refused or client in self._welcome:
             return None
         self._refused.add(client)
         self.counters["clients_refused"] += 1
         ours = wire.PROTOCOL_VERSION
         if isinstance(op, wire.Hello):
-            said = f"The client speaks protocol version {op.version}, this runtime version {ours}; use the same lmprog."
+            message = f"The client speaks protocol version {op.version}, this runtime version "
+            message += f"{ours}; use the same lmprog."
         else:
-            said = f"The first message must be Hello with protocol version {ours}, not {type(op).__name__}."
-        return wire.Failed(call=None, code="protocol", message=said)
+            message = f"The first message must be Hello with protocol version {ours}, "
+            message += f"not {type(op).__name__}."
+        return wire.Failed(call=None, code="protocol", message=message)

@@ -1,7 +1,6 @@
-"""The two ends of a channel as protocols, and the frames that cross it.
+"""The two ends of a channel as protocols, and how lists of messages become frames.
 
-This module knows how lists of messages become frames within the size limit. It knows no sockets, no
-threads, and nothing of what the messages mean.
+Knows the limits of frames. Knows no sockets, no threads, and not what messages mean.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, ProtocolError
 
 UNDECODABLE = (wire.MalformedFrame, UnicodeDecodeError, RecursionError)
-"""All that decoding foreign bytes raises: text that is no UTF-8 comes out of msgspec as Python's
-own error.
-"""
+"""All that decoding foreign bytes raises; msgspec reports invalid UTF-8 by Python's own error."""
 
 UNENCODABLE = (UnicodeEncodeError, OverflowError, TypeError)
 """All that encoding raises: lone surrogates, integers of more than 64 bits, objects of foreign
@@ -29,22 +26,32 @@ ClientId: TypeAlias = bytes
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Stands in the place of an op: this client vanished, and everything it owns can be freed.
-    Comes exactly once.
+    """In place of an op: this client vanished, and everything it owns can be freed. Comes once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """In place of the ops of a frame that does not decode, as far as its ops could be read.
+
+    `calls` wait for a reply; on `branches` other ops were lost, so that nothing may follow there.
     """
+
+    calls: tuple[int, ...]
+    branches: tuple[int, ...]
+    reason: str
+
+
+Received: TypeAlias = wire.Op | Gone | Unreadable
+"""What a runtime receives from one client."""
 
 
 class RuntimeChannel(Protocol):
-    """The runtime's end, used by one thread. Bad input is counted in `counters` and dropped; it
-    never raises.
-    """
+    """The runtime's end, used by one thread. Bad input is counted in `counters`; nothing raises."""
 
     counters: dict[str, int]
 
-    def receive(self, wait: float) -> list[tuple[ClientId, wire.Op | Gone]]:
-        """What has come, in order per client; waits up to `wait` seconds (0: not at all) when
-        nothing has.
-        """
+    def receive(self, wait: float) -> Sequence[tuple[ClientId, Received]]:
+        """What has come, in order per client. Where nothing has, waits up to `wait` seconds."""
         ...
 
     def send(self, replies: Sequence[tuple[ClientId, wire.Reply]]) -> None:
@@ -65,11 +72,11 @@ class ClientChannel(Protocol):
     """
 
     def send(self, ops: Sequence[wire.Op]) -> None:
-        """One frame. Never waits for the runtime.
+        """Sends as few frames as the limits allow. Never waits for the runtime.
 
         Raises `InvalidParameter` where a value is outside its declared range or the frame is too
         large (nothing is sent then), `Overloaded` where too much is unsent, `RuntimeGone` where the
-        runtime is known to have ended.
+        runtime is known to have ended, or the process was forked from the one that connected.
         """
         ...
 
@@ -88,12 +95,15 @@ class ClientChannel(Protocol):
         ...
 
 
-def ops_frame(ops: Sequence[wire.Op]) -> bytes:
-    """One frame, checked on the sender's side exactly as the receiver will check it.
-
-    The receiver drops what does not decode, so a value out of range must be found here or its call
-    would never end.
+def ops_frames(ops: Sequence[wire.Op]) -> list[bytes]:
+    """The ops as few frames as the limit of ops allows, in order, checked as the receiver will
+    check them. Raises `InvalidParameter`; then nothing may be sent.
     """
+    size = wire.MAX_FRAME_OPS
+    return [_ops_frame(ops[begin : begin + size]) for begin in range(0, len(ops), size)]
+
+
+def _ops_frame(ops: Sequence[wire.Op]) -> bytes:
     try:
         frame = wire.encode(tuple(ops))
     except UNENCODABLE as error:
@@ -102,8 +112,8 @@ def ops_frame(ops: Sequence[wire.Op]) -> bytes:
         ) from None
     if len(frame) > wire.MAX_FRAME_BYTES:
         raise InvalidParameter(
-            f"These operations take {len(frame)} bytes, more than the {wire.MAX_FRAME_BYTES} that one message may have;"
-            " send the text in smaller pieces.",
+            f"These operations take {len(frame)} bytes, more than the {wire.MAX_FRAME_BYTES} that "
+            "one message may have; send the text in smaller pieces.",
             name="ops",
             value=len(frame),
             allowed=f"at most {wire.MAX_FRAME_BYTES} bytes",
@@ -127,8 +137,8 @@ def replies_frames(replies: Sequence[wire.Reply], limit: int = wire.MAX_FRAME_BY
         frame = wire.encode(tuple(replies))
         if len(frame) <= limit:
             return [frame]
-        why = f"it takes {len(frame)} bytes, more than the {limit} that one message may have; ask for fewer"
-        why += " log-probabilities or fewer results at once"
+        why = f"it takes {len(frame)} bytes, more than the {limit} that one message may have; "
+        why += "ask for fewer log-probabilities or fewer results at once"
     except UNENCODABLE as error:
         why = str(error)
     if len(replies) > 1:
@@ -143,12 +153,12 @@ def replies_frames(replies: Sequence[wire.Reply], limit: int = wire.MAX_FRAME_BY
 
 
 def replies_of(frame: bytes) -> tuple[wire.Reply, ...]:
-    """What a client reads from a frame; an empty frame is the runtime's probe and says nothing."""
+    """The replies of a frame; an empty frame is the runtime's probe and holds none."""
     if not frame:
         return ()
     try:
         return wire.decode_replies(frame)
     except UNDECODABLE as error:
         raise ProtocolError(
-            f"The other side sent something that is no lmprog reply ({error})."
+            f"The other side sent something other than lmprog's replies ({error})."
         ) from None

@@ -1,9 +1,8 @@
-"""A client's end over ZeroMQ: one DEALER socket that any thread may feed and one thread reads.
+"""A client's end over ZeroMQ: one DEALER socket; any thread may send, one thread receives.
 
-A ZeroMQ socket may be touched by one thread at a time. Whoever holds `_owner` is that thread:
-usually the reader, who sleeps in a poll and is woken through a pipe; when nobody reads, the sender
-itself. This module notices the end of the runtime through the socket's monitor. It knows no calls
-and no branches.
+A ZeroMQ socket may be used by one thread at a time: the one that holds `_owner`. Usually that is
+the receiver, which sleeps in a poll and is woken through a pipe; while none receives, it is the
+sender. The socket's monitor reports the end of the runtime. Knows no calls and no branches.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -21,11 +21,11 @@ from lmprog import wire
 from lmprog.errors import Overloaded, RuntimeGone
 from lmprog.transport import address as addresses
 from lmprog.transport.address import CurveClient
-from lmprog.transport.channel import ops_frame, replies_of
+from lmprog.transport.channel import ops_frames, replies_of
 
 MAX_UNSENT_BYTES = 256 * 1024 * 1024
-"""Ops kept here while the runtime does not take them; more is refused as `Overloaded`."""
-_MAX_FRAMES = 1024  # given out by one `receive`
+"""Ops queued here while the runtime does not take them; more are refused as `Overloaded`."""
+_MAX_FRAMES = 1024  # read by one `receive`
 _LONGEST_SLEEP = 3600.0  # seconds, so that any timeout, infinity too, is a number of milliseconds
 _ENDS = {
     int(zmq.EVENT_DISCONNECTED): "closed the connection or stopped answering",
@@ -37,11 +37,13 @@ _ENDS = {
 
 
 class ZmqClientChannel:
-    """Connects at once and only once: a lost connection is `RuntimeGone`, since the branches went
-    with it.
+    """Connects at once and only once: a lost connection is `RuntimeGone`, since the runtime frees
+    the branches of a client that is gone.
 
-    `explain` is asked for more words when the runtime has ended (whoever started it knows its log).
-    Channels of one process may share a `context`; each closes only what it made.
+    `explain` adds to that error's message (the process that started the runtime knows its log).
+    Channels of one process may share a `context`; each closes only what it made. A channel that is
+    collected unclosed closes itself. It belongs to the process that opened it: after `os.fork()`
+    the child must open its own.
     """
 
     def __init__(
@@ -55,20 +57,27 @@ class ZmqClientChannel:
         self.address = addresses.check(address, keys is not None)
         self._explain = explain
         self._end: str | None = None
+        self._is_closing = False
+        self._pid = os.getpid()
         self._outbox: deque[bytes] = deque()
         self._unsent_bytes = 0
-        self._outbox_lock = (
-            threading.Lock()
-        )  # guards the two above and the pipe's life; held for moments only
+        # guards the two above and the wake pipe; held for moments only
+        self._outbox_lock = threading.Lock()
         self._owner = threading.Lock()
-        self._own_context = context is None
-        self._context = context or zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        own_context: zmq.Context[zmq.Socket[bytes]] | None = None
+        if context is None:
+            context = own_context = zmq.Context()
+        self._socket = context.socket(zmq.DEALER)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._set_options(keys)
         self._monitor = self._socket.get_monitor_socket(sum(_ENDS))
+        pipe = (self._wake_read, self._wake_write)
+        self._free = weakref.finalize(
+            self, _free, self._pid, self._socket, self._monitor, own_context, pipe
+        )
+        self._free.atexit = False  # at exit a daemon thread may still use the socket
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -81,21 +90,25 @@ class ZmqClientChannel:
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         """See `ClientChannel`."""
-        frame = ops_frame(ops)
+        frames = ops_frames(ops)
+        self._check_process()
         if self._end is not None:
             raise self._gone()
+        num_bytes = sum(map(len, frames))
         with self._outbox_lock:
-            if self._unsent_bytes + len(frame) > MAX_UNSENT_BYTES:
+            if self._unsent_bytes + num_bytes > MAX_UNSENT_BYTES:
                 raise Overloaded(
-                    f"More than {MAX_UNSENT_BYTES} bytes wait to be taken by the runtime; send again in a second.",
+                    f"More than {MAX_UNSENT_BYTES} bytes wait to be taken by the runtime; "
+                    "send again in a second.",
                     retry_after=1.0,
                 )
-            self._outbox.append(frame)
-            self._unsent_bytes += len(frame)
+            self._outbox.extend(frames)
+            self._unsent_bytes += num_bytes
         self._flush_or_wake()
 
     def receive(self, timeout: float) -> list[wire.Reply]:
         """See `ClientChannel`. A second thread that receives waits for the first."""
+        self._check_process()
         deadline = time.monotonic() + timeout
         if not self._owner.acquire(timeout=min(max(timeout, 0.001), _LONGEST_SLEEP)):
             return []
@@ -104,25 +117,22 @@ class ZmqClientChannel:
         finally:
             self._owner.release()
             if self._outbox:
-                # a sender may have found the socket taken just before it was let go
+                # a sender may have found the socket in use just before it was released
                 self._flush_or_wake()
 
     def close(self) -> None:
-        self._end = self._end or "was left: this channel is closed"
+        if os.getpid() != self._pid:
+            return  # the socket and its threads are the parent's
+        self._is_closing = True
+        self._end = self._end or "is not reached any more: this channel was closed"
         self._wake()
         with self._owner:
             if self._socket.closed:
                 return
             self._flush()
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close(0)
-            if self._own_context:
-                self._context.destroy(0)
             with self._outbox_lock:
-                os.close(self._wake_read)
-                os.close(self._wake_write)
                 self._wake_write = -1
+                self._free()
 
     def _set_options(self, keys: CurveClient | None) -> None:
         addresses.limit(self._socket, self.address)
@@ -134,7 +144,7 @@ class ZmqClientChannel:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
 
     def _wait(self, deadline: float) -> list[wire.Reply]:
-        """What has come is given out before the end is told; needs `_owner`."""
+        """Gives out what has come before it raises for the end; needs `_owner`."""
         while True:
             if self._socket.closed:
                 raise self._gone()
@@ -172,7 +182,7 @@ class ZmqClientChannel:
             self._end = self._end or _ENDS.get(int(event))
 
     def _flush(self) -> None:
-        """Hands over what the socket takes; needs `_owner`."""
+        """Sends what the socket takes; needs `_owner`."""
         while self._outbox:
             try:
                 self._socket.send(self._outbox[0], zmq.NOBLOCK)
@@ -182,9 +192,7 @@ class ZmqClientChannel:
                 self._unsent_bytes -= len(self._outbox.popleft())
 
     def _flush_or_wake(self) -> None:
-        """Sends now if nobody uses the socket, else wakes whoever does, who sends before sleeping
-        again.
-        """
+        """Sends now if no thread uses the socket, else wakes the one that does, which sends."""
         if not self._owner.acquire(blocking=False):
             self._wake()
             return
@@ -200,8 +208,37 @@ class ZmqClientChannel:
                 try:
                     os.write(self._wake_write, b"!")
                 except BlockingIOError:
-                    return  # the pipe is full of wake-ups already
+                    return  # the pipe is full of wake-ups
+
+    def _check_process(self) -> None:
+        """Before any lock is taken: in a forked child a lock may be held by a thread that the child
+        does not have.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeGone(
+                f"The connection to {self.address} belongs to process {self._pid}, from which this "
+                "process was forked. Connect again in this process, or start it with the 'spawn' "
+                "method."
+            )
 
     def _gone(self) -> RuntimeGone:
-        more = self._explain() if self._explain else ""
+        more = self._explain() if self._explain and not self._is_closing else ""
         return RuntimeGone(f"The runtime at {self.address} {self._end}. {more}".strip())
+
+
+def _free(
+    pid: int,
+    channel: zmq.Socket[bytes],
+    monitor: zmq.Socket[bytes],
+    context: zmq.Context[zmq.Socket[bytes]] | None,
+    pipe: tuple[int, int],
+) -> None:
+    """Closes what a channel made; a context waits at its end for sockets that are still open."""
+    if os.getpid() == pid:
+        channel.disable_monitor()
+        monitor.close(0)
+        channel.close(0)
+        if context is not None:
+            context.destroy(0)
+    for descriptor in pipe:
+        os.close(descriptor)

@@ -1,8 +1,6 @@
-"""Both ends in one process, through queues: for tests, for offline use, for a runtime embedded in a
-thread.
+"""Both ends in one process, over queues: for tests, offline use, and runtimes in a thread.
 
-Messages pass through their encoding, and clients through the same admission, as on the wire.
-Nothing here waits for time other than what the caller asks for.
+Messages are encoded, and clients admitted, as over ZeroMQ. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -16,16 +14,23 @@ from typing import TypeVar
 from lmprog import wire
 from lmprog.errors import RuntimeGone
 from lmprog.transport.admission import Admission
-from lmprog.transport.channel import ClientId, Gone, ops_frame, replies_frames, replies_of
+from lmprog.transport.channel import (
+    ClientId,
+    Gone,
+    Received,
+    ops_frames,
+    replies_frames,
+    replies_of,
+)
 
 T = TypeVar("T")
 
-_END = b""  # in the place of a frame: this side has left
-_LONGEST_SLEEP = 3600.0  # seconds, so that any timeout, infinity too, can be waited for
+_END = b""  # in place of a frame: this side has closed
+_LONGEST_SLEEP = 3600.0  # seconds; so that an infinite timeout can be waited for
 
 
 class LocalRuntimeChannel:
-    """The runtime's end; `connect()` makes as many clients as are wanted, from any thread."""
+    """The runtime's end. `connect()` makes any number of clients, from any thread."""
 
     def __init__(self) -> None:
         self._admission = Admission()
@@ -43,16 +48,16 @@ class LocalRuntimeChannel:
         self._clients[client] = channel
         return channel
 
-    def receive(self, wait: float) -> list[tuple[ClientId, wire.Op | Gone]]:
+    def receive(self, wait: float) -> list[tuple[ClientId, Received]]:
         """See `RuntimeChannel`."""
         deadline = time.monotonic() + wait
-        messages: list[tuple[ClientId, wire.Op | Gone]] = []
+        messages: list[tuple[ClientId, Received]] = []
         while not messages:
             item = _take(self._inbox, deadline)
             if item is None:
                 break
             while item is not None:
-                messages += self._hear(*item)
+                messages += self._admit(*item)
                 item = _take(self._inbox, 0.0)
         return messages
 
@@ -74,14 +79,14 @@ class LocalRuntimeChannel:
             channel.deliver(_END)
         self._clients.clear()
 
-    def _hear(self, client: ClientId, frame: bytes) -> list[tuple[ClientId, wire.Op | Gone]]:
+    def _admit(self, client: ClientId, frame: bytes) -> list[tuple[ClientId, Received]]:
         if frame == _END:
             self._clients.pop(client, None)
             return [(client, Gone())] if self._admission.forget(client) else []
-        heard = self._admission.hear(client, frame)
-        if heard.refusal and client in self._clients:
-            self._clients[client].deliver(wire.encode((heard.refusal,)))
-        return [(client, message) for message in heard.messages]
+        admitted = self._admission.admit(client, frame)
+        if admitted.refusal and client in self._clients:
+            self._clients[client].deliver(wire.encode((admitted.refusal,)))
+        return [(client, message) for message in admitted.messages]
 
 
 class LocalClientChannel:
@@ -97,10 +102,11 @@ class LocalClientChannel:
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         """See `ClientChannel`."""
-        frame = ops_frame(ops)
+        frames = ops_frames(ops)
         if self._end is not None:
             raise RuntimeGone(self._end)
-        self._runtime.put((self._client, frame))
+        for frame in frames:
+            self._runtime.put((self._client, frame))
 
     def receive(self, timeout: float) -> list[wire.Reply]:
         """See `ClientChannel`."""
@@ -129,7 +135,7 @@ class LocalClientChannel:
 
 
 def _take(waiting: queue.SimpleQueue[T], deadline: float) -> T | None:
-    """The next item; None where there is none until `deadline` (in the past: none now)."""
+    """The next item; None where none comes until `deadline`, which may be past."""
     left = min(deadline - time.monotonic(), _LONGEST_SLEEP)
     try:
         return waiting.get(timeout=left) if left > 0 else waiting.get_nowait()

@@ -1,7 +1,7 @@
 """The runtime's end over ZeroMQ: one ROUTER socket, many clients.
 
-Knows which clients are connected, finds the vanished ones, and keeps the replies of slow ones
-within a bound. It does not know what branches or calls are, and it is used by one thread only.
+Knows which clients are connected, finds the vanished ones, and bounds the unread replies of slow
+ones. Does not know what branches or calls are. Used by one thread only.
 """
 
 from __future__ import annotations
@@ -18,24 +18,22 @@ from lmprog import wire
 from lmprog.transport import address as addresses
 from lmprog.transport.address import CurveServer
 from lmprog.transport.admission import Admission
-from lmprog.transport.channel import ClientId, Gone, replies_frames
+from lmprog.transport.channel import ClientId, Gone, Received, replies_frames
 
 PROBE_INTERVAL = 0.4
-"""Seconds between two looks for vanished clients."""
+"""Seconds between two searches for vanished clients."""
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
-"""Replies kept for a client beyond the socket's high-water mark; a client that lets more gather is
-given up.
-"""
-_MAX_FRAMES = (
-    4096  # taken in by one `receive`, so that a flood of ops cannot keep a step from beginning
-)
-_RETRY = (
-    0.01  # seconds until a backlog is tried again, since ROUTER never says which client has room
-)
+"""Replies kept for a client beyond the socket's high-water mark; with more it is disconnected."""
+_MAX_FRAMES = 64
+"""Frames read by one `receive`; the others wait in ZeroMQ's queues."""
+_MAX_BYTES = 4 * 1024 * 1024
+"""Bytes after which one `receive` reads no further frame."""
+_RETRY = 0.01
+"""Seconds until a backlog is sent again: ROUTER does not tell which client has room."""
 
 
 class _Backlog:
-    """Frames that a client's full pipe did not take yet."""
+    """Frames for which a client's pipe had no room yet."""
 
     __slots__ = ("frames", "num_bytes")
 
@@ -45,9 +43,7 @@ class _Backlog:
 
 
 class ZmqRuntimeChannel:
-    """Binds `address` (a port `*` is replaced by a free one, see `.address`). `keys` are needed
-    beyond loopback.
-    """
+    """Binds `address`; a port `*` becomes a free one, see `.address`. Other machines need `keys`."""
 
     def __init__(self, address: str, keys: CurveServer | None = None) -> None:
         addresses.check(address, keys is not None)
@@ -58,7 +54,7 @@ class ZmqRuntimeChannel:
         self._vanished: list[ClientId] = []
         self._next_probe = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = _start_guard(self._context, keys) if keys else None
+        self._authenticator = _start_authenticator(self._context, keys) if keys else None
         self._socket = self._context.socket(zmq.ROUTER)
         addresses.limit(self._socket, address)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -67,8 +63,8 @@ class ZmqRuntimeChannel:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         self.address = self._bind(address)
 
-    def receive(self, wait: float) -> list[tuple[ClientId, wire.Op | Gone]]:
-        """See `RuntimeChannel`. Wakes for sockets only; looks for vanished clients on the way."""
+    def receive(self, wait: float) -> list[tuple[ClientId, Received]]:
+        """See `RuntimeChannel`. Also searches for vanished clients."""
         deadline = time.monotonic() + wait
         while True:
             if self._backlogs:
@@ -101,8 +97,8 @@ class ZmqRuntimeChannel:
     def close(self) -> None:
         if self._context.closed:
             return
-        if self._guard:
-            self._guard.stop()
+        if self._authenticator:
+            self._authenticator.stop()
         self._socket.close(0)
         self._context.destroy(0)
 
@@ -121,21 +117,25 @@ class ZmqRuntimeChannel:
         assert isinstance(bound, bytes)
         return bound.rstrip(b"\0").decode()
 
-    def _take_in(self) -> list[tuple[ClientId, wire.Op | Gone]]:
-        found: list[tuple[ClientId, wire.Op | Gone]] = []
+    def _take_in(self) -> list[tuple[ClientId, Received]]:
+        found: list[tuple[ClientId, Received]] = []
+        num_bytes = 0
         for _ in range(_MAX_FRAMES):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             if len(parts) != 2:
-                self._admission.malformed()
+                self._admission.count_malformed()
                 continue
             client, frame = parts
-            heard = self._admission.hear(client, frame)
-            if heard.refusal:
-                self._post(client, wire.encode((heard.refusal,)))
-            found += [(client, message) for message in heard.messages]
+            admitted = self._admission.admit(client, frame)
+            if admitted.refusal:
+                self._post(client, wire.encode((admitted.refusal,)))
+            found += [(client, message) for message in admitted.messages]
+            num_bytes += len(frame)
+            if num_bytes > _MAX_BYTES:
+                break
         return found
 
     def _post(self, client: ClientId, frame: bytes) -> None:
@@ -147,12 +147,10 @@ class ZmqRuntimeChannel:
         backlog.frames.append(frame)
         backlog.num_bytes += len(frame)
         if backlog.num_bytes > MAX_UNREAD_BYTES:
-            self._give_up(client)
+            self._disconnect_slow(client)
 
     def _put(self, client: ClientId, frame: bytes) -> bool:
-        """False where the client's pipe is full; a client that is not there any more takes
-        everything.
-        """
+        """False where the client's pipe is full; True also for a client that has vanished."""
         try:
             self._socket.send_multipart((client, frame), zmq.NOBLOCK)
         except zmq.Again:
@@ -163,10 +161,8 @@ class ZmqRuntimeChannel:
             self._vanished.append(client)
         return True
 
-    def _give_up(self, client: ClientId) -> None:
-        """The client lives but does not read: its work is freed, and one last reply will tell
-        it.
-        """
+    def _disconnect_slow(self, client: ClientId) -> None:
+        """The client does not read its replies: its work is freed, and one last reply says so."""
         if self._admission.is_welcome(client):
             self._vanished.append(client)
         last = _Backlog()
@@ -181,26 +177,28 @@ class ZmqRuntimeChannel:
                 del self._backlogs[client]
 
     def _probe(self) -> None:
-        """An empty frame to every known client: ROUTER refuses it for those that have gone."""
+        """Sends an empty frame to every known client: ROUTER refuses it for those that are gone."""
         for client in self._admission.known():
             self._put(client, b"")
 
-    def _report_vanished(self) -> list[tuple[ClientId, wire.Op | Gone]]:
+    def _report_vanished(self) -> list[tuple[ClientId, Received]]:
         vanished, self._vanished = self._vanished, []
         return [(client, Gone()) for client in vanished if self._admission.forget(client)]
 
 
-def _start_guard(context: zmq.Context[zmq.Socket[bytes]], keys: CurveServer) -> ThreadAuthenticator:
-    """Lets in only the clients whose public keys are listed. A thread, since a step must not delay
-    a handshake.
+def _start_authenticator(
+    context: zmq.Context[zmq.Socket[bytes]], keys: CurveServer
+) -> ThreadAuthenticator:
+    """Accepts only clients whose public keys are listed. In a thread, so that a step delays no
+    handshake.
     """
-    guard = ThreadAuthenticator(context)
-    guard.start()
-    guard.configure_curve_callback("*", credentials_provider=_Listed(keys.clients))
-    return guard
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback("*", credentials_provider=_AcceptedKeys(keys.clients))
+    return authenticator
 
 
-class _Listed:
+class _AcceptedKeys:
     """What ZeroMQ's authenticator asks for each connection."""
 
     def __init__(self, clients: frozenset[bytes]) -> None:

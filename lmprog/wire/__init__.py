@@ -1,10 +1,9 @@
-"""Every message between a client and a runtime: frozen, tagged, with declared ranges; how they
-become bytes and back.
+"""Every message between a client and a runtime: frozen, tagged, with declared ranges.
 
 A *frame* is one transport message: a msgpack list of these structs. A client's frame is a list of
 ops, so a whole program, or its longest static stretch, is one frame; a runtime's frame is a list of
-replies. Branches and calls are numbered by the client that uses them (numbers of two clients never
-meet) and a number is used once.
+replies. Branches and calls are numbered by the client that uses them (numbers of different clients
+are independent), and a number is used once.
 
 Rules of the protocol:
 
@@ -13,25 +12,28 @@ Rules of the protocol:
 - Ops of one branch run in their order, those of different branches concurrently.
 - Every call (`Generate`, `Select`, `Read`, `Describe`, `Inspect`, `Flush`) gets exactly one last
   reply: `CallDone`, `Chosen`, `TextIs`, `Described`, `Snapshot` or `Failed`; `Delta`s come only
-  before it. An op that is wrong but is no call (an `Append` of an unknown reference, say) spoils
-  its branch: the branch's later calls fail with that cause.
-- Frames that do not decode are counted and dropped by the receiver. Ranges declared here are
-  checked while decoding; what depends on a model (vocabulary, context) is checked by the
-  interpreter.
+  before it. A wrong op that is not a call (an `Append` of an unknown reference, say) fails its
+  branch: the branch's later calls fail with that error.
+- Ranges declared here are checked while decoding; what depends on a model (vocabulary, context) is
+  checked by the interpreter. Of a frame with a value out of range nothing is carried out: its
+  readable calls get `Failed`, and the branches of its other ops fail. A frame that is not a list
+  of ops gets `Failed` with `call=None`; before the greeting it is counted and dropped.
 
-`base`, `asking`, `ops`, `replies` and `frames` are one file in spirit: everything is imported from
-here. This package knows no sockets and no tokens beyond their being integers.
+Everything is imported from here. This package knows no sockets, and of tokens only that they are
+integers.
 """
 
 from __future__ import annotations
 
 from lmprog.wire.frames import (
     MAX_FRAME_BYTES,
+    MAX_FRAME_OPS,
     PROTOCOL_VERSION,
     MalformedFrame,
     decode_ops,
     decode_replies,
     encode,
+    named_in,
 )
 from lmprog.wire.generation_fields import (
     Choices,
@@ -104,6 +106,7 @@ from lmprog.wire.replies import (
 
 __all__ = [
     "MAX_FRAME_BYTES",
+    "MAX_FRAME_OPS",
     "PROTOCOL_VERSION",
     "SHARES_PUBLIC",
     "Append",
@@ -168,5 +171,6 @@ __all__ = [
     "decode_ops",
     "decode_replies",
     "encode",
+    "named_in",
     "suggested",
 ]

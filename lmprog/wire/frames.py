@@ -1,6 +1,8 @@
-"""Messages as bytes and back: one frame is one msgpack list. Knows how foreign bytes fail."""
+"""Encodes and decodes frames: one frame is one msgpack list of messages."""
 
 from __future__ import annotations
+
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -9,15 +11,23 @@ from lmprog.wire.replies import Reply
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 32 * 1024 * 1024
+MAX_FRAME_OPS = 4096
+"""A runtime decodes a frame at once, while others wait."""
 
 
 MalformedFrame = msgspec.DecodeError
-"""What `decode_*` raises: its subclass `ValidationError` for values out of range. Text that is no
-UTF-8 raises Python's own UnicodeDecodeError, and absurd nesting RecursionError: a receiver of
-foreign bytes expects these too."""
+"""What `decode_*` raises: its subclass `ValidationError` for values out of range. Invalid UTF-8
+raises Python's own UnicodeDecodeError, and deep nesting RecursionError: a receiver of foreign bytes
+must expect these too."""
 
 _encoder = msgspec.msgpack.Encoder()
-_ops = msgspec.msgpack.Decoder(tuple[Op, ...])
+_Limit = msgspec.Meta(max_length=MAX_FRAME_OPS)
+_ops: msgspec.msgpack.Decoder[tuple[Op, ...]] = msgspec.msgpack.Decoder(
+    Annotated[tuple[Op, ...], _Limit]
+)
+_any_ops: msgspec.msgpack.Decoder[tuple[list[Any], ...]] = msgspec.msgpack.Decoder(
+    Annotated[tuple[list[Any], ...], _Limit]
+)
 _replies = msgspec.msgpack.Decoder(tuple[Reply, ...])
 
 
@@ -27,10 +37,36 @@ def encode(messages: tuple[Op, ...] | tuple[Reply, ...]) -> bytes:
 
 
 def decode_ops(frame: bytes | memoryview) -> tuple[Op, ...]:
-    """Raises `MalformedFrame` on anything that is not a list of ops within their ranges."""
+    """Raises `MalformedFrame` on anything but a list of ops within their ranges."""
     return _ops.decode(frame)
 
 
 def decode_replies(frame: bytes | memoryview) -> tuple[Reply, ...]:
-    """Raises `MalformedFrame` on anything that is not a list of replies."""
+    """Raises `MalformedFrame` on anything but a list of replies."""
     return _replies.decode(frame)
+
+
+_NAMED = {
+    kind.__name__: {
+        name: 1 + kind.__struct_fields__.index(name)  # after the tag
+        for name in ("call", "branch")
+        if name in kind.__struct_fields__
+    }
+    for kind in get_args(Op)
+}
+_NAMED["Cancel"] = {}  # names another op's call
+
+
+def named_in(frame: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The calls made, and the branches changed otherwise, by the ops of a frame whose values are
+    not all within their ranges. Raises `MalformedFrame` on anything but a list of lists.
+    """
+    calls: list[int] = []
+    branches: list[int] = []
+    for op in _any_ops.decode(frame):
+        places = _NAMED.get(op[0], {}) if op and isinstance(op[0], str) else {}
+        found, name = (calls, "call") if "call" in places else (branches, "branch")
+        at = places.get(name, len(op))
+        if at < len(op) and type(op[at]) is int and 0 <= op[at] <= 2**53:
+            found.append(op[at])
+    return tuple(calls), tuple(branches)

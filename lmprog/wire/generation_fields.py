@@ -1,6 +1,4 @@
-"""How a text is to be generated: constraints and sampling, with their ranges. Knows no branches and
-no calls.
-"""
+"""How text is generated: constraints and sampling parameters, with their ranges."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ class Regex(Message, frozen=True):
 
 
 class JsonSchema(Message, frozen=True):
-    """`schema` is the JSON text of the schema, so that the order of its properties survives the
-    way.
-    """
+    """`schema` is JSON text, so that the order of its properties is kept."""
 
     schema: Annotated[str, Meta(max_length=1_048_576)]
     whitespace: Whitespace = "fixed"
@@ -41,8 +37,8 @@ Constraint: TypeAlias = Regex | JsonSchema | Choices | Grammar
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How tokens are chosen and when a generation ends. `None` for `max_tokens` means: up to the
-    context's end.
+    """How tokens are sampled and when a generation ends. Without `max_tokens`: at the context's
+    end.
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
@@ -70,20 +66,16 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     logprobs: Annotated[int, Meta(ge=0, le=100)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=100)] | None = None
     prompt_logprobs_start: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    """Position of the first token whose log-probability is wanted; the first token of all never has
-    one.
-    """
+    """Position of the first token to score; the very first token has no log-probability."""
     n: Annotated[int, Meta(ge=1, le=128)] = 1
 
     def scored(self) -> SamplingParams:
-        """The same with the log-probability of each picked token, where it was not asked for."""
+        """The same with the log-probability of each sampled token."""
         return self if self.logprobs is not None else msgspec.structs.replace(self, logprobs=0)
 
 
 class SuggestedSampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a checkpoint's makers would sample, where a request does not say. `None`: they say
-    nothing.
-    """
+    """A checkpoint's own default sampling parameters. `None`: it has none."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -93,9 +85,7 @@ class SuggestedSampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def suggested(found: Mapping[str, object]) -> SuggestedSampling:
-    """What of `found` is meant, other names left out. Raises ValueError for a value of the wrong
-    type or range.
-    """
+    """The known fields of `found`. Raises ValueError for a value of the wrong type or range."""
     try:
         return msgspec.convert(dict(found), SuggestedSampling)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""What all messages are made of: the base class, numbers, names. Knows no message."""
+"""The base class of all messages, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "constraint"]
 
 
 SHARES_PUBLIC = "~"
-"""A salt that begins with this shares the runtime's public prefixes, if it has any, with all others
-that do.
-"""
+"""Prefix of the salts that share the runtime's public prefixes with each other."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

@@ -1,6 +1,4 @@
-"""What a client sends: pieces of text, and the ops of branches. See the package for the rules of
-their use.
-"""
+"""What a client sends: ops, and pieces of text. See the package for the rules of their use."""
 
 from __future__ import annotations
 
@@ -13,34 +11,28 @@ from lmprog.wire.message import ContestRule, Id, Keep, Message, SelectMethod, Sh
 
 
 class TextPiece(Message, frozen=True):
-    """`quoted`: names of special tokens in it are text, as they always are inside of a chat
-    turn.
-    """
+    """`quoted`: special tokens in it are plain text, as they always are inside a chat turn."""
 
     text: str
     quoted: bool = False
 
 
 class TokensPiece(Message, frozen=True):
-    """Token ids, taken as they are: nothing is put before them. What text stands before them is
-    tokenised by itself.
-    """
+    """Token ids, taken as they are. Text before them is tokenised by itself."""
 
     ids: tuple[TokenId, ...]
 
 
 class Ref(Message, frozen=True):
-    """The text of an earlier call's result; `index` picks one of `n`. The branch waits until it is
-    known.
-    """
+    """The text of an earlier call's result number `index`. The branch waits until it is known."""
 
     call: Id
     index: Annotated[int, Meta(ge=0, le=127)] = 0
 
 
 class Gained(Message, frozen=True):
-    """All text that another branch gained since it was forked; waits until that branch has run its
-    ops so far.
+    """All text that another branch gained since its fork. Waits until that branch has carried out
+    its ops so far.
     """
 
     branch: Id
@@ -61,9 +53,8 @@ class Conversation(Message, frozen=True):
     begins.
 
     `messages` and `tools` are JSON, in the shapes that templates know. A template whose source does
-    not have `mark` writes `plain` instead, without tools. Turns that are opened after it know
-    nothing of its turns. Special tokens are the template's alone: names of them in messages and
-    tools are text.
+    not contain `mark` writes `plain` instead, without tools. Turns opened later do not depend on
+    these. Only the template writes special tokens: their names in messages and tools are text.
     """
 
     messages: Annotated[str, Meta(max_length=33_554_432)]
@@ -81,7 +72,7 @@ class Hello(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """A new, empty branch. Branches of different `salt` share no page, but for public prefixes
+    """A new, empty branch. Branches of different `salt` share no page, except of public prefixes
     (`SHARES_PUBLIC`).
     """
 
@@ -95,8 +86,8 @@ class Append(Message, frozen=True):
 
 
 class Judge(Message, frozen=True):
-    """Asked about each result of a gen: how likely, after it and `text`, is the first of `choices`
-    among them?
+    """A question about each result of a gen: how likely, after it and `text`, is the first of
+    `choices` among them?
     """
 
     text: Annotated[str, Meta(max_length=65_536)]
@@ -106,14 +97,14 @@ class Judge(Message, frozen=True):
 class Generate(Message, frozen=True):
     """Generate on `branch`, which goes on from the first of the `n` results.
 
-    `heal`: the last token of literal text is decided once more, by the model.
+    `heal`: the last token of literal text is sampled again, together with what follows.
 
-    With `keep` the branch goes on from another one: the "best" (by mean log-probability), the
-    "fastest" (whose end comes first), the earliest of the "majority" (of equal texts). Those that
-    cannot be it any more are ended at once. That one is the first output then, the others that
-    ended follow in their order; a reference has index 0, and text is streamed when it is known
-    which it is. With a `judge` the best is the one that it finds best; nothing that it reads or
-    says stays in the branch.
+    With `keep` the branch goes on from another result: the "best" (by mean log-probability), the
+    "fastest" (the first to end), the earliest of the "majority" (of equal texts). Results that
+    cannot win any more are ended at once. The winner is the first output, the other complete ones
+    follow in their order; a reference to it has index 0, and its text is streamed when it is known.
+    With a `judge` the best is the one that the judge scores highest; the judge's question does not
+    stay in the branch.
     """
 
     branch: Id
@@ -129,7 +120,7 @@ class Generate(Message, frozen=True):
 
 
 class Select(Message, frozen=True):
-    """Score all `choices` as continuations of `branch`, append the winner."""
+    """Scores all `choices` as continuations of `branch` and appends the winner."""
 
     branch: Id
     call: Id
@@ -142,7 +133,7 @@ class Select(Message, frozen=True):
 
 
 class Fork(Message, frozen=True):
-    """`children` start where `branch` stands when it has run its ops so far."""
+    """`children` start as copies of `branch` after its ops so far."""
 
     branch: Id
     children: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=4096)]
@@ -159,23 +150,25 @@ class Cancel(Message, frozen=True):
 
 
 class Contest(Message, frozen=True):
-    """Of these calls (not yet referred to by another contest) one is wanted: the "first" that ends
-    well, or the "majority" of equal texts. The others are cancelled as soon as it is known, and
-    their branches let go of memory."""
+    """One of these calls is wanted: the "first" that succeeds, or the "majority" of equal texts.
+
+    The others are cancelled as soon as it is known, and their branches give up their memory. A call
+    may be in one contest.
+    """
 
     calls: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=4096)]
     rule: ContestRule = "first"
 
 
 class Read(Message, frozen=True):
-    """Asks for the branch's text since its opening, once it has run its ops so far."""
+    """Reads the branch's text since its opening, after its ops so far."""
 
     branch: Id
     call: Id
 
 
 class Encode(Message, frozen=True):
-    """Asks for the tokens of a text; `prefix`: with what the checkpoint puts before every text."""
+    """Tokenises a text; `prefix`: with what the checkpoint puts before every text."""
 
     call: Id
     text: str
@@ -183,7 +176,7 @@ class Encode(Message, frozen=True):
 
 
 class Decode(Message, frozen=True):
-    """Asks for the text of tokens; special ones have none unless `special` asks for their names."""
+    """Decodes tokens; `special`: special tokens by their names, which otherwise have no text."""
 
     call: Id
     tokens: tuple[TokenId, ...]
@@ -191,18 +184,16 @@ class Decode(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """Asks for the runtime's figures: what `stats` counts, and the state of tree, pages and
-    queue.
-    """
+    """Reads the runtime's figures: its counters, and the state of tree, pages and queue."""
 
     call: Id
 
 
 class Inspect(Message, frozen=True):
-    """Asks for a picture of the runtime now: the tree's largest nodes, who runs, who waits. It
-    counts as no use.
+    """Takes a snapshot of the runtime: the tree's largest nodes, running and waiting sequences. Does
+    not count as a use of the tree.
 
-    `with_text` asks for the first words of each node: only for those who may read every prompt.
+    `with_text`: with the first words of each node, for clients that may read every prompt.
     """
 
     call: Id
@@ -211,7 +202,7 @@ class Inspect(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """Drops every page that no live branch stands on, and the cached constraints."""
+    """Evicts every page that is neither locked nor pinned, and drops the cached constraints."""
 
     call: Id
 

@@ -1,4 +1,4 @@
-"""What a runtime answers. Every call gets exactly one last reply; `Delta`s come only before it."""
+"""What a runtime answers: exactly one last reply per call; `Delta`s come only before it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ class Welcome(Message, frozen=True):
 
 
 class TokenLogprob(Message, frozen=True):
-    """One position: the token that stands there, its log-probability, and the most likely ones
-    instead.
-    """
+    """One position: its token, the token's log-probability, and the most likely alternatives."""
 
     token: int
     text: str
@@ -54,17 +52,18 @@ class Output(Message, frozen=True):
     stopped_by: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     forced: tuple[tuple[int, int], ...] = ()
-    """Stretches (begin, end) of the text's characters that a constraint left no choice about."""
+    """Spans (begin, end) of the text's characters that a constraint forced."""
     seam: str = ""
-    """The end of the literal text before, where the first token spells that once more."""
+    """The end of the literal text before, where the first token repeats it (healing)."""
     rest: str = ""
-    """The end of the text that a stop cut out of a token, and that no token of `tokens` spells."""
+    """The end of the text where a stop cut a token: no token of `tokens` spells it."""
 
 
 class Delta(Message, frozen=True):
     """More text of a running generation. Joined in order, an output's deltas are its text, and
-    their `logprobs`, where they were asked for, its tokens': each comes when its token is wholly
-    inside the text given."""
+    their `logprobs`, where requested, those of its tokens: each comes when its token is wholly
+    inside the text given.
+    """
 
     call: Id
     index: int
@@ -81,8 +80,8 @@ class CallDone(Message, frozen=True):
 
 
 class ScoredChoice(Message, frozen=True):
-    """One option of a select: its score under the method, its probability among the options, its
-    tokens' logprobs.
+    """One option of a select: its score under the method, its probability among the options, and
+    its tokens' log-probabilities.
     """
 
     score: float
@@ -115,33 +114,31 @@ class Described(Message, frozen=True):
 
 
 class NodeSeen(Message, frozen=True):
-    """A node of the prefix tree. `parent` is its parent's place in the list, -1 where it hangs on
-    its salt's root.
-    """
+    """A node of the prefix tree. `parent` is its parent's index in the list; -1 below a root."""
 
     number: int
-    """Stays its own while the tree changes; siblings that came later have higher ones."""
+    """Stable while the tree changes; later siblings have higher ones."""
     parent: int
     begin: int
     """Position of its first token."""
     num_tokens: int
     num_pages: int
     age: float
-    """Seconds since its last use; 0 while somebody stands on it."""
+    """Seconds since its last use; 0 while it is locked."""
     locks: int
-    """Sequences that stand on it or below it now."""
+    """Running sequences at it or below it."""
     pins: int
-    """Live branches that stand on it or below it."""
+    """Open branches pinned to it or below it."""
     children_left_out: int
     salt: str
-    """A keyed hash of its salt's name, which is nobody else's business; empty for no salt."""
+    """A keyed hash of its salt; empty for no salt."""
     text: str = ""
-    """Its first words, where they were asked for."""
+    """Its first words, where requested."""
 
 
 class SequenceSeen(Message, frozen=True):
-    """One token sequence that runs or waits: one of the `n` results of a gen, one course of a
-    select.
+    """One token sequence that runs or waits: one of the `n` results of a gen, or of those that score
+    a select.
     """
 
     program: int
@@ -154,29 +151,25 @@ class SequenceSeen(Message, frozen=True):
     num_tokens: int
     """Known so far, prompt and result."""
     computed: int
-    """Of those, the ones whose keys and values exist; for one that waits, those found in the
-    tree.
-    """
+    """Of those, tokens with keys and values; while it waits, those found in the tree."""
     cached: int
-    """Of the call, over its sequences."""
+    """Of the whole call."""
     generated: int
     forced: int
     max_tokens: int
     """0 for a select."""
     passes: int
-    """Steps of the runtime since it came."""
+    """Steps of the runtime since its arrival."""
     age: float
-    """Seconds since it came."""
+    """Seconds since its arrival."""
     priority: int
     preemptions: int
     node: int
-    """The node shown that it stands on, or the nearest one above; -1 where there is none."""
+    """Index of its node in the snapshot, or of the nearest ancestor shown; -1 for none."""
 
 
 class Snapshot(Message, frozen=True):
-    """What the runtime looked like between two steps. `figures` are those of `Described`; times on
-    its own clock.
-    """
+    """The runtime between two steps. `figures` are those of `Described`; times on its own clock."""
 
     call: Id
     clock: float
@@ -191,8 +184,9 @@ class Snapshot(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The last reply of a call that did not end well. `code` and `details` are those of
-    `lmprog.errors`.
+    """The last reply of a call that failed. `code` and `details` are those of `lmprog.errors`.
+
+    Without `call` it concerns the whole connection.
     """
 
     call: Id | None

@@ -1,6 +1,4 @@
-"""A snapshot as plain JSON, for those who only draw it: the page and `lmprog top`. Knows messages;
-draws nothing.
-"""
+"""Snapshots as plain JSON, for the server's page and `lmprog top`."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from lmprog.wire.replies import NodeSeen, SequenceSeen, Snapshot
 
 
 def as_json(seen: Snapshot, with_text: bool = False) -> dict[str, Any]:
-    """Nodes as short lists in the order of the message's fields, since there may be hundreds of
-    them.
-    """
+    """Nodes are lists in the order of the message's fields, since there may be hundreds of them."""
     return {
         "clock": seen.clock,
         "figures": {name: value for name, value in seen.figures.items() if name != "pid"},

@@ -19,7 +19,7 @@ from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.world import SimChannel
-from lmprog.transport import Gone
+from lmprog.transport import Received
 
 ME = b"me"
 GREEDY = wire.SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -63,7 +63,7 @@ class Talk:
     def _time(self) -> float:
         return self.now
 
-    def say(self, *ops: wire.Op | Gone, client: bytes = ME) -> None:
+    def say(self, *ops: Received, client: bytes = ME) -> None:
         self.channel.inbox += [(client, op) for op in ops]
 
     def step(self) -> list[wire.Reply]:

@@ -6,7 +6,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.simulation import oracle
-from lmprog.transport import Gone
+from lmprog.transport import Gone, Unreadable
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 
 
@@ -144,6 +144,18 @@ def test_closing_a_branch_looks_at_its_own_calls_only() -> None:
     assert set(calls) == {2}
     talk.ask(wire.Close(2))
     assert not calls
+
+
+def test_calls_of_an_unreadable_frame_are_answered_and_its_branches_fail() -> None:
+    talk = Talk()
+    talk.ask(wire.Open(1), text(1, "ab"))
+    talk.say(Unreadable(calls=(5,), branches=(1, 99), reason="temperature"))
+    replies = talk.ask(wire.Generate(1, 6, GREEDY))
+    assert {call: reply.code for call, reply in failed(replies).items()} == {
+        5: "invalid_parameter",
+        6: "invalid_parameter",
+    }
+    assert "temperature" in failed(replies)[6].message
 
 
 def test_what_a_child_gained_can_be_appended_to_its_parent() -> None:

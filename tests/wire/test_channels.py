@@ -16,15 +16,16 @@ from lmprog.transport import (
     ClientId,
     Gone,
     LocalRuntimeChannel,
+    Received,
     RuntimeChannel,
     ZmqClientChannel,
     ZmqRuntimeChannel,
 )
 from lmprog.transport import client_channel as client_module
-from lmprog.transport.channel import ops_frame, replies_frames
+from lmprog.transport.channel import ops_frames, replies_frames
 
 HELLO = wire.Hello(wire.PROTOCOL_VERSION, "test")
-Heard = list[tuple[ClientId, wire.Op | Gone]]
+Heard = list[tuple[ClientId, Received]]
 
 
 class House:
@@ -210,13 +211,20 @@ def test_a_value_out_of_range_is_refused_where_it_is_sent(house: House) -> None:
 )  # type: ignore
 def test_a_value_without_an_encoding_is_refused_where_it_is_sent(op: wire.Op) -> None:
     with pytest.raises(InvalidParameter):
-        ops_frame([op])
+        ops_frames([op])
 
 
 def test_a_frame_over_the_limit_is_refused_where_it_is_sent(house: House) -> None:
     client = house.connect()
     with pytest.raises(InvalidParameter, match="smaller pieces"):
         client.send([wire.Append(1, (wire.TextPiece("x" * wire.MAX_FRAME_BYTES),))])
+
+
+def test_more_ops_than_a_frame_holds_are_sent_as_several_frames(house: House) -> None:
+    client = house.connect()
+    ops = [HELLO, *(wire.Open(number) for number in range(2 * wire.MAX_FRAME_OPS))]
+    client.send(ops)
+    assert [op for _, op in house.hear(len(ops))] == ops
 
 
 def test_any_thread_may_send_while_another_receives(house: House) -> None:
@@ -322,5 +330,5 @@ def test_checking_an_op_costs_little() -> None:
     op = wire.Append(1, (wire.TextPiece("word " * 400),))
     start = time.perf_counter()
     for _ in range(1000):
-        ops_frame([op])
+        ops_frames([op])
     assert (time.perf_counter() - start) / 1000 < 0.0005

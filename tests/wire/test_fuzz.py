@@ -10,7 +10,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.transport.admission import Admission
-from lmprog.transport.channel import UNDECODABLE, Gone
+from lmprog.transport.channel import UNDECODABLE, Gone, Unreadable
 
 NUM_FRAMES = 200_000
 SEED = 20261121
@@ -90,18 +90,58 @@ def test_no_frame_raises_and_every_broken_one_is_counted() -> None:
         wire.encode(OPS[:n]) for n in range(2, len(OPS) + 1)
     ]
     admission = Admission()
-    num_ops = num_gone = 0
+    num_ops = num_gone = num_told = 0
     for number in range(NUM_FRAMES):
         client = b"%d" % (number % 7)
-        heard = admission.hear(client, mutated(rng, rng.choice(whole)))
-        num_ops += sum(not isinstance(message, Gone) for message in heard.messages)
-        num_gone += len(heard.messages)
+        welcome = admission.is_welcome(client)
+        malformed = admission.counters["frames_malformed"]
+        admitted = admission.admit(client, mutated(rng, rng.choice(whole)))
+        messages = admitted.messages
+        if admission.counters["frames_malformed"] > malformed:
+            is_told = admitted.refusal is not None or any(
+                isinstance(message, Unreadable) for message in messages
+            )
+            assert is_told == welcome
+            num_told += welcome
+            continue
+        num_ops += sum(not isinstance(message, Gone) for message in messages)
+        num_gone += len(messages)
     counters = admission.counters
     assert counters["frames_received"] == NUM_FRAMES
     assert NUM_FRAMES * 0.3 < counters["frames_malformed"] < NUM_FRAMES
     assert counters["ops_received"] == num_ops > 1000
     assert counters["clients_gone"] == num_gone - num_ops > 0
+    assert num_told > 1000
     assert len(admission.known()) <= 7
+
+
+def test_a_frame_with_a_bad_value_names_its_calls_and_its_branches() -> None:
+    admission = Admission()
+    admission.admit(b"x", wire.encode((wire.Hello(wire.PROTOCOL_VERSION),)))
+    bad = wire.SamplingParams(temperature=-1.0)
+    frame = wire.encode(
+        (
+            wire.Append(7, (wire.TextPiece("a"),)),
+            wire.Generate(7, 8, bad),
+            wire.Encode(9, "b"),
+            wire.Cancel(8),
+            wire.Read(7, 2**60),
+        )
+    )
+    (message,) = admission.admit(b"x", frame).messages
+    assert isinstance(message, Unreadable)
+    assert (message.calls, message.branches) == ((8, 9), (7,))
+    assert "temperature" in message.reason
+
+
+def test_a_frame_of_too_many_ops_is_refused_without_being_read() -> None:
+    admission = Admission()
+    admission.admit(b"x", wire.encode((wire.Hello(wire.PROTOCOL_VERSION),)))
+    frame = wire.encode(tuple(wire.Open(number) for number in range(wire.MAX_FRAME_OPS + 1)))
+    admitted = admission.admit(b"x", frame)
+    assert admitted.messages == ()
+    assert admitted.refusal is not None
+    assert str(wire.MAX_FRAME_OPS) in admitted.refusal.message
 
 
 def test_what_does_decode_is_within_its_declared_ranges() -> None:
@@ -142,7 +182,7 @@ def test_a_broken_reply_raises_what_is_listed_and_nothing_else() -> None:
 )
 def test_deep_nesting_and_false_lengths_are_only_counted(frame: bytes) -> None:
     admission = Admission()
-    assert admission.hear(b"x", frame).messages == ()
+    assert admission.admit(b"x", frame).messages == ()
     assert admission.counters["frames_malformed"] == 1
 
 

@@ -280,3 +280,66 @@ def test_channels_leave_no_descriptor_and_no_thread_behind(tmp_path: Path) -> No
         with pytest.raises(InvalidParameter):
             ZmqRuntimeChannel(f"ipc://{tmp_path}/no/such/folder")
     assert held() == before
+
+
+def test_a_connection_in_a_cycle_that_nobody_closed_is_collected(tmp_path: Path) -> None:
+    """In a process of its own, since it hung: the context waited for sockets nobody closed."""
+    runtime = ZmqRuntimeChannel(f"ipc://{tmp_path}/socket")
+    script = (
+        "import gc, sys\n"
+        "from lmprog.transport import ZmqClientChannel\n"
+        "channel = ZmqClientChannel(sys.argv[1])\n"
+        "channel.me = channel\n"
+        "del channel\n"
+        "assert gc.collect() > 0\n"
+        "print('collected')\n"
+    )
+    command = [sys.executable, "-c", script, runtime.address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    runtime.close()
+    assert (ended.stdout, ended.returncode) == ("collected\n", 0), ended.stderr
+
+
+FORKING = """
+import os, sys, threading
+from lmprog import wire
+from lmprog.errors import RuntimeGone
+from lmprog.transport import ZmqClientChannel
+
+channel = ZmqClientChannel(sys.argv[1])
+reader = threading.Thread(target=channel.receive, args=(3.0,))
+reader.start()
+if os.fork() == 0:
+    try:
+        channel.send([wire.Hello(wire.PROTOCOL_VERSION)])
+    except RuntimeGone as error:
+        channel.close()
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+channel.send([wire.Hello(wire.PROTOCOL_VERSION)])
+reader.join()
+channel.close()
+"""
+
+
+def test_a_connection_used_in_a_forked_child_raises_at_once(tmp_path: Path) -> None:
+    runtime = ZmqRuntimeChannel(f"ipc://{tmp_path}/socket")
+    command = [sys.executable, "-W", "ignore", "-c", FORKING, runtime.address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    received = [op for _, op in runtime.receive(5.0)]
+    runtime.close()
+    assert "forked" in ended.stdout
+    assert "spawn" in ended.stdout
+    assert received[0] == HELLO, "the parent's connection goes on"
+
+
+def test_a_closed_channel_does_not_ask_how_the_runtime_ended(tmp_path: Path) -> None:
+    runtime = ZmqRuntimeChannel(f"ipc://{tmp_path}/socket")
+    asked: list[int] = []
+    client = ZmqClientChannel(runtime.address, explain=lambda: asked.append(1) or "")
+    client.close()
+    with pytest.raises(RuntimeGone, match="closed"):
+        client.receive(0.0)
+    assert asked == []
+    runtime.close()

@@ -31,7 +31,7 @@ from lmprog.errors import (
     RequestRejected,
     RuntimeGone,
 )
-from lmprog.transport.channel import ops_frame
+from lmprog.transport.channel import ops_frames
 
 BYTES_PER_TOKEN = 4  # a guess: clients do not know an API's tokens
 
@@ -58,7 +58,7 @@ class BlackBox:
     # ---------------------------------------------------------------------------------------
 
     def send(self, ops: Sequence[wire.Op]) -> None:
-        ops_frame(ops)  # refuses what the wire would refuse
+        ops_frames(ops)  # refuses what the wire would refuse
         with self._closing:
             if self._is_closed:
                 raise RuntimeGone("the backend was closed")

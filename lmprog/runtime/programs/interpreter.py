@@ -15,7 +15,13 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from lmprog import wire
-from lmprog.errors import Cancelled, DeadlineExceeded, LmprogError, ProtocolError
+from lmprog.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidParameter,
+    LmprogError,
+    ProtocolError,
+)
 from lmprog.runtime.programs.active_call import ActiveCall, failed
 from lmprog.runtime.programs.branch import (
     BoundAppend,
@@ -38,7 +44,7 @@ from lmprog.runtime.programs.snapshot import SnapshotBuilder
 from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.transport import ClientId, Gone
+from lmprog.transport import ClientId, Gone, Received, Unreadable
 
 
 class Interpreter:
@@ -83,12 +89,14 @@ class Interpreter:
 
     # --- from clients
 
-    def handle(self, client_id: ClientId, op: wire.Op | Gone) -> None:
+    def handle(self, client_id: ClientId, op: Received) -> None:
         """Takes one op of one client. Never raises for a client's mistake."""
         if isinstance(op, Gone):
             self._forget_client(client_id)
         elif isinstance(op, wire.Hello):
             self._greet(client_id, op)
+        elif isinstance(op, Unreadable):
+            self._refuse(client_id, op)
         else:
             client = self.clients.setdefault(client_id, ClientState())
             self._take(client_id, client, op)
@@ -109,6 +117,20 @@ class Interpreter:
             return
         self.clients.setdefault(client_id, ClientState())
         self._completion.send(client_id, self._welcome)
+
+    def _refuse(self, client_id: ClientId, frame: Unreadable) -> None:
+        """Nothing of the frame was carried out: its calls are answered, its branches fail."""
+        client = self.clients.setdefault(client_id, ClientState())
+        error = InvalidParameter(
+            f"An op of this message has a value that is not allowed: {frame.reason}.", name="ops"
+        )
+        for number in frame.calls:
+            if number not in client.calls:
+                self._completion.send(client_id, failed(number, error))
+        for number in frame.branches:
+            branch = client.branches.get(number)
+            if branch is not None:
+                self._completion.fail_branch(branch, error)
 
     def _take(self, client_id: ClientId, client: ClientState, op: wire.Op) -> None:
         match op:
