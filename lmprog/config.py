@@ -48,7 +48,12 @@ class RuntimeConfig:
     model: str = "nano"
     dtype: DtypeName | None = None
     kv_dtype: DtypeName | None = None
+    engine: Literal["native", "torch"] | None = None
+    """None: native where a compiler is found and the architecture is known to it."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Weights rounded to 8 bits (one scale an output) or 4 (one scale 32 inputs); native only."""
     attention: Literal["native", "reference"] | None = None
+    """Which attention the torch engine uses; the reference asks for that engine."""
     threads: int | None = None
     context_len: int | None = None
     kv_memory_mb: int | None = None

@@ -54,14 +54,28 @@ class Unit:
     flags: tuple[str, ...] = ()
 
 
+_AVX512_BYTES = (*_AVX512, "-mavx512vnni")
+_ATTENTION = (
+    Unit("attention.cpp"),
+    Unit("attention_generic.cpp", _AS_WRITTEN),
+    Unit("attention_avx2.cpp", (*_AVX2, *_AS_WRITTEN)),
+    Unit("attention_avx512.cpp", (*_AVX512, *_AS_WRITTEN)),
+    Unit("attention_avx512bf16.cpp", (*_AVX512, "-mavx512bf16", *_AS_WRITTEN)),
+)
+
 LIBRARIES: dict[str, tuple[Unit, ...]] = {
     "masks": (Unit("masks.cpp"),),
-    "attention": (
-        Unit("attention.cpp"),
-        Unit("attention_generic.cpp", _AS_WRITTEN),
-        Unit("attention_avx2.cpp", (*_AVX2, *_AS_WRITTEN)),
-        Unit("attention_avx512.cpp", (*_AVX512, *_AS_WRITTEN)),
-        Unit("attention_avx512bf16.cpp", (*_AVX512, "-mavx512bf16", *_AS_WRITTEN)),
+    "attention": _ATTENTION,
+    "engine": (
+        *_ATTENTION,
+        Unit("engine.cpp"),
+        Unit("engine_step.cpp"),
+        Unit("step_generic.cpp", _AS_WRITTEN),
+        Unit("step_avx2.cpp", (*_AVX2, *_AS_WRITTEN)),
+        Unit("step_avx2vnni.cpp", (*_AVX2, "-mavxvnni", *_AS_WRITTEN)),
+        Unit("step_avx512.cpp", (*_AVX512, *_AS_WRITTEN)),
+        Unit("step_avx512vnni.cpp", (*_AVX512_BYTES, *_AS_WRITTEN)),
+        Unit("step_avx512bf16.cpp", (*_AVX512_BYTES, "-mavx512bf16", *_AS_WRITTEN)),
     ),
 }
 

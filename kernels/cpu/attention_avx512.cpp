@@ -2,7 +2,8 @@
 #include "attention_task.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-#include "attention_avx512.h"
+#include "attention_kernel.h"
+#include "vector_avx512.h"
 
 namespace lmprog {
 namespace {

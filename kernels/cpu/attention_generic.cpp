@@ -1,59 +1,9 @@
-// The path of every other machine: vectors of 4 f32 in the compiler's own vector types (SSE2, NEON, or plain code).
+// The path of every other machine: vectors of 4 f32.
 #include "attention_kernel.h"
+#include "vector_generic.h"
 
 namespace lmprog {
 namespace {
-
-struct Generic {
-    typedef float f __attribute__((vector_size(16)));
-    typedef uint32_t w __attribute__((vector_size(16)));
-    typedef int32_t i __attribute__((vector_size(16)));
-    static constexpr int width = 4, max_rows = 2;
-    static constexpr int vectors(int rows) { return rows == 1 ? 8 : 4; }
-
-    static LMPROG_INLINE f zero() { return set1(0); }
-    static LMPROG_INLINE f set1(float x) { return f{x, x, x, x}; }
-    static LMPROG_INLINE f load(const float *at) {
-        f x;
-        memcpy(&x, at, sizeof x);
-        return x;
-    }
-    static LMPROG_INLINE void store(float *at, f x) { memcpy(at, &x, sizeof x); }
-    static LMPROG_INLINE w loadw(const uint32_t *at) {
-        w x;
-        memcpy(&x, at, sizeof x);
-        return x;
-    }
-    static LMPROG_INLINE f as_f(w x) { return reinterpret_cast<f>(x); }
-    static LMPROG_INLINE f low_bf16(w x) { return as_f(x << 16); }
-    static LMPROG_INLINE f high_bf16(w x) { return as_f(x & 0xffff0000u); }
-    static LMPROG_INLINE f fma(f a, f b, f c) { return a * b + c; }
-    static LMPROG_INLINE f add(f a, f b) { return a + b; }
-    static LMPROG_INLINE f sub(f a, f b) { return a - b; }
-    static LMPROG_INLINE f mul(f a, f b) { return a * b; }
-    static LMPROG_INLINE f div(f a, f b) { return a / b; }
-    static LMPROG_INLINE f choose(i mask, f yes, f no) {
-        return reinterpret_cast<f>((mask & reinterpret_cast<i>(yes)) | (~mask & reinterpret_cast<i>(no)));
-    }
-    static LMPROG_INLINE f max(f a, f b) { return choose(a > b, a, b); }
-    static LMPROG_INLINE f min(f a, f b) { return choose(a < b, a, b); }
-    static LMPROG_INLINE f round(f x) { return (x + set1(12582912.0f)) - set1(12582912.0f); }  // 1.5 * 2^23
-    static LMPROG_INLINE f scale2(f p, f n) {
-        i power;
-        for (int lane = 0; lane < width; lane++) power[lane] = n[lane] == n[lane] ? static_cast<int32_t>(n[lane]) : 0;
-        return p * reinterpret_cast<f>((power + 127) << 23);
-    }
-    static LMPROG_INLINE f below(f x, f limit, f value, f other) { return choose(x < limit, value, other); }
-    static LMPROG_INLINE f keep(f x, int at, int a, int b, f other) {
-        const i lanes = {at, at + 1, at + 2, at + 3};
-        return choose((lanes >= a) & (lanes < b), x, other);
-    }
-    static LMPROG_INLINE float max_of(f x) {
-        const float left = x[0] > x[1] ? x[0] : x[1], right = x[2] > x[3] ? x[2] : x[3];
-        return left > right ? left : right;
-    }
-    static LMPROG_INLINE float sum_of(f x) { return (x[0] + x[2]) + (x[1] + x[3]); }
-};
 
 void attend(const Task &task, float *scratch) {
     if (task.layout->kv_type == LMPROG_F32)

@@ -1,6 +1,7 @@
 // Chunks become one result: the running maximum, total and sum, and the division at the end.
 #pragma once
-#include "attention_simd.h"
+#include "attention_task.h"
+#include "vector_math.h"
 
 namespace lmprog {
 namespace {

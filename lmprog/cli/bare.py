@@ -59,7 +59,7 @@ def _announce(runtime: RuntimeProcess) -> None:
     lines = {
         "model": info.model,
         "dtype": runtime.facts.get("dtype"),
-        "attention": runtime.facts.get("attention"),
+        "engine": runtime.facts.get("engine"),
         "context": f"{info.context_len} tokens",
         "pool": f"{slots} tokens in {info.num_pages} pages, {slots // 1024} requests of 1,024 tokens at once",
         "address": runtime.address,

@@ -7,6 +7,7 @@ folder.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 import os
@@ -107,6 +108,16 @@ def kernels() -> Finding:
     return Finding("ok", f"built: {', '.join(names)}")
 
 
+def engine() -> Finding:
+    """What computes models of known architectures."""
+    library = native.library("engine")
+    if library is None:
+        what = "torch: the native engine needs a C++ compiler"
+        return Finding("warn", what, "see the compiler above; torch is several times slower")
+    library.lmprog_engine_best_path.restype = ctypes.c_char_p
+    return Finding("ok", f"native, {library.lmprog_engine_best_path().decode()}")
+
+
 def torch() -> Finding:
     try:
         module = importlib.import_module("torch")
@@ -164,6 +175,7 @@ LOOKS: dict[str, Callable[[], Finding]] = {
     "processor": processor,
     "compiler": compiler,
     "kernels": kernels,
+    "engine": engine,
     "torch": torch,
     "memory": memory,
     "model": model,

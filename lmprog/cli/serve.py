@@ -122,7 +122,7 @@ def _announce(runtime: RuntimeProcess, service: Any, url: str) -> None:
     lines = {
         "model": info.model,
         "dtype": runtime.facts.get("dtype"),
-        "attention": runtime.facts.get("attention"),
+        "engine": runtime.facts.get("engine"),
         "context": f"{info.context_len:,} tokens",
         "pool": f"{slots:,} tokens in {info.num_pages:,} pages, about {max(1, slots // 1024):,} requests of 1 k",
         "cache": {"shared": "one for everybody", "key": "one for each key", "strict": "none"}[

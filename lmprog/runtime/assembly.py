@@ -40,13 +40,13 @@ def assemble(
     `stage` is told what it is busy with, `resolved` what was decided where `config` left it open.
     """
     stage("imports its libraries")
-    from lmprog.runtime.engine.engine import load_engine
+    from lmprog.runtime.engine.engine import InferenceEngine, load_engine
     from lmprog.runtime.engine.sampler import TorchSampler
 
     stage("loads the model")
-    engine = load_engine(config)
-    resolved("dtype", str(engine.dtype).removeprefix("torch."))
-    resolved("attention", type(engine.attention).__name__.removesuffix("Attention").lower())
+    engine: InferenceEngine = load_engine(config)
+    resolved("engine", engine.label)
+    resolved("dtype", engine.dtype)
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     scheduler = Scheduler(scheduling, engine.context_len)

@@ -13,9 +13,9 @@ import torch
 import transformers
 
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.engine.engine import ModelEngine, load_engine
+from lmprog.runtime.engine.engine import load_engine
 from tests.model.checkpoints import VOCABULARY, Recipe
-from tests.model.driver import Greedy
+from tests.model.driver import AnyEngine, Greedy
 
 NUM_NEW = 10
 LENGTHS = (1, 2, 7, 63, 64, 65, 200, 600)
@@ -30,7 +30,7 @@ class Judged:
     prompts: list[list[int]]
     wanted: list[Greedy]
 
-    def engine(self, **config: Any) -> ModelEngine:
+    def engine(self, **config: Any) -> AnyEngine:
         return load_engine(RuntimeConfig(model=str(self.folder), kv_memory_mb=32, **config))
 
 

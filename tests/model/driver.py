@@ -16,9 +16,12 @@ from typing import cast
 import torch
 
 from lmprog.runtime.engine.batch import Batch, build_batch
-from lmprog.runtime.engine.engine import ModelEngine
+from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.engine.torch_engine import TorchEngine
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sequence import Sequence
+
+AnyEngine = NativeEngine | TorchEngine
 
 _NO_LANE = cast(Sequence, None)
 """No sequence stands behind the rows made here, and `build_batch` asks for none."""
@@ -52,7 +55,7 @@ class Greedy:
 class Driver:
     """Runs sequences on `engine`. All of its pages belong to the driver while a call lasts."""
 
-    def __init__(self, engine: ModelEngine, page_size: int, seed: int = 0) -> None:
+    def __init__(self, engine: AnyEngine, page_size: int, seed: int = 0) -> None:
         self._engine = engine
         self._page_size = page_size
         self._random = random.Random(seed)
@@ -74,7 +77,7 @@ class Driver:
     def score(self, prompt: list[int]) -> torch.Tensor:
         """Log-probabilities after every token of the prompt. # [len(prompt), vocab]"""
         (sequence,) = self._placed([prompt], 0)
-        logits = self._engine.forward(self._batch([(sequence, prompt, 0)]))
+        logits = self._forward([(sequence, prompt, 0)])
         return logits.log_softmax(-1)
 
     def _placed(self, prompts: list[list[int]], num_new: int) -> list[Sequence]:
@@ -93,7 +96,7 @@ class Driver:
             rest = sequence.tokens[sequence.computed :]
             taken = rest[:chunk] if chunk else rest
             parts.append((sequence, taken, len(taken) - (len(taken) == len(rest))))
-        logits = self._engine.forward(self._batch(parts)).log_softmax(-1)
+        logits = self._forward(parts).log_softmax(-1)
         self.last_shapes.append(tuple(logits.shape))
         given = iter(logits)
         for sequence, taken, logits_from in parts:
@@ -102,6 +105,9 @@ class Driver:
                 logprobs = next(given)
                 sequence.logprobs.append(logprobs)
                 sequence.new.append(int(logprobs.argmax()))
+
+    def _forward(self, parts: list[tuple[Sequence, list[int], int]]) -> torch.Tensor:
+        return torch.as_tensor(self._engine.forward(self._batch(parts)))
 
     def _batch(self, parts: list[tuple[Sequence, list[int], int]]) -> Batch:
         """`parts`: a sequence, its tokens of this step, and the first of them whose logits are

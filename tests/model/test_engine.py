@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, ModelError
-from lmprog.runtime.engine.engine import Threads, default_threads, load_engine
+from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.locate import NANO, locate
 from lmprog.runtime.engine.model.shape import read_config, read_shape
 from lmprog.runtime.engine.model.weights import load_weights
+from lmprog.runtime.engine.torch_engine import Threads, TorchEngine
 from tests.model.checkpoints import CONTEXT, NATIVE
 from tests.model.conftest import Judge
 from tests.model.driver import Driver
@@ -62,12 +65,13 @@ def test_a_dummy_is_the_same_every_time() -> None:
     assert len(set(runs[0][0].new)) > 3
 
 
+@pytest.mark.parametrize("engine", ["native", "torch"])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_bfloat16_stays_close_to_float32(judged: Judge, name: str) -> None:
+def test_bfloat16_stays_close_to_float32(judged: Judge, name: str, engine: str) -> None:
     made = judged(name, NATIVE[name])
     prompt = made.prompts[-2]
-    exact = Driver(made.engine(), 16).score(prompt)
-    rounded = Driver(made.engine(dtype="bfloat16"), 16).score(prompt)
+    exact = Driver(made.engine(engine=engine), 16).score(prompt)
+    rounded = Driver(made.engine(dtype="bfloat16", engine=engine), 16).score(prompt)
     assert 0 < (exact - rounded).abs().mean() < 0.1
 
 
@@ -75,7 +79,8 @@ def test_float16_is_computed_in_float32_on_a_processor(judged: Judge) -> None:
     made = judged("llama", NATIVE["llama"])
     prompt = made.prompts[-2]
     engine = made.engine(dtype="float16", kv_dtype="float16", attention="reference")
-    assert (engine.dtype, engine.shape.dtype) == (torch.float32, torch.float16)
+    assert isinstance(engine, TorchEngine)
+    assert (engine.dtype, engine.shape.dtype) == ("float32", torch.float16)
     exact = Driver(made.engine(), 16).score(prompt)
     assert 0 < (exact - Driver(engine, 16).score(prompt)).abs().mean() < 0.01
 
@@ -92,8 +97,10 @@ def test_memory_is_counted_in_pages_of_the_wanted_size() -> None:
     config = RuntimeConfig(
         model="dummy:tiny", kv_memory_mb=1, scheduler=SchedulerConfig(page_size=8)
     )
-    engine = load_engine(config)
+    engine = load_engine(replace(config, engine="torch"))
+    assert isinstance(engine, TorchEngine)
     assert engine.num_pages == (1 << 20) // engine.attention.bytes_per_page
+    assert load_engine(config).num_pages == engine.num_pages, "both keep them alike"
     usual = load_engine(RuntimeConfig(model="dummy:tiny"))
     assert usual.num_pages * 16 == 65_536
 
@@ -147,7 +154,7 @@ def test_loading_a_native_model_imports_nothing_that_takes_seconds() -> None:
     code = (
         "import sys; from lmprog.config import RuntimeConfig; from lmprog.runtime.engine.engine import load_engine\n"
         "load_engine(RuntimeConfig(model='nano', kv_memory_mb=16))\n"
-        "print([m for m in ('transformers', 'torch._dynamo', 'sympy', 'huggingface_hub') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'safetensors', 'sympy', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

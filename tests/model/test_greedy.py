@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmprog.runtime.engine.engine import ModelEngine
+from lmprog.native import compiler
 from tests.model.checkpoints import FOREIGN, NATIVE, VARIANTS
 from tests.model.conftest import NUM_NEW, Judge, Judged
-from tests.model.driver import Driver, Greedy
+from tests.model.driver import AnyEngine, Driver, Greedy
 
 PAGE_SIZE = 16
 
@@ -21,34 +21,42 @@ def assert_equal(got: list[Greedy], judged: Judged) -> None:
         torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=[*NATIVE, *FOREIGN])
-def case(request: pytest.FixtureRequest, judged: Judge) -> tuple[Judged, ModelEngine]:
-    name: str = request.param
+CASES = [f"{engine}:{name}" for name in NATIVE for engine in ("native", "torch")]
+
+
+@pytest.fixture(scope="module", params=[*CASES, *(f"torch:{name}" for name in FOREIGN)])
+def case(request: pytest.FixtureRequest, judged: Judge) -> tuple[Judged, AnyEngine]:
+    kind, _, name = request.param.partition(":")
+    if kind == "native" and compiler() is None:
+        pytest.skip("needs a C++ compiler")
     made = judged(name, (NATIVE | FOREIGN)[name])
-    return made, made.engine()
+    engine = made.engine(engine=kind)
+    assert engine.name == kind
+    return made, engine
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 0])
 def test_mixed_batches_in_chunks_of_any_size_generate_what_transformers_does(
-    case: tuple[Judged, ModelEngine], chunk: int
+    case: tuple[Judged, AnyEngine], chunk: int
 ) -> None:
     made, engine = case
     assert_equal(Driver(engine, PAGE_SIZE).greedy(made.prompts, NUM_NEW, chunk), made)
 
 
 def test_each_prompt_alone_generates_what_transformers_does(
-    case: tuple[Judged, ModelEngine],
+    case: tuple[Judged, AnyEngine],
 ) -> None:
     made, engine = case
     assert_equal(Driver(engine, PAGE_SIZE).greedy(made.prompts, NUM_NEW, together=False), made)
 
 
+@pytest.mark.parametrize("engine", [None, "torch"])
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_every_variant_of_a_native_shape_scores_a_prompt_as_transformers_does(
-    name: str, judged: Judge
+    name: str, engine: str | None, judged: Judge
 ) -> None:
     made = judged(name, VARIANTS[name])
-    driver = Driver(made.engine(), PAGE_SIZE)
+    driver = Driver(made.engine(engine=engine), PAGE_SIZE)
     assert_equal(driver.greedy(made.prompts, NUM_NEW), made)
     prompt = made.prompts[-1]
     with torch.no_grad():

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.runtime.engine.engine import ModelEngine, load_engine
+from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine import TorchEngine
 from lmprog.wire import SamplingParams
 from tests.runtime.rig import Rig
 
@@ -36,7 +37,7 @@ def prompts() -> list[list[int]]:
     return made
 
 
-def engine_for(scheduler: SchedulerConfig, attention: Any) -> ModelEngine:
+def engine_for(scheduler: SchedulerConfig, attention: Any) -> TorchEngine:
     pages = scheduler.num_pages * scheduler.page_size
     memory = max(1, pages * 2048 // (1 << 20) + 1)
     return load_engine(
@@ -52,7 +53,7 @@ def engine_for(scheduler: SchedulerConfig, attention: Any) -> ModelEngine:
 
 
 @cache
-def engines(page_size: int, attention: str) -> ModelEngine:
+def engines(page_size: int, attention: str) -> TorchEngine:
     """A model is loaded once for each layout of pages."""
     return engine_for(SchedulerConfig(page_size=page_size, num_pages=4096 // page_size), attention)
 

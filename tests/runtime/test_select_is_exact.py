@@ -15,8 +15,9 @@ from tokenizers.processors import TemplateProcessing
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.runtime.engine.engine import ModelEngine, load_engine
+from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine import TorchEngine
 from lmprog.runtime.text.tokenizer import HfTokenizer
 from tests.model.checkpoints import Recipe
 from tests.runtime.talk import Talk, text
@@ -31,7 +32,7 @@ class Judged:
 
     model: Any
     tokenizer: HfTokenizer
-    engine: ModelEngine
+    engine: TorchEngine
 
     def logprobs(self, tokens: list[int]) -> list[float]:
         """Of each token given those before it; the first one has none."""

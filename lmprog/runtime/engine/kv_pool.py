@@ -1,5 +1,4 @@
-"""Memory for the keys and values of all pages: how many pages a budget holds, and one allocation
-for them.
+"""Memory for the keys and values of all pages, as tensors on one device.
 
 Knows bytes, alignment and devices. It does not know what a page looks like inside (an attention
 backend does), nor which pages are in use (`radix.pages` does).
@@ -7,37 +6,9 @@ backend does), nor which pages are in use (`radix.pages` does).
 
 from __future__ import annotations
 
-import mmap
-
 import torch
 
-from lmprog.errors import InvalidParameter
-
-ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register. Every view that `KvPool.take` returns starts
-on a multiple.
-"""
-
-
-def pages_that_fit(num_bytes: int, bytes_per_page: int) -> int:
-    """How many whole pages a budget holds; refuses one that holds none."""
-    if bytes_per_page <= 0:
-        raise ValueError(f"bytes_per_page must be positive, got {bytes_per_page}")
-    fit = num_bytes // bytes_per_page
-    if fit < 1:
-        raise InvalidParameter(
-            f"{num_bytes} bytes of key/value memory hold no page: one needs {bytes_per_page} bytes. "
-            "Give more memory or a smaller page size.",
-            name="kv_memory",
-            value=num_bytes,
-            allowed=f">= {bytes_per_page}",
-        )
-    return fit
-
-
-def aligned(num_bytes: int) -> int:
-    """`num_bytes` rounded up to the alignment."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+from lmprog.runtime.engine.region import aligned, allocate
 
 
 class KvPool:
@@ -70,9 +41,4 @@ class KvPool:
 def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    region = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(
-        mmap, "MADV_HUGEPAGE"
-    ):  # Linux: fewer address translations for a memory of gigabytes
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(region, dtype=torch.uint8)[:num_bytes]
+    return torch.frombuffer(allocate(num_bytes), dtype=torch.uint8)[:num_bytes]

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lmprog.runtime.engine.penalties import edit, is_edited
@@ -55,11 +56,15 @@ class TorchSampler:
     """Has no state: what a row gets depends on the row and its pick alone."""
 
     def sample(
-        self, logits: Tensor, picks: Sequence[SampleRequest], scores: Sequence[ScoreRequest]
+        self,
+        logits: Tensor | NDArray[np.float32],
+        picks: Sequence[SampleRequest],
+        scores: Sequence[ScoreRequest],
     ) -> StepResults:
         """`logits` [rows, vocabulary], not changed. Answers in the order of `picks` and
         `scores`.
         """
+        logits = torch.as_tensor(logits)
         with torch.inference_mode():
             return StepResults(_pick_all(logits, picks), _score_all(logits, scores))
 

@@ -23,7 +23,8 @@ from lmprog.errors import NotSupported
 from lmprog.native import library
 from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
 from lmprog.runtime.engine.batch import Batch, Ints
-from lmprog.runtime.engine.kv_pool import KvPool, aligned
+from lmprog.runtime.engine.kv_pool import KvPool
+from lmprog.runtime.engine.region import aligned
 
 PATHS = ("avx512bf16", "avx512", "avx2", "generic")
 """Instruction sets, best first. `LMPROG_ATTENTION_PATH` chooses one by hand."""

@@ -11,7 +11,8 @@ import torch
 
 from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
 from lmprog.runtime.engine.batch import Batch, Ints
-from lmprog.runtime.engine.kv_pool import KvPool, aligned
+from lmprog.runtime.engine.kv_pool import KvPool
+from lmprog.runtime.engine.region import aligned
 
 
 class ReferenceAttention:

@@ -19,6 +19,7 @@ NANO = Path(__file__).parents[3] / "nano"
 """The folder of the model that is shipped with lmprog."""
 
 DUMMY = "dummy:"
+DUMMY_SEED = 0
 DUMMY_VOCABULARY = 262
 """The byte tokenizer's: 256 bytes and six special tokens."""
 

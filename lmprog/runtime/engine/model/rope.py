@@ -14,10 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lmprog.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
+
+Floats = NDArray[np.float32]
 
 _FIELDS = {
     "default": frozenset[str](),
@@ -141,29 +146,27 @@ def _yarn_amplitude(factor: float, scaling: Mapping[str, Any]) -> float:
     return growth(above) / growth(below) if above and below else growth(1.0)
 
 
-def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """Radians per position of each of the head's pairs. # [head_dim / 2] float32"""
-    import torch
-
-    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+def frequencies(rope: Rope, head_dim: int) -> Floats:
+    """Radians per position of each of the head's pairs. # [head_dim / 2]"""
+    pairs = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    plain = (1.0 / np.float64(rope.theta) ** pairs.astype(np.float64)).astype(np.float32)
     if rope.kind == "linear":
-        return plain / rope.factor
+        return plain / np.float32(rope.factor)
     if rope.kind == "llama3":
         # At most `low_freq_factor` turns within the first context: stretched; at least
         # `high_freq_factor`: kept.
         turns = rope.original_len * plain / (2 * math.pi)
         kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        kept = kept.clamp(0, 1)
-        return (1 - kept) * plain / rope.factor + kept * plain
+        kept = np.clip(kept, 0, 1)
+        return ((1 - kept) * plain / rope.factor + kept * plain).astype(np.float32)
     if rope.kind == "yarn":
         stretched = _yarn_ramp(rope, head_dim)
-        return (plain / rope.factor) * stretched + plain * (1 - stretched)
+        return ((plain / rope.factor) * stretched + plain * (1 - stretched)).astype(np.float32)
     return plain
 
 
-def _yarn_ramp(rope: Rope, head_dim: int) -> torch.Tensor:
+def _yarn_ramp(rope: Rope, head_dim: int) -> Floats:
     """How far each pair's frequency is stretched, 0 to 1. # [head_dim / 2]"""
-    import torch
 
     def pair_that_turns(times: float) -> float:
         return (
@@ -178,7 +181,8 @@ def _yarn_ramp(rope: Rope, head_dim: int) -> torch.Tensor:
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001
-    return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low)
+    return np.clip(ramp, 0, 1).astype(np.float32)
 
 
 def rotations(rope: Rope, head_dim: int, context_len: int) -> torch.Tensor:
@@ -188,6 +192,7 @@ def rotations(rope: Rope, head_dim: int, context_len: int) -> torch.Tensor:
     import torch
 
     angles = torch.outer(
-        torch.arange(context_len, dtype=torch.float32), frequencies(rope, head_dim)
+        torch.arange(context_len, dtype=torch.float32),
+        torch.from_numpy(frequencies(rope, head_dim)),
     )
     return torch.polar(torch.full_like(angles, rope.amplitude), angles)

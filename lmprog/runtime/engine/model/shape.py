@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.rope import Rope, read_rope
@@ -41,10 +41,44 @@ class ModelShape:
     """Queries and keys are normalized per head before they are rotated (Qwen3)."""
     tied_head: bool = False
     """The head that gives logits is the embedding."""
+    activation: str = "silu"
+    """What the gate goes through: silu, or gelu_tanh (gelu by its tanh approximation)."""
+    norms: Literal["before", "after", "both"] = "before"
+    """Where a layer's halves are normalized: what goes in, what comes out, or both."""
+    norms_add_one: bool = False
+    """Weights of norms are kept as their distance from 1 (Gemma)."""
+    qk_norm_wide: bool = False
+    """Queries and keys are normalized over all heads together (OLMo 2)."""
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    attention_softcap: float | None = None
+    attention_scale: float | None = None
+    """What scores are multiplied by; None: one over the root of head_dim."""
+    rotary_dim: int | None = None
+    """Leading dimensions of a head that are rotated; None: all."""
+    local_rope: Rope | None = None
+    """The rotation of layers with a window, where they have one of their own (Gemma 3)."""
+    unrotated: frozenset[int] = frozenset()
+    """Layers without rotation (SmolLM 3)."""
+    joined: bool = False
+    """The checkpoint keeps queries, keys and values as one weight, and gate and up (Phi 3)."""
 
     @property
     def num_layers(self) -> int:
         return len(self.windows)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """All rotations that layers have."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rope_of(self, layer: int) -> int | None:
+        """Which of `ropes` the layer has; None: none."""
+        if layer in self.unrotated:
+            return None
+        return 1 if self.local_rope is not None and self.windows[layer] is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

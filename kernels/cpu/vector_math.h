@@ -1,5 +1,5 @@
-// Functions of vectors that are the same for every instruction set: exp, tanh, and the three ways to multiply words of
-// keys or values with queries or weights. V is one of the vector types of the units (attention_avx2.cpp and so on):
+// Functions of vectors that are the same for every instruction set: exp, tanh, conversions. V is one of the vector types
+// (vector_generic.h, vector_avx2.h, vector_avx512.h):
 //   f, w              a vector of V::width f32, of as many 32-bit words
 //   fma(a, b, c)      a * b + c
 //   max(a, b)         b where either is NaN, so max(limit, x) lets NaN through
@@ -8,14 +8,13 @@
 //   below(x, limit, value, other)  value where x < limit, else other
 // Everything is in the unnamed namespace: each unit has its own copy, compiled with its own flags.
 #pragma once
+#include <stdint.h>
 #include <string.h>
-
-#include "attention_task.h"
 
 #if defined(__clang__)
 #define LMPROG_UNROLL _Pragma("unroll")
 #else
-#define LMPROG_UNROLL _Pragma("GCC unroll 8")
+#define LMPROG_UNROLL _Pragma("GCC unroll 16")
 #endif
 #define LMPROG_INLINE inline __attribute__((always_inline))
 
@@ -71,40 +70,6 @@ LMPROG_INLINE float first_of(typename V::f x) {
     V::store(lanes, x);
     return lanes[0];
 }
-
-// The three ways. `X` is what queries and weights are kept as, `per_word` how many of them belong to one word of
-// memory; mac adds the products of one word of every lane with one X group, the same for all lanes.
-template <class Vector>
-struct F32 {
-    using V = Vector;
-    using X = float;
-    static constexpr int per_word = 1, tokens_per_word = 1;
-    static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
-        return V::fma(V::as_f(word), V::set1(*x), sum);
-    }
-    static LMPROG_INLINE void put(X *to, float value) { *to = value; }
-    // Stores weights and returns them as rounded.
-    static LMPROG_INLINE typename V::f put_all(X *to, typename V::f values) {
-        V::store(to, values);
-        return values;
-    }
-};
-
-template <class Vector>
-struct WidenedBf16 {
-    using V = Vector;
-    using X = float;
-    static constexpr int per_word = 2, tokens_per_word = 2;
-    static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
-        sum = V::fma(V::low_bf16(word), V::set1(x[0]), sum);
-        return V::fma(V::high_bf16(word), V::set1(x[1]), sum);
-    }
-    static LMPROG_INLINE void put(X *to, float value) { *to = value; }
-    static LMPROG_INLINE typename V::f put_all(X *to, typename V::f values) {
-        V::store(to, values);
-        return values;
-    }
-};
 
 }  // namespace
 }  // namespace lmprog

@@ -2,10 +2,11 @@
 #pragma once
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns about its own AVX-512 header
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 
-#include "attention_kernel.h"
+#include "vector_math.h"
 
 namespace lmprog {
 namespace {
@@ -45,6 +46,19 @@ struct Avx512 {
     }
     static LMPROG_INLINE float max_of(f x) { return _mm512_reduce_max_ps(x); }
     static LMPROG_INLINE float sum_of(f x) { return _mm512_reduce_add_ps(x); }
+
+    // Integers of 32 bits, and pairs of 16 bits in them.
+    using i = __m512i;
+    static LMPROG_INLINE i set1i(int32_t x) { return _mm512_set1_epi32(x); }
+    static LMPROG_INLINE i loadi(const int32_t *at) { return _mm512_loadu_si512(at); }
+    static LMPROG_INLINE i addi(i a, i b) { return _mm512_add_epi32(a, b); }
+    static LMPROG_INLINE i subi(i a, i b) { return _mm512_sub_epi32(a, b); }
+    static LMPROG_INLINE i evens(w x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }
+    static LMPROG_INLINE i odds(w x) { return _mm512_srai_epi16(x, 8); }
+    static LMPROG_INLINE i madd(i a, i b) { return _mm512_madd_epi16(a, b); }
+    static LMPROG_INLINE f to_f(i x) { return _mm512_cvtepi32_ps(x); }
+    static LMPROG_INLINE w low_nibbles(w x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+    static LMPROG_INLINE w high_nibbles(w x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
 };
 
 }  // namespace

@@ -1,0 +1,285 @@
+#include "engine_step.h"
+
+namespace lmprog {
+
+Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kernels *attention, int threads)
+    : model_(model),
+      layers_(model.layers, model.layers + model.num_layers),
+      ropes_(model.ropes, model.ropes + model.num_ropes),
+      kernels_(kernels),
+      layout_(layout_of(model.attention)),
+      workers_(threads),
+      attention_(attention, threads),
+      scratch_(threads),
+      cosines_(ropes_.size()),
+      sines_(ropes_.size()) {
+    const long heads = model.attention.num_heads, kv = model.attention.num_kv_heads, dim = model.attention.head_dim;
+    weights_ = model.num_layers * model.hidden * ((2 * heads + 2 * kv) * dim + 3L * model.inner);
+}
+
+int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
+    if (!valid(step)) return 1;
+    count_ = step.num_tokens;
+    alone_ = workers_.count() == 1 || weights_ * count_ < kWorthStep;
+    plans_.clear();
+    take_memory(count_);
+    copy_slots_of(step);
+    embed(step);
+    turn(step);
+    for (const lmprog_layer &layer : layers_) {
+        attend(layer, step);
+        if (&layer == &layers_.back()) keep_wanted(step);
+        if (count_ == 0) return 0;
+        by_row(count_, model_.hidden, [&](int first, int last, int) {
+            for (int r = first; r < last; r++) prepare(heads_in_, attended_, r, static_cast<int>(attended_.width));
+        });
+        product(layer.out, layer.out_bias, model_.hidden, layout_.kv_heads * layout_.group * layout_.head_dim,
+                heads_in_, out_.data, out_.width);
+        feed_forward(layer);
+    }
+    head(logits, stride);
+    return 0;
+}
+
+bool Engine::valid(const lmprog_step &step) const {
+    for (int i = 0; i < step.num_tokens; i++)
+        if (step.tokens[i] < 0 || step.tokens[i] >= model_.vocab || step.positions[i] < 0) return false;
+    for (int i = 0; i < step.num_logits; i++)
+        if (step.logit_tokens[i] <= (i == 0 ? -1 : step.logit_tokens[i - 1]) || step.logit_tokens[i] >= step.num_tokens)
+            return false;
+    return true;
+}
+
+void Engine::take_memory(int count) {
+    const long heads = static_cast<long>(layout_.kv_heads) * layout_.group, dim = layout_.head_dim;
+    x_.take(count, model_.hidden);
+    normed_.take(count, model_.hidden);
+    out_.take(count, model_.hidden);
+    qkv_.take(count, (heads + 2L * layout_.kv_heads) * dim);
+    attended_.take(count, heads * dim);
+    inner_.take(count, model_.inner);
+    open(hidden_in_, normed_, count, static_cast<int>(normed_.width));
+    open(heads_in_, attended_, count, static_cast<int>(attended_.width));
+    open(inner_in_, inner_, count, static_cast<int>(inner_.width));
+}
+
+void Engine::copy_slots_of(const lmprog_step &step) {
+    if (step.num_copies == 0) return;
+    workers_.share(model_.num_layers, false, [&](int index, int) {
+        const lmprog_layer &layer = layers_[index];
+        lmprog_attention_copy(&model_.attention, layer.keys, layer.values, step.copies, step.num_copies);
+    });
+}
+
+void Engine::embed(const lmprog_step &step) {
+    const Panels head = panels_of(model_.head, model_.weight_type, model_.vocab, model_.hidden);
+    by_row(count_, 32L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            float *x = x_.row(r);
+            if (model_.embedding == nullptr)
+                unpack_row(head, step.tokens[r], model_.hidden, x);
+            else
+                read_row(model_.embedding, model_.embedding_type, model_.hidden, step.tokens[r], model_.hidden, x);
+            if (model_.embedding_scale != 1.0f)
+                for (int i = 0; i < model_.hidden; i++) x[i] *= model_.embedding_scale;
+            std::fill(x + model_.hidden, x + x_.width, 0.0f);
+        }
+    });
+}
+
+// Cosines and sines of the step's positions, once for all layers.
+void Engine::turn(const lmprog_step &step) {
+    const long half = model_.rotary_dim / 2, each = count_ * half;
+    float *at = turns_.floats(2 * each * static_cast<long>(ropes_.size()));
+    for (size_t i = 0; i < ropes_.size(); i++) {
+        cosines_[i] = at + 2 * each * static_cast<long>(i);
+        sines_[i] = cosines_[i] + each;
+        const lmprog_rope &rope = ropes_[i];
+        by_row(count_, 64 * half, [&](int first, int last, int) {
+            for (long r = first; r < last; r++)
+                for (long d = 0; d < half; d++) {
+                    const float angle = static_cast<float>(step.positions[r]) * rope.frequencies[d];
+                    cosines_[i][r * half + d] = rope.amplitude * cosf(angle);
+                    sines_[i][r * half + d] = rope.amplitude * sinf(angle);
+                }
+        });
+    }
+}
+
+void Engine::attend(const lmprog_layer &layer, const lmprog_step &step) {
+    by_row(count_, 4L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            norm_row(x_.row(r), layer.attention_norm, normed_.row(r));
+            prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
+        }
+    });
+    const int outputs = (layout_.kv_heads * layout_.group + 2 * layout_.kv_heads) * layout_.head_dim;
+    product(layer.qkv, layer.qkv_bias, outputs, model_.hidden, hidden_in_, qkv_.data, qkv_.width);
+    by_row(count_, 4L * outputs, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) finish_row(layer, r);
+    });
+    write_and_attend(layer, step);
+}
+
+// Norms and rotation of one row's queries and keys.
+void Engine::finish_row(const lmprog_layer &layer, long row) {
+    const int heads = layout_.kv_heads * layout_.group, dim = layout_.head_dim, half = model_.rotary_dim / 2;
+    float *q = qkv_.row(row), *k = q + static_cast<long>(heads) * dim;
+    if (layer.q_norm != nullptr && model_.qk_norm_wide) {
+        kernels_->norm(q, layer.q_norm, model_.norm_eps, static_cast<long>(heads) * dim, q);
+        kernels_->norm(k, layer.k_norm, model_.norm_eps, static_cast<long>(layout_.kv_heads) * dim, k);
+    }
+    for (int h = 0; h < heads + layout_.kv_heads; h++) {
+        float *x = q + static_cast<long>(h) * dim;
+        if (layer.q_norm != nullptr && !model_.qk_norm_wide)
+            kernels_->norm(x, h < heads ? layer.q_norm : layer.k_norm, model_.norm_eps, dim, x);
+        if (layer.rope >= 0) kernels_->rotate(x, cosines_[layer.rope] + row * half, sines_[layer.rope] + row * half, half);
+    }
+}
+
+void Engine::write_and_attend(const lmprog_layer &layer, const lmprog_step &step) {
+    const long heads = static_cast<long>(layout_.kv_heads) * layout_.group, dim = layout_.head_dim;
+    const lmprog_attention_array q = {qkv_.data, qkv_.width, LMPROG_F32};
+    const lmprog_attention_array k = {qkv_.data + heads * dim, qkv_.width, LMPROG_F32};
+    const lmprog_attention_array v = {qkv_.data + (heads + layout_.kv_heads) * dim, qkv_.width, LMPROG_F32};
+    const lmprog_attention_array out = {attended_.data, attended_.width, LMPROG_F32};
+    write_layer(workers_, layout_, step.rows, layer.keys, layer.values, k, v, alone_);
+    if (step.num_logits == 0 && &layer == &layers_.back()) return;  // nobody asks for what comes after
+    const bool alone = alone_ || attention_products(layout_, layer.attention, step.rows) < kWorthWaking;
+    const Plan &plan = plan_of(layer.attention, step.rows, alone);
+    attention_.attend(workers_, plan, layout_, layer.attention, step.rows, layer.keys, layer.values, q, out, alone);
+    if (attended_.width > heads * dim)
+        for (int r = 0; r < count_; r++)
+            std::fill(attended_.row(r) + heads * dim, attended_.row(r) + attended_.width, 0.0f);
+}
+
+const Plan &Engine::plan_of(const lmprog_attention_layer &layer, const lmprog_attention_batch &batch, bool alone) {
+    for (const auto &[window, plan] : plans_)
+        if (window == layer.window) return *plan;
+    plans_.emplace_back(layer.window,
+                        std::make_unique<Plan>(layout_, layer, batch, alone ? 1 : workers_.count()));
+    return *plans_.back().second;
+}
+
+// After the last layer's attention each token is alone: only those whose logits are wanted go on.
+void Engine::keep_wanted(const lmprog_step &step) {
+    for (int i = 0; i < step.num_logits; i++) {  // each moves up, never over one that is still to move
+        const int from = step.logit_tokens[i];
+        if (from == i) continue;
+        memcpy(x_.row(i), x_.row(from), static_cast<size_t>(x_.width) * 4);
+        memcpy(attended_.row(i), attended_.row(from), static_cast<size_t>(attended_.width) * 4);
+    }
+    count_ = step.num_logits;
+}
+
+void Engine::feed_forward(const lmprog_layer &layer) {
+    by_row(count_, 6L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            add_row(r, layer.attention_post_norm);
+            norm_row(x_.row(r), layer.mlp_norm, normed_.row(r));
+            prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
+        }
+    });
+    gate_product(layer);
+    by_row(count_, model_.inner, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) prepare(inner_in_, inner_, r, static_cast<int>(inner_.width));
+    });
+    product(layer.down, layer.down_bias, model_.hidden, model_.inner, inner_in_, out_.data, out_.width);
+    by_row(count_, 2L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) add_row(r, layer.mlp_post_norm);
+    });
+}
+
+void Engine::head(float *logits, int64_t stride) {
+    by_row(count_, 4L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            norm_row(x_.row(r), model_.norm, normed_.row(r));
+            prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
+        }
+    });
+    product(model_.head, nullptr, model_.vocab, model_.hidden, hidden_in_, logits, stride);
+    if (model_.logit_scale == 1.0f && model_.logit_softcap == 0.0f) return;
+    by_row(count_, 4L * model_.vocab, [&](int first, int last, int) {
+        for (int r = first; r < last; r++)
+            kernels_->bound(logits + r * stride, model_.logit_scale, model_.logit_softcap, up32(model_.vocab));
+    });
+}
+
+void Engine::norm_row(const float *x, const float *weight, float *out) const {
+    if (weight == nullptr)
+        memcpy(out, x, static_cast<size_t>(model_.hidden) * 4);
+    else
+        kernels_->norm(x, weight, model_.norm_eps, model_.hidden, out);
+    std::fill(out + model_.hidden, out + up32(model_.hidden), 0.0f);
+}
+
+// Adds what a product gave to the row's running sum, after a norm of its own where the model has one.
+void Engine::add_row(long row, const float *post_norm) {
+    float *y = out_.row(row);
+    if (post_norm != nullptr) kernels_->norm(y, post_norm, model_.norm_eps, model_.hidden, y);
+    kernels_->add(x_.row(row), y, model_.residual_scale, x_.width);
+}
+
+void Engine::open(Prepared &prepared, const Rows &rows, int count, int inputs) {
+    const long bytes = kernels_->input_bytes(model_.weight_type, inputs);
+    prepared.scales = prepared.scale_memory.floats(count);
+    if (bytes == 0)
+        prepared.inputs = {reinterpret_cast<const char *>(rows.data), rows.width * 4, prepared.scales};
+    else
+        prepared.inputs = {reinterpret_cast<const char *>(prepared.memory.floats((bytes * count + 3) / 4)), bytes,
+                           prepared.scales};
+}
+
+void Engine::prepare(Prepared &prepared, const Rows &rows, long row, int inputs) const {
+    char *to = const_cast<char *>(prepared.inputs.data) + row * prepared.inputs.stride;
+    if (to == reinterpret_cast<const char *>(rows.row(row))) return;
+    kernels_->prepare(model_.weight_type, rows.row(row), inputs, to, prepared.scales + row);
+}
+
+template <class Piece>
+void Engine::by_panel(int count, int panels, int inputs, Piece &&piece) {
+    const long work = static_cast<long>(count) * panels * kPanel * inputs;
+    // About four pieces a thread, whole panels, and rows that fit the cache beside a panel.
+    int at_once = std::max(1, panels / (workers_.count() * 4));
+    if (alone_) at_once = panels;
+    at_once = std::min(at_once, count <= 3 ? 16 : 4);
+    const int row_blocks = (count + kMostRows - 1) / kMostRows, groups = (panels + at_once - 1) / at_once;
+    workers_.share(groups * row_blocks, little(work), [&](int index, int worker) {
+        const int row = index % row_blocks * kMostRows, panel = index / row_blocks * at_once;
+        piece(row, std::min<int>(kMostRows, count - row), panel, std::min(at_once, panels - panel), worker);
+    });
+}
+
+void Engine::product(const void *weights, const float *bias, int outputs, int inputs, const Prepared &x, float *out,
+                     long stride) {
+    const Panels panels = panels_of(weights, model_.weight_type, outputs, inputs);
+    by_panel(count_, panels.count, panels.inputs, [&](int row, int rows, int panel, int number, int) {
+        float *to = out + row * stride + static_cast<long>(panel) * kPanel;
+        kernels_->multiply({&panels, &x.inputs, row, rows, panel, number, to, stride});
+        if (bias != nullptr)
+            for (int r = 0; r < rows; r++)
+                kernels_->add(to + r * stride, bias + static_cast<long>(panel) * kPanel, 1.0f,
+                              static_cast<long>(number) * kPanel);
+    });
+}
+
+// Panels of gate and up alternate, so that each pair becomes 32 numbers of `inner_` at once.
+void Engine::gate_product(const lmprog_layer &layer) {
+    const Panels panels = panels_of(layer.gate_up, model_.weight_type, 2 * up32(model_.inner), model_.hidden);
+    for (Scratch &scratch : scratch_) scratch.floats(static_cast<long>(kMostRows) * 2 * 16 * kPanel);
+    by_panel(count_, panels.count / 2, 2 * panels.inputs, [&](int row, int rows, int pair, int number, int worker) {
+        float *pairs = scratch_[worker].floats(0);
+        const long stride = 2L * number * kPanel;
+        kernels_->multiply({&panels, &hidden_in_.inputs, row, rows, 2 * pair, 2 * number, pairs, stride});
+        for (int r = 0; r < rows; r++)
+            for (int i = 0; i < number; i++) {
+                float *gate = pairs + r * stride + 2L * i * kPanel, *up = gate + kPanel;
+                const long at = static_cast<long>(pair + i) * kPanel;
+                if (layer.gate_bias != nullptr) kernels_->add(gate, layer.gate_bias + at, 1.0f, kPanel);
+                if (layer.up_bias != nullptr) kernels_->add(up, layer.up_bias + at, 1.0f, kPanel);
+                kernels_->activate(model_.activation, gate, up, inner_.row(row + r) + at, kPanel);
+            }
+    });
+}
+
+}  // namespace lmprog

@@ -1,0 +1,102 @@
+// One step of a decoder: the order of products, norms and attention, and who of the pool does what.
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "attention_run.h"
+#include "packing.h"
+#include "product_task.h"
+
+namespace lmprog {
+
+// A model with all that a step needs; one step at a time.
+class Engine {
+  public:
+    Engine(const lmprog_model &model, const StepKernels *kernels, const Kernels *attention, int threads);
+
+    const StepKernels *kernels() const { return kernels_; }
+    int step(const lmprog_step &step, float *logits, int64_t stride);
+
+  private:
+    // f32 rows, each filled up with zeros to `width` numbers.
+    struct Rows {
+        Scratch memory;
+        float *data = nullptr;
+        long width = 0;
+
+        void take(long count, long columns) {
+            width = up32(columns);
+            data = memory.floats(count * width);
+        }
+        float *row(long index) const { return data + index * width; }
+    };
+
+    // Rows as a product wants them: `rows` themselves, or prepared in `memory`.
+    struct Prepared {
+        Scratch memory, scale_memory;
+        Inputs inputs;
+        float *scales = nullptr;
+    };
+
+    bool valid(const lmprog_step &step) const;
+    void take_memory(int count);
+    void embed(const lmprog_step &step);
+    void turn(const lmprog_step &step);
+    void copy_slots_of(const lmprog_step &step);
+    void attend(const lmprog_layer &layer, const lmprog_step &step);
+    void write_and_attend(const lmprog_layer &layer, const lmprog_step &step);
+    void finish_row(const lmprog_layer &layer, long row);
+    void keep_wanted(const lmprog_step &step);
+    void feed_forward(const lmprog_layer &layer);
+    void head(float *logits, int64_t stride);
+    const Plan &plan_of(const lmprog_attention_layer &layer, const lmprog_attention_batch &batch, bool alone);
+
+    void open(Prepared &prepared, const Rows &rows, int count, int inputs);
+    void prepare(Prepared &prepared, const Rows &rows, long row, int inputs) const;
+    void norm_row(const float *x, const float *weight, float *out) const;
+    void add_row(long row, const float *post_norm);
+    void product(const void *weights, const float *bias, int outputs, int inputs, const Prepared &x, float *out,
+                 long stride);
+    void gate_product(const lmprog_layer &layer);
+    bool little(long work) const { return alone_ || work < kWorthSharing; }
+
+    // Calls piece(first, last, worker) for blocks of rows.
+    template <class Piece>
+    void by_row(int count, long work_of_row, Piece &&piece) {
+        const int block = 8, pieces = (count + block - 1) / block;
+        workers_.share(pieces, little(work_of_row * count), [&](int index, int worker) {
+            piece(index * block, std::min(count, (index + 1) * block), worker);
+        });
+    }
+
+    // Calls piece(first_row, rows, first_panel, panels, worker) for all of `count` rows times `panels` panels.
+    template <class Piece>
+    void by_panel(int count, int panels, int inputs, Piece &&piece);
+
+    static constexpr long kWorthSharing = 1000000;  // products of numbers: some tens of microseconds
+    static constexpr long kWorthStep = 12000000;  // the same of a whole step
+
+    const lmprog_model model_;
+    const std::vector<lmprog_layer> layers_;
+    const std::vector<lmprog_rope> ropes_;
+    const StepKernels *kernels_;
+    const Layout layout_;
+    Workers workers_;
+    AttentionRun attention_;
+    std::vector<Scratch> scratch_;  // one each worker
+    long weights_ = 0;              // that a token meets
+    bool alone_ = false;            // this step is too little to wake anybody for
+    int count_ = 0;                 // rows that are computed: tokens, then those whose logits are wanted
+
+    Rows x_, normed_, qkv_, attended_, out_, inner_;
+    Prepared hidden_in_, heads_in_, inner_in_;
+    Scratch turns_;
+    std::vector<float *> cosines_, sines_;  // of each rope: [tokens][rotary_dim / 2]
+    std::vector<std::pair<int, std::unique_ptr<Plan>>> plans_;  // of this step, by window
+};
+
+}  // namespace lmprog

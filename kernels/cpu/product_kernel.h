@@ -1,0 +1,200 @@
+// Products of rows with packed weights, for any vector type and any way to multiply.
+//
+// Lanes are outputs. Every output of every row is one chain of sums over the inputs in their order, so a tile's size
+// changes no bit of it. A tile of R rows and N vectors keeps R * N sums in registers.
+#pragma once
+#include "product_task.h"
+#include "tiles.h"
+#include "ways.h"
+
+namespace lmprog {
+namespace {
+
+// How many rows, and vectors of outputs for so many rows, are computed at once: what the registers hold.
+template <int Width>
+struct Tiling;
+template <>
+struct Tiling<16> {  // 32 registers
+    static constexpr int rows = 12;
+    static constexpr int vectors(int r) { return r <= 3 ? 8 : r <= 6 ? 4 : 2; }
+};
+template <>
+struct Tiling<8> {  // 16 registers
+    static constexpr int rows = 6;
+    static constexpr int vectors(int r) { return r == 1 ? 8 : r == 2 ? 4 : 2; }
+};
+template <>
+struct Tiling<4> {
+    static constexpr int rows = 2;
+    static constexpr int vectors(int r) { return r == 1 ? 8 : 4; }
+};
+
+constexpr int kFewRows = 4;       // up to here weights come from far away, and are asked for early
+constexpr int kAhead = 16;        // steps of inputs
+
+template <class Way>
+struct Product {
+    using V = typename Way::V;
+    using X = typename Way::X;
+    static constexpr int kPerPanel = kPanel / V::width;
+    using Tile = Tiling<V::width>;
+
+    // Whether N words find room in registers beside the sums and an input.
+    template <int R, int N>
+    static constexpr bool kWordsFirst = R * N + N < (V::width == 16 ? 32 : 16);
+
+    // Vectors vector .. vector + N, counted over the task's panels.
+    template <int R, int N>
+    static void tile(const Multiply &m, int row, int vector) {
+        const Panels &w = *m.weights;
+        const uint32_t *at[N];
+        LMPROG_UNROLL for (int n = 0; n < N; n++) {
+            const int panel = m.first_panel + (vector + n) / kPerPanel;
+            at[n] = reinterpret_cast<const uint32_t *>(w.data + panel * w.stride) + (vector + n) % kPerPanel * V::width;
+        }
+        const X *x = reinterpret_cast<const X *>(m.x->data + (m.first_row + row) * m.x->stride);
+        const long ldx = m.x->stride / static_cast<long>(sizeof(X));
+        typename Way::Sum sum[R][N];
+        LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) sum[r][n] = Way::zero();
+        const int steps = w.inputs / Way::per_word;
+        for (int k = 0; k < steps; k++) {
+            const X *step = x + static_cast<long>(k) * Way::x_per_word;
+            const auto word = [&](int n) {
+                const uint32_t *from = at[n] + static_cast<long>(k) * kPanel;
+                if constexpr (R <= kFewRows) __builtin_prefetch(from + kAhead * kPanel);
+                return Way::ready(V::loadw(from));
+            };
+            if constexpr (kWordsFirst<R, N>) {  // one load of each input serves all vectors
+                typename Way::Word words[N];
+                LMPROG_UNROLL for (int n = 0; n < N; n++) words[n] = word(n);
+                LMPROG_UNROLL for (int r = 0; r < R; r++)
+                    LMPROG_UNROLL for (int n = 0; n < N; n++)
+                        sum[r][n] = Way::mac(sum[r][n], words[n], step + r * ldx);
+            } else {
+                LMPROG_UNROLL for (int n = 0; n < N; n++) {
+                    const typename Way::Word one = word(n);
+                    LMPROG_UNROLL for (int r = 0; r < R; r++) sum[r][n] = Way::mac(sum[r][n], one, step + r * ldx);
+                }
+            }
+        }
+        LMPROG_UNROLL for (int r = 0; r < R; r++)
+            LMPROG_UNROLL for (int n = 0; n < N; n++) {
+                const int panel = (vector + n) / kPerPanel, lane = (vector + n) % kPerPanel * V::width;
+                const char *tail = w.data + (m.first_panel + panel + 1) * w.stride - 2 * kPanel * 4;
+                float *out = m.out + (row + r) * m.stride + static_cast<long>(panel) * kPanel + lane;
+                V::store(out, Way::value(sum[r][n], tail, lane, m.x->scales, m.first_row + row + r));
+            }
+    }
+
+    template <int R, int N>
+    static void columns(const Multiply &m, int row, int vector) {
+        const int count = m.panels * kPerPanel;
+        for (; vector + N <= count; vector += N) tile<R, N>(m, row, vector);
+        if constexpr (N > 1) {
+            if (vector < count) columns<R, N / 2>(m, row, vector);
+        }
+    }
+
+    static void run(const Multiply &m) {
+        // One panel at a time stays in the cache while all rows pass; with few rows several are read at once.
+        const int at_once = m.rows <= 3 ? m.panels : 1;
+        for (int first = 0; first < m.panels; first += at_once) {
+            Multiply part = m;
+            part.first_panel += first;
+            part.panels = at_once;
+            part.out += static_cast<long>(first) * kPanel;
+            by_rows<Tile::rows>(m.rows, [&](int r, auto count) {
+                constexpr int R = decltype(count)::value;
+                columns<R, Tile::vectors(R)>(part, r, 0);
+            });
+        }
+    }
+};
+
+// Floating types: the ways of ways.h, with words used as they are.
+template <class Base>
+struct Floating : Base {
+    using V = typename Base::V;
+    using Sum = typename V::f;
+    using Word = typename V::w;
+    static constexpr int x_per_word = Base::per_word;
+    static LMPROG_INLINE Sum zero() { return V::zero(); }
+    static LMPROG_INLINE Word ready(Word word) { return word; }
+    static LMPROG_INLINE Sum value(Sum sum, const char *, int, const float *, int) { return sum; }
+};
+
+// int8: exact sums, minus what the inputs' shift by `Base::shift` has added, times both scales.
+template <class Base>
+struct Integers : Base {
+    using V = typename Base::V;
+    using Sum = typename Base::Sum;
+    static LMPROG_INLINE typename V::f value(Sum sum, const char *tail, int lane, const float *scales, int row) {
+        const float *scale = reinterpret_cast<const float *>(tail) + lane;
+        const int32_t *shifted = reinterpret_cast<const int32_t *>(tail) + kPanel + lane;
+        return V::mul(V::mul(Base::number(sum, Base::shift ? shifted : nullptr), V::load(scale)), V::set1(scales[row]));
+    }
+};
+
+// int4: groups of 32 inputs; the integer sum of a group is exact, groups are added in f32.
+template <class Base>
+struct Groups {
+    using V = typename Base::V;
+    using X = typename Base::X;
+    using F = typename V::f;
+    static constexpr int kPerPanel = kPanel / V::width, kRows = V::width == 16 ? 5 : 2;
+    static constexpr int kVectors = V::width == 16 ? 2 : 1;
+
+    template <int R>
+    static void tile(const Multiply &m, int row, int panel, int vector) {
+        const Panels &w = *m.weights;
+        const char *group = w.data + (m.first_panel + panel) * w.stride;
+        const X *x = reinterpret_cast<const X *>(m.x->data + (m.first_row + row) * m.x->stride);
+        const long ldx = m.x->stride / static_cast<long>(sizeof(X));
+        const int groups = w.inputs / kGroup;
+        const long sums_at = static_cast<long>(w.inputs) * Base::x_per_word / 4;  // in X; see prepare
+        F total[R][kVectors];
+        LMPROG_UNROLL for (int r = 0; r < R; r++)
+            LMPROG_UNROLL for (int n = 0; n < kVectors; n++) total[r][n] = V::zero();
+        for (int g = 0; g < groups; g++, group += kGroupBytes) {
+            typename Base::Sum sum[R][kVectors];
+            LMPROG_UNROLL for (int r = 0; r < R; r++)
+                LMPROG_UNROLL for (int n = 0; n < kVectors; n++) sum[r][n] = Base::zero();
+            if constexpr (R <= kFewRows)
+                for (int i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(group + 4 * kGroupBytes + i);
+            LMPROG_UNROLL for (int k = 0; k < kGroup / 8; k++) {
+                const X *at = x + (static_cast<long>(g) * (kGroup / 4) + 2 * k) * Base::x_per_word;
+                LMPROG_UNROLL for (int n = 0; n < kVectors; n++) {
+                    const auto word = V::loadw(reinterpret_cast<const uint32_t *>(group) + k * kPanel +
+                                               (vector + n) * V::width);
+                    const auto low = Base::ready(V::low_nibbles(word)), high = Base::ready(V::high_nibbles(word));
+                    LMPROG_UNROLL for (int r = 0; r < R; r++) {
+                        sum[r][n] = Base::mac_unsigned(sum[r][n], low, at + r * ldx);
+                        sum[r][n] = Base::mac_unsigned(sum[r][n], high, at + r * ldx + Base::x_per_word);
+                    }
+                }
+            }
+            const float *scales = reinterpret_cast<const float *>(group + kPanel * kGroup / 2) + vector * V::width;
+            LMPROG_UNROLL for (int r = 0; r < R; r++) {
+                int32_t shifted;  // 8 * the sum of the group's inputs, since 4 bits hold weight + 8
+                memcpy(&shifted, reinterpret_cast<const char *>(x + r * ldx + sums_at) + 4 * g, 4);
+                LMPROG_UNROLL for (int n = 0; n < kVectors; n++)
+                    total[r][n] = V::fma(Base::minus(sum[r][n], shifted), V::load(scales + n * V::width), total[r][n]);
+            }
+        }
+        LMPROG_UNROLL for (int r = 0; r < R; r++)
+            LMPROG_UNROLL for (int n = 0; n < kVectors; n++)
+                V::store(m.out + (row + r) * m.stride + static_cast<long>(panel) * kPanel + (vector + n) * V::width,
+                         V::mul(total[r][n], V::set1(m.x->scales[m.first_row + row + r])));
+    }
+
+    static void run(const Multiply &m) {
+        for (int panel = 0; panel < m.panels; panel++)
+            by_rows<kRows>(m.rows, [&](int r, auto count) {
+                for (int vector = 0; vector < kPerPanel; vector += kVectors)
+                    tile<decltype(count)::value>(m, r, panel, vector);
+            });
+    }
+};
+
+}  // namespace
+}  // namespace lmprog

@@ -1,0 +1,80 @@
+// What the engine asks of the kernels of one instruction set. Plain data and pointers only, for the same reason as in
+// attention_task.h: nothing here may emit code.
+#pragma once
+#include <stdint.h>
+
+#include "lmprog_engine.h"
+
+namespace lmprog {
+
+enum : int {
+    kPanel = 32,         // outputs of a panel
+    kGroup = 32,         // inputs of int4 that share a scale
+    kMostRows = 96,      // rows of one piece of a product
+    kGroupBytes = kPanel * kGroup / 2 + kPanel * 4,  // int4: nibbles of a group, then its scales
+};
+
+static constexpr long up32(long n) { return (n + 31) / 32 * 32; }
+
+// Packed weights; see lmprog_engine.h.
+struct Panels {
+    const char *data;
+    int type, inputs, count;  // inputs filled up; panels
+    long stride;              // bytes of a panel
+};
+
+static constexpr long panel_bytes(int type, long inputs) {
+    return type == LMPROG_F32    ? kPanel * inputs * 4
+           : type == LMPROG_BF16 ? kPanel * inputs * 2
+           : type == LMPROG_INT8 ? kPanel * inputs + 2 * kPanel * 4  // then scales, and 128 * sums of weights
+                                 : inputs / kGroup * kGroupBytes;
+}
+
+static constexpr Panels panels_of(const void *data, int type, long outputs, long inputs) {
+    return Panels{static_cast<const char *>(data), type, static_cast<int>(up32(inputs)),
+                  static_cast<int>(up32(outputs) / kPanel), panel_bytes(type, up32(inputs))};
+}
+
+// Rows of inputs in the form that a path multiplies them in.
+struct Inputs {
+    const char *data;
+    long stride;          // bytes
+    const float *scales;  // int8, int4: one a row
+};
+
+// Rows first_row .. of `x` times panels first_panel .. : out[row][panel * 32 + lane], rows `stride` apart; the first
+// row and panel go to `out` itself.
+struct Multiply {
+    const Panels *weights;
+    const Inputs *x;
+    int first_row, rows, first_panel, panels;
+    float *out;
+    long stride;
+};
+
+struct StepKernels {
+    const char *name;
+    void (*multiply)(const Multiply &task);
+    // Bytes of a row in the form that products of `type` want; 0: f32 as it is, nothing to prepare.
+    long (*input_bytes)(int type, long inputs);
+    // `x` [inputs, a multiple of 32] in that form, with its scale.
+    void (*prepare)(int type, const float *x, long inputs, char *to, float *scale);
+    // The other vectors have multiples of 16 numbers where nothing else is said.
+    void (*add)(float *x, const float *y, float scale, long count);                       // x += y * scale
+    // x / sqrt(mean of squares + eps) * weight: the mean over `size`, the numbers beyond are zeros; any size.
+    void (*norm)(const float *x, const float *weight, float eps, long size, float *out);
+    // Pairs (x[i], x[i + half]) turned by their angles.
+    void (*rotate)(float *x, const float *cosines, const float *sines, int half);
+    void (*activate)(int kind, const float *gate, const float *up, float *out, long count);  // act(gate) * up
+    void (*bound)(float *x, float scale, float cap, long count);  // x * scale, then cap * tanh(x / cap) if cap > 0
+};
+
+// NULL where the unit was compiled without its instruction set.
+const StepKernels *step_generic();
+const StepKernels *step_avx2();
+const StepKernels *step_avx2vnni();
+const StepKernels *step_avx512();
+const StepKernels *step_avx512vnni();
+const StepKernels *step_avx512bf16();
+
+}  // namespace lmprog

@@ -1,0 +1,44 @@
+// The three ways to multiply words of 32 bits that lie in memory with numbers that are the same for all lanes: f32, bf16
+// widened to f32, and (in vector_avx512bf16.h) bf16 in pairs.
+#pragma once
+#include "vector_math.h"
+
+namespace lmprog {
+namespace {
+
+// The three ways. `X` is what queries and weights are kept as, `per_word` how many of them belong to one word of
+// memory; mac adds the products of one word of every lane with one X group, the same for all lanes.
+template <class Vector>
+struct F32 {
+    using V = Vector;
+    using X = float;
+    static constexpr int per_word = 1, tokens_per_word = 1;
+    static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
+        return V::fma(V::as_f(word), V::set1(*x), sum);
+    }
+    static LMPROG_INLINE void put(X *to, float value) { *to = value; }
+    // Stores weights and returns them as rounded.
+    static LMPROG_INLINE typename V::f put_all(X *to, typename V::f values) {
+        V::store(to, values);
+        return values;
+    }
+};
+
+template <class Vector>
+struct WidenedBf16 {
+    using V = Vector;
+    using X = float;
+    static constexpr int per_word = 2, tokens_per_word = 2;
+    static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
+        sum = V::fma(V::low_bf16(word), V::set1(x[0]), sum);
+        return V::fma(V::high_bf16(word), V::set1(x[1]), sum);
+    }
+    static LMPROG_INLINE void put(X *to, float value) { *to = value; }
+    static LMPROG_INLINE typename V::f put_all(X *to, typename V::f values) {
+        V::store(to, values);
+        return values;
+    }
+};
+
+}  // namespace
+}  // namespace lmprog

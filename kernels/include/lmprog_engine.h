@@ -1,0 +1,121 @@
+/* One step of a decoder on the CPU in one call: tokens in, logits out. A plain C interface on raw pointers.
+ *
+ * Knows layers, weights and paged keys and values. Knows no framework, no checkpoint and no request. The caller owns
+ * every array, weights and pages included; a handle owns its threads and scratch memory.
+ *
+ * PACKED WEIGHTS. A product's weights [outputs][inputs] are kept in panels of 32 outputs; a panel holds, for every step
+ * of inputs, one 32-bit word of each output: one f32, two bf16, four int8, or eight 4-bit numbers. Outputs and inputs
+ * are filled up to multiples of 32 with zeros. int8: one scale an output; int4: one scale an output and 32 inputs.
+ * lmprog_engine_pack fills a packed array, row by row of what a checkpoint holds; arrays start on a multiple of 64
+ * bytes and do not depend on the instruction set, so they can be kept in files.
+ *
+ * WHAT IS GUARANTEED. A token's logits are a function of the tokens it sees, of their positions, of the weights and of
+ * the path (instruction set). To the last bit they do not depend on the other rows of the batch, on how a prompt was
+ * cut into steps, on the number of threads, or on page numbers: every number is one chain of sums over its inputs in
+ * their order, whatever is computed beside it. Different paths agree to rounding only.
+ *
+ * ROUNDING. Between products everything is f32. f32 weights: products and sums in f32. bf16 weights: the path
+ * "avx512bf16" rounds inputs to bf16 as well and sums in f32, the others keep inputs in f32. int8 and int4 weights:
+ * each token's inputs are rounded to 8 bits with one scale; sums are exact integers (of 32 inputs for int4).
+ *
+ * THREADS. One call at a time on a handle. A handle of one thread never starts one.
+ */
+#ifndef LMPROG_ENGINE_H
+#define LMPROG_ENGINE_H
+#include "lmprog_attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Types of numbers in memory, besides LMPROG_F32 and LMPROG_BF16 of lmprog_attention.h. */
+enum { LMPROG_F16 = 2, LMPROG_INT8 = 3, LMPROG_INT4 = 4 };
+enum { LMPROG_SILU = 0, LMPROG_GELU_TANH = 1 };
+
+typedef struct lmprog_engine lmprog_engine;
+
+typedef struct {
+    int32_t type;            /* F32, BF16, INT8, INT4 */
+    int32_t outputs, inputs; /* as the model has them */
+} lmprog_product;
+
+/* Where rows of a checkpoint's matrix go: row i becomes output (first + i) / 32 * 32 * step + offset * 32 + (first + i) % 32
+ * of the product. step = 1, offset = 0: one after the other; gate and up projections alternate panel by panel (step 2). */
+typedef struct {
+    const void *data;
+    int32_t type;    /* F32, BF16, F16 */
+    int32_t rows;    /* all are packed */
+    int64_t stride;  /* elements between rows */
+    int32_t first, step, offset;
+} lmprog_rows;
+
+typedef struct {
+    const void *qkv;     /* heads, then key heads, then value heads; [(heads + 2 * kv_heads) * head_dim][hidden] */
+    const void *out;     /* [hidden][heads * head_dim] */
+    const void *gate_up; /* [2 * inner filled up to panels][hidden], panels of gate and up in turn */
+    const void *down;    /* [hidden][inner] */
+    /* Vectors of f32, filled up with zeros to multiples of 32; NULL: this model has none. */
+    const float *qkv_bias, *out_bias, *gate_bias, *up_bias, *down_bias;
+    const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm; /* [hidden] */
+    const float *q_norm, *k_norm; /* [head_dim]; [heads * head_dim] and [kv_heads * head_dim] where qk_norm_wide */
+    lmprog_attention_layer attention;
+    int32_t rope; /* which of the model's rotations; -1: none */
+    void *keys, *values;
+} lmprog_layer;
+
+typedef struct {
+    const float *frequencies; /* [rotary_dim / 2] radians per position */
+    float amplitude;
+} lmprog_rope;
+
+typedef struct {
+    int32_t vocab, hidden, inner, num_layers, num_ropes;
+    int32_t rotary_dim; /* leading dimensions of a head that are rotated, in halves */
+    int32_t weight_type, activation, qk_norm_wide;
+    float norm_eps, embedding_scale, residual_scale, logit_scale, logit_softcap; /* softcap 0: none */
+    lmprog_attention_shape attention;
+    const lmprog_layer *layers;
+    const lmprog_rope *ropes;
+    const void *head;      /* [vocab][hidden], packed */
+    const void *embedding; /* [vocab][hidden] of embedding_type, rows one after the other; NULL: the packed head */
+    int32_t embedding_type;
+    const float *norm; /* [hidden] */
+} lmprog_model;
+
+typedef struct {
+    lmprog_attention_batch rows; /* order and common may be NULL */
+    int32_t num_tokens, num_logits, num_copies;
+    const int32_t *tokens, *positions;
+    const int32_t *logit_tokens; /* [num_logits] tokens whose logits are wanted, in ascending order */
+    const int32_t *copies;       /* [num_copies][2] slots; done before anything is computed */
+} lmprog_step;
+
+LMPROG_API int64_t lmprog_engine_packed_bytes(const lmprog_product *product);
+/* Packs rows first_row .. end_row of `rows`; rows of one panel are packed by one call at a time. `packed` must
+ * have been zero, and places that no row is packed to stay so. */
+LMPROG_API void lmprog_engine_pack(const lmprog_product *product, void *packed, const lmprog_rows *rows,
+                                   int32_t first_row, int32_t end_row);
+/* The numbers of one output as the product uses them. # [inputs] */
+LMPROG_API void lmprog_engine_unpack(const lmprog_product *product, const void *packed, int32_t output, float *to);
+
+/* `path` is "generic", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512bf16", or NULL for the best one of this
+ * processor. NULL is returned where this processor (or this build) lacks it. `model` is copied, what it points to is not. */
+LMPROG_API lmprog_engine *lmprog_engine_open(const lmprog_model *model, int32_t threads, const char *path);
+LMPROG_API const char *lmprog_engine_path(const lmprog_engine *handle);
+LMPROG_API const char *lmprog_engine_best_path(void);
+LMPROG_API void lmprog_engine_close(lmprog_engine *handle);
+
+/* Computes the step's tokens, keeps their keys and values, and writes the wanted logits to logits[i * stride ..];
+ * stride >= vocab filled up to a multiple of 32. Returns 0, or 1 where
+ * a token, position or wanted logit is out of range. */
+LMPROG_API int32_t lmprog_engine_step(lmprog_engine *handle, const lmprog_step *step, float *logits, int64_t stride);
+
+/* One product alone, for tests and measurements: out[r * stride + o] = sum of x[r][i] * weight[o][i]; x has rows of
+ * inputs filled up to a multiple of 32 with zeros, out of outputs filled up likewise. 1 where `path` cannot run here. */
+LMPROG_API int32_t lmprog_engine_multiply(const char *path, const lmprog_product *product, const void *packed,
+                                          const float *x, int32_t rows, float *out, int64_t stride);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,168 @@
+"""Reads a checkpoint's safetensors files: which there are, what is in them, and what is wrong with them.
+
+Files are memory-mapped; nothing is read before it is asked for. Names, sizes and places are checked first: a damaged
+or hostile file is an error, never a read beyond its end. Pickled checkpoints (`.bin`) are refused: reading them runs
+their code. Knows numpy and files; knows no torch and no model but the sizes it is told to expect.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.errors import ModelError
+
+FLOATS: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+"""Types that are read, as safetensors spells them, and how numpy holds them: bfloat16 as its bits."""
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_SHOWN = 8
+"""Names in an error message; more are counted."""
+_LONGEST_HEADER = 100 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a weight lies: bytes `start .. end` of a file."""
+
+    memory: mmap.mmap
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Checkpoint:
+    """The mapped safetensors files of one folder. Arrays that it gave out stay valid."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stored: dict[str, Stored] = {}
+        for path in checkpoint_files(folder):
+            for name, stored in _contents(path).items():
+                if name in self._stored:
+                    raise ModelError(f"the weight {name} is in two files of {folder}")
+                self._stored[name] = stored
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored[name].shape
+
+    def dtype(self, name: str) -> str:
+        """As safetensors spells it: F32, BF16, F16, I8 ..."""
+        return self._stored[name].dtype
+
+    def array(self, name: str) -> NDArray[Any]:
+        """The weight, in the file's own memory. See `FLOATS` for its type."""
+        stored = self._stored[name]
+        kind = FLOATS[stored.dtype]
+        return np.frombuffer(stored.memory, kind, math.prod(stored.shape), stored.start).reshape(
+            stored.shape
+        )
+
+    def release(self, name: str) -> None:
+        """Lets the system take back the memory that holds the weight; it is read from the file if asked for again."""
+        stored = self._stored[name]
+        page = mmap.PAGESIZE
+        start, end = -(-stored.start // page) * page, stored.end // page * page
+        if end > start and hasattr(mmap, "MADV_DONTNEED"):
+            stored.memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def check(self, wanted: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:
+        """Raises ModelError unless exactly `wanted` is there; one error tells all that is wrong."""
+        there = self.names
+        if tied_head:
+            there = there - {"lm_head.weight"}  # some tools save the tied head a second time
+        there = {
+            name for name in there if not name.endswith("rotary_emb.inv_freq")
+        }  # derived; saved by old tools
+        wrong = []
+        if missing := sorted(set(wanted) - there):
+            wrong.append(f"missing weights: {_listed(missing)}")
+        if surplus := sorted(there - set(wanted)):
+            wrong.append(f"weights that the config does not explain: {_listed(surplus)}")
+        both = sorted(there & set(wanted))
+        sizes = [
+            f"{name} is {list(self.shape(name))} instead of {list(wanted[name])}"
+            for name in both
+            if self.shape(name) != wanted[name]
+        ]
+        if sizes:
+            wrong.append(f"wrong sizes: {_listed(sizes)}")
+        types = [f"{name} is {self.dtype(name)}" for name in both if self.dtype(name) not in FLOATS]
+        if types:
+            wrong.append(f"types other than F32, BF16 and F16: {_listed(types)}")
+        if wrong:
+            raise ModelError(
+                f"the weights of {self.folder} do not fit its config.json; " + "; ".join(wrong)
+            )
+
+
+def _contents(path: Path) -> dict[str, Stored]:
+    """What a file's header says is in it."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+                raise ValueError("its header is cut off")
+            header = json.loads(opened.read(length))
+            memory = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
+        if not isinstance(header, dict):
+            raise ValueError("its header is no object")
+        header.pop("__metadata__", None)
+        return {name: _place(memory, entry, 8 + length) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{path} is no readable safetensors file: {error}") from error
+
+
+def _place(memory: mmap.mmap, entry: Mapping[str, Any], first: int) -> Stored:
+    dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
+        raise ValueError(f"sizes and offsets must be whole numbers, not {shape} and {start}, {end}")
+    if not start <= end <= len(memory) - first:
+        raise ValueError(f"a weight lies at {start} .. {end} of {len(memory) - first} bytes")
+    if dtype in _ITEM_BYTES and math.prod(shape) * _ITEM_BYTES[dtype] != end - start:
+        raise ValueError(f"{dtype} numbers of shape {shape} are not {end - start} bytes")
+    return Stored(memory, str(dtype), tuple(shape), first + start, first + end)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: those its index names, else the only ones there are."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ModelError(f"{index} is malformed: {type(error).__name__}: {error}") from error
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise ModelError(f"{index} names files that are not there: {_listed(absent)}")
+        return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    if list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
+        raise ModelError(
+            f"{folder} has its weights as pickled files (.bin, .pt), which lmprog does not read: unpickling runs code "
+            "from the file. Save them as safetensors, with save_pretrained of transformers for example."
+        )
+    raise ModelError(f"{folder} has no weights: no model.safetensors and no index of one")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,240 @@
+"""The native engine: a batch in, logits out, in one call of C++ (`kernels/include/lmprog_engine.h`).
+
+Owns packed weights, key/value memory and the handle. Knows batches and numpy; knows no request, and no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import byref, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.errors import NotSupported
+from lmprog.runtime.engine.batch import Batch, Ints
+from lmprog.runtime.engine.model.rope import Rope, frequencies
+from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.native import interface
+from lmprog.runtime.engine.native.packing import Packed
+from lmprog.runtime.engine.region import Region, aligned
+
+Logits = NDArray[np.float32]
+
+_EMBEDDING_TYPES = {np.dtype(np.float32): interface.F32, np.dtype(np.float16): interface.F16}
+_EMBEDDING_TYPES[np.dtype(np.uint16)] = interface.BF16
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """How keys and values are kept. `kv_dtype` is float32 or bfloat16."""
+
+    kv_dtype: str
+    page_size: int
+    num_pages: int
+
+
+class NativeEngine:
+    """A packed model with its key/value memory. One thread calls `forward`.
+
+    `path` names one of `interface.PATHS` (None: the best of this processor).
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        packed: Packed,
+        memory: KvMemory,
+        *,
+        location: Path | None = None,
+        context_len: int | None = None,
+        threads: int = 1,
+        path: str | None = None,
+    ) -> None:
+        self.location = location
+        self.context_len = shape.context_len if context_len is None else context_len
+        self.vocab_size = shape.vocab_size
+        self.num_weights = packed.num_weights
+        self.num_pages = memory.num_pages
+        self.memory = memory
+        self.packed = packed
+        self._library = interface.opened()
+        self._held: list[object] = []  # what the C structures point into
+        self._model = self._described(shape, packed)
+        self._handle = self._opened(threads, path or os.environ.get("LMPROG_ENGINE_PATH"))
+        self._logits = np.empty((0, interface.up32(shape.vocab_size)), np.float32)
+
+    @property
+    def dtype(self) -> str:
+        """The type of the weights in products."""
+        return self.packed.weight_type
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.memory.kv_dtype
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"native, {self.path}"
+
+    @property
+    def path(self) -> str:
+        """The instruction set in use."""
+        name: bytes = self._library.lmprog_engine_path(self._handle)
+        return name.decode()
+
+    def forward(self, batch: Batch) -> Logits:
+        """Computes the batch's tokens and keeps their keys and values in its slots. # [L, vocab]
+
+        The logits are overwritten by the next call.
+        """
+        if batch.page_size != self.memory.page_size:
+            raise ValueError(
+                f"the batch has pages of {batch.page_size} slots, the memory of {self.memory.page_size}"
+            )
+        step = interface.CStep(
+            rows=self._rows(batch),
+            num_tokens=batch.num_tokens,
+            num_logits=len(batch.logit_tokens),
+            num_copies=len(batch.copies),
+            tokens=_pointer(batch.tokens),
+            positions=_pointer(batch.positions),
+            logit_tokens=_pointer(batch.logit_tokens),
+            copies=_pointer(batch.copies),
+        )
+        wanted = len(batch.logit_tokens)
+        if len(self._logits) < wanted:
+            self._logits = np.empty((wanted, self._logits.shape[1]), np.float32)
+        order = np.empty((2, batch.num_rows), np.int32)
+        if batch.num_rows > 1:
+            step.rows.order, step.rows.common = _pointer(order[0]), _pointer(order[1])
+            self._library.lmprog_attention_group(
+                byref(step.rows), batch.page_size, step.rows.order, step.rows.common
+            )
+        to, stride = c_void_p(self._logits.ctypes.data), self._logits.shape[1]
+        if self._library.lmprog_engine_step(self._handle, byref(step), to, stride):
+            raise ValueError("the batch names a token, a position or a logit that is out of range")
+        return self._logits[:wanted, : self.vocab_size]
+
+    def close(self) -> None:
+        """Stops the threads. The engine cannot be used afterwards."""
+        if self._handle:
+            self._library.lmprog_engine_close(self._handle)
+            self._handle = c_void_p()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+    @staticmethod
+    def _rows(batch: Batch) -> interface.CAttentionBatch:
+        return interface.CAttentionBatch(
+            num_rows=batch.num_rows,
+            num_writes=len(batch.write_tokens),
+            row_starts=_pointer(batch.row_starts),
+            kv_lens=_pointer(batch.kv_lens),
+            page_starts=_pointer(batch.page_starts),
+            pages=_pointer(batch.pages),
+            write_tokens=_pointer(batch.write_tokens),
+            write_slots=_pointer(batch.write_slots),
+        )
+
+    def _opened(self, threads: int, path: str | None) -> c_void_p:
+        handle = self._library.lmprog_engine_open(
+            byref(self._model), threads, None if path is None else path.encode()
+        )
+        if not handle:
+            raise NotSupported(
+                f"the native engine cannot run with {threads} threads on the path {path!r}: "
+                f"there are {', '.join(interface.PATHS)}, and this processor may lack some of them"
+            )
+        return c_void_p(handle)
+
+    def _described(self, shape: ModelShape, packed: Packed) -> interface.CModel:
+        attention = c_attention(shape, self.memory.kv_dtype, self.memory.page_size)
+        layers = (interface.CLayer * shape.num_layers)()
+        slots = self.memory.num_pages * self.memory.page_size
+        sizes = [int(size(byref(attention), slots)) for size in _kv_sizes(self._library)]
+        pool = Region(sum(map(aligned, sizes)) * shape.num_layers)
+        for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
+            for name, part in parts.items():
+                setattr(layer, name, part.ctypes.data)
+            layer.keys, layer.values = (pool.take(size).ctypes.data for size in sizes)
+            rope = shape.rope_of(index)
+            layer.rope = -1 if rope is None else rope
+            layer.attention.scale = shape.attention_scale or shape.head_dim**-0.5
+            layer.attention.window = shape.windows[index] or 0
+            layer.attention.softcap = shape.attention_softcap or 0.0
+        ropes = (interface.CRope * len(shape.ropes))(
+            *(self._rope(rope, shape) for rope in shape.ropes)
+        )
+        self._held += [pool, layers, ropes, packed]
+        return interface.CModel(
+            vocab=shape.vocab_size,
+            hidden=shape.hidden,
+            inner=shape.inner,
+            num_layers=shape.num_layers,
+            num_ropes=len(shape.ropes),
+            rotary_dim=shape.rotary_dim or shape.head_dim,
+            weight_type=interface.TYPES[packed.weight_type],
+            activation=interface.ACTIVATIONS[shape.activation],
+            qk_norm_wide=shape.qk_norm_wide,
+            norm_eps=shape.norm_eps,
+            embedding_scale=shape.embedding_scale,
+            residual_scale=shape.residual_scale,
+            logit_scale=shape.logit_scale,
+            logit_softcap=shape.logit_softcap or 0.0,
+            attention=attention,
+            layers=layers,
+            ropes=ropes,
+            head=packed.head.ctypes.data,
+            embedding=None if packed.embedding is None else packed.embedding.ctypes.data,
+            embedding_type=interface.F32
+            if packed.embedding is None
+            else _EMBEDDING_TYPES[packed.embedding.dtype],
+            norm=packed.norm.ctypes.data,
+        )
+
+    def _rope(self, rope: Rope, shape: ModelShape) -> interface.CRope:
+        turns = np.ascontiguousarray(frequencies(rope, shape.rotary_dim or shape.head_dim))
+        self._held.append(turns)
+        return interface.CRope(turns.ctypes.data, rope.amplitude)
+
+
+def page_bytes(shape: ModelShape, kv_dtype: str, page_size: int) -> int:
+    """Memory of one page over all layers, known before an engine is made."""
+    attention, pages = (
+        c_attention(shape, kv_dtype, page_size),
+        16,
+    )  # whole blocks of slots for every page size
+    sizes = [
+        int(size(byref(attention), pages * page_size)) for size in _kv_sizes(interface.opened())
+    ]
+    return shape.num_layers * sum(sizes) // pages
+
+
+def _kv_sizes(library: ctypes.CDLL) -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr]:  # type: ignore[name-defined]
+    return library.lmprog_attention_key_bytes, library.lmprog_attention_value_bytes
+
+
+def c_attention(shape: ModelShape, kv_dtype: str, page_size: int) -> interface.CAttentionShape:
+    return interface.CAttentionShape(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        v_head_dim=shape.head_dim,
+        page_size=page_size,
+        kv_type=interface.TYPES[kv_dtype],
+    )
+
+
+def _pointer(array: Ints) -> int:
+    assert array.dtype == np.int32, array.dtype
+    assert array.flags.c_contiguous
+    return array.ctypes.data

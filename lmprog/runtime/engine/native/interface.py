@@ -1,0 +1,159 @@
+"""The C interface of the step engine (`kernels/include/lmprog_engine.h`) as ctypes sees it.
+
+Knows structures and signatures, and what the numbers of types are; knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+
+from lmprog.errors import NotSupported
+from lmprog.native import library
+
+F32, BF16, F16, INT8, INT4 = range(5)
+TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16, "int8": INT8, "int4": INT4}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+PATHS = ("avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2", "generic")
+"""Instruction sets, best first. `LMPROG_ENGINE_PATH` chooses one by hand."""
+
+
+class CAttentionShape(ctypes.Structure):
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("v_head_dim", c_int32),
+        ("page_size", c_int32),
+        ("kv_type", c_int32),
+    )
+
+
+class CAttentionLayer(ctypes.Structure):
+    _fields_ = (("scale", c_float), ("window", c_int32), ("softcap", c_float))
+
+
+class CAttentionBatch(ctypes.Structure):
+    _fields_ = (
+        ("num_rows", c_int32),
+        ("num_writes", c_int32),
+        ("row_starts", c_void_p),
+        ("kv_lens", c_void_p),
+        ("page_starts", c_void_p),
+        ("pages", c_void_p),
+        ("write_tokens", c_void_p),
+        ("write_slots", c_void_p),
+        ("order", c_void_p),
+        ("common", c_void_p),
+    )
+
+
+class CProduct(ctypes.Structure):
+    _fields_ = (("type", c_int32), ("outputs", c_int32), ("inputs", c_int32))
+
+
+class CSourceRows(ctypes.Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("type", c_int32),
+        ("rows", c_int32),
+        ("stride", c_int64),
+        ("first", c_int32),
+        ("step", c_int32),
+        ("offset", c_int32),
+    )
+
+
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+VECTORS = (
+    *("qkv_bias", "out_bias", "gate_bias", "up_bias", "down_bias"),
+    *("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"),
+)
+
+
+class CLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in PRODUCTS),
+        *((name, c_void_p) for name in VECTORS),
+        ("attention", CAttentionLayer),
+        ("rope", c_int32),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    )
+
+
+class CRope(ctypes.Structure):
+    _fields_ = (("frequencies", c_void_p), ("amplitude", c_float))
+
+
+class CModel(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, c_int32)
+            for name in ("vocab", "hidden", "inner", "num_layers", "num_ropes", "rotary_dim")
+        ),
+        *((name, c_int32) for name in ("weight_type", "activation", "qk_norm_wide")),
+        *((name, c_float) for name in ("norm_eps", "embedding_scale", "residual_scale")),
+        *((name, c_float) for name in ("logit_scale", "logit_softcap")),
+        ("attention", CAttentionShape),
+        ("layers", POINTER(CLayer)),
+        ("ropes", POINTER(CRope)),
+        ("head", c_void_p),
+        ("embedding", c_void_p),
+        ("embedding_type", c_int32),
+        ("norm", c_void_p),
+    )
+
+
+class CStep(ctypes.Structure):
+    _fields_ = (
+        ("rows", CAttentionBatch),
+        ("num_tokens", c_int32),
+        ("num_logits", c_int32),
+        ("num_copies", c_int32),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("logit_tokens", c_void_p),
+        ("copies", c_void_p),
+    )
+
+
+def opened() -> ctypes.CDLL:
+    """The library with its signatures. Raises NotSupported where it cannot be built."""
+    found = library("engine")
+    if found is None:
+        raise NotSupported("the native engine needs a C++ compiler; the torch engine needs none")
+    shape, batch = POINTER(CAttentionShape), POINTER(CAttentionBatch)
+    for name in ("key", "value"):
+        _declare(found, f"lmprog_attention_{name}_bytes", c_int64, shape, c_int64)
+    _declare(found, "lmprog_attention_group", None, batch, c_int32, c_void_p, c_void_p)
+    product = POINTER(CProduct)
+    _declare(found, "lmprog_engine_packed_bytes", c_int64, product)
+    _declare(
+        found, "lmprog_engine_pack", None, product, c_void_p, POINTER(CSourceRows), c_int32, c_int32
+    )
+    _declare(found, "lmprog_engine_unpack", None, product, c_void_p, c_int32, c_void_p)
+    _declare(found, "lmprog_engine_open", c_void_p, POINTER(CModel), c_int32, c_char_p)
+    _declare(found, "lmprog_engine_path", c_char_p, c_void_p)
+    _declare(found, "lmprog_engine_best_path", c_char_p)
+    _declare(found, "lmprog_engine_close", None, c_void_p)
+    _declare(found, "lmprog_engine_step", c_int32, c_void_p, POINTER(CStep), c_void_p, c_int64)
+    multiplied = (c_char_p, product, c_void_p, c_void_p, c_int32, c_void_p, c_int64)
+    _declare(found, "lmprog_engine_multiply", c_int32, *multiplied)
+    return found
+
+
+def _declare(found: ctypes.CDLL, name: str, gives: object, *takes: object) -> None:
+    function = getattr(found, name)
+    function.restype, function.argtypes = gives, takes
+
+
+def best_path() -> str:
+    """The instruction set that this processor computes with."""
+    name: bytes = opened().lmprog_engine_best_path()
+    return name.decode()
+
+
+def up32(count: int) -> int:
+    """Outputs and inputs of packed products are filled up to this."""
+    return -(-count // 32) * 32

@@ -1,0 +1,67 @@
+"""Memory from the operating system, handed out front to back on aligned addresses.
+
+Knows bytes, and how many pages of keys and values a budget holds. The system's own pages are given
+only when they are first written, and huge ones are asked for.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.errors import InvalidParameter
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register. Everything that `Region.take` returns starts on a multiple."""
+
+Bytes = NDArray[np.uint8]
+
+
+def pages_that_fit(num_bytes: int, bytes_per_page: int) -> int:
+    """How many whole pages a budget holds; refuses one that holds none."""
+    if bytes_per_page <= 0:
+        raise ValueError(f"bytes_per_page must be positive, got {bytes_per_page}")
+    fit = num_bytes // bytes_per_page
+    if fit < 1:
+        raise InvalidParameter(
+            f"{num_bytes} bytes of key/value memory hold no page: one needs {bytes_per_page} bytes. "
+            "Give more memory or a smaller page size.",
+            name="kv_memory",
+            value=num_bytes,
+            allowed=f">= {bytes_per_page}",
+        )
+    return fit
+
+
+def aligned(num_bytes: int) -> int:
+    """`num_bytes` rounded up to the alignment."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def allocate(num_bytes: int) -> mmap.mmap:
+    """Zeros, until they are written."""
+    region = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(
+        mmap, "MADV_HUGEPAGE"
+    ):  # Linux: fewer address translations for a memory of gigabytes
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return region
+
+
+class Region:
+    """One block of zeros, cut up by `take`; what is taken keeps the whole alive."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._taken = 0
+        self._memory: Bytes = np.frombuffer(allocate(num_bytes), np.uint8)[:num_bytes]
+
+    def take(self, num_bytes: int) -> Bytes:
+        """The next bytes; the caller owns them from now on."""
+        start, end = self._taken, self._taken + num_bytes
+        if end > self.num_bytes:
+            raise ValueError(f"the region holds {self.num_bytes} bytes, {end} were asked for")
+        self._taken = aligned(end)
+        return self._memory[start:end]

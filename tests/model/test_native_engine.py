@@ -1,0 +1,115 @@
+"""The native engine's promise, to the last bit and for every type of weights: what a token gets
+depends on the tokens it sees and on nothing else.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.native import compiler
+from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.engine.native.interface import PATHS
+from tests.model.checkpoints import NATIVE
+from tests.model.conftest import Judge, Judged
+from tests.model.driver import Driver
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+
+TYPES: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantize": "int8"},
+    "int4": {"dtype": "float32", "quantize": "int4"},
+}
+
+
+@pytest.fixture
+def checkpoint(judged: Judge) -> Judged:
+    return judged("qwen3", NATIVE["qwen3"])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_company_and_chunks_and_threads_change_no_bit(checkpoint: Judged, kind: str) -> None:
+    prompts = checkpoint.prompts
+    alone = Driver(checkpoint.engine(threads=1, **TYPES[kind]), 16).greedy(
+        prompts, 6, together=False
+    )
+    for threads, chunk in ((1, 0), (1, 1), (1, 13), (3, 0), (3, 64)):
+        engine = checkpoint.engine(threads=threads, **TYPES[kind])
+        mixed = Driver(engine, 16, seed=threads + chunk).greedy(prompts, 6, chunk)
+        for one, other in zip(alone, mixed, strict=True):
+            assert one.new == other.new, (threads, chunk)
+            assert torch.equal(one.logprobs, other.logprobs), (threads, chunk)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_instruction_set_scores_alike(
+    checkpoint: Judged, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = checkpoint.prompts[-2]
+    monkeypatch.setenv("LMPROG_ENGINE_PATH", "generic")
+    plain = Driver(checkpoint.engine(**TYPES[kind]), 16).score(prompt)
+    monkeypatch.setenv("LMPROG_ENGINE_PATH", path)
+    try:
+        engine = checkpoint.engine(**TYPES[kind])
+    except NotSupported:
+        pytest.skip(f"this processor has no {path}")
+    assert isinstance(engine, NativeEngine)
+    assert engine.path == path
+    difference = (Driver(engine, 16).score(prompt) - plain).abs().mean()
+    assert difference < (1e-4 if kind == "float32" else 0.05)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("bfloat16", 0.02), ("int8", 0.05), ("int4", 0.4)])
+def test_smaller_types_stay_close_to_float32(checkpoint: Judged, kind: str, most: float) -> None:
+    prompt = checkpoint.prompts[-2]
+    exact = Driver(checkpoint.engine(engine="torch"), 16).score(prompt)
+    rounded = Driver(checkpoint.engine(**TYPES[kind]), 16).score(prompt)
+    assert 0 < (exact - rounded).abs().mean() < most
+
+
+def test_smaller_types_take_less_memory(checkpoint: Judged) -> None:
+    sizes = []
+    for kind in TYPES:
+        engine = checkpoint.engine(**TYPES[kind])
+        assert isinstance(engine, NativeEngine)
+        sizes.append(engine.packed.num_bytes)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0] / 3
+
+
+def test_a_token_outside_the_vocabulary_is_refused(checkpoint: Judged) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        Driver(checkpoint.engine(), 16).score([1, checkpoint.engine().vocab_size])
+
+
+def test_rounding_to_integers_needs_the_native_engine(judged: Judge) -> None:
+    known = judged("qwen3", NATIVE["qwen3"])
+    with pytest.raises(InvalidParameter, match="quantize = 'int8' needs the native engine"):
+        known.engine(engine="torch", quantize="int8")
+    with pytest.raises(InvalidParameter, match="'reference' was asked for"):
+        known.engine(engine="native", attention="reference")
+
+
+def test_loading_and_computing_import_no_torch() -> None:
+    code = (
+        "import sys; import numpy as np\n"
+        "from lmprog.config import RuntimeConfig\n"
+        "from lmprog.runtime.engine.batch import Batch\n"
+        "from lmprog.runtime.engine.engine import load_engine\n"
+        "engine = load_engine(RuntimeConfig(model='nano', kv_memory_mb=16, engine='native'))\n"
+        "ints = lambda *numbers: np.array(numbers, np.int32)\n"
+        "each, none = ints(0, 1), np.zeros((0, 2), np.int32)\n"
+        "batch = Batch(ints(5, 6), each, ints(0, 2), ints(2), ints(0, 1), ints(0), each, each,"
+        " none, ints(1), 16)\n"
+        "print(engine.forward(batch).shape[0], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False"]
