@@ -1,0 +1,266 @@
+"""One program as its fleet remembers it: enough to build it again on another replica.
+
+Kept are the ops in order, the final replies, and what was streamed. `rebuilt` turns them into ops
+that leave every branch where it was, token for token: a finished generation becomes the tokens
+that it gave; what cannot be given as tokens (a healed seam, a selection) is run again with its
+seed, muted, and its result compared. A call in flight is asked again with its seed, and the text
+that was already streamed is compared and left out.
+
+Knows wire messages; knows no replicas and sends nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from lmprog import wire
+from lmprog.errors import LmprogError, RequestRejected, from_wire
+
+MOST_BYTES = 16 * 2**20
+"""A program whose ops and replies are larger is not moved."""
+MOST_MOVES = 2
+"""A program that has lost so many replicas may be why they died; it is not moved again."""
+
+ProgramCall = wire.Generate | wire.Select | wire.Read
+ProgramReply = wire.CallDone | wire.Chosen | wire.TextIs | wire.Failed
+
+
+class Diverged(Exception):
+    """The program did not do again what it had done."""
+
+
+@dataclass(slots=True)
+class StreamedText:
+    """What was streamed of one result."""
+
+    text: str = ""
+    num_tokens: int = 0
+    num_logprobs: int = 0
+
+    def add(self, delta: wire.Delta) -> None:
+        self.text += delta.text
+        self.num_tokens += delta.num_tokens
+        self.num_logprobs += len(delta.logprobs)
+
+
+@dataclass(eq=False, slots=True)
+class ProgramLog:
+    """A root branch and all that was forked from it."""
+
+    clock: Callable[[], float] = time.monotonic
+    ops: list[wire.Op] = field(default_factory=list)
+    replies: dict[int, ProgramReply] = field(default_factory=dict)
+    pending: dict[int, ProgramCall] = field(default_factory=dict)
+    open_branches: set[int] = field(default_factory=set)
+    moves: int = 0
+    size: int = 0
+    """Bytes of ops and replies, about."""
+    _asked_at: dict[int, float] = field(default_factory=dict)
+    _streamed: dict[tuple[int, int], StreamedText] = field(default_factory=dict)
+    _again: dict[tuple[int, int], StreamedText] = field(default_factory=dict)
+    """The same since the last move, for results that were streamed in part before it."""
+    _muted: dict[int, ProgramReply] = field(default_factory=dict)
+    """Calls that run again only for what they leave in their branch, and what they gave before."""
+    _spoiled: dict[int, wire.Failed] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Nothing more can come of it."""
+        return not self.open_branches and not self.pending
+
+    @property
+    def movable(self) -> bool:
+        """Whether it can be built again at all."""
+        return self.size <= MOST_BYTES and self.moves < MOST_MOVES
+
+    def take(self, op: wire.Op) -> None:
+        """One more op of the program."""
+        self.ops.append(op)
+        self.size += _size(op)
+        if isinstance(op, wire.Open):
+            self.open_branches.add(op.branch)
+        elif isinstance(op, wire.Fork):
+            self.open_branches.update(op.children)
+            if op.branch in self._spoiled:
+                self._spoiled.update(dict.fromkeys(op.children, self._spoiled[op.branch]))
+        elif isinstance(op, wire.Close):
+            self.open_branches.discard(op.branch)
+        elif isinstance(op, ProgramCall):
+            self.pending[op.call] = op
+            self._asked_at[op.call] = self.clock()
+
+    def cause_of(self, op: wire.Op) -> LmprogError | None:
+        """Why a call cannot be asked: its branch had failed before the program was moved."""
+        if not self.moves or not isinstance(op, ProgramCall):
+            return None
+        cause = self._spoiled.get(op.branch)
+        return None if cause is None else from_wire(cause.code, cause.message, cause.details)
+
+    def give_up(self) -> list[int]:
+        """Ends all pending calls, and says which they were."""
+        pending = list(self.pending)
+        self.pending.clear()
+        return pending
+
+    def choice_of(self, reply: wire.Chosen) -> str:
+        """The text of the option that a select chose."""
+        op = next(
+            one for one in self.ops if isinstance(one, wire.Select) and one.call == reply.call
+        )
+        return op.choices[reply.index]
+
+    def hear_delta(self, delta: wire.Delta) -> wire.Delta | None:
+        """What of it is new to the client. Raises Diverged."""
+        key = (delta.call, delta.index)
+        streamed = self._streamed.setdefault(key, StreamedText())
+        again = self._again.get(key)
+        if again is None:
+            streamed.add(delta)
+            return delta
+        before = StreamedText(again.text, again.num_tokens, again.num_logprobs)
+        again.add(delta)
+        if len(again.text) <= len(streamed.text):
+            if not streamed.text.startswith(again.text):
+                raise Diverged
+            return None
+        if not again.text.startswith(streamed.text):
+            raise Diverged
+        skipped = len(streamed.text) - len(before.text)
+        logprobs = delta.logprobs[max(0, streamed.num_logprobs - before.num_logprobs) :]
+        num_tokens = again.num_tokens - streamed.num_tokens
+        self._streamed[key] = again
+        del self._again[key]
+        return wire.Delta(delta.call, delta.index, delta.text[skipped:], num_tokens, logprobs)
+
+    def hear_reply(self, reply: ProgramReply) -> ProgramReply | None:
+        """The reply, unless the client has it already. Raises Diverged."""
+        assert reply.call is not None
+        if reply.call in self._muted:
+            if not _same(self._muted.pop(reply.call), reply):
+                raise Diverged
+            return None
+        op = self.pending.pop(reply.call, None)
+        if op is None:
+            return None
+        self._asked_at.pop(reply.call, None)
+        if isinstance(reply, wire.CallDone):
+            for index, output in enumerate(reply.outputs):
+                streamed = self._streamed.pop((reply.call, index), None)
+                self._again.pop((reply.call, index), None)
+                if streamed is not None and not output.text.startswith(streamed.text):
+                    raise Diverged
+        elif isinstance(reply, wire.Failed):
+            error = from_wire(reply.code, reply.message, reply.details)
+            if not isinstance(error, RequestRejected):
+                self._spoiled.setdefault(op.branch, reply)
+        self.replies[reply.call] = reply
+        self.size += _size(reply)
+        return reply
+
+    def rebuilt(self) -> list[wire.Op]:
+        """The ops that build it again; counts as a move."""
+        self.moves += 1
+        self._again = {key: StreamedText() for key in self._streamed if key[0] in self.pending}
+        self._muted = {}
+        given: set[int] = set()
+        sent: set[int] = set()
+        contested = self._undecided()
+        return [op for one in self.ops for op in self._again_as(one, given, sent, contested)]
+
+    def _undecided(self) -> set[int]:
+        """Calls of contests that are not decided: their results must be run again, as votes."""
+        contests = [op for op in self.ops if isinstance(op, wire.Contest)]
+        open_ones = [op for op in contests if any(call in self.pending for call in op.calls)]
+        return {call for op in open_ones for call in op.calls}
+
+    def _again_as(
+        self, op: wire.Op, given: set[int], sent: set[int], contested: set[int]
+    ) -> Iterator[wire.Op]:
+        """`given`: calls whose results stand as tokens; `sent`: calls that are asked again."""
+        if isinstance(op, wire.Append):
+            yield wire.Append(op.branch, tuple(self._piece(piece, given) for piece in op.pieces))
+        elif isinstance(op, ProgramCall):
+            reply = self.replies.get(op.call)
+            if op.call in self.pending:
+                sent.add(op.call)
+                yield self._with_time_left(op)
+            elif isinstance(reply, wire.CallDone) and op.call not in contested:
+                if _can_be_given(reply.outputs[0]):
+                    given.add(op.call)
+                    if reply.outputs[0].tokens:
+                        yield wire.Append(op.branch, (wire.TokensPiece(reply.outputs[0].tokens),))
+                else:
+                    self._mute(op.call, reply, sent)
+                    yield op
+            elif isinstance(reply, wire.CallDone | wire.Chosen):
+                self._mute(op.call, reply, sent)
+                yield op
+        elif isinstance(op, wire.Contest):
+            calls = tuple(call for call in op.calls if call in sent)
+            if calls and any(call in self.pending for call in calls):
+                yield wire.Contest(calls, op.rule)
+        elif isinstance(op, wire.Cancel):
+            if op.call in self.pending:
+                yield op
+        else:
+            yield op
+
+    def _mute(self, call: int, reply: ProgramReply, sent: set[int]) -> None:
+        self._muted[call] = reply
+        sent.add(call)
+
+    def _piece(self, piece: wire.Piece, given: set[int]) -> wire.Piece:
+        """A reference to a result that now stands as tokens is its text."""
+        if isinstance(piece, wire.Ref) and piece.call in given:
+            reply = self.replies[piece.call]
+            assert isinstance(reply, wire.CallDone)
+            return wire.TextPiece(reply.outputs[piece.index].text, quoted=True)
+        return piece
+
+    def _with_time_left(self, op: ProgramCall) -> ProgramCall:
+        """The call with what is left of its timeout."""
+        if isinstance(op, wire.Read) or op.timeout is None:
+            return op
+        left = op.timeout - (self.clock() - self._asked_at[op.call])
+        return msgspec.structs.replace(op, timeout=max(0.001, left))
+
+
+def _can_be_given(output: wire.Output) -> bool:
+    """Whether its tokens, appended as they are, leave the branch as the generation left it.
+
+    Not where the seam was healed, where a stop left text that no token spells, or where tokens
+    spell nothing: what follows would be tokenised or healed in another way.
+    """
+    return not output.seam and not output.rest and bool(output.tokens) == bool(output.text)
+
+
+def _same(before: ProgramReply, now: ProgramReply) -> bool:
+    """Whether a call that ran again left the same in its branch."""
+    if isinstance(before, wire.CallDone) and isinstance(now, wire.CallDone):
+        return before.outputs[0].tokens == now.outputs[0].tokens
+    if isinstance(before, wire.Chosen) and isinstance(now, wire.Chosen):
+        return before.index == now.index
+    return False
+
+
+def _size(message: wire.Op | ProgramReply) -> int:
+    """Bytes that it holds, about."""
+    if isinstance(message, wire.Append):
+        return sum(_piece_size(piece) for piece in message.pieces)
+    if isinstance(message, wire.CallDone):
+        return sum(len(one.text) + 8 * len(one.tokens) for one in message.outputs)
+    return 64
+
+
+def _piece_size(piece: wire.Piece) -> int:
+    if isinstance(piece, wire.TextPiece):
+        return len(piece.text)
+    if isinstance(piece, wire.TokensPiece):
+        return 8 * len(piece.ids)
+    if isinstance(piece, wire.Conversation):
+        return len(piece.messages) + len(piece.tools) + len(piece.plain)
+    return 16

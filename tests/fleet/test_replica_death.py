@@ -1,0 +1,177 @@
+"""A replica's death loses no program: whatever it had done is there again, token for token."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lmprog import wire
+from tests.fleet.replicas import Fleet, RandomProgram, outcome, streamed
+
+SLOW = wire.SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
+
+
+def run(program: RandomProgram, deaths: list[int]) -> tuple[list[wire.Reply], Fleet]:
+    """The program frame by frame, a step or two between them; at these steps its replica dies."""
+    fleet, heard = Fleet(3), []
+    rng = random.Random(7)
+    for frame in program.frames[:-1]:
+        fleet.say(*frame)
+        for _ in range(rng.randrange(0, 4)):
+            heard += fleet.step()
+            if fleet.steps in deaths:
+                fleet.add()
+                home = fleet.router._branches[program.root].home
+                if home is not None:
+                    fleet.kill(home.name)
+    while fleet.steps < max(deaths, default=0) + 1:
+        heard += fleet.step()
+        if fleet.steps in deaths and (home := fleet.router._branches[program.root].home):
+            fleet.kill(home.name)
+    heard += fleet.until_idle()
+    fleet.say(*program.frames[-1])
+    heard += fleet.until_idle()
+    return heard, fleet
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_a_program_is_the_same_with_and_without_deaths(number: int, seed: int) -> None:
+    rng = random.Random(seed * 1000 + number)
+    program = RandomProgram(rng, first=0)
+    calm, _ = run(program, [])
+    for _ in range(3):
+        deaths = sorted(rng.sample(range(1, 14), rng.choice([1, 1, 2])))
+        heard, fleet = run(program, deaths)
+        assert outcome(heard) == outcome(calm), deaths
+        assert streamed(heard) == streamed(calm), deaths
+        assert sum(fleet.router.loads.values()) == 0
+
+
+def test_every_step_is_a_good_moment_to_die() -> None:
+    def tried(death: int | None) -> tuple[dict[int, object], dict[tuple[int, int], object], int]:
+        fleet = Fleet(2)
+        fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)))
+        fleet.say(wire.Generate(1, 2, SLOW, stream=True), wire.Fork(1, (3, 4)))
+        fleet.say(wire.Append(3, (wire.TextPiece("x"), wire.Ref(2))))
+        fleet.say(wire.Generate(3, 5, SLOW, stream=True), wire.Select(4, 6, ("ab", "cd")))
+        fleet.say(wire.Append(1, (wire.Gained(3),)), wire.Generate(1, 7, SLOW))
+        heard = []
+        for step in range(80):
+            if step == death:
+                fleet.kill(fleet.where(1))
+            heard += fleet.step()
+        fleet.say(wire.Close(1), wire.Close(3), wire.Close(4))
+        heard += fleet.until_idle()
+        assert fleet.router._calls == {}
+        return outcome(heard), dict(streamed(heard)), fleet.router.num_moved
+
+    calm = tried(None)
+    assert set(calm[0]) == {2, 5, 6, 7}
+    for death in range(1, 45):
+        found = tried(death)
+        assert found[:2] == calm[:2], f"died at step {death}"
+        assert found[2] == 1
+
+
+def test_a_program_that_loses_three_replicas_is_not_moved_again() -> None:
+    fleet = Fleet(4)
+    fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)), wire.Generate(1, 2, SLOW))
+    for _ in range(3):
+        fleet.step()
+        fleet.kill(fleet.where(1))
+    (reply,) = fleet.until_idle()
+    assert isinstance(reply, wire.Failed)
+    assert reply.code == "runtime_gone"
+    assert "moved 2 times" in reply.message
+    fleet.say(wire.Generate(1, 3, SLOW))
+    (later,) = fleet.until_idle()
+    assert isinstance(later, wire.Failed)
+    assert later.call == 3
+
+
+def test_programs_wait_for_a_replica_and_are_given_up_in_the_end() -> None:
+    fleet = Fleet(1)
+    fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)), wire.Generate(1, 2, SLOW))
+    fleet.step()
+    fleet.kill("replica-0")
+    fleet.say(wire.Open(3), wire.Append(3, (wire.TextPiece("efgh"),)), wire.Generate(3, 4, SLOW))
+    assert fleet.step() == []
+    fleet.add()
+    assert set(outcome(fleet.until_idle())) == {2, 4}
+    fleet.kill("replica-1")
+    fleet.say(wire.Generate(1, 5, SLOW))
+    fleet.now += 100.0
+    fleet.router.tick()
+    assert outcome(fleet.step()) == {5: "runtime_gone"}
+
+
+def test_a_failed_branch_stays_failed_after_a_move() -> None:
+    fleet = Fleet(2)
+    fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)), wire.Generate(1, 2, SLOW))
+    fleet.say(wire.Open(7), wire.Append(7, (wire.TextPiece("abcd"),)), wire.Fork(1, (8,)))
+    fleet.step()
+    fleet.say(wire.Cancel(2))
+    assert outcome(fleet.until_idle()) == {2: "cancelled"}
+    fleet.kill(fleet.where(1))
+    fleet.say(wire.Generate(1, 3, SLOW))
+    assert outcome(fleet.until_idle()) == {3: "cancelled"}
+
+
+def test_a_contest_that_is_not_decided_goes_on_elsewhere() -> None:
+    fleet = Fleet(2)
+    fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)), wire.Fork(1, (2, 3, 4)))
+    for branch in (2, 3, 4):
+        fleet.say(wire.Generate(branch, branch + 10, SLOW))
+    fleet.say(wire.Contest((12, 13, 14)))
+    fleet.step()
+    fleet.step()
+    fleet.kill(fleet.where(1))
+    found = outcome(fleet.until_idle())
+    assert set(found) == {12, 13, 14}
+    assert [call for call, one in found.items() if one != "cancelled"] != []
+    assert list(found.values()).count("cancelled") == 2
+
+
+def test_generations_without_a_seed_can_be_done_again() -> None:
+    free = wire.SamplingParams(temperature=1.0, max_tokens=10, ignore_eos=True)
+    fleet = Fleet(2)
+    fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)))
+    fleet.say(wire.Generate(1, 2, free, stream=True))
+    heard = [reply for _ in range(5) for reply in fleet.step()]
+    fleet.kill(fleet.where(1))
+    heard += fleet.until_idle()
+    (done,) = [reply for reply in heard if isinstance(reply, wire.CallDone)]
+    assert streamed(heard)[2, 0][0] == done.outputs[0].text
+
+
+def test_a_program_that_goes_another_way_fails_instead_of_mixing_texts() -> None:
+    fleet = Fleet(2)
+    fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)))
+    fleet.say(wire.Generate(1, 2, SLOW, stream=True))
+    heard = [reply for _ in range(5) for reply in fleet.step()]
+    log = fleet.router._branches[1].log
+    log._streamed[2, 0].text = "?" + log._streamed[2, 0].text[1:]  # as if the other had differed
+    fleet.kill(fleet.where(1))
+    heard = fleet.until_idle()
+    assert outcome(heard) == {2: "runtime_gone"}
+
+
+def test_what_a_lost_replica_still_says_is_not_heard() -> None:
+    fleet = Fleet(2)
+    fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)), wire.Generate(1, 2, SLOW))
+    fleet.step()
+    lost = fleet.where(1)
+    fleet.kill(lost)
+    fleet.router.take_replies(lost, [wire.CallDone(2, (wire.Output("x", (1,), "stop"),), wire.Usage())])
+    assert outcome(fleet.until_idle())[2][0].text != "x"
+
+
+def test_questions_about_the_runtime_are_asked_of_all() -> None:
+    fleet = Fleet(3)
+    fleet.say(wire.Describe(1), wire.Flush(2), wire.Encode(3, "ab", prefix=False))
+    heard = fleet.until_idle()
+    figures = {one.call: one.figures for one in heard if isinstance(one, wire.Described)}
+    assert figures[1]["num_pages"] == 3 * 64
+    assert set(figures) == {1, 2}
+    assert [one.tokens for one in heard if isinstance(one, wire.TokensAre)]
