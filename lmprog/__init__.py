@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lmprog.backends.default import set_default_backend as set_default_backend
     from lmprog.backends.embedded import Runtime as Runtime
     from lmprog.backends.embedded import connect as connect
+    from lmprog.backends.fleet_backend import Fleet as Fleet
     from lmprog.backends.litellm_backend import LiteLLM as LiteLLM
     from lmprog.backends.openai_backend import OpenAI as OpenAI
     from lmprog.backends.server_backend import RuntimeEndpoint as RuntimeEndpoint
@@ -91,6 +92,7 @@ _HOMES = {
     "Branch": "lmprog.lang.branches.branch_view",
     "Branches": "lmprog.lang.branches.fork_group",
     "Gen": "lmprog.lang.branches.results_of_calls",
+    "Fleet": "lmprog.backends.fleet_backend",
     "Engine": "lmprog.backends.sglang_engine",
     "Judge": "lmprog.lang.branches.best_result",
     "LiteLLM": "lmprog.backends.litellm_backend",

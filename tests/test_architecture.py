@@ -39,9 +39,10 @@ UNITS = {
     "native": Unit("lmprog.native"),
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
+    "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
     # the client's side: no tokens, no tensors, no sockets
     "lang": Unit(
-        "lmprog.lang lmprog.backends lmprog.testing", "errors config wire transport launch"
+        "lmprog.lang lmprog.backends lmprog.testing", "errors config wire transport launch fleet"
     ),
     "facade": Unit("lmprog", "errors lang launch constraint"),
     # integers and strings: everything here is tested without torch
@@ -98,7 +99,7 @@ _MODEL_LIBRARIES = ("safetensors", "huggingface_hub", "transformers")
 _API_LIBRARIES = ("openai", "anthropic", "litellm", "httpx2", "jsonschema")
 DOORS = {
     "zmq": "lmprog.transport",
-    "msgspec": "lmprog.wire lmprog.cli.run lmprog.launch.parent_pipe lmprog.lang.ops.sampling "
+    "msgspec": "lmprog.wire lmprog.fleet lmprog.cli.run lmprog.launch.parent_pipe lmprog.lang.ops.sampling "
     "lmprog.backends.blackbox lmprog.server",
     **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",

@@ -50,8 +50,9 @@ class PrefixMemory:
         left = sum(1 << replica for replica in replicas)
         for index, key in enumerate(keys):
             now = left & self._holders.get(key, 0)
-            for replica in _bits(left & ~now):
-                found[replica] = index
+            if index:  # most replicas have not even the first block
+                for replica in _bits(left & ~now):
+                    found[replica] = index
             left = now
             if not left:
                 break
@@ -62,10 +63,13 @@ class PrefixMemory:
     def remember(self, replica: int, keys: Sequence[int]) -> None:
         """The replica is sent a text of these blocks."""
         blocks = self._blocks[replica]
+        bit = 1 << replica
         for key in keys:
-            blocks[key] = None
-            blocks.move_to_end(key)
-            self._holders[key] = self._holders.get(key, 0) | 1 << replica
+            if key in blocks:
+                blocks.move_to_end(key)
+            else:
+                blocks[key] = None
+                self._holders[key] = self._holders.get(key, 0) | bit
         while len(blocks) > self._most[replica]:
             self._clear(replica, blocks.popitem(last=False)[0])
 

@@ -12,7 +12,7 @@ Knows wire messages; knows no replicas and sends nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +22,8 @@ from lmprog.errors import LmprogError, RequestRejected, from_wire
 
 MOST_BYTES = 16 * 2**20
 """A program whose ops and replies are larger is not moved."""
+LONGEST_PREFIX = 16_384
+"""Characters of a program's first text that count for its replica."""
 MOST_MOVES = 2
 """A program that has lost so many replicas may be why they died; it is not moved again."""
 
@@ -63,6 +65,8 @@ class ProgramLog:
     _streamed: dict[tuple[int, int], StreamedText] = field(default_factory=dict)
     _again: dict[tuple[int, int], StreamedText] = field(default_factory=dict)
     """The same since the last move, for results that were streamed in part before it."""
+    _given: set[int] = field(default_factory=set)
+    """Calls whose results stand as tokens since the last move: the replica knows no such calls."""
     _muted: dict[int, ProgramReply] = field(default_factory=dict)
     """Calls that run again only for what they leave in their branch, and what they gave before."""
     _spoiled: dict[int, wire.Failed] = field(default_factory=dict)
@@ -79,6 +83,8 @@ class ProgramLog:
 
     def take(self, op: wire.Op) -> None:
         """One more op of the program."""
+        if isinstance(op, wire.Append):
+            self._spoil_by_reference(op)
         self.ops.append(op)
         self.size += _size(op)
         if isinstance(op, wire.Open):
@@ -93,9 +99,32 @@ class ProgramLog:
             self.pending[op.call] = op
             self._asked_at[op.call] = self.clock()
 
+    def known(self, op: wire.Append) -> wire.Append:
+        """The op as the program's replica understands it: without references that it cannot know."""
+        if not any(isinstance(one, wire.Ref) and one.call in self._given for one in op.pieces):
+            return op
+        return wire.Append(op.branch, tuple(self._piece(one) for one in op.pieces))
+
+    def _spoil_from(self, call: ProgramCall, cause: wire.Failed) -> None:
+        """The branch of a failed call fails, and what was forked from it after the call."""
+        spoiled = {call.branch}
+        later = self.ops[self.ops.index(call) :]
+        for op in later:
+            if isinstance(op, wire.Fork) and op.branch in spoiled:
+                spoiled.update(op.children)
+        for branch in spoiled:
+            self._spoiled.setdefault(branch, cause)
+
+    def _spoil_by_reference(self, op: wire.Append) -> None:
+        """A reference to a call that failed before a move fails the branch as it would have."""
+        for piece in op.pieces:
+            reply = self.replies.get(piece.call) if isinstance(piece, wire.Ref) else None
+            if self.moves and isinstance(reply, wire.Failed):
+                self._spoiled.setdefault(op.branch, reply)
+
     def cause_of(self, op: wire.Op) -> LmprogError | None:
-        """Why a call cannot be asked: its branch had failed before the program was moved."""
-        if not self.moves or not isinstance(op, ProgramCall):
+        """Why a call cannot be asked: its branch has failed, though its new replica may not know."""
+        if not isinstance(op, ProgramCall):
             return None
         cause = self._spoiled.get(op.branch)
         return None if cause is None else from_wire(cause.code, cause.message, cause.details)
@@ -156,7 +185,7 @@ class ProgramLog:
         elif isinstance(reply, wire.Failed):
             error = from_wire(reply.code, reply.message, reply.details)
             if not isinstance(error, RequestRejected):
-                self._spoiled.setdefault(op.branch, reply)
+                self._spoil_from(op, reply)
         self.replies[reply.call] = reply
         self.size += _size(reply)
         return reply
@@ -166,10 +195,10 @@ class ProgramLog:
         self.moves += 1
         self._again = {key: StreamedText() for key in self._streamed if key[0] in self.pending}
         self._muted = {}
-        given: set[int] = set()
+        self._given = set()
         sent: set[int] = set()
         contested = self._undecided()
-        return [op for one in self.ops for op in self._again_as(one, given, sent, contested)]
+        return [op for one in self.ops for op in self._again_as(one, sent, contested)]
 
     def _undecided(self) -> set[int]:
         """Calls of contests that are not decided: their results must be run again, as votes."""
@@ -177,12 +206,10 @@ class ProgramLog:
         open_ones = [op for op in contests if any(call in self.pending for call in op.calls)]
         return {call for op in open_ones for call in op.calls}
 
-    def _again_as(
-        self, op: wire.Op, given: set[int], sent: set[int], contested: set[int]
-    ) -> Iterator[wire.Op]:
-        """`given`: calls whose results stand as tokens; `sent`: calls that are asked again."""
+    def _again_as(self, op: wire.Op, sent: set[int], contested: set[int]) -> Iterator[wire.Op]:
+        """`sent`: calls that are asked again."""
         if isinstance(op, wire.Append):
-            yield wire.Append(op.branch, tuple(self._piece(piece, given) for piece in op.pieces))
+            yield self.known(op)
         elif isinstance(op, ProgramCall):
             reply = self.replies.get(op.call)
             if op.call in self.pending:
@@ -190,7 +217,7 @@ class ProgramLog:
                 yield self._with_time_left(op)
             elif isinstance(reply, wire.CallDone) and op.call not in contested:
                 if _can_be_given(reply.outputs[0]):
-                    given.add(op.call)
+                    self._given.add(op.call)
                     if reply.outputs[0].tokens:
                         yield wire.Append(op.branch, (wire.TokensPiece(reply.outputs[0].tokens),))
                 else:
@@ -213,9 +240,9 @@ class ProgramLog:
         self._muted[call] = reply
         sent.add(call)
 
-    def _piece(self, piece: wire.Piece, given: set[int]) -> wire.Piece:
+    def _piece(self, piece: wire.Piece) -> wire.Piece:
         """A reference to a result that now stands as tokens is its text."""
-        if isinstance(piece, wire.Ref) and piece.call in given:
+        if isinstance(piece, wire.Ref) and piece.call in self._given:
             reply = self.replies[piece.call]
             assert isinstance(reply, wire.CallDone)
             return wire.TextPiece(reply.outputs[piece.index].text, quoted=True)
@@ -264,3 +291,32 @@ def _piece_size(piece: wire.Piece) -> int:
     if isinstance(piece, wire.Conversation):
         return len(piece.messages) + len(piece.tools) + len(piece.plain)
     return 16
+
+
+def first_text(ops: Sequence[wire.Op]) -> str:
+    """What the program's branches begin with, as far as it is known when its first call is asked."""
+    parts: list[str] = []
+    length = 0
+    for op in ops:
+        if isinstance(op, wire.Append):
+            for piece in op.pieces:
+                text = _text_of(piece)
+                parts.append(text)
+                length += len(text)
+        if length > LONGEST_PREFIX:
+            break
+    return "".join(parts)[:LONGEST_PREFIX]
+
+
+def _text_of(piece: wire.Piece) -> str:
+    match piece:
+        case wire.TextPiece(text=text):
+            return text
+        case wire.RoleBegin(role=role):
+            return f"<{role}>"
+        case wire.Conversation(messages=messages, tools=tools):
+            return tools + messages
+        case wire.TokensPiece(ids=ids):
+            return ",".join(map(str, ids))
+        case _:
+            return ""

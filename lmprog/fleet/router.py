@@ -1,7 +1,7 @@
 """Sends every program to one replica, and to another one when that dies.
 
-Ops of a client go in, replies of replicas go in; frames for replicas and replies for the client
-come out. A program gets its replica when its first call is asked, since its first text is known
+Ops of a client and replies of replicas go in; frames for replicas and replies for the client come
+out. A program gets its replica when its first call is asked, since its first text is known
 then; its forks and later calls stay there. Without threads, sockets and clocks, so that a test can
 let a replica die after any op.
 """
@@ -14,23 +14,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
 from lmprog.fleet.policy import choose
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
-from lmprog.fleet.program_log import Diverged, ProgramCall, ProgramLog, ProgramReply
+from lmprog.fleet.program_log import (
+    Diverged,
+    ProgramCall,
+    ProgramLog,
+    ProgramReply,
+    first_text,
+)
+from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
+from lmprog.fleet.repeatable import seeded, text_of_result
 
 CHARACTERS_PER_TOKEN = 4
 """How many blocks a replica's pages hold is only guessed at."""
-LONGEST_PREFIX = 256 * BLOCK
-"""Characters of a program's first text that count for its replica."""
 HOMELESS_SECONDS = 60.0
 """A program waits so long for a replica."""
 
-Everywhere = wire.Describe | wire.Flush
-Anywhere = wire.Encode | wire.Decode | wire.Inspect
 Frames = dict[str, list[wire.Op]]
 
 
@@ -64,14 +66,6 @@ class RoutedProgram:
     """Ops behind one that refers to a result of another program, which is not known yet."""
 
 
-@dataclass(eq=False, slots=True)
-class _Gathering:
-    """A question to all replicas, whose figures are added up."""
-
-    waiting: set[str]
-    figures: dict[str, float] = field(default_factory=dict)
-
-
 class Router:
     """`outgoing` are frames for replicas, by name; `replies` are the client's. Whoever drives the
     router takes both from there.
@@ -93,9 +87,7 @@ class Router:
         self._holding: dict[int, RoutedProgram] = {}
         """Programs with held ops, by identity."""
         self._homeless: list[RoutedProgram] = []
-        self._gathering: dict[int, _Gathering] = {}
-        self._asked: dict[int, tuple[Replica, Anywhere]] = {}
-        self._postponed: list[Anywhere | Everywhere] = []
+        self._questions = Questions()
 
     @property
     def loads(self) -> dict[str, int]:
@@ -114,9 +106,7 @@ class Router:
         homeless, self._homeless = self._homeless, []
         for program in homeless:
             self._place(program)
-        postponed, self._postponed = self._postponed, []
-        for op in postponed:
-            self._ask(op)
+        self._ask(self._questions.postponed())
 
     def lose(self, name: str) -> None:
         """A replica is gone, or hangs: its programs are built again on others."""
@@ -125,12 +115,8 @@ class Router:
             return
         self._memory.forget(lost.number)
         self.outgoing = deque(frame for frame in self.outgoing if frame[0] != name)
-        for call in [call for call, one in self._gathering.items() if name in one.waiting]:
-            self._gathered(call, name, {})
-        for call, (replica, op) in list(self._asked.items()):
-            if replica is lost:
-                del self._asked[call]
-                self._ask(op)
+        self.replies.extend(self._questions.without(name))
+        self._ask(self._questions.postponed())
         orphans = {id(one): one for one in self._branches.values() if one.home is lost}
         orphans |= {id(one): one for one in self._calls.values() if one.home is lost}
         for program in orphans.values():
@@ -156,8 +142,8 @@ class Router:
         """Ops of the client, in order."""
         frames: Frames = {}
         for op in ops:
-            if isinstance(op, Everywhere | Anywhere):
-                self._ask(op)
+            if isinstance(op, EveryReplica | AnyReplica):
+                self._ask([op])
                 continue
             program = self._program_of(op)
             if program is not None:
@@ -168,7 +154,7 @@ class Router:
 
     def _program_of(self, op: wire.Op) -> RoutedProgram | None:
         match op:
-            case wire.Open(branch=branch, salt=salt):
+            case wire.Open(branch=branch, salt=salt) if branch not in self._branches:
                 program = RoutedProgram(ProgramLog(self._clock), salt)
                 self._branches[branch] = program
                 program.branches.add(branch)
@@ -201,10 +187,11 @@ class Router:
         if failure is not None and isinstance(op, ProgramCall):
             self._fail_call(op.call, failure)
             return
-        op = self._resolved(program, _seeded(op, self._draw))
+        op = self._resolved(program, seeded(op, self._draw))
         program.log.take(op)
         if program.home is not None:
-            frames.setdefault(program.home.name, []).append(op)
+            sent = program.log.known(op) if isinstance(op, wire.Append) else op
+            frames.setdefault(program.home.name, []).append(sent)
         elif isinstance(op, ProgramCall) and program.homeless_since is None:
             self._place(program)
         if program.log.over:
@@ -238,22 +225,22 @@ class Router:
         if not any(others):
             return op
         pieces = tuple(
-            piece if other is None else _text_for(other.log, piece)
+            piece if other is None else text_of_result(other.log, piece)
             for other, piece in zip(others, op.pieces, strict=True)
         )
         return wire.Append(op.branch, pieces)
 
-    def _ask(self, op: Everywhere | Anywhere) -> None:
-        """Questions about runtimes: to all of them, or to any."""
-        if not self._replicas:
-            self._postponed.append(op)
-        elif isinstance(op, Everywhere):
-            self._gathering[op.call] = _Gathering(set(self._replicas))
-            self.outgoing.extend((name, [op]) for name in self._replicas)
-        else:
-            replica = max(self._replicas.values(), key=lambda one: one.load)
-            self._asked[op.call] = (replica, op)
-            self.outgoing.append((replica.name, [op]))
+    def _ask(self, ops: Iterable[EveryReplica | AnyReplica]) -> None:
+        """Questions about runtimes."""
+        for op in ops:
+            for name in self._questions.ask(op, self.loads):
+                self.outgoing.append((name, [op]))
+
+    def refuse(self, ops: Iterable[wire.Op], error: LmprogError) -> None:
+        """A frame could not be sent, for what is in it: its programs cannot go on."""
+        programs = {id(one): one for op in ops if (one := self._program_of(op)) is not None}
+        for program in programs.values():
+            self._give_up(program, error)
 
     # --- replies --------------------------------------------------------------------------------
 
@@ -266,11 +253,8 @@ class Router:
             call = getattr(reply, "call", None)
             if call is None:
                 continue
-            if call in self._gathering and isinstance(reply, wire.Described):
-                self._gathered(call, name, reply.figures)
-            elif call in self._asked:
-                del self._asked[call]
-                self.replies.append(reply)
+            if self._questions.is_asked(call):
+                self.replies.extend(self._questions.take(name, call, reply))
             elif (program := self._calls.get(call)) is not None and program.home is replica:
                 self._hear(program, reply)
 
@@ -307,15 +291,6 @@ class Router:
                 self._holding.pop(id(program), None)
             self.outgoing.extend(frames.items())
 
-    def _gathered(self, call: int, name: str, figures: dict[str, float]) -> None:
-        gathering = self._gathering[call]
-        gathering.waiting.discard(name)
-        for figure, value in figures.items():
-            gathering.figures[figure] = gathering.figures.get(figure, 0.0) + value
-        if not gathering.waiting:
-            del self._gathering[call]
-            self.replies.append(wire.Described(call, gathering.figures))
-
     # --- where programs are ---------------------------------------------------------------------
 
     def _place(self, program: RoutedProgram) -> None:
@@ -327,7 +302,7 @@ class Router:
                 program.homeless_since = self._clock()
             self._homeless.append(program)
             return
-        keys = keys_of(_first_text(program.log.ops), program.salt)
+        keys = keys_of(first_text(program.log.ops), program.salt)
         matched = self._memory.matched(keys, [one.number for one in replicas])
         loads = [one.load for one in replicas]
         home = replicas[choose(matched, loads, replicas[0].slots, self._draw)]
@@ -375,55 +350,3 @@ class Router:
             self._calls.pop(call, None)
         if program in self._homeless:
             self._homeless.remove(program)
-
-
-def _seeded(op: wire.Op, draw: random.Random) -> wire.Op:
-    """The op with a seed where it has none, so that it can be done again."""
-    if isinstance(op, wire.Generate) and op.sampling.seed is None:
-        sampling = msgspec.structs.replace(op.sampling, seed=draw.getrandbits(63))
-        return msgspec.structs.replace(op, sampling=sampling)
-    if isinstance(op, wire.Select) and op.seed is None:
-        return msgspec.structs.replace(op, seed=draw.getrandbits(63))
-    return op
-
-
-def _text_for(log: ProgramLog, piece: wire.Piece) -> wire.Piece:
-    """The text of a result of another program; the reference itself where there is none."""
-    assert isinstance(piece, wire.Ref)
-    reply = log.replies.get(piece.call)
-    if isinstance(reply, wire.CallDone):
-        return wire.TextPiece(reply.outputs[piece.index].text, quoted=True)
-    if isinstance(reply, wire.Chosen):
-        return wire.TextPiece(log.choice_of(reply), quoted=True)
-    if isinstance(reply, wire.TextIs):
-        return wire.TextPiece(reply.text, quoted=True)
-    return piece
-
-
-def _first_text(ops: Sequence[wire.Op]) -> str:
-    """What the program's branches begin with, as far as it is known when its first call is asked."""
-    parts: list[str] = []
-    length = 0
-    for op in ops:
-        if isinstance(op, wire.Append):
-            for piece in op.pieces:
-                text = _text_of(piece)
-                parts.append(text)
-                length += len(text)
-        if length > LONGEST_PREFIX:
-            break
-    return "".join(parts)[:LONGEST_PREFIX]
-
-
-def _text_of(piece: wire.Piece) -> str:
-    match piece:
-        case wire.TextPiece(text=text):
-            return text
-        case wire.RoleBegin(role=role):
-            return f"<{role}>"
-        case wire.Conversation(messages=messages, tools=tools):
-            return tools + messages
-        case wire.TokensPiece(ids=ids):
-            return ",".join(map(str, ids))
-        case _:
-            return ""

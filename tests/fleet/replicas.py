@@ -9,6 +9,8 @@ from lmprog import wire
 from lmprog.fleet.router import Router
 from tests.runtime.talk import Talk
 
+WELCOME = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, 64, 4, 64, 1)
+
 
 class Fleet:
     """`say` hands ops in, `until_idle` gives all replies; `kill` ends a replica between two steps."""
@@ -27,10 +29,8 @@ class Fleet:
         """One more replica."""
         name = f"replica-{self._num_made}"
         self._num_made += 1
-        talk = Talk(**self._changes)
-        (welcome,) = [one for one in talk.step() if isinstance(one, wire.Welcome)]
-        self.replicas[name] = talk
-        self.router.join(name, welcome, slots=8)
+        self.replicas[name] = Talk(**self._changes)
+        self.router.join(name, WELCOME, slots=8)
         return name
 
     def kill(self, name: str) -> None:
@@ -57,7 +57,7 @@ class Fleet:
         heard = []
         for _ in range(most):
             heard += self.step()
-            if not self.router.outgoing and all(one.loop.scheduler.idle for one in self._talks):
+            if not self.router.outgoing and all(one.scheduler.idle for one in self._talks):
                 return heard + self.step()
         raise AssertionError("the fleet does not come to rest")
 

@@ -1,0 +1,56 @@
+"""`lmprog.Fleet`: programs on several runtimes, which are one backend.
+
+Joins `lmprog.fleet` with the client. Imported when the first fleet is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.config import RuntimeConfig
+from lmprog.errors import InvalidParameter
+from lmprog.fleet.channel import DEFAULT_SLOTS, FleetChannel
+from lmprog.fleet.members import FixedMembers, LocalMembers, Members
+from lmprog.transport import CurveClient
+
+
+class Fleet(RuntimeBackend):
+    """The backend on the runtimes at `addresses`, all with the same model.
+
+    A program stays on one of them, where its prefixes are; when that one dies, the program goes on
+    on another, token for token. `slots` is how many programs one runtime serves well at a time.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str] = (),
+        *,
+        keys: CurveClient | None = None,
+        slots: int = DEFAULT_SLOTS,
+        members: Members | None = None,
+    ) -> None:
+        if not addresses and members is None:
+            raise InvalidParameter("a fleet needs the address of a runtime", name="addresses")
+        self.members = members or FixedMembers(addresses, keys)
+        self.channel = FleetChannel(self.members, slots=slots)
+        super().__init__(self.channel, welcome=self.channel.welcome)
+
+    @classmethod
+    def local(
+        cls,
+        model: str | RuntimeConfig = "nano",
+        *,
+        replicas: int = 2,
+        slots: int = DEFAULT_SLOTS,
+        **options: Any,
+    ) -> Self:
+        """Starts `replicas` runtimes on this machine, and starts one again that dies. `options` are
+        those of `lmprog.Runtime`.
+        """
+        if replicas < 1:
+            raise InvalidParameter(
+                "a fleet has at least one replica", name="replicas", value=replicas, allowed=">= 1"
+            )
+        return cls(members=LocalMembers(model, replicas, **options), slots=slots)

@@ -1,0 +1,88 @@
+"""Questions about runtimes that no program asks: figures of all replicas, tokens and texts of any.
+
+Knows names of replicas and who has answered; sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lmprog import wire
+
+EveryReplica = wire.Describe | wire.Flush
+AnyReplica = wire.Encode | wire.Decode | wire.Inspect
+
+ALIKE = {"page_size", "pid"}
+"""Figures of which a sum means nothing."""
+
+
+@dataclass(eq=False, slots=True)
+class _Question:
+    op: EveryReplica | AnyReplica
+    waiting: set[str]
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+class Questions:
+    """Those that are not answered, by the number of their call."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Question] = {}
+        self._postponed: list[EveryReplica | AnyReplica] = []
+
+    def is_asked(self, call: int) -> bool:
+        return call in self._open
+
+    def ask(self, op: EveryReplica | AnyReplica, loads: Mapping[str, int]) -> list[str]:
+        """Which replicas to ask; none where there is none, and the question is kept for later.
+
+        A picture of the tree is asked of the busiest one.
+        """
+        if not loads:
+            self._postponed.append(op)
+            return []
+        names = list(loads)
+        if isinstance(op, AnyReplica):
+            names = [max(loads, key=lambda name: loads[name])]
+        self._open[op.call] = _Question(op, set(names))
+        return names
+
+    def postponed(self) -> list[EveryReplica | AnyReplica]:
+        """Those to ask again, now that somebody may answer; they are no longer kept."""
+        found, self._postponed = self._postponed, []
+        return found
+
+    def take(self, name: str, call: int, reply: wire.Reply) -> list[wire.Reply]:
+        """The final reply, when all that were asked have answered."""
+        question = self._open[call]
+        question.waiting.discard(name)
+        if not isinstance(reply, wire.Described):
+            del self._open[call]
+            return [reply]
+        for figure, value in reply.figures.items():
+            before = question.figures.get(figure, 0.0)
+            is_alike = figure in ALIKE
+            question.figures[figure] = max(before, value) if is_alike else before + value
+        return self._finished(call)
+
+    def without(self, name: str) -> list[wire.Reply]:
+        """A replica is gone: what only it was asked is postponed, the others' sums are enough."""
+        replies: list[wire.Reply] = []
+        for call, question in list(self._open.items()):
+            if name not in question.waiting:
+                continue
+            question.waiting.discard(name)
+            if question.figures or question.waiting:
+                replies += self._finished(call)
+            else:
+                del self._open[call]
+                self._postponed.append(question.op)
+        return replies
+
+    def _finished(self, call: int) -> list[wire.Reply]:
+        question = self._open[call]
+        if question.waiting:
+            return []
+        del self._open[call]
+        return [wire.Described(call, question.figures)]

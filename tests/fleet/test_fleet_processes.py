@@ -1,0 +1,109 @@
+"""A fleet of real runtimes: programs spread, survive SIGKILL, and are the same as on one runtime."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import lmprog
+from lmprog.backends.fleet_backend import Fleet
+from lmprog.errors import InvalidParameter
+from lmprog.fleet.members import LocalMembers
+
+OPTIONS = {"dtype": "float32", "threads": 1, "kv_memory_mb": 32}
+
+
+@lmprog.function
+def story(s: lmprog.Branch, start: str, seed: int) -> list[str]:
+    """Samples, forks, a choice and a join, all with seeds."""
+    s += start
+    s += lmprog.gen("first", max_tokens=24, temperature=1.0, seed=seed, ignore_eos=True)
+    forks = s.fork(3)
+    for index, fork in enumerate(forks):
+        fork += f" {index}:"
+        fork += lmprog.gen(
+            "more", max_tokens=24, temperature=1.0, seed=seed + index, ignore_eos=True
+        )
+    s += forks[0]["more"] + forks[1]["more"]
+    s += lmprog.select("end", [" this", " that", " those"])
+    return [s["first"], *(fork["more"] for fork in forks), s["end"]]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with Fleet.local("dummy:tiny", replicas=2, **OPTIONS) as made:
+        yield made
+
+
+def members_of(fleet: Fleet) -> LocalMembers:
+    assert isinstance(fleet.members, LocalMembers)
+    return fleet.members
+
+
+def both_up(fleet: Fleet) -> None:
+    deadline = time.monotonic() + 120
+    while len(fleet.channel.loads) < 2:
+        assert time.monotonic() < deadline, "a replica that died was not started again"
+        time.sleep(0.05)
+
+
+def test_programs_on_a_fleet_are_those_of_one_runtime(fleet: Fleet) -> None:
+    both_up(fleet)
+    starts = [
+        {"start": f"{word} upon a time", "seed": n} for n, word in enumerate(("Once", "Twice"))
+    ]
+    with lmprog.Runtime("dummy:tiny", **OPTIONS) as runtime:
+        alone = [story.run(**start, backend=runtime).value for start in starts]
+    assert [story.run(**start, backend=fleet).value for start in starts] == alone
+
+
+def test_a_killed_replica_loses_no_program(fleet: Fleet) -> None:
+    starts = [{"start": f"Program {n} begins.", "seed": 100 * n} for n in range(8)]
+    calm = story.run_batch(starts, backend=fleet, num_threads=8)
+    for _ in range(2):
+        both_up(fleet)
+        moved = fleet.channel.num_moved
+        done: list[list[list[str]]] = []
+        thread = threading.Thread(
+            target=lambda done=done: done.append(
+                [run.value for run in story.run_batch(starts, backend=fleet, num_threads=8)]
+            )
+        )
+        thread.start()
+        while sum(fleet.channel.loads.values()) < 4 and thread.is_alive():
+            time.sleep(0.001)
+        loads = fleet.channel.loads
+        busiest = max(loads, key=lambda name: loads[name])
+        os.kill(members_of(fleet).processes[busiest].pid, signal.SIGKILL)
+        thread.join(120)
+        assert done == [[run.value for run in calm]]
+        assert fleet.channel.num_moved >= moved
+    assert fleet.channel.num_moved > 0
+
+
+def test_a_fleet_joins_runtimes_that_run_already() -> None:
+    with lmprog.Runtime("dummy:tiny", **OPTIONS) as runtime:
+        with lmprog.Fleet([runtime.address]) as fleet:
+            run = story.run("Hello", 1, backend=fleet)
+            assert run.value == story.run("Hello", 1, backend=runtime).value
+        assert runtime.process.alive  # what a fleet only joined, it does not end
+
+
+def test_a_fleet_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="address"):
+        lmprog.Fleet([])
+    with pytest.raises(InvalidParameter, match="replica"):
+        lmprog.Fleet.local("dummy:tiny", replicas=0)
+
+
+def test_importing_lmprog_imports_no_fleet() -> None:
+    code = "import sys, lmprog; lmprog.function; print([m for m in sys.modules if 'fleet' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
