@@ -19,7 +19,7 @@ from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.fleet.members import Member, Members
 from lmprog.fleet.router import Router
 from lmprog.launch import Connection
-from lmprog.transport.channel import ops_frame
+from lmprog.transport.channel import ops_frames
 
 log = logging.getLogger("lmprog")
 
@@ -78,7 +78,7 @@ class FleetChannel:
         """See `ClientChannel.send`."""
         if self._closed.is_set():
             raise RuntimeGone("the fleet's channel was closed")
-        ops_frame(ops)  # what is wrong is found here, and not when it is sent to some replica
+        ops_frames(ops)  # what is wrong is found here, and not when it is sent to some replica
         with self._lock:
             greetings = [op for op in ops if isinstance(op, wire.Hello)]
             self._router.take_ops([op for op in ops if not isinstance(op, wire.Hello)])
