@@ -16,19 +16,21 @@ if TYPE_CHECKING:
     from lmprog.backends.embedded import Runtime as Runtime
     from lmprog.backends.embedded import connect as connect
     from lmprog.backends.fleet_backend import Fleet as Fleet
+    from lmprog.backends.global_config import global_config as global_config
     from lmprog.backends.litellm_backend import LiteLLM as LiteLLM
     from lmprog.backends.openai_backend import OpenAI as OpenAI
     from lmprog.backends.server_backend import RuntimeEndpoint as RuntimeEndpoint
-    from lmprog.backends.sglang_engine import Engine as Engine
+    from lmprog.backends.service_calls import flush_cache as flush_cache
+    from lmprog.backends.service_calls import get_server_info as get_server_info
     from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
-    from lmprog.lang.branches.best_result import Judge as Judge
-    from lmprog.lang.branches.branch_view import Branch as Branch
-    from lmprog.lang.branches.fork_group import Branches as Branches
-    from lmprog.lang.branches.results_of_calls import Gen as Gen
-    from lmprog.lang.branches.vote import best_of as best_of
+    from lmprog.lang.branches.branch import Branch as Branch
+    from lmprog.lang.branches.branch import Branches as Branches
+    from lmprog.lang.branches.gen import Gen as Gen
     from lmprog.lang.branches.vote import race as race
     from lmprog.lang.branches.vote import vote as vote
+    from lmprog.lang.ops.best_of import Judge as Judge
+    from lmprog.lang.ops.best_of import best_of as best_of
     from lmprog.lang.ops.choices import greedy_token_selection as greedy_token_selection
     from lmprog.lang.ops.choices import token_length_normalized as token_length_normalized
     from lmprog.lang.ops.choices import (
@@ -53,15 +55,13 @@ if TYPE_CHECKING:
     from lmprog.lang.ops.expressions import video as video
     from lmprog.lang.ops.meta import Selected as Selected
     from lmprog.lang.ops.sampling import Sampling as Sampling
-    from lmprog.lang.programs.global_config import global_config as global_config
-    from lmprog.lang.programs.program import AsyncProgram as AsyncProgram
-    from lmprog.lang.programs.program import Program as Program
-    from lmprog.lang.programs.program import function as function
-    from lmprog.lang.programs.results import Results as Results
-    from lmprog.lang.programs.results import Run as Run
-    from lmprog.lang.programs.run_replay import replay as replay
-    from lmprog.lang.programs.service_calls import flush_cache as flush_cache
-    from lmprog.lang.programs.service_calls import get_server_info as get_server_info
+    from lmprog.lang.program import AsyncProgram as AsyncProgram
+    from lmprog.lang.program import Program as Program
+    from lmprog.lang.program import function as function
+    from lmprog.lang.runs.results import Results as Results
+    from lmprog.lang.runs.results import Run as Run
+    from lmprog.lang.runs.run_replay import replay as replay
+    from lmprog.lang.sglang_engine import Engine as Engine
     from lmprog.lang.streaming.feed import Done as Done
     from lmprog.lang.streaming.feed import Text as Text
     from lmprog.lang.streaming.feed import Thought as Thought
@@ -84,29 +84,30 @@ _HOMES = {
     **dict.fromkeys(_OPS, "lmprog.lang.ops.expressions"),
     **dict.fromkeys(_CHOICES, "lmprog.lang.ops.choices"),
     **dict.fromkeys(("Done", "Text", "Thought", "Value"), "lmprog.lang.streaming.feed"),
-    **dict.fromkeys(("AsyncProgram", "Program", "function"), "lmprog.lang.programs.program"),
-    **dict.fromkeys(("Results", "Run"), "lmprog.lang.programs.results"),
-    **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.lang.programs.service_calls"),
+    **dict.fromkeys(("AsyncProgram", "Program", "function"), "lmprog.lang.program"),
+    **dict.fromkeys(("Results", "Run"), "lmprog.lang.runs.results"),
+    **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.backends.service_calls"),
     **dict.fromkeys(("Runtime", "connect"), "lmprog.backends.embedded"),
     "Anthropic": "lmprog.backends.anthropic_backend",
-    "Branch": "lmprog.lang.branches.branch_view",
-    "Branches": "lmprog.lang.branches.fork_group",
-    "Gen": "lmprog.lang.branches.results_of_calls",
+    "Branch": "lmprog.lang.branches.branch",
+    "Branches": "lmprog.lang.branches.branch",
+    "Gen": "lmprog.lang.branches.gen",
+    "Engine": "lmprog.lang.sglang_engine",
+    "Judge": "lmprog.lang.ops.best_of",
     "Fleet": "lmprog.backends.fleet_backend",
-    "Engine": "lmprog.backends.sglang_engine",
-    "Judge": "lmprog.lang.branches.best_result",
     "LiteLLM": "lmprog.backends.litellm_backend",
     "LmprogError": "lmprog.errors",
     "OpenAI": "lmprog.backends.openai_backend",
     "RuntimeEndpoint": "lmprog.backends.server_backend",
-    "global_config": "lmprog.lang.programs.global_config",
+    "global_config": "lmprog.backends.global_config",
     "constraint": "lmprog.constrained",
     "Partial": "lmprog.lang.streaming.partial",
     "Sampling": "lmprog.lang.ops.sampling",
     "Selected": "lmprog.lang.ops.meta",
-    "replay": "lmprog.lang.programs.run_replay",
+    "replay": "lmprog.lang.runs.run_replay",
     "set_default_backend": "lmprog.backends.default",
-    **dict.fromkeys(("best_of", "race", "vote"), "lmprog.lang.branches.vote"),
+    **dict.fromkeys(("race", "vote"), "lmprog.lang.branches.vote"),
+    "best_of": "lmprog.lang.ops.best_of",
 }
 
 __all__ = sorted(_HOMES)

@@ -17,9 +17,11 @@
     ├── RuntimeGone                the runtime process died or cannot be reached
     │   └── RuntimeRestarted       it died and is back; what had been generated is in `partial`
     ├── Cancelled                  the caller, or a sibling's failure, ended the call
-    ├── DeadlineExceeded           the time or token budget ran out
+    ├── DeadlineExceeded           the time ran out
+    ├── TokenBudgetExceeded        the tokens of `max_total_tokens` are used up
     ├── ProgramError               a program was used wrongly (a value read before it exists, a closed branch)
     └── ValidationFailed           the model's text does not parse as the requested type (text)
+        └── IncompleteValue        the token limit ended a typed value early            (text)
 
 Each class knows its own numbers as attributes, and how it travels: `code` names it on the wire and
 `details()` gives the attributes; `from_wire` builds the same exception on the other side. This
@@ -138,6 +140,10 @@ class DeadlineExceeded(LmprogError):
     code = "deadline"
 
 
+class TokenBudgetExceeded(LmprogError):
+    code = "token_budget"
+
+
 class ProgramError(LmprogError):
     code = "program"
 
@@ -146,6 +152,10 @@ class ValidationFailed(LmprogError):
     code = "validation"
     fields = ("text",)
     text: str | None
+
+
+class IncompleteValue(ValidationFailed):
+    code = "incomplete"
 
 
 def _tree(root: type[LmprogError]) -> dict[str, type[LmprogError]]:

@@ -41,10 +41,16 @@ UNITS = {
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
     # the client's side: no tokens, no tensors, no sockets
-    "lang": Unit(
-        "lmprog.lang lmprog.backends lmprog.testing", "errors config wire transport launch fleet"
+    "backends": Unit(
+        "lmprog.backends lmprog.testing", "errors config wire transport launch fleet"
     ),
-    "facade": Unit("lmprog", "errors lang launch constraint"),
+    "ops": Unit("lmprog.lang.ops", "errors wire"),
+    "streaming": Unit("lmprog.lang.streaming", "errors wire backends ops"),
+    "branches": Unit("lmprog.lang.branches", "errors wire backends ops streaming"),
+    "runs": Unit("lmprog.lang.runs", "errors wire backends ops streaming branches"),
+    "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends ops branches runs"),
+    "lang": Unit("lmprog.lang", "errors wire backends ops streaming branches runs rehearsal"),
+    "facade": Unit("lmprog", "errors lang backends ops streaming branches runs constraint"),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
     "constraints": Unit("lmprog.constraints", "errors native"),
@@ -53,7 +59,7 @@ UNITS = {
     "programs": Unit(
         "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
     ),
-    "constraint": Unit("lmprog.constrained", "errors wire lang constraints programs"),
+    "constraint": Unit("lmprog.constrained", "errors wire ops constraints programs"),
     # tensors: they see batches, never requests
     "engine": Unit("lmprog.runtime.engine", "errors config native wire scheduling batch"),
     "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
@@ -88,7 +94,7 @@ UNITS = {
     ),
     "cli": Unit(
         "lmprog.cli lmprog.demo",
-        "errors config wire native launch lang facade constraint simulation server options http "
+        "errors config wire native launch backends ops branches lang facade constraint simulation server options http "
         "gateway",
     ),
 }
@@ -113,7 +119,7 @@ DOORS = {
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
-    "tqdm": "lmprog.lang.programs.program lmprog.runtime.engine.model lmprog.cli.batch",
+    "tqdm": "lmprog.lang.program lmprog.runtime.engine.model lmprog.cli.batch",
     "rich": "lmprog.cli lmprog.demo",
     "typing_extensions": "lmprog.lang lmprog.backends",
 }
@@ -301,6 +307,30 @@ def name_problems(house: House) -> Iterator[str]:
             yield f"class {name} is in {', '.join(found)}"
 
 
+def file_cycles(house: House) -> list[list[str]]:
+    """Files that import one another in a circle, imports in functions and for typing included."""
+    imports = {
+        house.module_of(path): {name for name, _ in house.imports(path) if name in house.modules}
+        for path in house.trees
+    }
+    reach: dict[str, set[str]] = {}
+    for start in imports:
+        seen: set[str] = set()
+        todo = list(imports[start])
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                todo += imports[name]
+        reach[start] = seen
+    circles = {
+        frozenset(other for other in seen if start in reach[other])
+        for start, seen in reach.items()
+        if start in seen
+    }
+    return sorted(sorted(circle) for circle in circles)
+
+
 def cycles() -> list[str]:
     """Units that reach themselves through what they may import."""
     found = []
@@ -330,6 +360,11 @@ def test_the_table_has_no_cycle_and_names_only_units_and_modules_that_exist() ->
     assert cycles() == []
     for name, unit in UNITS.items():
         assert set(unit.may_import.split()) <= set(UNITS), name
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Also in functions and for type checking: whoever reads a file reads only what is below it."""
+    assert file_cycles(HOUSE) == []
 
 
 def test_nothing_turns_bytes_into_code() -> None:
@@ -438,3 +473,13 @@ def test_a_planted_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(UNITS, "errors", Unit("lmprog.errors", "launch"))
     assert "errors" in cycles()
     assert "launch" in cycles()
+
+
+def test_a_planted_cycle_of_files_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "lmprog"
+    folder.mkdir()
+    (folder / "a.py").write_text("if TYPE_CHECKING:\n    from lmprog.b import x\n")
+    (folder / "b.py").write_text("def f():\n    from lmprog import c\n")
+    (folder / "c.py").write_text("from lmprog.a import y\nimport lmprog.d\n")
+    (folder / "d.py").write_text("x = 1\n")
+    assert file_cycles(House(tmp_path)) == [["lmprog.a", "lmprog.b", "lmprog.c"]]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from benchmarks.workloads.text import Writer
 from lmprog.backends import Backend
-from lmprog.lang.programs.program import Program
+from lmprog.lang.program import Program
 
 
 class Lockstep(Protocol):

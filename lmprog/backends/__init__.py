@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from lmprog.lang.client import Client
+from lmprog.backends.client import Client
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from lmprog import wire
+from lmprog.backends.client import CallOp, Client, LastReply
 from lmprog.errors import LmprogError, ProtocolError
-from lmprog.lang.client import CallOp, Client, LastReply
 
 if TYPE_CHECKING:
     from lmprog.backends import Backend

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from lmprog import wire
+from lmprog.backends.client import Client
 from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, ProgramError
-from lmprog.lang.client import Client
 
 
 class Hold:

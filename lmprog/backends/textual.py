@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from lmprog import wire
+from lmprog.backends.majority import kept_first
 from lmprog.errors import (
     Cancelled,
     LmprogError,
@@ -25,7 +26,6 @@ from lmprog.errors import (
     RequestRejected,
     RuntimeGone,
 )
-from lmprog.lang.branches.best_result import kept_first
 from lmprog.transport.channel import ops_frames
 
 BranchOp: TypeAlias = wire.Append | wire.Generate | wire.Select | wire.Fork | wire.Read

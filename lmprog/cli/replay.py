@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lmprog.backends.embedded import Runtime, connect
 from lmprog.errors import InvalidParameter
-from lmprog.lang.programs.run_replay import Recording
+from lmprog.lang.runs.run_replay import Recording
 
 
 def run(given: argparse.Namespace) -> int:

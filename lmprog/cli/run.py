@@ -23,7 +23,7 @@ from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.backends.server_backend import RuntimeEndpoint
 from lmprog.errors import InvalidParameter, UnknownName
 from lmprog.lang.ops.sampling import Sampling
-from lmprog.lang.programs.program import Program
+from lmprog.lang.program import Program
 
 
 def run(given: argparse.Namespace) -> int:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lmprog import wire
+from lmprog.backends.client import Client
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.cli import chat, main
 from lmprog.cli.http_endpoint import Endpoint
-from lmprog.lang.client import Client
 from tests.server.fake_runtime import Fake
 
 SHORT: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}

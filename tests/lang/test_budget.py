@@ -12,7 +12,7 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
-from lmprog.errors import DeadlineExceeded, InvalidParameter
+from lmprog.errors import DeadlineExceeded, InvalidParameter, TokenBudgetExceeded
 from lmprog.testing import Hold, Scripted
 
 
@@ -35,7 +35,7 @@ def test_a_run_stops_where_its_tokens_are_used_up(
     backend: RuntimeBackend, program: lmprog.Program[[], str]
 ) -> None:
     with pytest.raises(
-        DeadlineExceeded, match=r"this run are used up \(max_total_tokens=40"
+        TokenBudgetExceeded, match=r"this run are used up \(max_total_tokens=40"
     ) as caught:
         program.using(backend=backend, max_total_tokens=40).run()
     assert caught.value.code == "deadline"
@@ -53,7 +53,7 @@ def test_a_run_within_its_tokens_is_not_touched(backend: RuntimeBackend) -> None
         )
 
     assert len(program.using(backend=backend, max_total_tokens=3 + 4 + 7 + 4).run().value) == 8
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(TokenBudgetExceeded):
         program.using(backend=backend, max_total_tokens=3 + 4 + 7 + 3).run()
 
 
@@ -65,7 +65,7 @@ def test_a_generation_that_the_budget_cuts_short_is_never_given_as_a_whole_one(
         s.append("abc")
         return s.gen(max_tokens=100, ignore_eos=True).value
 
-    with pytest.raises(DeadlineExceeded, match="max_total_tokens=20"):
+    with pytest.raises(TokenBudgetExceeded, match="max_total_tokens=20"):
         program.using(backend=backend, max_total_tokens=20).run()
     assert describe(backend)["generated_tokens"] <= 20
 
@@ -76,7 +76,7 @@ def test_without_max_tokens_the_budget_decides(backend: RuntimeBackend) -> None:
         s.append("abc")
         return s.gen(max_tokens=None, ignore_eos=True).value
 
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(TokenBudgetExceeded):
         program.using(backend=backend, max_total_tokens=30).run()
     assert describe(backend)["generated_tokens"] <= 30
 
@@ -93,7 +93,7 @@ def test_what_runs_when_the_tokens_are_used_up_is_cancelled() -> None:
         Hold(),
         "many words are more than the budget allows, by far",
     ]
-    with Scripted(answers) as scripted, pytest.raises(DeadlineExceeded, match="used up"):
+    with Scripted(answers) as scripted, pytest.raises(TokenBudgetExceeded, match="used up"):
         program.using(backend=scripted, max_total_tokens=8).run()
     cancels = [op for frame in scripted.frames for op in frame if isinstance(op, wire.Cancel)]
     assert len(cancels) >= 2
@@ -104,7 +104,7 @@ def test_a_fork_has_a_budget_of_its_own_and_its_parent_goes_on(backend: RuntimeB
     @lmprog.function
     async def program(s: lmprog.Branch) -> str:
         s.append("abc")
-        with pytest.raises(DeadlineExceeded, match="this fork are used up"):
+        with pytest.raises(TokenBudgetExceeded, match="this fork are used up"):
             async with s.fork(2, max_total_tokens=12) as branches:
                 await branches.map(lambda b: b.gen(max_tokens=20, ignore_eos=True))
         return await s.gen(max_tokens=4, ignore_eos=True)
@@ -120,7 +120,7 @@ def test_a_fork_that_took_too_much_raises_at_its_end_although_it_has_its_results
             branch.gen().value
         return "not reached"
 
-    with Scripted(["one"]) as scripted, pytest.raises(DeadlineExceeded, match="this fork"):
+    with Scripted(["one"]) as scripted, pytest.raises(TokenBudgetExceeded, match="this fork"):
         program.using(backend=scripted).run()
 
 
@@ -133,7 +133,7 @@ def test_what_a_fork_spends_counts_for_its_run(backend: RuntimeBackend) -> None:
         return s.gen(max_tokens=4, ignore_eos=True).value
 
     program.using(backend=backend, max_total_tokens=3 + 20 + 3 + 4).run()
-    with pytest.raises(DeadlineExceeded, match="this run"):
+    with pytest.raises(TokenBudgetExceeded, match="this run"):
         program.using(backend=backend, max_total_tokens=3 + 20 + 3 + 3).run()
 
 
@@ -149,7 +149,7 @@ def test_what_a_nested_run_spends_counts_for_the_run_around_it(backend: RuntimeB
         inner.run()
 
     outer.using(backend=backend, max_total_tokens=46).run()
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(TokenBudgetExceeded):
         outer.using(backend=backend, max_total_tokens=45).run()
 
 

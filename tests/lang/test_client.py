@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from lmprog import wire
+from lmprog.backends.client import Client
 from lmprog.errors import (
     Cancelled,
     InvalidParameter,
@@ -19,7 +20,6 @@ from lmprog.errors import (
     RuntimeGone,
 )
 from lmprog.lang.branches.variables import Variable
-from lmprog.lang.client import Client
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
 
 WELCOME = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 100, 10, 1, 10, 0)

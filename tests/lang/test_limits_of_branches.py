@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lmprog
-from lmprog.errors import DeadlineExceeded, InvalidParameter
+from lmprog.errors import InvalidParameter, TokenBudgetExceeded
 from lmprog.testing import Scripted
 
 WORDS = "one two three four"
@@ -18,9 +18,9 @@ def test_a_copy_has_a_budget_of_its_own_and_its_parent_goes_on() -> None:
         try:
             with s.copy(max_total_tokens=3, temperature=0.25) as other:
                 assert other.gen().value == WORDS
-                with pytest.raises(DeadlineExceeded):
+                with pytest.raises(TokenBudgetExceeded):
                     other.append("more")
-        except DeadlineExceeded as error:
+        except TokenBudgetExceeded as error:
             return f"{s.gen().value}: {error.message}"
         return "the copy did not say that it took too much"
 
@@ -36,7 +36,7 @@ def test_a_view_limits_what_is_asked_through_it_and_nothing_else() -> None:
         limited = s.with_(max_total_tokens=8)
         found = [await limited.gen()]  # 5 of 8, prompt and result
         found.append(await limited.gen(max_tokens=1))  # its prompt alone is more than what is left
-        with pytest.raises(DeadlineExceeded, match="this view are used up"):
+        with pytest.raises(TokenBudgetExceeded, match="this view are used up"):
             await limited.with_(temperature=0).gen()
         return [*found, await s.gen()]
 
@@ -51,7 +51,7 @@ def test_a_fork_of_a_view_is_within_its_limits() -> None:
         view = s.with_(max_total_tokens=3)
         with view.fork(2, on_error="keep") as branches:
             branches[0].gen().value
-            with pytest.raises(DeadlineExceeded, match="this view are used up"):
+            with pytest.raises(TokenBudgetExceeded, match="this view are used up"):
                 branches[1].gen()
         s.gen().value
 

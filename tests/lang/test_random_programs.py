@@ -51,7 +51,7 @@ class Author:
             self.gens.append(branch.select("yes", "no", "maybe", name="kind"))
         elif kind == "reference" and self.gens:
             gen = rng.choice(self.gens)
-            branch.append(rng.choice([f": {gen}!", gen]))
+            branch.append(f": {gen}!" if rng.random() < 0.5 else gen)
         elif kind == "fork" and len(self.live) < 8:
             group = branch.fork(rng.randint(1, 3))
             self.live += group

@@ -14,7 +14,7 @@ import lmprog
 from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import InvalidParameter, ModelError, ProgramError
-from lmprog.lang.streaming.reasoning import Marks, Splitter
+from lmprog.lang.ops.reasoning import Marks, Splitter
 from lmprog.testing import Hold, Scripted, Scripting
 
 THOUGHT = "<think>\none two three\n</think>\n\nthe answer"

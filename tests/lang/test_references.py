@@ -19,7 +19,7 @@ def test_a_string_without_marks_is_one_piece() -> None:
 
 
 def test_marks_are_found_where_they_stand() -> None:
-    assert split(f"a{Mark(7, 2)}b{Mark(8)}") == ["a", Mark(7, 2), "b", Mark(8)]
+    assert split(f"a{Mark(7)}b{Mark(8)}") == ["a", Mark(7), "b", Mark(8)]
 
 
 @pytest.mark.parametrize("damage", [str.upper, lambda text: text[:-2], lambda text: text[3:]])

@@ -14,7 +14,7 @@ from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.cli import main
 from lmprog.errors import ContextOverflow, ModelError, ProtocolError, RequestRejected
-from lmprog.lang.programs.run_replay import Recording, replay
+from lmprog.lang.runs.run_replay import Recording, replay
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 

@@ -13,7 +13,7 @@ import pytest
 import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow
-from lmprog.lang.programs.work_view import ShownPart, parts_of
+from lmprog.lang.runs.work_view import ShownPart, parts_of
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 

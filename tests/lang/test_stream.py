@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 import lmprog
+from lmprog.backends.client import CallOp, Client, ClientCall
 from lmprog.errors import ModelError, ProgramError, UnknownName
-from lmprog.lang.client import CallOp, Client, ClientCall
-from lmprog.lang.programs import scope as scopes
+from lmprog.lang.branches import scope as scopes
 from lmprog.testing import Hold, Scripted
 
 

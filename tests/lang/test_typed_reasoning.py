@@ -12,7 +12,7 @@ import lmprog
 from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow, ModelError
-from lmprog.lang.streaming.reasoning import Marks
+from lmprog.lang.ops.reasoning import Marks
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, assert_type
 
 import lmprog
-from lmprog.lang.branches.fork_group import Branches
-from lmprog.lang.branches.mapped import Mapped, Raced
+from lmprog.lang.branches.branch import Branches, Raced
+from lmprog.lang.branches.mapped import Mapped
 from lmprog.lang.ops.expressions import GenOp
 
 

@@ -9,7 +9,7 @@ from lmprog.backends.blackbox.api import Api
 from lmprog.backends.blackbox.api_channel import BlackBox
 from lmprog.backends.blackbox.call_answers import CallAnswers, Constraints
 from lmprog.backends.blackbox.retry_policy import RetryCounters, RetryPolicy
-from lmprog.lang.client import Client
+from lmprog.backends.client import Client
 
 
 class ApiOptions(TypedDict, total=False):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from lmprog import wire
+from lmprog.backends.majority import kept_first
 from lmprog.errors import NotSupported
-from lmprog.lang.branches.best_result import kept_first
 
 
 def is_first_kept(op: wire.Generate) -> bool:

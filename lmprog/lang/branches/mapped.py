@@ -1,47 +1,54 @@
 """A function on every branch of a fork at once: the values of all, or the value of the first that
 has one.
 
-Within an event loop each branch has a task, in a plain program a thread. Knows branches and
-results; what a fork is, and how its branches are closed, is `fork`'s.
+Within an event loop each branch has a task, in a plain program a thread. Knows results; what a
+branch is, and how branches are closed, is the group's business.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from lmprog.errors import Cancelled, DeadlineExceeded, ProgramError
-from lmprog.lang.branches.results_of_calls import Gen
+from lmprog.backends.client import running_loop
+from lmprog.errors import Cancelled, ProgramError
+from lmprog.lang.branches.failures import raise_together
+from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.vote import Contested
-from lmprog.lang.client import running_loop
-
-if TYPE_CHECKING:
-    from lmprog.lang.branches.branch_view import Branch
-    from lmprog.lang.branches.fork_group import Branches
 
 T = TypeVar("T")
+B = TypeVar("B")
 MAX_THREADS = 32  # of one `map` in a plain program
 
 
-def raise_together(errors: Sequence[Exception]) -> None:
-    """Raises what is there: nothing, one error as it is, or several as a group. Cancelled siblings
-    are no causes.
-    """
-    causes = [error for error in errors if not isinstance(error, Cancelled)] or list(errors[:1])
-    # a budget that is over ends many calls, and is one cause
-    once = {
-        error.message if isinstance(error, DeadlineExceeded) else id(error): error
-        for error in reversed(causes)
-    }
-    causes = list(reversed(once.values()))
-    if len(causes) == 1:
-        raise causes[0]
-    if causes:
-        raise ExceptionGroup(f"{len(causes)} branches failed", causes)
+class BranchGroup(Protocol[B]):
+    """The branches of a fork."""
+
+    def __iter__(self) -> Iterator[B]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> B: ...
+
+    def cancel(self) -> None:
+        """Closes the branches: their calls end with `Cancelled`."""
+        ...
+
+    def drop(self, losers: Sequence[B]) -> None:
+        """Cancels some of them; nobody needs to know what became of these."""
+        ...
 
 
 class Mapped(Generic[T]):
@@ -49,7 +56,7 @@ class Mapped(Generic[T]):
     blocks.
     """
 
-    def __init__(self, branches: Branches, each: Callable[[Branch], Any], *, keep: bool) -> None:
+    def __init__(self, branches: BranchGroup[B], each: Callable[[B], Any], *, keep: bool) -> None:
         self._branches = branches
         self._keep = keep
         self._was_read = False
@@ -108,7 +115,7 @@ class Mapped(Generic[T]):
         return [error for run in runs if (error := _error(run)) is not None]
 
 
-class Raced(Generic[T]):
+class BranchRace(Generic[T, B]):
     """The value of the branch whose function ended well first: `await` it, or read `.value`, which
     blocks.
 
@@ -117,7 +124,7 @@ class Raced(Generic[T]):
     decides.
     """
 
-    def __init__(self, branches: Branches, each: Callable[[Branch], Any]) -> None:
+    def __init__(self, branches: BranchGroup[B], each: Callable[[B], Any]) -> None:
         self._branches = branches
         self._won: int | None = None
         self._failed: Exception | None = None
@@ -146,7 +153,7 @@ class Raced(Generic[T]):
         return self._value(self._tasks)
 
     @property
-    def branch(self) -> Branch:
+    def branch(self) -> B:
         """The one that has won, once the race was awaited, or its value read."""
         if self._won is None:
             raise ProgramError("nobody has won this race (yet); await it, or read its value")
@@ -218,7 +225,7 @@ class _Begun:
     threads: list[Future[Any]]
 
 
-def _asked(branches: Sequence[Branch], each: Callable[[Branch], Any]) -> list[Any]:
+def _asked(branches: BranchGroup[B], each: Callable[[B], Any]) -> list[Any]:
     """What the function gives for each branch, not yet awaited."""
     found: list[Any] = []
     try:
@@ -231,7 +238,7 @@ def _asked(branches: Sequence[Branch], each: Callable[[Branch], Any]) -> list[An
     return found
 
 
-def _begun(branches: Sequence[Branch], each: Callable[[Branch], Any]) -> _Begun:
+def _begun(branches: BranchGroup[B], each: Callable[[B], Any]) -> _Begun:
     if running_loop() is not None:
         return _Begun([asyncio.ensure_future(_run_one(each, child)) for child in branches], [])
     pool = ThreadPoolExecutor(min(len(branches), MAX_THREADS), thread_name_prefix="lmprog-branch")
@@ -268,12 +275,12 @@ def _outcome(run: Future[Any] | asyncio.Task[Any]) -> object:
     return run.result() if error is None else error
 
 
-async def _run_one(each: Callable[[Branch], Any], child: Branch) -> Any:
+async def _run_one(each: Callable[[B], Any], child: B) -> Any:
     found = each(child)
     return await found if isinstance(found, Awaitable) else found
 
 
-def _run_blocking(each: Callable[[Branch], Any], child: Branch) -> Any:
+def _run_blocking(each: Callable[[B], Any], child: B) -> Any:
     found = each(child)
     if isinstance(found, Coroutine):
         found.close()

@@ -2,7 +2,7 @@
 still runs.
 
 A pending generation that is formatted inside a program gives a *mark*: a private word that carries
-its call number and a secret of this process. `split` finds the marks again when the string is
+a number and a secret of this process. `split` finds the marks again when the string is
 appended, so that the runtime fills the text in and nobody waits. The secret keeps text from outside
 from being mistaken for a mark. A mark that was cut or changed on the way is an error, never
 silently text. This module knows marks and strings, nothing else.
@@ -18,18 +18,17 @@ from lmprog.errors import ProgramError
 
 _SECRET = secrets.token_hex(8)
 # The secret stands at both ends, so that a mark which lost one of them is still noticed.
-_MARK = re.compile(rf"⟦{_SECRET} pending generation (\d+)\.(\d+) {_SECRET}⟧")
+_MARK = re.compile(rf"⟦{_SECRET} pending generation (\d+) {_SECRET}⟧")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a string points at result `index` of call `call`."""
+    """A place in a string where a result belongs; `marks` knows which."""
 
-    call: int
-    index: int = 0
+    number: int
 
     def __str__(self) -> str:
-        return f"⟦{_SECRET} pending generation {self.call}.{self.index} {_SECRET}⟧"
+        return f"⟦{_SECRET} pending generation {self.number} {_SECRET}⟧"
 
 
 def split(text: str) -> list[str | Mark]:
@@ -39,7 +38,7 @@ def split(text: str) -> list[str | Mark]:
     pieces: list[str | Mark] = []
     end = 0
     for found in _MARK.finditer(text):
-        pieces += [text[end : found.start()], Mark(int(found[1]), int(found[2]))]
+        pieces += [text[end : found.start()], Mark(int(found[1]))]
         end = found.end()
     pieces.append(text[end:])
     if any(isinstance(piece, str) and _SECRET in piece.lower() for piece in pieces):

@@ -7,12 +7,16 @@ inside a `var_scope`. Knows results; does not know branches' ops.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lmprog.lang.branches.appended import Item, gens_of, plain_text
-from lmprog.lang.branches.results_of_calls import Gen
+from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.log import Item, gens_of, plain_text
+from lmprog.lang.branches.marks import call_of
+from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.branches.references import split
+from lmprog.lang.branches.run_context import RunContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +28,14 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The text appended between two points of a branch."""
+    """Text with results in it: appended between two points of a branch, or set as a variable."""
 
     items: tuple[Item, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoned:
-    """What was thought before the answer of a result."""
+    """The reasoning before the answer of a result."""
 
     gen: Gen[Any]
 
@@ -39,7 +43,7 @@ class Reasoned:
 Var: TypeAlias = "Gen[Any] | Gathered | Written | Reasoned | object"
 
 
-def waited_for(var: Var) -> list[Gen[Any]]:
+def waited_for(var: Var) -> list[PendingCall]:
     """The results that `var` needs before it has a value."""
     if isinstance(var, Gen):
         return [var]
@@ -66,7 +70,7 @@ def value_now(var: Var) -> Any:
     return var
 
 
-async def settle(gens: list[Gen[Any]]) -> None:
+async def settle(gens: Sequence[PendingCall]) -> None:
     """Waits, without blocking the thread, until all are done, well or not."""
     pending = [gen for gen in gens if not gen.done()]
     if pending:
@@ -83,11 +87,11 @@ class Variable:
     def value(self) -> Any:
         return value_now(self._var)
 
-    def contents(self) -> list[str | Gen[Any]]:
+    def contents(self) -> list[str | PendingCall]:
         """What it is in later text; of what was written, results that are pending stay so."""
         if isinstance(self._var, Written):
             return [
-                item if isinstance(item, str | Gen) else plain_text([item])
+                item if isinstance(item, str | PendingCall) else plain_text([item])
                 for item in self._var.items
             ]
         return [str(self.value)]
@@ -97,4 +101,17 @@ class Variable:
         return value_now(self._var)
 
     def __str__(self) -> str:
-        return str(self._var if isinstance(self._var, Gen) else self.value)
+        """The value as text; blocks."""
+        return str(self.value)
+
+
+def variable_of(value: object, run: RunContext) -> Var:
+    """What a name stands for that is set to `value`: text with pending results keeps them."""
+    if type(value) is not str:
+        return value
+    pieces = split(value)
+    if all(isinstance(piece, str) for piece in pieces):
+        return value
+    return Written(
+        tuple(piece if isinstance(piece, str) else call_of(piece, run) for piece in pieces)
+    )

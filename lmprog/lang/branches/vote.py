@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Generic, TypeVar, cast, overload
 
 from lmprog import wire
+from lmprog.backends.client import running_loop, wake
+from lmprog.backends.majority import majority
 from lmprog.errors import LmprogError, ProgramError
-from lmprog.lang.branches.best_result import By, best_options, majority
-from lmprog.lang.branches.results_of_calls import Gen
-from lmprog.lang.client import running_loop, wake
-from lmprog.lang.ops.expressions import GenOp, gen_op, leading
+from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.run_context import ContestRecord
 
 T = TypeVar("T")
 
@@ -42,15 +42,16 @@ class Contested(Generic[T]):
         self._decided = threading.Event()
         self._won: int | None = None
         self._waiters: list[Callable[[], None]] = []
-        scope = self._gens[0].scope
-        if any(gen.scope.client is not scope.client for gen in self._gens):
+        run = self._gens[0].run
+        if any(gen.run.client is not run.client for gen in self._gens):
             raise ProgramError("results of different backends cannot contest; await them first")
-        scope.contests.append(self)
+        self._record = ContestRecord(rule, tuple(gen.call.id for gen in self._gens))
+        run.contests.append(self._record)
         for index, gen in enumerate(self._gens):
             gen.call.when_done(lambda index=index: self._ended(index))  # type: ignore[misc]
         if not self._decided.is_set():
-            scope.client.post(wire.Contest(tuple(gen.call.id for gen in self._gens), rule))
-            scope.client.hurry()
+            run.client.post(wire.Contest(self._record.calls, rule))
+            run.client.hurry()
 
     def _ended(self, index: int) -> None:
         """One result is there, or never will be; on the receiving thread."""
@@ -61,6 +62,8 @@ class Contested(Generic[T]):
             self._won = self._place()
             if self._won is None and len(self._order) < len(self._gens):
                 return
+            if self._won is not None:
+                self._record.won = self._record.calls[self._won]
             self._decided.set()
             waiters, self._waiters = self._waiters, []
         for gen in self._gens:
@@ -83,15 +86,6 @@ class Contested(Generic[T]):
             len(self._gens) - len(self._order),
         )
 
-    @property
-    def calls(self) -> tuple[int, ...]:
-        """Of the results, in their order."""
-        return tuple(gen.call.id for gen in self._gens)
-
-    @property
-    def rule(self) -> wire.ContestRule:
-        return self._rule
-
     def done(self) -> bool:
         """Whether reading would not wait."""
         return self._decided.is_set()
@@ -104,7 +98,7 @@ class Contested(Generic[T]):
                 raise ProgramError(
                     "waiting for the contest here would stop the event loop; write `await` before it"
                 )
-            self._gens[0].scope.client.flush()
+            self._gens[0].run.client.flush()
             self._decided.wait()
         return self._winner()
 
@@ -153,12 +147,6 @@ class Contested(Generic[T]):
             raise failure
         assert self._won is not None
         return self._gens[self._won]
-
-
-def best_of(k: int, *what: Any, by: By = "logprob", **options: Any) -> GenOp[Any]:
-    """The best of `k` generations; the rest is as in `gen`. See `Branch.best_of`."""
-    name, max_tokens = leading(what, options)
-    return gen_op(name, max_tokens, best_options(k, by, options))
 
 
 def race(*gens: Gen[T]) -> Contested[T]:

@@ -18,8 +18,8 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang.ops import typed
 from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
+from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of, marks_of_model
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of
-from lmprog.lang.streaming.reasoning import THOUGHT, Marks, Wanted, marks_of, marks_of_model
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
@@ -71,7 +71,7 @@ class GenOp(Expr, Generic[T]):
     timeout: float | None = None
     priority: int = 0
     reasoning: Marks | None = None
-    heal: bool = True
+    heal: bool | None = None
     keep: wire.Keep = "first"
     judge: wire.Judge | None = None
     is_thought: bool = False
@@ -204,9 +204,10 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
         )
     constraint = _constraint(rest) or typed.constraint_of(tp)
     timeout, priority = _urgency(rest)
-    marks, heal = marks_of(rest.pop("reasoning", None)), rest.pop("heal", True)
-    if not isinstance(heal, bool):
-        raise _outside("heal", heal, "True or False")
+    marks = marks_of(rest.pop("reasoning", None))
+    if not isinstance(rest.get("heal", True), bool):
+        raise _outside("heal", rest["heal"], "True or False")
+    heal = rest.pop("heal", None)
     keep = rest.pop("keep", "first")
     if keep not in get_args(wire.Keep):
         raise _outside("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")

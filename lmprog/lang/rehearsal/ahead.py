@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lmprog import wire
-from lmprog.lang.branches.branch_view import Branch
+from lmprog.lang.branches.branch import Branch
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr, gen_op
-from lmprog.lang.programs.executor import Job, RunSettings, blocking, open_run
 from lmprog.lang.rehearsal.graph import Graph
+from lmprog.lang.runs.executor import Job, RunSettings, blocking, open_run
 
 UNKNOWN = "⟨"  # begins what stands for an argument that was left out, and for a result
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lmprog import wire
-from lmprog.lang.rehearsal.graph import Graph, Planned
+from lmprog.lang.rehearsal.graph import Graph
+from lmprog.lang.rehearsal.op_graph import Planned
 from lmprog.lang.rehearsal.preview import is_exact
 from lmprog.lang.rehearsal.prompts import Atom, PromptReader, RehearsedPrompt
 

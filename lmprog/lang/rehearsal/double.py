@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lmprog import wire
+from lmprog.backends.client import Client, running_loop
 from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, ProgramError
+from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.site import Site
-from lmprog.lang.client import Client, running_loop
-from lmprog.lang.programs.executor import Job, RunSettings, blocking, in_thread, open_run
-from lmprog.lang.programs.scope import Scope
-from lmprog.lang.rehearsal.graph import Graph, Planned
+from lmprog.lang.rehearsal.graph import Graph
 from lmprog.lang.rehearsal.instances import placeholder
+from lmprog.lang.rehearsal.op_graph import Planned
+from lmprog.lang.runs.executor import Job, RunSettings, blocking, in_thread, open_run
 
 MAX_CALLS = 10_000
 
@@ -125,7 +126,10 @@ def rehearse(job: Job, settings: RunSettings) -> Rehearsed:
     """Runs the program once against placeholders; blocks. Raises what the program raises."""
     double = _Placeholders()
     try:
-        run = open_run(replace(settings, backend=double, timeout=None, max_total_tokens=None))
+        run = open_run(
+            replace(settings, backend=double, timeout=None, max_total_tokens=None),
+            is_rehearsal=True,
+        )
         double.scope = run.scope
         if running_loop() is None:
             blocking(job, run)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.lang.rehearsal.graph import Graph, Join, Step
+from lmprog.lang.rehearsal.op_graph import Join, OpGraph, Step
 
 _SHAPES = {wire.Append: "box", wire.Fork: "triangle", Join: "invtriangle"}
 
@@ -36,7 +36,7 @@ class Drawing:
     forward.
     """
 
-    graph: Graph
+    graph: OpGraph
     nodes: tuple[GraphNode, ...]
     edges: tuple[GraphEdge, ...]
 
@@ -55,7 +55,7 @@ class Drawing:
         return "\n".join([*lines, "}"])
 
 
-def drawing_of(graph: Graph) -> Drawing:
+def drawing_of(graph: OpGraph) -> Drawing:
     nodes: list[GraphNode] = []
     edges: list[GraphEdge] = []
     last: dict[int, int] = {}  # branch -> its newest node
@@ -81,7 +81,7 @@ def drawing_of(graph: Graph) -> Drawing:
 
 
 def _sources(
-    graph: Graph, step: wire.Append, made_by: Mapping[int, int], last: Mapping[int, int]
+    graph: OpGraph, step: wire.Append, made_by: Mapping[int, int], last: Mapping[int, int]
 ) -> list[int]:
     """The nodes whose results stand in a text: by reference, or because the program read and wrote
     them.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from lmprog import wire
 from lmprog.lang.rehearsal.drawing import Drawing, GraphEdge, GraphNode
-from lmprog.lang.rehearsal.graph import Graph, Join
+from lmprog.lang.rehearsal.op_graph import Join, OpGraph
 
 _WIDTH, _GAP_X, _GAP_Y = 248.0, 28.0, 22.0  # of a box, between columns, between rows; in pixels
 _LINE, _PAD, _MARGIN, _TITLE = 16.0, 7.0, 20.0, 34.0
@@ -95,7 +95,7 @@ def boxes_of(drawing: Drawing) -> list[Box]:
 class _Columns:
     """Which column each branch stands in; halves are possible."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: OpGraph) -> None:
         self._graph = graph
         self.middles: dict[int, float] = {}
         left = 0.0
@@ -162,7 +162,7 @@ def _height(head: str, lines: Sequence[str]) -> float:
     return 2 * _PAD + _LINE * (bool(head) + len(lines))
 
 
-def _written(graph: Graph, node: GraphNode) -> Words:
+def _written(graph: OpGraph, node: GraphNode) -> Words:
     step = node.step
     if isinstance(step, wire.Fork):
         return Words("fork", f"fork {len(step.children)}")

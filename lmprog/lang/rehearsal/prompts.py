@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import TypeAlias
 
 from lmprog import wire
+from lmprog.backends.client import Client, ClientCall
 from lmprog.errors import LmprogError, ProtocolError
-from lmprog.lang.client import Client, ClientCall
-from lmprog.lang.rehearsal.graph import Graph, Join, Planned
+from lmprog.lang.rehearsal.graph import Graph
+from lmprog.lang.rehearsal.op_graph import Join, Planned
 
 Atom: TypeAlias = str | Planned
 """Literal text, or a result whose text is not known yet."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from lmprog import wire
-from lmprog.lang.client import wake
-from lmprog.lang.streaming.partial import Partial
+from lmprog.backends.client import wake
+from lmprog.lang.streaming.partial import Partial, branch_name
 
 R = TypeVar("R")
 
@@ -26,14 +26,26 @@ class Text:
 
     var: str | None
     delta: str
+    path: tuple[int, ...] = ()
+    """The branch: () is the program's own; (0, 2) is branch 2 of its first fork, and so on."""
+
+    @property
+    def branch(self) -> str:
+        """The branch's name: "root", or "fork0[2]" for the path (0, 2)."""
+        return branch_name(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """More reasoning of a generation whose reasoning is told apart."""
+    """More reasoning of a generation whose reasoning is separated from its answer."""
 
     var: str | None
     delta: str
+    path: tuple[int, ...] = ()
+
+    @property
+    def branch(self) -> str:
+        return branch_name(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,11 @@ class Value:
 
     var: str | None
     value: object
+    path: tuple[int, ...] = ()
+
+    @property
+    def branch(self) -> str:
+        return branch_name(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +83,21 @@ class Feed:
         self._condition = threading.Condition()
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._version = 0
-        self._told: set[object] = set()  # results whose value is among the events
+        self._told: set[int] = set()  # calls whose value is among the events
 
-    def text(self, var: str | None, delta: str) -> None:
-        self._add(Text(var, delta))
-
-    def thought(self, var: str | None, delta: str) -> None:
-        self._add(Thought(var, delta))
-
-    def partial(self, partial: Partial | None) -> None:
-        """A typed generation has grown; None where the last text told nothing new of it."""
-        if partial is not None:
-            self._add(partial)
-
-    def value(self, result: object, var: str | None, value: object) -> None:
-        """`result` names the generation, so that its value is told once."""
+    def add(self, event: Event) -> None:
+        """The next event."""
         with self._condition:
-            if result in self._told:
+            self.events.append(event)
+        self.changed()
+
+    def value(self, event: Value, call: int) -> None:
+        """The value of a call: the first time it is told."""
+        with self._condition:
+            if call in self._told:
                 return
-            self._told.add(result)
-        self._add(Value(var, value))
+            self._told.add(call)
+        self.add(event)
 
     def unseen(self) -> Callable[[], Iterator[Event]]:
         """A reader of the events: what it has not given yet, each time it is called."""
@@ -141,8 +153,3 @@ class Feed:
                 return
             self._waiters.append((loop, waiter))
         await waiter
-
-    def _add(self, event: Event) -> None:
-        with self._condition:
-            self.events.append(event)
-        self.changed()

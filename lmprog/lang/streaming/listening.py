@@ -1,8 +1,7 @@
-"""What is heard of a generation while it runs: its text piece by piece, and what a stream shows of
-it.
+"""The text of a running generation, piece by piece, and the events that a stream shows of it.
 
 Everything here happens on the receiving thread. Knows feeds, partial objects and how reasoning is
-told apart; it does not know calls.
+separated; it does not know calls.
 """
 
 from __future__ import annotations
@@ -11,36 +10,42 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.lang.ops.expressions import GenOp, SelectOp
-from lmprog.lang.streaming.feed import Feed
+from lmprog.lang.ops.reasoning import THOUGHT, Marks, Splitter, SplitText
+from lmprog.lang.streaming.feed import Feed, Text, Thought, Value
 from lmprog.lang.streaming.partial import PartialText
-from lmprog.lang.streaming.reasoning import THOUGHT, Marks, Splitter, SplitText
 
 
 def marks_of_op(op: GenOp[Any] | SelectOp) -> Marks | None:
+    """The marks around the reasoning that is to be separated; None where none is."""
     return op.reasoning if isinstance(op, GenOp) else None
 
 
-def _told_as(op: GenOp[Any] | SelectOp) -> str | None:
-    """Under which name a stream tells it: reasoning goes by the name of what it is for."""
+def _var_of(op: GenOp[Any] | SelectOp) -> str | None:
+    """The name in events: reasoning goes by the name of the answer that it is for."""
     is_thought = isinstance(op, GenOp) and op.is_thought
     return op.name.removesuffix(THOUGHT) if is_thought and op.name is not None else op.name
 
 
 class Listening:
-    """Hears the first of a generation's results."""
+    """Takes the deltas of a generation's first result."""
 
-    def __init__(self, op: GenOp[Any] | SelectOp, feed: Feed | None) -> None:
+    def __init__(self, op: GenOp[Any] | SelectOp, feed: Feed | None, path: tuple[int, ...]) -> None:
         marks = marks_of_op(op)
-        self.deltas: list[str] = []  # of the text as the branch has it, in order
+        self.deltas: list[str] = []
+        """The pieces of the text as the branch has it, in order."""
         self.reasoning_tokens: int | None = None
-        self._var = _told_as(op)
+        self._op = op
+        self._var = _var_of(op)
+        self._path = path
         self._feed = feed
         grows = (
             isinstance(op, GenOp)
             and isinstance(op.constraint, wire.JsonSchema)
             and op.tp is not str
         )
-        self._partial = PartialText(op.name, op.tp) if grows and isinstance(op, GenOp) else None
+        self._partial = (
+            PartialText(op.name, op.tp, path) if grows and isinstance(op, GenOp) else None
+        )
         self._splitter = None if marks is None else Splitter(marks)
 
     def hear(self, delta: wire.Delta) -> None:
@@ -48,26 +53,31 @@ class Listening:
         if delta.index != 0:
             return
         if self._splitter is None:
-            self._tell(delta.text)
+            self._add(delta.text)
             return
-        if not self._splitter.answering:  # the marks are counted with what stands between them
+        if not self._splitter.answering:  # the marks are counted with the text between them
             self.reasoning_tokens = (self.reasoning_tokens or 0) + delta.num_tokens
-        self._told(self._splitter.push(delta.text))
+        self._add_split(self._splitter.push(delta.text))
 
     def end(self) -> None:
         """Nothing more comes."""
         if self._splitter is not None:
-            self._told(self._splitter.finish())
+            self._add_split(self._splitter.finish())
 
-    def _told(self, told: SplitText) -> None:
-        if told.reasoning and self._feed is not None:
-            self._feed.thought(self._var, told.reasoning)
-        if told.answer:
-            self._tell(told.answer)
+    def event_of(self, value: object) -> Value:
+        """The event that tells the generation's value."""
+        return Value(self._op.name, value, self._path)
 
-    def _tell(self, text: str) -> None:
+    def _add_split(self, split: SplitText) -> None:
+        if split.reasoning and self._feed is not None:
+            self._feed.add(Thought(self._var, split.reasoning, self._path))
+        if split.answer:
+            self._add(split.answer)
+
+    def _add(self, text: str) -> None:
         self.deltas.append(text)
         if self._feed is not None:
-            self._feed.text(self._var, text)
-            if self._partial is not None:
-                self._feed.partial(self._partial.feed(text))
+            self._feed.add(Text(self._var, text, self._path))
+            partial = None if self._partial is None else self._partial.feed(text)
+            if partial is not None:
+                self._feed.add(partial)

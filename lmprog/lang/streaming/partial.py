@@ -39,22 +39,36 @@ _MISSING: Final = object()  # nothing can be told yet
 _ANYTHING = (Any, object)
 
 
+def branch_name(path: tuple[int, ...]) -> str:
+    """A branch in a readable form: "root", "fork0[2]", "fork0[2].fork1[0]"."""
+    forks = [f"fork{nth}[{index}]" for nth, index in zip(path[::2], path[1::2], strict=True)]
+    return ".".join(forks) or "root"
+
+
 class Partial:
     """An event of a stream: what has come of a typed generation; `var` is its name, None for one
-    without.
+    without, and `path` says on which branch it is (see `Text`).
 
     `value` is made when it is first read, of what had come when the event was made. Do not change
     it: what is complete in it is shared with later events.
     """
 
-    __slots__ = ("_made", "_seen", "_tp", "var")
+    __slots__ = ("_made", "_seen", "_tp", "path", "var")
     __match_args__ = ("var", "value")
 
-    def __init__(self, var: str | None, tp: object, seen: SeenJson) -> None:
+    def __init__(
+        self, var: str | None, tp: object, seen: SeenJson, path: tuple[int, ...] = ()
+    ) -> None:
         self.var = var
+        self.path = path
         self._tp = tp
         self._seen = seen
         self._made: tuple[object] | None = None
+
+    @property
+    def branch(self) -> str:
+        """The branch's name: "root", or "fork0[2]" for the path (0, 2)."""
+        return branch_name(self.path)
 
     @property
     def value(self) -> Any:
@@ -68,7 +82,11 @@ class Partial:
         return self._made[0]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Partial) and (self.var, self.value) == (other.var, other.value)
+        return isinstance(other, Partial) and (self.var, self.path, self.value) == (
+            other.var,
+            other.path,
+            other.value,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -79,15 +97,16 @@ class Partial:
 class PartialText:
     """Follows the text of one typed generation."""
 
-    def __init__(self, var: str | None, tp: object) -> None:
+    def __init__(self, var: str | None, tp: object, path: tuple[int, ...] = ()) -> None:
         self._var = var
         self._tp = tp
+        self._path = path
         self._growing = GrowingJson()
 
     def feed(self, text: str) -> Partial | None:
         """The object after more text; None where there is nothing new of it."""
         seen = self._growing.seen() if self._growing.feed(text) else None
-        return None if seen is None else Partial(self._var, self._tp, seen)
+        return None if seen is None else Partial(self._var, self._tp, seen, self._path)
 
 
 def _fitted(tp: Any, node: Node, seen: SeenJson) -> Any:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Generic, TypeVar, cast
 
-from lmprog.lang.programs.executor import Job, RunSettings, awaiting, in_thread, open_run
+from lmprog.lang.runs.executor import Job, RunSettings, awaiting, in_thread, open_run
 from lmprog.lang.streaming.feed import Done, Event, Feed
 
 R = TypeVar("R")

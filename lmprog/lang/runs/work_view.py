@@ -1,7 +1,7 @@
 """A run's text with what is known of each part: cached, computed, generated, forced; for terminals
 and notebooks.
 
-What the runtime tells are counts for each call, not places: how many tokens of the prompt were
+The runtime tells counts for each call, not places: how many tokens of the prompt were
 cached (always its beginning), how many of the result were forced. So parts are shaded whole: the
 text between two calls is cached, computed or partly cached, a result is generated, forced or partly
 forced, and the exact counts stand beside. The figures of a select cover all its options together,
@@ -14,16 +14,14 @@ import html
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
+from typing import Any, Literal, Protocol, TextIO, TypeAlias
 
 from lmprog import wire
-from lmprog.lang.branches.appended import plain_text
+from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.cursor import Cursor
-from lmprog.lang.branches.results_of_calls import Gen
+from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.log import plain_text
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
-
-if TYPE_CHECKING:
-    from lmprog.lang.programs.results import Run
 
 Kind: TypeAlias = Literal[
     "role", "cached", "partly cached", "computed", "generated", "partly forced", "forced", "selected", "failed",
@@ -51,6 +49,19 @@ class ShownPart:
     kind: Kind
     text: str
     note: str = ""
+
+
+class EndedRun(Protocol):
+    """What is shown of a run."""
+
+    @property
+    def branch(self) -> Branch: ...
+
+    @property
+    def usage(self) -> wire.Usage: ...
+
+    @property
+    def failure(self) -> BaseException | None: ...
 
 
 def parts_of(cursor: Cursor) -> list[ShownPart]:
@@ -148,10 +159,8 @@ def work(usage: wire.Usage) -> str:
     )
 
 
-def to_html(run: Run[Any]) -> str:
-    """For notebooks. A run that is still running is not waited for."""
-    if not run.outcome.done():
-        return "<i>still running</i>"
+def to_html(run: EndedRun) -> str:
+    """For notebooks."""
     shown = parts_of(run.branch.cursor)
     spans = "".join(_span(part.kind, part.text, part.note) for part in shown)
     legend = " ".join(
@@ -175,7 +184,7 @@ def _span(kind: Kind, text: str, note: str) -> str:
     return f'<span style="{style}"{title}>{html.escape(text)}</span>'
 
 
-def to_terminal(run: Run[Any], file: TextIO | None = None, *, color: bool | None = None) -> None:
+def to_terminal(run: EndedRun, file: TextIO | None = None, *, color: bool | None = None) -> None:
     """Prints the text, colored where `file` is a terminal (or as `color` says), a legend, and each
     call's counts.
     """

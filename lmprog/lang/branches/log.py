@@ -5,41 +5,53 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
-from lmprog.lang.branches.results_of_calls import Gen
+from lmprog.lang.branches.marks import text_of
+from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
-
-if TYPE_CHECKING:
-    from lmprog.lang.branches.cursor import Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class GainedBy:
-    """In a log: the text that a joined branch gained since its fork."""
+    """The text that a joined branch gained since its fork: its log from item `base` on."""
 
-    child: Cursor
+    log: list[Item]
+    base: int
+
+    @property
+    def items(self) -> list[Item]:
+        return self.log[self.base :]
 
 
-Item: TypeAlias = "str | Gen[Any] | RoleBeginExpr | RoleEndExpr | GainedBy"
+Item: TypeAlias = "str | PendingCall | RoleBeginExpr | RoleEndExpr | GainedBy"
 
 
-def gens_of(items: list[Item]) -> list[Gen[Any]]:
-    """The results that stand in a log, those of joined branches included."""
-    found: list[Gen[Any]] = []
+def gens_of(items: list[Item]) -> list[PendingCall]:
+    """The results in a log, those of joined branches included."""
+    found: list[PendingCall] = []
     for item in items:
-        if isinstance(item, Gen):
+        if isinstance(item, PendingCall):
             found.append(item)
         elif isinstance(item, GainedBy):
-            found += gens_of(item.child.log[item.child.base :])
+            found += gens_of(item.items)
     return found
 
 
 def last_role(items: list[Item]) -> RoleBeginExpr | RoleEndExpr | None:
     """The last beginning or end of a turn; None where there is neither."""
     for item in reversed(items):
-        found = last_role(item.child.log[item.child.base :]) if isinstance(item, GainedBy) else item
+        found = last_role(item.items) if isinstance(item, GainedBy) else item
         if isinstance(found, RoleBeginExpr | RoleEndExpr):
+            return found
+    return None
+
+
+def last_item(items: list[Item]) -> Item | None:
+    """The last text, result or role; None where there is nothing."""
+    for item in reversed(items):
+        found = last_item(item.items) if isinstance(item, GainedBy) else item
+        if found is not None and not (isinstance(found, str) and not found):
             return found
     return None
 
@@ -50,18 +62,11 @@ def plain_text(items: list[Item]) -> str:
     for item in items:
         if isinstance(item, str):
             parts.append(item)
-        elif isinstance(item, Gen):
+        elif isinstance(item, PendingCall):
             parts.append(text_of(item))
         elif isinstance(item, GainedBy):
-            parts.append(plain_text(item.child.log[item.child.base :]))
+            parts.append(plain_text(item.items))
     return "".join(parts)
-
-
-def text_of(gen: Gen[Any]) -> str:
-    """What a result left in its branch; waits. A call that was refused, and whose refusal was read,
-    left nothing.
-    """
-    return "" if gen.refused() and gen.was_read else gen.text
 
 
 def messages(items: list[Item]) -> list[dict[str, str]]:
@@ -70,7 +75,7 @@ def messages(items: list[Item]) -> list[dict[str, str]]:
     """
     turns: list[tuple[str, list[Item]]] = []
     inside = False
-    for item in items:
+    for item in _flat(items):
         if isinstance(item, RoleBeginExpr):
             turns.append((item.role, []))
             inside = True
@@ -79,3 +84,11 @@ def messages(items: list[Item]) -> list[dict[str, str]]:
         elif inside:
             turns[-1][1].append(item)
     return [{"role": role, "content": plain_text(content)} for role, content in turns]
+
+
+def _flat(items: list[Item]) -> list[Item]:
+    """With the items of joined branches in their place."""
+    found: list[Item] = []
+    for item in items:
+        found += _flat(item.items) if isinstance(item, GainedBy) else [item]
+    return found

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
 from lmprog import wire
-from lmprog.lang.branches.branch_view import Branch
-from lmprog.lang.programs.scope import Scope, total
-
-if TYPE_CHECKING:
-    from lmprog.lang.programs.work_view import ShownPart
+from lmprog.lang.branches.branch import Branch
+from lmprog.lang.branches.scope import Scope, total
+from lmprog.lang.runs.run_replay import Recording
+from lmprog.lang.runs.work_view import ShownPart, parts_of, to_html, to_terminal
 
 R = TypeVar("R")
 
@@ -63,8 +62,6 @@ class Run(Generic[R]):
 
         Runs that the program started by `.run(...)` are runs of their own and not in it.
         """
-        from lmprog.lang.programs.run_replay import Recording
-
         self.sync()
         Recording.of(self.scope).write(Path(path))
 
@@ -119,8 +116,6 @@ class Run(Generic[R]):
         """The text in parts, each with what is known of it (cached, computed, generated, forced,
         ...); blocks.
         """
-        from lmprog.lang.programs.work_view import parts_of
-
         self.sync()
         return parts_of(self.branch.cursor)
 
@@ -130,16 +125,12 @@ class Run(Generic[R]):
 
         Colored where `file` (standard output without one) is a terminal, or as `color` says.
         """
-        from lmprog.lang.programs.work_view import to_terminal
-
         self.sync()
         to_terminal(self, file, color=color)
 
     def _repr_html_(self) -> str:
         """The same for notebooks."""
-        from lmprog.lang.programs.work_view import to_html
-
-        return to_html(self)
+        return to_html(self) if self.outcome.done() else "<i>still running</i>"
 
     def _finished(self) -> None:
         """Waits for the end; raises the run's error."""

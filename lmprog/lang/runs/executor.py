@@ -11,28 +11,28 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from lmprog.backends import Backend
+from lmprog.backends.client import running_loop
 from lmprog.backends.default import default_backend
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
-from lmprog.lang.branches.branch_view import Branch
+from lmprog.lang.branches import scope as scopes
+from lmprog.lang.branches.branch import Branch
+from lmprog.lang.branches.budget import Budget
+from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.cursor import Cursor
-from lmprog.lang.branches.mapped import raise_together
+from lmprog.lang.branches.failures import raise_together, unread_failures
+from lmprog.lang.branches.marks import forget_marks, resolved, warn_of_leaks
+from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.variables import settle
-from lmprog.lang.client import running_loop
 from lmprog.lang.ops.sampling import Sampling
-from lmprog.lang.programs import scope as scopes
-from lmprog.lang.programs.budget import Budget
-from lmprog.lang.programs.results import Run
-from lmprog.lang.programs.scope import Scope
+from lmprog.lang.runs.results import Run
 from lmprog.lang.streaming.feed import Feed
 
 R = TypeVar("R")
-OnBatchError: TypeAlias = Literal["raise", "collect"]
 GRACE = 0.1  # seconds in which the runtime may say first which call was out of time
 
 
@@ -46,6 +46,7 @@ class RunSettings:
     max_total_tokens: int | None = None
     salt: str = ""
     num_api_spec_tokens: int | None = None
+    heal: bool | None = None
 
     def __post_init__(self) -> None:
         tokens = self.num_api_spec_tokens
@@ -75,27 +76,34 @@ class Job:
 
 
 def backend_of(settings: RunSettings) -> Backend:
-    """The one that was given, the calling program's, or the default one."""
+    """The one that was given, the calling program's, or the default one. A rehearsal never leaves
+    its own: no service is asked for anything.
+    """
     outer = scopes.current.get()
-    return settings.backend or (outer.backend if outer is not None else default_backend())
+    if outer is not None and (outer.is_rehearsal or settings.backend is None):
+        return outer.backend
+    return settings.backend or default_backend()
 
 
-def open_run(settings: RunSettings, feed: Feed | None = None) -> Run[Any]:
+def open_run(
+    settings: RunSettings, feed: Feed | None = None, *, is_rehearsal: bool = False
+) -> Run[Any]:
     """A run that has not begun: its scope and its root branch. Without a backend it is the
     caller's, or the default.
     """
     outer = scopes.current.get()
     around = None if outer is None else outer.budget
     budget = Budget(around, timeout=settings.timeout, max_total_tokens=settings.max_total_tokens)
-    backend = backend_of(settings)
+    backend = settings.backend if is_rehearsal and settings.backend else backend_of(settings)
     scope = Scope(
         backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed
     )
+    scope.is_rehearsal = is_rehearsal or (outer is not None and outer.is_rehearsal)
     inherited = 0 if outer is None else outer.num_api_spec_tokens
     scope.num_api_spec_tokens = (
         inherited if settings.num_api_spec_tokens is None else settings.num_api_spec_tokens
     )
-    return Run(Branch(Cursor(scope)))
+    return Run(Branch(Cursor(scope), BranchSettings(settings.sampling, budget, settings.heal)))
 
 
 def execute(job: Job, run: Run[Any]) -> None:
@@ -111,10 +119,10 @@ def execute(job: Job, run: Run[Any]) -> None:
             raise ProgramError(
                 f"{job.name} gives a coroutine that nobody awaits; make it `async def` and await inside"
             )
-        raise_together([failure for mapped in run.scope.mapped for failure in mapped.finish()])
+        raise_together([failure for task in run.scope.tasks for failure in task.finish()])
         for gen in run.scope.gens:
             gen.wait()
-        _finish(run)
+        value = _finish(run, value)
     except BaseException as error:
         run.scope.close()
         run.outcome.set_exception(error)
@@ -124,6 +132,7 @@ def execute(job: Job, run: Run[Any]) -> None:
         run.outcome.set_result(value)
     finally:
         scopes.current.reset(token)
+        forget_marks(run.scope)
         run.scope.over()
         _end_feed(run)
 
@@ -139,13 +148,13 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         run.scope.budget.begin()
         value = await _in_time(job, run)
         raise_together(
-            [failure for mapped in run.scope.mapped for failure in await mapped.finish_async()]
+            [failure for task in run.scope.tasks for failure in await task.finish_async()]
         )
         await settle(run.scope.gens)
-        _finish(run)
+        value = _finish(run, value)
     except BaseException as error:
         run.scope.close()
-        await asyncio.gather(*(mapped.abandon() for mapped in run.scope.mapped))
+        await asyncio.gather(*(task.abandon() for task in run.scope.tasks))
         cancelled = isinstance(error, asyncio.CancelledError)
         run.outcome.set_exception(Cancelled("the run was cancelled") if cancelled else error)
         if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
@@ -155,6 +164,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
     finally:
         run.scope.stop, stop.is_over = None, True
         scopes.current.reset(token)
+        forget_marks(run.scope)
         run.scope.over()
         _end_feed(run)
 
@@ -200,18 +210,18 @@ async def _in_time(job: Job, run: Run[Any]) -> Any:
         raise
 
 
-def _finish(run: Run[Any]) -> None:
-    """The program has returned and all its calls are done: raises what failed and was never
-    read.
+def _finish(run: Run[Any], value: Any) -> Any:
+    """The program has returned `value` and all its calls are done: raises what failed and was
+    never read, and gives the value with the results that it refers to.
     """
-    unread = {
-        id(gen.root()): gen.root() for gen in run.scope.unread_failures() if not gen.root().was_read
-    }
-    raise_together([gen.error_at_site() for gen in unread.values()])
+    raise_together(unread_failures(run.scope.gens))
     run.scope.budget.check()
+    value = resolved(value, run.scope)
+    warn_of_leaks(run.scope)
     with run.scope.client.together():
         run.branch.cursor.close(keep_text=True)
         run.scope.close()
+    return value
 
 
 def _end_feed(run: Run[Any]) -> None:
@@ -268,96 +278,3 @@ async def awaiting(job: Job, run: Run[Any]) -> None:
         run.scope.cancel()
         await asyncio.wait([work])
         raise
-
-
-# --- many runs
-# -------------------------------------------------------------------------------------------------------
-
-
-class ProgramBatch:
-    """Many runs with at most `concurrency` of them at a time, done once."""
-
-    def __init__(
-        self, jobs: Sequence[Job], settings: RunSettings, concurrency: int, on_error: OnBatchError
-    ) -> None:
-        if on_error not in ("raise", "collect"):
-            allowed = "'raise' or 'collect'"
-            message = f"on_error={on_error!r} is not allowed; give {allowed}"
-            raise InvalidParameter(message, name="on_error", value=on_error, allowed=allowed)
-        if concurrency < 1:
-            message = f"concurrency={concurrency} is not allowed; give at least 1"
-            raise InvalidParameter(message, name="concurrency", value=concurrency, allowed="1 <= x")
-        self._jobs = jobs
-        self._concurrency = min(concurrency, max(len(jobs), 1))
-        self._stops = on_error == "raise"
-        self.failed: BaseException | None = None
-        self.runs = [open_run(settings) for _ in jobs]
-
-    def perform(self, step: Callable[[], object]) -> None:
-        """Does them all; `step` is told of each end. What failed is in the runs, and the first one
-        in `failed`.
-
-        After a failure, unless errors are collected, the others are cancelled.
-        """
-        if self._jobs and self._jobs[0].is_async:
-            if running_loop() is not None:
-                raise ProgramError(
-                    "on an event loop, gather `program.arun(...)` instead of mapping"
-                )
-            asyncio.run(self._on_loop(step))
-        elif self._jobs:
-            self._in_threads(step)
-        for run in self.runs:
-            if not run.outcome.done():
-                run.outcome.set_exception(
-                    Cancelled("another run of the batch failed before this one began")
-                )
-
-    def _next_up(self, todo: Iterator[int]) -> int | None:
-        return None if self.failed is not None else next(todo, None)
-
-    def _ended(self, index: int, step: Callable[[], object]) -> None:
-        step()
-        failure = self.runs[index].failure
-        if failure is not None and self._stops and self.failed is None:
-            failure.add_note(f"raised by item {index} of {len(self._jobs)}")
-            self.failed = failure
-            for run in self.runs:
-                if not run.outcome.done():
-                    run.scope.cancel()
-
-    async def _on_loop(self, step: Callable[[], object]) -> None:
-        todo = iter(range(len(self._jobs)))
-
-        async def worker() -> None:
-            while (index := self._next_up(todo)) is not None:
-                await execute_async(self._jobs[index], self.runs[index])
-                self._ended(index, step)
-
-        await asyncio.gather(*(_as_task(worker()) for _ in range(self._concurrency)))
-
-    def _in_threads(self, step: Callable[[], object]) -> None:
-        todo = iter(range(len(self._jobs)))
-        lock = threading.Lock()
-
-        def worker() -> None:
-            while True:
-                with lock:
-                    index = self._next_up(todo)
-                if index is None:
-                    return
-                execute(self._jobs[index], self.runs[index])
-                with lock:
-                    self._ended(index, step)
-
-        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="lmprog-batch") as pool:
-            workers = [
-                pool.submit(contextvars.copy_context().run, worker)
-                for _ in range(self._concurrency)
-            ]
-        for done in workers:
-            done.result()
-
-
-def _as_task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    return asyncio.get_running_loop().create_task(coroutine)

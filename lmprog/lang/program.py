@@ -13,6 +13,7 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -29,21 +30,19 @@ from typing import (
 from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.errors import ProgramError
-from lmprog.lang.branches.branch_view import Branch
+from lmprog.lang.branches.branch import Branch
 from lmprog.lang.ops.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
-from lmprog.lang.programs.event_stream import Stream
-from lmprog.lang.programs.executor import (
+from lmprog.lang.runs.batch import OnBatchError, ProgramBatch
+from lmprog.lang.runs.event_stream import Stream
+from lmprog.lang.runs.executor import (
     Job,
-    OnBatchError,
-    ProgramBatch,
     RunSettings,
     awaiting,
-    backend_of,
     blocking,
     in_thread,
     open_run,
 )
-from lmprog.lang.programs.results import Results, Run
+from lmprog.lang.runs.results import Results, Run
 from lmprog.lang.streaming.feed import Feed
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from lmprog.lang.rehearsal.cost import Explanation
     from lmprog.lang.rehearsal.graph import Graph
     from lmprog.lang.rehearsal.preview import Preview
-    from lmprog.lang.rehearsal.prompts import PromptReader
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +67,7 @@ class RunOptions(SamplingOptions, total=False):
     timeout: float | None
     max_total_tokens: int | None
     cache_salt: str
+    heal: bool
     num_api_spec_tokens: int | None
 
 
@@ -131,7 +131,7 @@ class Program(Generic[P, R]):
     def _with(self, options: Mapping[str, Any]) -> RunSettings:
         rest = dict(options)
         settings = self.settings
-        for name in ("backend", "timeout", "max_total_tokens", "num_api_spec_tokens"):
+        for name in ("backend", "timeout", "max_total_tokens", "num_api_spec_tokens", "heal"):
             if name in rest:
                 settings = replace(settings, **{name: rest.pop(name)})
         if "cache_salt" in rest:
@@ -166,26 +166,18 @@ class Program(Generic[P, R]):
         """The exact prompts, written and counted by the runtime, with marks for results; generates
         nothing.
         """
-        from lmprog.lang.rehearsal.preview import preview_of
-
-        graph, reader, _ = self._rehearsed(args, kwargs)
-        return preview_of(graph, reader)
+        return _rehearsal().preview(*self._job(args, kwargs))
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Calls, shared prefixes, and the most tokens and pages that a run can take; generates
         nothing.
         """
-        from lmprog.lang.rehearsal.cost import explain_of
-
-        graph, reader, welcome = self._rehearsed(args, kwargs)
-        return explain_of(graph, reader, welcome)
+        return _rehearsal().explain(*self._job(args, kwargs))
 
     def trace(self, *args: Any, **kwargs: Any) -> Graph:
         """The program's ops as a graph: `print` it, or `to_dot()`. Arguments left out are
         placeholders.
         """
-        from lmprog.lang.rehearsal.double import rehearse
-
         given = inspect.signature(self.function).bind_partial(None, *args).arguments
         own = {name for name in kwargs if name in self._names} | set(self.bound) | set(given)
         for parameter in list(inspect.signature(self.function).parameters.values())[1:]:
@@ -195,7 +187,7 @@ class Program(Generic[P, R]):
                 and parameter.kind not in _VARIADIC
             ):
                 kwargs[parameter.name] = f"⟨{parameter.name}⟩"
-        return rehearse(*self._job(args, kwargs)).graph
+        return _rehearsal().trace(*self._job(args, kwargs))
 
     def cache(self, *args: Any, **kwargs: Any) -> wire.Usage:
         """Computes ahead what every run begins with: the text before the first argument that is
@@ -203,25 +195,12 @@ class Program(Generic[P, R]):
 
         Seldom needed: runs that begin together share that text anyway. Gives the work that it was.
         """
-        from lmprog.lang.rehearsal.ahead import compute_beginning
-
         options = {
             name: value
             for name, value in kwargs.items()
             if name not in self._names and _is_setting(name)
         }
-        return compute_beginning(self.trace(*args, **kwargs), self._with(options))
-
-    def _rehearsed(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Graph, PromptReader, wire.Welcome]:
-        """What the program would do, and who can say how the runtime writes it."""
-        from lmprog.lang.rehearsal.double import rehearse
-        from lmprog.lang.rehearsal.prompts import PromptReader
-
-        job, settings = self._job(args, kwargs)
-        client = backend_of(settings).client
-        return rehearse(job, settings).graph, PromptReader(client, settings.salt), client.welcome
+        return _rehearsal().compute_ahead(self.trace(*args, **kwargs), self._with(options))
 
     # --- running
     # ------------------------------------------------------------------------------------------------
@@ -363,6 +342,13 @@ class AsyncProgram(Program[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
         return super().__call__(*args, **kwargs)
+
+
+def _rehearsal() -> ModuleType:
+    """Loaded when it is first needed: a process that only runs programs does not pay for it."""
+    from lmprog.lang.rehearsal import views
+
+    return views
 
 
 def _is_setting(name: str) -> bool:

@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 
 from lmprog.backends.embedded import Runtime
 from lmprog.backends.runtime_backend import flush
+from lmprog.backends.service_calls import get_server_info
 from lmprog.errors import InvalidParameter, NotSupported
-from lmprog.lang.branches.branch_view import Branch
-from lmprog.lang.branches.results_of_calls import Gen
-from lmprog.lang.programs.program import function
-from lmprog.lang.programs.service_calls import get_server_info
+from lmprog.lang.branches.branch import Branch
+from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.meta_info import meta_info
+from lmprog.lang.program import function
 from lmprog.lang.streaming.feed import Done, Text
-from lmprog.lang.streaming.follow import meta_info
 
 Result: TypeAlias = dict[str, Any]
 """`text` and `meta_info`."""

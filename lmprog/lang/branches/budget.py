@@ -2,9 +2,9 @@
 
 Budgets nest: what is spent counts for every budget around it, and the smallest one decides. When
 one is used up, the calls that run in it are cancelled, and they and every later op raise
-`DeadlineExceeded`. Tokens are counted as APIs bill them: prompt and generated tokens of every call,
-cached ones included, so that a run costs the same whatever the runtime remembers. This module knows
-calls only by their being running and having used something.
+`DeadlineExceeded` or `TokenBudgetExceeded`. Tokens are counted as APIs bill them: prompt and
+generated tokens of every call, cached ones included, so that a run costs the same whatever the
+runtime has cached. Of a call this module knows only how to cancel it and what it used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from lmprog import wire
-from lmprog.errors import DeadlineExceeded, InvalidParameter, LmprogError
+from lmprog.errors import DeadlineExceeded, InvalidParameter, LmprogError, TokenBudgetExceeded
 
 
 class Budget:
@@ -114,9 +114,9 @@ class Budget:
             raise self.out_of_tokens()
         return budget._left()
 
-    def out_of_tokens(self) -> DeadlineExceeded:
+    def out_of_tokens(self) -> TokenBudgetExceeded:
         budget = self._least() or self
-        return DeadlineExceeded(
+        return TokenBudgetExceeded(
             f"the tokens given to this {budget._what} are used up (max_total_tokens={budget._max})"
         )
 

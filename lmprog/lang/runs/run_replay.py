@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lmprog import wire
 from lmprog.backends import Backend
+from lmprog.backends.client import Client, ClientCall
 from lmprog.backends.default import default_backend
+from lmprog.backends.majority import majority
 from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejected
-from lmprog.lang.branches.best_result import majority
-from lmprog.lang.client import Client, ClientCall
 
 if TYPE_CHECKING:
-    from lmprog.lang.programs.scope import Scope
+    from lmprog.lang.branches.scope import Scope
 
 FORMAT = "lmprog run 1"
 Result: TypeAlias = wire.CallDone | wire.Chosen
@@ -110,9 +110,9 @@ class Recording:
             if isinstance(outcome, wire.CallDone | wire.Chosen):
                 results[gen.call.id] = outcome
         contests = tuple(
-            Decided(contest.rule, contest.calls, contest.calls[contest.place])
+            Decided(contest.rule, contest.calls, contest.won)
             for contest in scope.contests
-            if contest.place is not None
+            if contest.won is not None
             and labels.keys() >= set(contest.calls)  # also of runs within this one
         )
         ops = tuple(_alone(op, scope, labels) for op in list(scope.posted))
@@ -299,7 +299,7 @@ def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
     def known(piece: wire.Piece) -> wire.Piece:
         if not isinstance(piece, wire.Ref) or piece.call in own:
             return piece
-        gen = scope.marked[piece.call]
+        gen = scope.referenced[piece.call]
         return (
             wire.TextPiece(gen.texts[piece.index])
             if gen.done() and gen.failure() is None

@@ -10,45 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from lmprog.errors import ProgramError, UnknownName
-from lmprog.lang.branches.appended import GainedBy, Item
 from lmprog.lang.branches.cursor import Cursor
-from lmprog.lang.branches.results_of_calls import Gen
-from lmprog.lang.ops.meta import Selected
+from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.log import GainedBy, Item
+from lmprog.lang.branches.meta_info import meta_info
+from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.streaming.feed import Feed
-
-
-def meta_info(gen: Gen[Any]) -> dict[str, Any]:
-    """A result's meta information under the names that SGLang gives it."""
-    meta = gen.meta
-    info: dict[str, Any] = {
-        "prompt_tokens": meta.usage.prompt,
-        "completion_tokens": meta.usage.generated,
-        "cached_tokens": meta.usage.cached,
-        "forced_tokens": meta.usage.forced,
-        "finish_reason": {"type": meta.finish, "matched": meta.stopped_by},
-        "output_ids": list(meta.tokens),
-    }
-    if meta.reasoning_tokens is not None:
-        info["reasoning_tokens"] = meta.reasoning_tokens
-    if meta.finish == "select":
-        chosen: Selected = gen.value
-        info["normalized_prompt_logprobs"] = list(chosen.scores.values())
-        info["input_token_logprobs"] = [list(logprobs) for logprobs in chosen.logprobs.values()]
-    if meta.logprobs:
-        info["output_token_logprobs"] = [
-            (item.logprob, item.token, item.text) for item in meta.logprobs
-        ]
-        info["output_top_logprobs"] = [
-            [(lp, token, text) for token, text, lp in item.top] for item in meta.logprobs
-        ]
-    if meta.prompt_logprobs:
-        info["input_token_logprobs"] = [
-            (item.logprob, item.token, item.text) for item in meta.prompt_logprobs
-        ]
-        info["input_top_logprobs"] = [
-            [(lp, token, text) for token, text, lp in item.top] for item in meta.prompt_logprobs
-        ]
-    return info
 
 
 def _feed_of(cursor: Cursor) -> Feed:
@@ -70,7 +37,7 @@ class _Reader:
             (cursor.log, 0)
         ]  # an item; in joined branches inside one another
         self._delta = 0  # how much of that item was given
-        self.gen: Gen[Any] | None = None
+        self.call: PendingCall | None = None
 
     def more(self) -> Iterator[str]:
         """What has come since the last time; raises why a generation on the way failed."""
@@ -79,10 +46,10 @@ class _Reader:
             return
         var = self._cursor.names.get(self._var_name)
         if var is not None:
-            self.gen = var if isinstance(var, Gen) else None
-            if self.gen is None:
+            if not isinstance(var, Gen):
                 raise ProgramError(f"{self._var_name!r} was not generated, so it does not stream")
-            yield from self._of(self.gen)
+            self.call = var
+            yield from self._of(var)
         elif self._cursor.closed:
             raise UnknownName(f"the program never set {self._var_name!r}", name=self._var_name)
 
@@ -97,17 +64,17 @@ class _Reader:
             item = log[index]
             if isinstance(item, str):
                 yield item
-            elif isinstance(item, Gen):
-                self.gen = item
+            elif isinstance(item, PendingCall):
+                self.call = item
                 yield from self._of(item)
                 if not item.done():
                     return
                 self._delta = 0
             self._at[-1] = (log, index + 1)
             if isinstance(item, GainedBy):
-                self._at.append((item.child.log, item.child.base))
+                self._at.append((item.log, item.base))
 
-    def _of(self, gen: Gen[Any]) -> Iterator[str]:
+    def _of(self, gen: PendingCall) -> Iterator[str]:
         done = gen.done()
         while self._delta < len(gen.deltas):
             self._delta += 1
@@ -131,15 +98,15 @@ def texts_async(cursor: Cursor, var_name: str | None, with_meta: bool) -> AsyncI
     """
     reader = _Reader(cursor, var_name)
     more: Callable[[], Iterator[Any]] = reader.more
-    told: Gen[Any] | None = None
+    told: PendingCall | None = None
     if with_meta:
 
         def more() -> Iterator[tuple[str, dict[str, Any]]]:
             nonlocal told
             for piece in reader.more():
                 yield piece, {}
-            gen = reader.gen
-            if gen is not None and gen is not told and gen.done():
+            gen = reader.call
+            if isinstance(gen, Gen) and gen is not told and gen.done():
                 told = gen
                 yield "", meta_info(gen)
 

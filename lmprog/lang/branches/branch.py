@@ -1,32 +1,81 @@
-"""A fork's branches together: structured concurrency over them, and SGLang's group spelling.
+"""A branch as programs see it, and the branches of a fork together.
 
-Leaving the `with` joins: it waits for the branches' calls, raises what failed unread, and closes
-the branches. When one branch fails, its siblings are cancelled, which frees what they held. One
-failure is raised as it is, several as an `ExceptionGroup`. This module does not know how a branch
-talks to the runtime.
+`s.gen(...)` and `s.select(...)` return results that are awaited or read; `s += lmprog.gen("x")` and
+`s["x"]` do the same by name. Nothing here waits except where a value is read. Knows no tokens and
+no wire.
+
+Leaving a fork's `with` joins: it waits for the branches' calls, raises what failed unread, and
+closes the branches. When one branch fails, its siblings are cancelled, which frees what they held.
+One failure is raised as it is, several as an `ExceptionGroup`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from lmprog.backends.client import running_loop
 from lmprog.errors import InvalidParameter, ProgramError
-from lmprog.lang.branches.mapped import Mapped, Raced, raise_together
-from lmprog.lang.branches.results_of_calls import Gen
+from lmprog.lang.branches.branch_writing import BranchWriting, ForkOptions
+from lmprog.lang.branches.failures import raise_together, unread_failures
+from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.mapped import BranchRace, Mapped
 from lmprog.lang.branches.variables import Gathered, settle
-from lmprog.lang.client import running_loop
 
 if TYPE_CHECKING:
-    from lmprog.lang.branches.branch_view import Branch
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 OnError = Literal["raise", "keep"]
 
 
-class Branches(Sequence["Branch"]):
+class Branch(BranchWriting):
+    """One growing text of a program."""
+
+    def fork(
+        self, size: int = 1, *, on_error: OnError = "raise", **options: Unpack[ForkOptions]
+    ) -> Branches:
+        """`size` branches that go on from here; use it with `with` or `async with`, which joins and
+        frees them.
+
+        `timeout` (seconds) and `max_total_tokens` limit what the calls of these branches take
+        together.
+        """
+        if not isinstance(size, int) or not 1 <= size <= 4096:
+            allowed = "1 <= size <= 4096"
+            raise InvalidParameter(
+                f"fork({size!r}) is not allowed; give {allowed}",
+                name="size",
+                value=repr(size),
+                allowed=allowed,
+            )
+        settings = self._settings_for(options, "fork")
+        children = self.cursor.fork(size, settings.budget)
+        return Branches(self, [Branch(child, settings) for child in children], on_error)
+
+    @contextmanager
+    def copy(self, **options: Unpack[ForkOptions]) -> Iterator[Branch]:
+        """One branch that goes on from here, closed at the end of the `with`; options as for
+        `fork`.
+        """
+        settings = self._settings_for(options, "copy")
+        [child] = self.cursor.fork(1, settings.budget)
+        try:
+            yield Branch(child, settings)
+            # also a copy that got all its results may have taken more than it was given
+            settings.budget.check()
+        finally:
+            child.close_when_done()
+
+
+class Raced(BranchRace[T, Branch]):
+    """The race of a function on the branches of a fork."""
+
+
+class Branches(Sequence[Branch]):
     """The children of one fork. With `on_error="keep"` failures are results like others and nothing
     is cancelled.
     """
@@ -95,7 +144,7 @@ class Branches(Sequence["Branch"]):
 
     def _ends_with_us(self, mapped: Mapped[Any] | Raced[Any]) -> None:
         self._mapped.append(mapped)
-        self._parent.cursor.scope.mapped.append(mapped)
+        self._parent.cursor.scope.tasks.append(mapped)
 
     def __iadd__(self, content: object) -> Branches:
         """Appends to every branch: the same content, or what a list or a function of the index says
@@ -164,16 +213,12 @@ class Branches(Sequence["Branch"]):
 
     def _failed(self) -> list[Exception]:
         """The failures in the branches that nobody has read yet."""
-        gens = [gen for child in self._children for gen in child.cursor.gens]
-        unread = [gen for gen in gens if not gen.was_read and gen.failure() is not None]
-        first = {
-            id(gen.root()): gen for gen in reversed(unread)
-        }  # a branch's later failures have the same root
+        gens = self._gens()
         if self._on_error == "keep":
-            for gen in unread:
-                gen.was_read = True
+            for gen in gens:
+                gen.was_read = gen.was_read or gen.failure() is not None
             return []
-        return [gen.error_at_site() for gen in reversed(first.values())]
+        return unread_failures(gens)
 
     def _check_budget(self) -> None:
         """Also a fork that got all its results may have taken more than it was given."""

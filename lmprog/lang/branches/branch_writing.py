@@ -1,0 +1,195 @@
+"""What is written to a branch: text, chat turns, generations, selections; in both spellings.
+
+Nothing here waits. Knows no tokens and no wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+from lmprog.errors import LmprogError, ProgramError
+from lmprog.lang.branches.branch_reading import BranchReading
+from lmprog.lang.branches.budget import Budget
+from lmprog.lang.branches.call_request import BranchSettings
+from lmprog.lang.branches.cursor import Cursor
+from lmprog.lang.branches.gen import Gen
+from lmprog.lang.ops.best_of import By, best_options
+from lmprog.lang.ops.expressions import (
+    GenOptions,
+    RoleBeginExpr,
+    RoleEndExpr,
+    SelectOptions,
+    gen_op,
+    leading,
+    select_op,
+)
+from lmprog.lang.ops.meta import Selected
+from lmprog.lang.ops.sampling import Sampling, SamplingOptions, sampling_of
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm, Unpack
+
+T = TypeVar("T")
+
+
+class ForkOptions(SamplingOptions, total=False):
+    """The options of a fork, a copy or a view of a branch. `timeout` and `max_total_tokens` limit
+    what all its calls take together; `heal` is the default of its generations.
+    """
+
+    timeout: float | None
+    max_total_tokens: int | None
+    heal: bool
+
+
+class Turn:
+    """A chat turn: complete when it was given content, else to be written inside `with`."""
+
+    def __init__(self, branch: BranchWriting, role: str, content: tuple[object, ...]) -> None:
+        self._branch = branch
+        self._role = role
+        self._complete = bool(content)
+        if content:
+            branch.append(RoleBeginExpr(role), *content, RoleEndExpr(role))
+
+    def __enter__(self) -> BranchWriting:
+        if self._complete:
+            raise ProgramError(
+                f"this {self._role} turn has its content already; write `with s.{self._role}():`"
+            )
+        self._complete = True
+        self._branch.append(RoleBeginExpr(self._role))
+        return self._branch
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            self._branch.append(
+                RoleEndExpr(self._role)
+            )  # also after an error, which the program may go on from
+        except LmprogError:
+            if kind is None:  # else the branch is over, and the error on its way says why
+                raise
+
+
+class BranchWriting(BranchReading):
+    """A branch that can be appended to."""
+
+    def __init__(self, cursor: Cursor, settings: BranchSettings) -> None:
+        super().__init__(cursor)
+        self.settings = settings
+
+    def append(self, *contents: object) -> None:
+        """Appends text, ops, results (also pending ones), or lists of these."""
+        for content in contents:
+            self.cursor.put(content, self.settings)
+
+    def __iadd__(self, content: object) -> Self:
+        self.append(content)
+        return self
+
+    def system(self, *content: object) -> Turn:
+        """A system turn: `s.system("...")`, or `with s.system():`."""
+        return Turn(self, "system", content)
+
+    def user(self, *content: object) -> Turn:
+        return Turn(self, "user", content)
+
+    def assistant(self, *content: object) -> Turn:
+        return Turn(self, "assistant", content)
+
+    def turn(self, role: str, *content: object) -> Turn:
+        """A turn of any role that the checkpoint's template knows."""
+        return Turn(self, role, content)
+
+    @overload
+    def gen(
+        self, name: str | None = None, max_tokens: int | None = None, **more: Unpack[GenOptions]
+    ) -> Gen[str]: ...
+    @overload
+    def gen(
+        self,
+        tp: TypeForm[T],
+        /,
+        max_tokens: int | None = None,
+        *,
+        name: str | None = None,
+        **more: Unpack[GenOptions],
+    ) -> Gen[T]: ...
+    def gen(self, *what: Any, **options: Any) -> Gen[Any]:
+        """Generates here. The result has the type that was asked for; `str` without one.
+
+        `choices=` confines the text to one of several; `select` scores them instead.
+        """
+        first, max_tokens = leading(what, options)
+        op = gen_op(first, max_tokens, options)
+        return self.cursor.request(op, self.settings)
+
+    @overload
+    def best_of(
+        self,
+        k: int,
+        name: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        by: By = "logprob",
+        **more: Unpack[GenOptions],
+    ) -> Gen[str]: ...
+    @overload
+    def best_of(
+        self,
+        k: int,
+        tp: TypeForm[T],
+        /,
+        max_tokens: int | None = None,
+        *,
+        by: By = "logprob",
+        **more: Unpack[GenOptions],
+    ) -> Gen[T]: ...
+    def best_of(self, k: int, *what: Any, by: By = "logprob", **options: Any) -> Gen[Any]:
+        """Generates `k` times at once and goes on from the likeliest, by the mean log-probability
+        of its tokens. Those that cannot be it any more are ended early. `.values` has the others
+        that ended behind it.
+
+        `by=lmprog.Judge(question)`: goes on from the one after which, with the question behind it,
+        " yes" is likeliest.
+        """
+        return self.gen(*what, **best_options(k, by, options))
+
+    def select(
+        self,
+        *choices: str | Sequence[str],
+        name: str | None = None,
+        **options: Unpack[SelectOptions],
+    ) -> Gen[Selected]:
+        """Appends the likeliest of `choices`; the result is that text, with the figures of all."""
+        given = [
+            choice if isinstance(choice, Iterable) and not isinstance(choice, str) else [choice]
+            for choice in choices
+        ]
+        texts = [text for choice in given for text in choice]
+        op = select_op(texts, {**options, "name": name})
+        return self.cursor.request(op, self.settings)
+
+    def with_(self, **options: Unpack[ForkOptions]) -> Self:
+        """The same branch, with other sampling, and perhaps limits, for what is asked through this
+        view.
+        """
+        return type(self)(self.cursor, self._settings_for(options, "view"))
+
+    def over(self, sampling: Sampling) -> Self:
+        """`with_` for a `Sampling`."""
+        return type(self)(self.cursor, self.settings.over(sampling))
+
+    def _settings_for(self, options: ForkOptions, what: str) -> BranchSettings:
+        """This branch's settings under `options`. Limits among them hold within those of this
+        branch, and their time begins now.
+        """
+        timeout, tokens = options.pop("timeout", None), options.pop("max_total_tokens", None)
+        heal = options.pop("heal", self.settings.heal)
+        budget = self.settings.budget
+        if timeout is not None or tokens is not None:
+            budget = Budget(budget, timeout=timeout, max_total_tokens=tokens, what=what)
+            budget.begin()
+        sampling = sampling_of(options).over(self.settings.sampling)
+        return BranchSettings(sampling, budget, heal)

@@ -1,0 +1,144 @@
+"""Results of calls: `Gen[T]`, awaitable and blocking, typed, usable in later text before it is
+known.
+
+Reading it (`await gen`, `gen.value`) gives the value or raises why there is none, every time it is
+read. In an f-string, a pending result is a mark that stays a reference when the text is appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from lmprog import wire
+from lmprog.errors import ValidationFailed
+from lmprog.lang.branches.marks import mark_for
+from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.ops.expressions import GenOp, SelectOp
+from lmprog.lang.ops.meta import Meta, Selected
+from lmprog.lang.ops.typed import value_of
+from lmprog.lang.streaming.listening import marks_of_op
+
+T = TypeVar("T")
+
+
+class Gen(PendingCall, Generic[T]):
+    """The result of one `gen` or `select`, perhaps still to come."""
+
+    _values: list[T] | None = None
+
+    @property
+    def value(self) -> T:
+        """The (first) result; blocks. Raises why there is none."""
+        self.wait()
+        return self._read()[0]
+
+    @property
+    def values(self) -> list[T]:
+        """All `n` results; blocks. The branch goes on from the first."""
+        self.wait()
+        return list(self._read())
+
+    @property
+    def reasoning(self) -> str | None:
+        """The reasoning before the (first) answer; blocks. None unless it was to be separated."""
+        self.wait()
+        reply, marks = self.reply(), marks_of_op(self._op)
+        if isinstance(self.thought, Gen):
+            return self.thought.reasoning
+        if marks is None or isinstance(reply, wire.Chosen):
+            return None
+        return marks.split(reply.outputs[0].text)[0]
+
+    @property
+    def meta(self) -> Meta:
+        """Tokens, finish reason, work, log-probabilities of the (first) result; blocks."""
+        return self.metas[0]
+
+    @property
+    def metas(self) -> list[Meta]:
+        """The same for all `n` results. The work is that of the whole call in each of them."""
+        self.wait()
+        reply = self.reply()
+        if isinstance(reply, wire.Chosen):
+            return [Meta(tokens=(), finish="select", stopped_by=None, usage=reply.usage)]
+        thought = (self if self.thought is None else self.thought)._listening.reasoning_tokens
+        return [
+            Meta(
+                tokens=output.tokens,
+                finish=output.finish,
+                stopped_by=output.stopped_by,
+                usage=reply.usage,
+                logprobs=output.logprobs,
+                prompt_logprobs=reply.prompt_logprobs,
+                reasoning_tokens=thought if index == 0 else None,
+            )
+            for index, output in enumerate(reply.outputs)
+        ]
+
+    def __await__(self) -> Generator[Any, None, T]:
+        yield from self.wait_async().__await__()
+        return self._read()[0]
+
+    def show(self) -> None:
+        """Tells a streaming run that this is done; on the receiving thread."""
+        feed = self.run.feed
+        if feed is None or self.is_thought:
+            return
+        if self.failure() is None:
+            try:
+                feed.value(self._listening.event_of(self._read()[0]), self.call.id)
+            except ValidationFailed:
+                feed.changed()  # raised where the program reads it
+            self.was_read = False
+        else:
+            feed.changed()
+
+    def _read(self) -> list[T]:
+        if self._values is None:
+            reply = self.reply()
+            if isinstance(reply, wire.Chosen):
+                found: list[Any] = [Selected.of(reply, cast(SelectOp, self._op).choices)]
+            else:
+                tp = cast("GenOp[T]", self._op).tp
+                found = [value_of(tp, text) for text in self.texts]
+            self._values = found
+        self.was_read = True
+        return self._values
+
+    # --- inside text
+
+    def __str__(self) -> str:
+        """The text; blocks. On an event loop a pending result must be awaited first."""
+        return self.text
+
+    def __format__(self, spec: str) -> str:
+        """In an f-string: the text, or while it is pending a mark that becomes a reference when
+        the string is appended to a branch.
+        """
+        if spec:
+            return format(self.value, spec)
+        return str(mark_for(self)) if self.is_pending_in(self.run) else self.text
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(
+            f"{self!r} is a pending result, not a sequence; read its .value, or await it"
+        )
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} is a pending result and neither true nor false; read its .value, or await it"
+        )
+
+    if (
+        not TYPE_CHECKING
+    ):  # type checkers refuse such a comparison by themselves, unless they see this
+
+        def __eq__(self, other: object) -> bool:
+            if isinstance(other, Gen):
+                return self is other
+            raise TypeError(
+                f"{self!r} is a pending result and equal to no value; read its .value, or await it"
+            )
+
+        __hash__ = object.__hash__

@@ -1,0 +1,119 @@
+"""Which pending result each mark in a string stands for, and what becomes of marks in values.
+
+A mark that is appended to a branch becomes a reference. Where a run returns strings with marks they
+are replaced by the results. A mark that is neither appended nor returned has leaked (into a file,
+say), and `warn_of_leaks` finds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import warnings
+from typing import Any
+
+from lmprog.errors import ProgramError
+from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.branches.references import Mark, split
+from lmprog.lang.branches.run_context import RunContext
+from lmprog.lang.branches.site import Site, here
+
+
+class PendingTextWarning(UserWarning):
+    """Text was made from a result that was pending, and did not come back to the program's run."""
+
+
+_numbers = itertools.count(1)
+_marked: dict[int, tuple[PendingCall, Site]] = {}
+"""By number, until the run of the result has ended."""
+
+
+def mark_for(call: PendingCall) -> Mark:
+    """A new mark for the text of `call`."""
+    number = next(_numbers)
+    _marked[number] = (call, here())
+    call.run.marks[number] = False
+    return Mark(number)
+
+
+def call_of(mark: Mark, run: RunContext) -> PendingCall:
+    """The result that a mark stands for, now that it has found its place in `run`."""
+    found = _marked.get(mark.number)
+    if found is None or found[0].run.family is not run.family:
+        raise ProgramError(
+            "this text refers to a pending result of another run; await that result first"
+        )
+    found[0].run.marks[mark.number] = True
+    return found[0]
+
+
+def resolved(value: Any, run: RunContext) -> Any:
+    """`value` with the marks in its strings replaced by the results, which are done: inside lists,
+    tuples, sets, dicts, dataclasses and pydantic models, too.
+    """
+    if not run.marks:
+        return value
+    return _resolved(value, run, {})
+
+
+def _resolved(value: Any, run: RunContext, seen: dict[int, Any]) -> Any:
+    if isinstance(value, str):
+        return _text(value, run) if type(value) is str else value
+    if id(value) in seen:
+        return seen[id(value)]
+    seen[id(value)] = value
+    if isinstance(value, dict):
+        items = [(_resolved(k, run, seen), _resolved(v, run, seen)) for k, v in value.items()]
+        if any(
+            k is not a or v is not b for (k, v), (a, b) in zip(items, value.items(), strict=True)
+        ):
+            value.clear()
+            value.update(items)
+    elif isinstance(value, list):
+        value[:] = [_resolved(item, run, seen) for item in value]
+    elif isinstance(value, tuple | set | frozenset):
+        parts = [_resolved(item, run, seen) for item in value]
+        if any(part is not item for part, item in zip(parts, value, strict=True)):
+            made = type(value)
+            return made(*parts) if hasattr(value, "_fields") else made(parts)
+    elif dataclasses.is_dataclass(value) or hasattr(type(value), "model_fields"):
+        for name, inner in list(vars(value).items()) if hasattr(value, "__dict__") else ():
+            now = _resolved(inner, run, seen)
+            if now is not inner:
+                object.__setattr__(value, name, now)
+    return value
+
+
+def _text(text: str, run: RunContext) -> str:
+    pieces = split(text)
+    if len(pieces) == 1 and isinstance(pieces[0], str):
+        return text
+    return "".join(
+        piece if isinstance(piece, str) else text_of(call_of(piece, run)) for piece in pieces
+    )
+
+
+def text_of(call: PendingCall) -> str:
+    """What a result left in its branch; waits. A call that was refused, and whose refusal was
+    read, left nothing.
+    """
+    return "" if call.refused() and call.was_read else call.text
+
+
+def warn_of_leaks(run: RunContext) -> None:
+    """Warns, at the program's line, of each mark that has found no place."""
+    sites = [_marked[number][1] for number, is_placed in run.marks.items() if not is_placed]
+    for site in dict.fromkeys(sites):
+        message = (
+            "a result was formatted into text while it was pending, and that text was neither "
+            "appended to a branch nor returned; wherever it went, it has a mark in the result's "
+            "place: await the result (or read its .value) before formatting it"
+        )
+        warnings.warn_explicit(message, PendingTextWarning, site.file, site.line)
+
+
+def forget_marks(run: RunContext) -> None:
+    """The run has ended: its marks mean nothing any more."""
+    for number in run.marks:
+        del _marked[number]
+    run.marks.clear()

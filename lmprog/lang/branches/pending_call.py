@@ -1,0 +1,253 @@
+"""A call of a branch, from its request to its last reply: its state, its failure, waiting for it.
+
+Knows no types and no values; `gen` reads the reply as a value. Does not know how a call is sent
+either; `cursor` does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+from lmprog import wire
+from lmprog.backends.client import ClientCall, LastReply, running_loop
+from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, from_wire
+from lmprog.lang.branches.budget import Budget
+from lmprog.lang.branches.run_context import RunContext
+from lmprog.lang.branches.site import Site, raise_at
+from lmprog.lang.ops.expressions import GenOp, SelectOp
+from lmprog.lang.streaming.listening import Listening, marks_of_op
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """Where a call belongs: its run, its branch, its line in the program, and its limits."""
+
+    run: RunContext
+    branch: int
+    path: tuple[int, ...]
+    """Which fork of which fork the branch is; () for the program's own branch."""
+    site: Site
+    budget: Budget
+    is_cut: bool = False
+    """Whether the budget allows fewer tokens than the op."""
+
+
+class PendingCall:
+    """One gen or select, perhaps still to come."""
+
+    def __init__(
+        self,
+        op: GenOp[Any] | SelectOp,
+        wanted: wire.Generate | wire.Select,
+        origin: CallOrigin,
+        previous: PendingCall | None,
+        thought: PendingCall | None = None,
+    ) -> None:
+        """`wanted` is what is sent. `previous` is the branch's call before this one: when that
+        failed, it is why this one did. `thought` is the call that reasoned first, if any.
+        """
+        self.name = op.name
+        self.thought = thought
+        self.origin = origin
+        self._op = op
+        self._previous = previous
+        self._listening = Listening(op, origin.run.feed, origin.path)
+        self._was_read = False
+        self._num_waiting = 0
+        streams = isinstance(wanted, wire.Generate) and wanted.stream
+        self.call = ClientCall(wanted.call, self._listening.hear if streams else None)
+        self.call.on_last = self._ended
+        if origin.budget.limits_tokens:
+            origin.budget.started(self.cancel)
+
+    @property
+    def run(self) -> RunContext:
+        """The run that it belongs to."""
+        return self.origin.run
+
+    @property
+    def site(self) -> Site:
+        """The program's line that made the call."""
+        return self.origin.site
+
+    @property
+    def is_select(self) -> bool:
+        return isinstance(self._op, SelectOp)
+
+    @property
+    def is_thought(self) -> bool:
+        """Whether this is the reasoning before a constrained answer."""
+        return isinstance(self._op, GenOp) and self._op.is_thought
+
+    @property
+    def keeps_one(self) -> bool:
+        """Of several results one was wanted, which is the first."""
+        return isinstance(self._op, GenOp) and self._op.keep != "first"
+
+    @property
+    def deltas(self) -> list[str]:
+        """The pieces of the (first) text so far; only when streaming."""
+        return self._listening.deltas
+
+    def _ended(self, outcome: LastReply | LmprogError) -> None:
+        """The last reply has arrived; on the receiving thread, before anybody can read it."""
+        self._listening.end()
+        if self.origin.budget.limits_tokens:
+            usage = outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+            self.origin.budget.done(self.cancel, usage, cut_short=self._was_cut(outcome))
+
+    def _was_cut(self, outcome: object) -> bool:
+        is_done = self.origin.is_cut and isinstance(outcome, wire.CallDone)
+        return is_done and any(
+            output.finish == "length" for output in cast(wire.CallDone, outcome).outputs
+        )
+
+    # --- states
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the program has read how it ended, or does not want to know."""
+        return self._was_read
+
+    @was_read.setter
+    def was_read(self, was_read: bool) -> None:
+        self._was_read = was_read
+        if self.thought is not None:
+            self.thought.was_read = was_read
+
+    def done(self) -> bool:
+        """Whether reading would not wait."""
+        return self.call.done()
+
+    def is_pending_in(self, run: RunContext) -> bool:
+        """Whether the runtime of `run` can fill the text in: it is pending there, and it is what
+        the model will write (no reasoning is to be removed).
+        """
+        return run.client is self.run.client and not self.done() and marks_of_op(self._op) is None
+
+    def failure(self) -> LmprogError | None:
+        """Why there is no result: what failed first on the branch. None while it is pending or
+        where there is one.
+        """
+        return None if self._own_failure() is None else self.root()._own_failure()
+
+    def refused(self) -> bool:
+        """Whether the call was rejected: then it never began, and its branch can go on."""
+        return isinstance(self._own_failure(), RequestRejected)
+
+    def root(self) -> PendingCall:
+        """The first call of the branch that failed and was not merely refused; without one, this
+        call.
+        """
+        first: PendingCall = self
+        before = self._previous
+        while before is not None:
+            if before._own_failure() is not None and not before.refused():
+                first = before
+            before = before._previous
+        return first
+
+    def _own_failure(self) -> LmprogError | None:
+        outcome = self.call.wait(0) if self.call.done() else None
+        if self._was_cut(outcome):
+            return self.origin.budget.out_of_tokens()
+        if (
+            self.thought is not None
+            and isinstance(outcome, wire.CallDone)
+            and self.thought.refused()
+        ):
+            return self.thought._own_failure()  # the runtime went on without it
+        return outcome if isinstance(outcome, LmprogError) else None
+
+    @property
+    def usage(self) -> wire.Usage | None:
+        """The work of the call; None as long as it is not done, or where it failed."""
+        outcome = self.call.wait(0) if self.call.done() else None
+        return outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+
+    def cancel(self) -> None:
+        """Ends the call; reading it raises `Cancelled`, unless it was done already."""
+        if self.thought is not None and not self.thought.done():
+            self.thought.cancel()
+        self.run.client.post(wire.Cancel(self.call.id))
+        self.run.client.hurry()
+
+    # --- waiting and reading
+
+    def wait(self) -> None:
+        """Blocks until the call is done, well or not. Refused where it would stop an event loop."""
+        if not self.call.done():
+            if running_loop() is not None:
+                raise ProgramError(
+                    f"{self!r} is not done, and waiting for it here would stop the event loop; "
+                    "write `await` before it (for a variable: `await s.var(name)`)"
+                )
+            self.run.client.flush()
+            self.call.wait()
+
+    async def wait_async(self) -> None:
+        """The same for an event loop. When the last task that waits is cancelled, so is the
+        call.
+        """
+        self._num_waiting += 1
+        try:
+            await self.call.arrive()
+        except asyncio.CancelledError:
+            if self._num_waiting == 1:
+                self.was_read = True
+                self.cancel()
+            raise
+        finally:
+            self._num_waiting -= 1
+
+    def reply(self) -> wire.CallDone | wire.Chosen:
+        """The last reply of a call that is done. Raises why there is none."""
+        self.was_read = True
+        outcome = self.call.wait(0)
+        if self._own_failure() is not None:
+            raise self._error()
+        if not isinstance(outcome, wire.CallDone | wire.Chosen):
+            raise ProgramError(f"the backend answered {self!r} with {type(outcome).__name__}")
+        return outcome
+
+    @property
+    def text(self) -> str:
+        """The (first) result as it stands in the branch; blocks."""
+        return self.texts[0]
+
+    @property
+    def texts(self) -> list[str]:
+        self.wait()
+        reply = self.reply()
+        if isinstance(reply, wire.Chosen):
+            return [cast(SelectOp, self._op).choices[reply.index]]
+        marks = marks_of_op(self._op)
+        return [
+            output.text if marks is None else marks.split(output.text)[1]
+            for output in reply.outputs
+        ]
+
+    def error_at_site(self) -> LmprogError:
+        """The failure, with the program's line that made the call in its traceback."""
+        try:
+            raise_at(self.site, self._error())
+        except LmprogError as error:
+            return error
+
+    def _error(self) -> LmprogError:
+        """A fresh exception: one that is raised twice would collect two tracebacks."""
+        self.was_read = True
+        error = self.failure()
+        if error is None:
+            raise ProgramError(f"{self!r} has not failed")
+        if isinstance(error, Cancelled):
+            error = self.run.ended or self.origin.budget.ended or error
+        fresh = from_wire(error.code, error.message, error.details())
+        fresh.add_note(f"{self!r} was asked for at {self.site}")
+        return fresh
+
+    def __repr__(self) -> str:
+        kind = "select" if self.is_select else "gen"
+        return f"<{kind} {self.name!r}>" if self.name else f"<{kind} at line {self.site.line}>"

@@ -1,0 +1,168 @@
+"""The resources of one run: its settings, its branches, its calls, and what runs on its branches.
+
+A scope is made for each run (nested runs have a parent) and is current, by a context variable,
+while its program's code runs; that is how a nested call finds its backend. Closing a scope closes
+all its branches, which frees what they held and cancels what they waited for.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from lmprog import wire
+from lmprog.backends import Backend
+from lmprog.errors import Cancelled, LmprogError
+from lmprog.lang.branches.budget import Budget
+from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.branches.run_context import RunContext
+from lmprog.lang.ops.sampling import Sampling
+from lmprog.lang.streaming.feed import Feed
+
+current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
+
+
+class OpenBranch(Protocol):
+    """A branch that the run must close."""
+
+    @property
+    def id(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class BranchTask(Protocol):
+    """A function that runs on branches, in threads or tasks, and must not outlive the run."""
+
+    def finish(self) -> Sequence[Exception]:
+        """Waits for the threads. What failed and was not read."""
+        ...
+
+    async def finish_async(self) -> Sequence[Exception]:
+        """The same for tasks."""
+        ...
+
+    async def abandon(self) -> None:
+        """Cancels the tasks and waits until they have ended."""
+        ...
+
+
+class Scope(RunContext):
+    """Owns the branches of one run."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        sampling: Sampling,
+        *,
+        parent: Scope | None = None,
+        budget: Budget | None = None,
+        salt: str = "",
+        feed: Feed | None = None,
+    ) -> None:
+        super().__init__(backend.client, feed)
+        self.backend = backend
+        self.sampling = sampling
+        self.salt = salt
+        self.num_api_spec_tokens = 0
+        """How many tokens a request to another service's API may generate for later calls."""
+        self.is_rehearsal = False
+        """Whether the run, and every run inside it, only pretends: it must not ask a service."""
+        given = sampling.given().get("seed")
+        self.seed: int = secrets.randbits(62) if given is None else given
+        """The source of every call's seed, so that each run can be repeated."""
+        self.posted: list[wire.Op] = []
+        """The ops that make branches and calls, in an order in which they can be sent again."""
+        self.gens: list[Gen[Any]] = []
+        self.referenced: dict[int, PendingCall] = {}
+        """By call: the results, perhaps of other runs, that texts of this run refer to."""
+        self.nested: set[Scope] = set()
+        """Runs inside this one that still go on."""
+        self.tasks: list[BranchTask] = []
+        self.posting = threading.RLock()
+        """Held between looking at a branch and posting a reference to it, so that it stays open."""
+        self.stop: Callable[[], None] | None = None
+        """Ends what the run's coroutine waits for."""
+        self.budget: Budget = (
+            Budget(None if parent is None else parent.budget) if budget is None else budget
+        )
+        self._open: dict[int, OpenBranch] = {}
+        self._lock = threading.Lock()
+        self._spent = wire.Usage()  # by nested runs that are over
+        self._parent = parent
+        if parent is not None:
+            parent.nested.add(self)
+            if parent.client is self.client:
+                self.family = parent.family
+
+    def post(self, op: wire.Op) -> None:
+        """Posts an op of one of the branches and records it."""
+        self.posted.append(op)
+        self.client.post(op)
+
+    def enter(self, branch: OpenBranch) -> None:
+        """Adds a new branch of this run. Raises when the run was ended from outside."""
+        self.check()
+        with self._lock:
+            self._open[branch.id] = branch
+
+    def leave(self, branch: OpenBranch) -> None:
+        with self._lock:
+            self._open.pop(branch.id, None)
+
+    def check(self) -> None:
+        """Raises when the run was ended from outside, so that a program in a thread stops at its
+        next op.
+        """
+        if self.ended is not None:
+            raise type(self.ended)(self.ended.message)
+
+    def show(self) -> None:
+        """Wakes those who follow a streaming run."""
+        if self.feed is not None:
+            self.feed.changed()
+
+    def close(self) -> None:
+        """Closes every branch that is still open, and sends that."""
+        with self._lock:
+            branches = list(self._open.values())
+        for branch in reversed(branches):
+            branch.close()
+        self.client.hurry()
+
+    def cancel(self, error: LmprogError | None = None) -> None:
+        """Ends the run from outside: every read and every further op raises."""
+        self.ended = self.ended or error or Cancelled("the run was cancelled")
+        for nested in list(self.nested):
+            nested.cancel(self.ended)
+        self.close()
+        stop = self.stop
+        if stop is not None:
+            stop()
+
+    def usage(self) -> wire.Usage:
+        """The work of all calls that are done, those of nested runs included."""
+        own = (gen.usage for gen in self.gens)
+        nested = [scope.usage() for scope in list(self.nested)]
+        return total((self._spent, *(usage for usage in own if usage is not None), *nested))
+
+    def over(self) -> None:
+        """The run has ended: the run that contains it keeps its usage."""
+        parent = self._parent
+        if parent is not None and self in parent.nested:
+            with parent._lock:
+                parent._spent = total((parent._spent, self.usage()))
+                parent.nested.discard(self)
+
+
+def total(usages: Iterable[wire.Usage]) -> wire.Usage:
+    """The sum, field by field."""
+    sums: dict[str, Any] = dict.fromkeys(wire.Usage.__struct_fields__, 0)
+    for usage in usages:
+        for name in sums:
+            sums[name] += getattr(usage, name)
+    return wire.Usage(**sums)

@@ -1,0 +1,105 @@
+"""Many runs of a program at once: in threads, or on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeAlias
+
+from lmprog.backends.client import running_loop
+from lmprog.errors import Cancelled, InvalidParameter, ProgramError
+from lmprog.lang.runs.executor import Job, RunSettings, execute, execute_async, open_run
+
+OnBatchError: TypeAlias = Literal["raise", "collect"]
+
+
+class ProgramBatch:
+    """Many runs with at most `concurrency` of them at a time, done once."""
+
+    def __init__(
+        self, jobs: Sequence[Job], settings: RunSettings, concurrency: int, on_error: OnBatchError
+    ) -> None:
+        if on_error not in ("raise", "collect"):
+            allowed = "'raise' or 'collect'"
+            message = f"on_error={on_error!r} is not allowed; give {allowed}"
+            raise InvalidParameter(message, name="on_error", value=on_error, allowed=allowed)
+        if concurrency < 1:
+            message = f"concurrency={concurrency} is not allowed; give at least 1"
+            raise InvalidParameter(message, name="concurrency", value=concurrency, allowed="1 <= x")
+        self._jobs = jobs
+        self._concurrency = min(concurrency, max(len(jobs), 1))
+        self._stops = on_error == "raise"
+        self.failed: BaseException | None = None
+        self.runs = [open_run(settings) for _ in jobs]
+
+    def perform(self, step: Callable[[], object]) -> None:
+        """Does them all; `step` is told of each end. What failed is in the runs, and the first one
+        in `failed`.
+
+        After a failure, unless errors are collected, the others are cancelled.
+        """
+        if self._jobs and self._jobs[0].is_async:
+            if running_loop() is not None:
+                raise ProgramError(
+                    "on an event loop, gather `program.arun(...)` instead of mapping"
+                )
+            asyncio.run(self._on_loop(step))
+        elif self._jobs:
+            self._in_threads(step)
+        for run in self.runs:
+            if not run.outcome.done():
+                run.outcome.set_exception(
+                    Cancelled("another run of the batch failed before this one began")
+                )
+
+    def _next_up(self, todo: Iterator[int]) -> int | None:
+        return None if self.failed is not None else next(todo, None)
+
+    def _ended(self, index: int, step: Callable[[], object]) -> None:
+        step()
+        failure = self.runs[index].failure
+        if failure is not None and self._stops and self.failed is None:
+            failure.add_note(f"raised by item {index} of {len(self._jobs)}")
+            self.failed = failure
+            for run in self.runs:
+                if not run.outcome.done():
+                    run.scope.cancel()
+
+    async def _on_loop(self, step: Callable[[], object]) -> None:
+        todo = iter(range(len(self._jobs)))
+
+        async def worker() -> None:
+            while (index := self._next_up(todo)) is not None:
+                await execute_async(self._jobs[index], self.runs[index])
+                self._ended(index, step)
+
+        await asyncio.gather(*(_as_task(worker()) for _ in range(self._concurrency)))
+
+    def _in_threads(self, step: Callable[[], object]) -> None:
+        todo = iter(range(len(self._jobs)))
+        lock = threading.Lock()
+
+        def worker() -> None:
+            while True:
+                with lock:
+                    index = self._next_up(todo)
+                if index is None:
+                    return
+                execute(self._jobs[index], self.runs[index])
+                with lock:
+                    self._ended(index, step)
+
+        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="lmprog-batch") as pool:
+            workers = [
+                pool.submit(contextvars.copy_context().run, worker)
+                for _ in range(self._concurrency)
+            ]
+        for done in workers:
+            done.result()
+
+
+def _as_task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.get_running_loop().create_task(coroutine)
