@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.house import ROOT, House, dotted
+
 MAX_FILE_LINES = 440
 MAX_FUNCTION_LINES = 100
 
@@ -94,8 +95,8 @@ UNITS = {
     ),
     "cli": Unit(
         "lmprog.cli lmprog.demo",
-        "errors config wire native launch backends ops branches lang facade constraint simulation server options http "
-        "gateway",
+        "errors config wire native launch backends ops branches runs lang facade constraint "
+        "simulation server options http gateway",
     ),
 }
 
@@ -150,58 +151,6 @@ def unit_of(module: str) -> str | None:
             if is_there and len(prefix) > longest:
                 best, longest = name, len(prefix)
     return best
-
-
-class House:
-    """The Python files under a folder, parsed once."""
-
-    def __init__(self, root: Path, folders: str = "lmprog") -> None:
-        self.root = root
-        self.trees = {
-            path: ast.parse(path.read_text())
-            for folder in folders.split()
-            for path in sorted((root / folder).rglob("*.py"))
-        }
-        self.modules = {self.module_of(path) for path in self.trees}
-
-    def module_of(self, path: Path) -> str:
-        return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
-
-    def imports(self, path: Path) -> Iterator[tuple[str, int]]:
-        """Every imported module with its line. `from lmprog import wire` is the module
-        `lmprog.wire`.
-        """
-        for node in ast.walk(self.trees[path]):
-            for name in self._named(node, path):
-                yield name, getattr(node, "lineno", 0)
-
-    def _named(self, node: ast.AST, path: Path) -> list[str]:
-        if isinstance(node, ast.Import):
-            return [alias.name for alias in node.names]
-        if isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                here = (self.module_of(path) + (".x" if path.stem == "__init__" else "")).split(".")
-                base = ".".join([*here[: -node.level], *filter(None, [base])])
-            below = [f"{base}.{alias.name}" for alias in node.names]
-            return [name if name in self.modules else base for name in below]
-        if isinstance(node, ast.Call) and dotted(node.func).endswith("import_module") and node.args:
-            first = node.args[0]
-            return (
-                [first.value]
-                if isinstance(first, ast.Constant) and isinstance(first.value, str)
-                else []
-            )
-        return []
-
-
-def dotted(node: ast.expr) -> str:
-    """`torch.load` for that expression; empty for what is no plain name."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}"
-    return ""
 
 
 def import_problems(house: House) -> Iterator[str]:
@@ -307,30 +256,6 @@ def name_problems(house: House) -> Iterator[str]:
             yield f"class {name} is in {', '.join(found)}"
 
 
-def file_cycles(house: House) -> list[list[str]]:
-    """Files that import one another in a circle, imports in functions and for typing included."""
-    imports = {
-        house.module_of(path): {name for name, _ in house.imports(path) if name in house.modules}
-        for path in house.trees
-    }
-    reach: dict[str, set[str]] = {}
-    for start in imports:
-        seen: set[str] = set()
-        todo = list(imports[start])
-        while todo:
-            name = todo.pop()
-            if name not in seen:
-                seen.add(name)
-                todo += imports[name]
-        reach[start] = seen
-    circles = {
-        frozenset(other for other in seen if start in reach[other])
-        for start, seen in reach.items()
-        if start in seen
-    }
-    return sorted(sorted(circle) for circle in circles)
-
-
 def cycles() -> list[str]:
     """Units that reach themselves through what they may import."""
     found = []
@@ -360,11 +285,6 @@ def test_the_table_has_no_cycle_and_names_only_units_and_modules_that_exist() ->
     assert cycles() == []
     for name, unit in UNITS.items():
         assert set(unit.may_import.split()) <= set(UNITS), name
-
-
-def test_no_file_imports_itself_through_others() -> None:
-    """Also in functions and for type checking: whoever reads a file reads only what is below it."""
-    assert file_cycles(HOUSE) == []
 
 
 def test_nothing_turns_bytes_into_code() -> None:
@@ -473,13 +393,3 @@ def test_a_planted_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(UNITS, "errors", Unit("lmprog.errors", "launch"))
     assert "errors" in cycles()
     assert "launch" in cycles()
-
-
-def test_a_planted_cycle_of_files_is_found(tmp_path: Path) -> None:
-    folder = tmp_path / "lmprog"
-    folder.mkdir()
-    (folder / "a.py").write_text("if TYPE_CHECKING:\n    from lmprog.b import x\n")
-    (folder / "b.py").write_text("def f():\n    from lmprog import c\n")
-    (folder / "c.py").write_text("from lmprog.a import y\nimport lmprog.d\n")
-    (folder / "d.py").write_text("x = 1\n")
-    assert file_cycles(House(tmp_path)) == [["lmprog.a", "lmprog.b", "lmprog.c"]]

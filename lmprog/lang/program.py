@@ -13,7 +13,6 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -166,13 +165,17 @@ class Program(Generic[P, R]):
         """The exact prompts, written and counted by the runtime, with marks for results; generates
         nothing.
         """
-        return _rehearsal().preview(*self._job(args, kwargs))
+        from lmprog.lang.rehearsal import views  # not needed to run programs
+
+        return views.preview(*self._job(args, kwargs))
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Calls, shared prefixes, and the most tokens and pages that a run can take; generates
         nothing.
         """
-        return _rehearsal().explain(*self._job(args, kwargs))
+        from lmprog.lang.rehearsal import views  # not needed to run programs
+
+        return views.explain(*self._job(args, kwargs))
 
     def trace(self, *args: Any, **kwargs: Any) -> Graph:
         """The program's ops as a graph: `print` it, or `to_dot()`. Arguments left out are
@@ -187,7 +190,9 @@ class Program(Generic[P, R]):
                 and parameter.kind not in _VARIADIC
             ):
                 kwargs[parameter.name] = f"⟨{parameter.name}⟩"
-        return _rehearsal().trace(*self._job(args, kwargs))
+        from lmprog.lang.rehearsal import views  # not needed to run programs
+
+        return views.trace(*self._job(args, kwargs))
 
     def cache(self, *args: Any, **kwargs: Any) -> wire.Usage:
         """Computes ahead what every run begins with: the text before the first argument that is
@@ -200,7 +205,9 @@ class Program(Generic[P, R]):
             for name, value in kwargs.items()
             if name not in self._names and _is_setting(name)
         }
-        return _rehearsal().compute_ahead(self.trace(*args, **kwargs), self._with(options))
+        from lmprog.lang.rehearsal import views  # not needed to run programs
+
+        return views.compute_ahead(self.trace(*args, **kwargs), self._with(options))
 
     # --- running
     # ------------------------------------------------------------------------------------------------
@@ -342,13 +349,6 @@ class AsyncProgram(Program[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
         return super().__call__(*args, **kwargs)
-
-
-def _rehearsal() -> ModuleType:
-    """Loaded when it is first needed: a process that only runs programs does not pay for it."""
-    from lmprog.lang.rehearsal import views
-
-    return views
 
 
 def _is_setting(name: str) -> bool:

@@ -140,8 +140,10 @@ def test_previewed_tokens_are_those_of_the_run(backend: RuntimeBackend) -> None:
     preview = program.preview("the topic ")
     run = program.run("the topic ")
     longest = {
-        planned.label: planned.op.sampling.max_tokens for planned in preview.graph.calls.values()
-    }  # type: ignore[union-attr]
+        planned.label: planned.op.sampling.max_tokens
+        for planned in preview.graph.calls.values()
+        if isinstance(planned.op, wire.Generate)
+    }
     for prompt, gen in zip(preview.prompts, run.scope.gens, strict=True):
         assert gen.usage is not None
         results = sum(longest[label] or 0 for label in prompt.results)

@@ -1,0 +1,61 @@
+"""The package's files, parsed once, for the tests of its architecture."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+class House:
+    """The Python files under a folder, parsed once."""
+
+    def __init__(self, root: Path, folders: str = "lmprog") -> None:
+        self.root = root
+        self.trees = {
+            path: ast.parse(path.read_text())
+            for folder in folders.split()
+            for path in sorted((root / folder).rglob("*.py"))
+        }
+        self.modules = {self.module_of(path) for path in self.trees}
+
+    def module_of(self, path: Path) -> str:
+        return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
+
+    def imports(self, path: Path) -> Iterator[tuple[str, int]]:
+        """Every imported module with its line. `from lmprog import wire` is the module
+        `lmprog.wire`.
+        """
+        for node in ast.walk(self.trees[path]):
+            for name in self._named(node, path):
+                yield name, getattr(node, "lineno", 0)
+
+    def _named(self, node: ast.AST, path: Path) -> list[str]:
+        if isinstance(node, ast.Import):
+            return [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = (self.module_of(path) + (".x" if path.stem == "__init__" else "")).split(".")
+                base = ".".join([*here[: -node.level], *filter(None, [base])])
+            below = [f"{base}.{alias.name}" for alias in node.names]
+            return [name if name in self.modules else base for name in below]
+        if isinstance(node, ast.Call) and dotted(node.func).endswith("import_module") and node.args:
+            first = node.args[0]
+            return (
+                [first.value]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str)
+                else []
+            )
+        return []
+
+
+def dotted(node: ast.expr) -> str:
+    """`torch.load` for that expression; empty for what is no plain name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
