@@ -1,53 +1,58 @@
 """The loop: messages in, one forward pass, replies out.
 
-Everything it needs is given to it, so the same loop runs the real engine behind ZeroMQ and the
-simulation's fake model in virtual time. It knows the order of things and nothing else.
+It is given everything it needs, so the same loop runs the real engine behind ZeroMQ and the
+simulation's fake model in virtual time. Knows the order of things and nothing else.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.programs.inbox import Inbox
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.transport import ClientId, Received, RuntimeChannel
+from lmprog.transport import RuntimeChannel
 
 log = logging.getLogger("lmprog")
 
 IDLE_WAIT = 0.2
 """Seconds to wait for messages when nothing runs."""
 COMPILE_WAIT = 0.001
-"""The same while a branch waits for its constraint, of which no message tells."""
-
-MOST_NODES_LOOKED_AT = 5_000
-"""Trees larger than this are not walked in a pause: the next request would have to wait for it."""
+"""Seconds to wait while a constraint is compiled, whose end sends no message."""
+MAX_HANDLE_SECONDS = 0.005
+"""Seconds of a step that handle messages; what is left over waits for the next step."""
+MAX_INBOX_OPS = 32_768
+"""With more ops waiting nothing is received: further frames wait in the channel."""
+MAX_CHECKED_NODES = 32
+MAX_CHECKED_PAGES = 2_048
+"""Invariants of more nodes or pages are not checked while idle: a check takes some 7 us a node and
+0.1 us a page, and the next request would wait for it.
+"""
 
 Logits = TypeVar("Logits")
-Made = TypeVar("Made", covariant=True)
-Read = TypeVar("Read", contravariant=True)
+LogitsOut = TypeVar("LogitsOut", covariant=True)
+LogitsIn = TypeVar("LogitsIn", contravariant=True)
 
 
-class StepEngine(Protocol[Made]):
-    """Runs one batch and gives the wanted logits, in the batch's order, in whatever form its
-    sampler reads.
-    """
+class StepEngine(Protocol[LogitsOut]):
+    """Runs one batch. Its logits are in the batch's order, in the form that its sampler reads."""
 
-    def forward(self, batch: Batch) -> Made: ...
+    def forward(self, batch: Batch) -> LogitsOut: ...
 
 
-class StepSampler(Protocol[Read]):
-    """Picks tokens and scores given ones."""
+class StepSampler(Protocol[LogitsIn]):
+    """Samples tokens and scores given ones."""
 
     def sample(
-        self, logits: Read, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+        self, logits: LogitsIn, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
     ) -> StepResults: ...
 
 
@@ -66,55 +71,68 @@ class Loop:
         self.channel = channel
         self.interpreter = interpreter
         self.scheduler = scheduler
+        self.inbox = Inbox()
         self._forward: Callable[[Plan], list[Progress]] = lambda plan: self._compute(
             plan, engine, sampler
         )
         self._clock = clock
-        self._looked_at = 0
+        self._checked_at = 0
 
     def step(self) -> None:
         """One turn."""
-        for client, message in self._receive():
-            self.interpreter.handle(client, message)
-        began = self._clock()
+        self._receive()
+        began = self._handle_messages()
         plan = self.scheduler.plan()  # who runs how many tokens; their slots are held
         progress = self._forward(plan) if plan.rows else []
         self.channel.send(self.interpreter.deliver(progress, began))
         if self.scheduler.idle:
-            self._look_after()
+            self._check_invariants()
 
-    def _receive(self) -> Sequence[tuple[ClientId, Received]]:
-        """What has come; with nothing to do, waits for it."""
+    def _receive(self) -> None:
+        """Takes in what has come; with nothing to do, waits for it."""
+        if self.inbox.num_ops > MAX_INBOX_OPS:
+            return
         idle, began = self.scheduler.idle, self._clock()
-        messages = self.channel.receive(self._wait())
+        self.inbox.add(self.channel.receive(self._wait()))
         if idle:
             self.scheduler.stats.idle_seconds += self._clock() - began
-        return messages
 
-    def _look_after(self) -> None:
-        """Once after each stretch of work: do the books of tree, pages and sequences balance? A server
-        goes on if not.
-        """
-        stats = self.scheduler.stats
-        if stats.steps == self._looked_at or self.scheduler.tree.num_nodes > MOST_NODES_LOOKED_AT:
+    def _handle_messages(self) -> float:
+        """Handles ops, fairly between clients, for a bounded time. Returns the time at its end."""
+        began = now = self._clock()
+        while now - began < MAX_HANDLE_SECONDS and (waiting := self.inbox.next()) is not None:
+            client, message = waiting
+            self.interpreter.handle(client, message)
+            before, now = now, self._clock()
+            self.inbox.done(client, now - before)
+        return now
+
+    def _check_invariants(self) -> None:
+        """Once after each stretch of work. A runtime whose invariants are broken goes on."""
+        stats, scheduler = self.scheduler.stats, self.scheduler
+        is_large = (
+            scheduler.tree.num_nodes > MAX_CHECKED_NODES
+            or scheduler.pages.num_pages > MAX_CHECKED_PAGES
+        )
+        if is_large or stats.steps == self._checked_at:
             return
-        self._looked_at = stats.steps
+        self._checked_at = stats.steps
         try:
             self.scheduler.check()
         except AssertionError:
             stats.invariant_failures += 1
-            log.exception(
-                "an invariant of the scheduler does not hold; please report this with the log"
-            )
+            log.exception("a scheduler invariant is broken; please report this with the log")
 
     def _compute(
         self, plan: Plan, engine: StepEngine[Logits], sampler: StepSampler[Logits]
     ) -> list[Progress]:
         try:
             logits = engine.forward(build_batch(plan, self.scheduler.config.page_size))
-            requests = collect_requests(plan)  # processor work that hides behind a launch on a GPU
+            requests = collect_requests(
+                plan
+            )  # processor work that hides behind the launch on a GPU
             sampled = sampler.sample(logits, requests.samples, requests.scores)
-        except Exception as error:  # the engine's border: one step may fail, the runtime goes on
+        except Exception as error:  # one step may fail; the runtime goes on
             log.exception("a step failed; its calls are ended")
             self.scheduler.stats.failed_steps += 1
             return self.scheduler.fail(
@@ -123,8 +141,8 @@ class Loop:
         return self.scheduler.commit(plan, requests, sampled)
 
     def _wait(self) -> float:
-        """Seconds that `receive` may wait: none while anything runs."""
-        if not self.scheduler.idle:
+        """Seconds that `receive` may wait: none while there is anything to do."""
+        if not self.scheduler.idle or self.inbox.num_ops:
             return 0.0
         deadline = self.interpreter.next_deadline
         wait = COMPILE_WAIT if self.interpreter.is_compiling else IDLE_WAIT

@@ -58,7 +58,8 @@ class LocalRuntimeChannel:
                 break
             while item is not None:
                 messages += self._admit(*item)
-                item = _take(self._inbox, 0.0)
+                is_full = len(messages) > wire.MAX_FRAME_OPS
+                item = None if is_full else _take(self._inbox, 0.0)
         return messages
 
     def send(self, replies: Sequence[tuple[ClientId, wire.Reply]]) -> None:

@@ -27,7 +27,7 @@ MAX_UNREAD_BYTES = 64 * 1024 * 1024
 _MAX_FRAMES = 64
 """Frames read by one `receive`; the others wait in ZeroMQ's queues."""
 _MAX_BYTES = 4 * 1024 * 1024
-"""Bytes after which one `receive` reads no further frame."""
+"""Bytes, or as many ops as one frame may have, after which one `receive` reads no more frames."""
 _RETRY = 0.01
 """Seconds until a backlog is sent again: ROUTER does not tell which client has room."""
 
@@ -134,7 +134,7 @@ class ZmqRuntimeChannel:
                 self._post(client, wire.encode((admitted.refusal,)))
             found += [(client, message) for message in admitted.messages]
             num_bytes += len(frame)
-            if num_bytes > _MAX_BYTES:
+            if num_bytes > _MAX_BYTES or len(found) > wire.MAX_FRAME_OPS:
                 break
         return found
 

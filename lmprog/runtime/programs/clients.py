@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lmprog import wire
-from lmprog.errors import UnknownName
+from lmprog.errors import Overloaded, UnknownName
 from lmprog.runtime.programs.active_call import ActiveCall
 from lmprog.runtime.programs.branch import Promise, RuntimeBranch
+
+MAX_BRANCHES = 65_536
+"""Open branches of one client."""
+MAX_CALLS = 65_536
+"""Calls of one client on open branches, done or not."""
 
 
 @dataclass(slots=True)
@@ -32,6 +37,16 @@ class ClientState:
         for call in taken:
             del self.calls[call.id]
         return taken
+
+    def missing_branch(self, number: int) -> UnknownName | Overloaded:
+        """Why there is no branch of that number: it is not open, or there was no room for it."""
+        if len(self.branches) < MAX_BRANCHES:
+            return unknown_branch(number)
+        return Overloaded(
+            f"branch {number} is not open, and this client has {len(self.branches):,} open "
+            f"branches of at most {MAX_BRANCHES:,}; close some, or use several clients.",
+            retry_after=1.0,
+        )
 
     def promise(self, ref: wire.Ref) -> Promise:
         """The text that `ref` refers to; one with an error where there is no such call or result."""

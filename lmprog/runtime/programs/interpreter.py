@@ -20,6 +20,7 @@ from lmprog.errors import (
     DeadlineExceeded,
     InvalidParameter,
     LmprogError,
+    Overloaded,
     ProtocolError,
 )
 from lmprog.runtime.programs.active_call import ActiveCall, failed
@@ -35,7 +36,7 @@ from lmprog.runtime.programs.branch import (
 )
 from lmprog.runtime.programs.branch_runner import BranchRunner
 from lmprog.runtime.programs.call_builder import CallBuilder
-from lmprog.runtime.programs.clients import ClientState, unknown_branch
+from lmprog.runtime.programs.clients import MAX_BRANCHES, MAX_CALLS, ClientState, unknown_branch
 from lmprog.runtime.programs.completion import Addressed, CallCompletion
 from lmprog.runtime.programs.deadlines import Deadlines
 from lmprog.runtime.programs.delivery import Delivery
@@ -193,10 +194,14 @@ class Interpreter:
     # --- branches and calls
 
     def _new_branch(self, client: ClientState, number: int, salt: str) -> RuntimeBranch | None:
-        """None where the number is taken; then the branch that has it fails."""
+        """None where the client has too many, or the number is taken; then the branch that has it
+        fails.
+        """
         if number in client.branches:
             error = ProtocolError(f"branch {number} was opened twice.")
             self._completion.fail_branch(client.branches[number], error)
+            return None
+        if len(client.branches) >= MAX_BRANCHES:
             return None
         branch = client.branches[number] = RuntimeBranch(number, salt)
         self.scheduler.stats.branches += 1
@@ -239,10 +244,19 @@ class Interpreter:
     ) -> None:
         branch = client.branches.get(op.branch)
         if branch is None:
-            self._completion.send(client_id, failed(op.call, unknown_branch(op.branch)))
+            error: LmprogError = client.missing_branch(op.branch)
+            self._completion.send(client_id, failed(op.call, error))
             return
         if op.call in client.calls:
             error = ProtocolError(f"call {op.call} was made twice.")
+            self._completion.send(client_id, failed(op.call, error))
+            return
+        if len(client.calls) >= MAX_CALLS:
+            error = Overloaded(
+                f"this client has {len(client.calls):,} calls on open branches of at most "
+                f"{MAX_CALLS:,}; close branches, or use several clients.",
+                retry_after=1.0,
+            )
             self._completion.send(client_id, failed(op.call, error))
             return
         num_results, constraint = 1, None
