@@ -19,12 +19,13 @@ Rules of the protocol:
   readable calls get `Failed`, and the branches of its other ops fail. A frame that is not a list
   of ops gets `Failed` with `call=None`; before the greeting it is counted and dropped.
 
-Everything is imported from here. This package knows no sockets, and of tokens only that they are
-integers.
+Everything is imported from here; `sampling_params` is the table of sampling options. This package
+knows no sockets, and of tokens only that they are integers.
 """
 
 from __future__ import annotations
 
+from lmprog.wire.constraints import Choices, Constraint, Grammar, JsonSchema, Regex
 from lmprog.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_FRAME_OPS,
@@ -35,16 +36,6 @@ from lmprog.wire.frames import (
     encode,
     named_in,
 )
-from lmprog.wire.generation_fields import (
-    Choices,
-    Constraint,
-    Grammar,
-    JsonSchema,
-    Regex,
-    SamplingParams,
-    SuggestedSampling,
-    suggested,
-)
 from lmprog.wire.message import (
     SHARES_PUBLIC,
     ContestRule,
@@ -52,7 +43,6 @@ from lmprog.wire.message import (
     Id,
     Keep,
     Message,
-    Penalty,
     SelectMethod,
     ShortText,
     TokenId,
@@ -103,11 +93,25 @@ from lmprog.wire.replies import (
     Usage,
     Welcome,
 )
+from lmprog.wire.sampling_params import (
+    DIALECTS,
+    SAMPLING_OPTIONS,
+    Dialect,
+    OptionLine,
+    SamplingOption,
+    SamplingParams,
+    Service,
+    SuggestedSampling,
+    options_of,
+    suggested,
+)
 
 __all__ = [
+    "DIALECTS",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_OPS",
     "PROTOCOL_VERSION",
+    "SAMPLING_OPTIONS",
     "SHARES_PUBLIC",
     "Append",
     "CallDone",
@@ -123,6 +127,7 @@ __all__ = [
     "Delta",
     "Describe",
     "Described",
+    "Dialect",
     "Encode",
     "Failed",
     "FinishReason",
@@ -142,8 +147,8 @@ __all__ = [
     "NodeSeen",
     "Op",
     "Open",
+    "OptionLine",
     "Output",
-    "Penalty",
     "Piece",
     "Read",
     "Ref",
@@ -151,11 +156,13 @@ __all__ = [
     "Reply",
     "RoleBegin",
     "RoleEnd",
+    "SamplingOption",
     "SamplingParams",
     "ScoredChoice",
     "Select",
     "SelectMethod",
     "SequenceSeen",
+    "Service",
     "ShortText",
     "Snapshot",
     "SuggestedSampling",
@@ -172,5 +179,6 @@ __all__ = [
     "decode_replies",
     "encode",
     "named_in",
+    "options_of",
     "suggested",
 ]

@@ -10,7 +10,6 @@ from msgspec import Meta
 Id: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=256)]
-Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
 SelectMethod: TypeAlias = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]

@@ -6,8 +6,9 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from lmprog.wire.generation_fields import Constraint, SamplingParams
+from lmprog.wire.constraints import Constraint
 from lmprog.wire.message import ContestRule, Id, Keep, Message, SelectMethod, ShortText, TokenId
+from lmprog.wire.sampling_params import SamplingParams
 
 
 class TextPiece(Message, frozen=True):

@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lmprog.wire.generation_fields import SuggestedSampling
 from lmprog.wire.message import FinishReason, Id, Message
+from lmprog.wire.sampling_params import SuggestedSampling
 
 
 class Welcome(Message, frozen=True):

@@ -48,6 +48,7 @@ class Fake:
     """
 
     suggested = wire.SuggestedSampling()
+    sampler: type[PlainSampler] = PlainSampler
 
     def __init__(self, pace: float = 0.0, public: Sequence[Path] = (), **changes: Any) -> None:
         tokenizer = ByteTokenizer()
@@ -74,7 +75,7 @@ class Fake:
             self.scheduler, calls, lambda: template, welcome, time.monotonic, self.channel.counters
         )
         self._loop = Loop(
-            self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic
+            self.channel, self.interpreter, self.scheduler, engine, self.sampler(), time.monotonic
         )
         self._pace = pace
         self._ended = threading.Event()

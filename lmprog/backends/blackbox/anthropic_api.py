@@ -28,19 +28,8 @@ from lmprog.errors import NotSupported, ProtocolError, ValidationFailed
 
 _PATH = "/v1/messages"
 _MOST_TOKENS = 4096  # where a program says none, since the service wants a number
-_REFUSED: Mapping[str, object] = {
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_tokens": 0,
-    "stop_token_ids": (),
-    "stop_regex": (),
-    "ignore_eos": False,
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "logit_bias": (),
-}
+_SAID_BY_REQUESTS = ("max_tokens", "stop", "n", "seed")
+"""Options that become a field of another name, more requests, or nothing (a seed)."""
 
 
 @dataclass(slots=True)
@@ -154,11 +143,7 @@ class AnthropicApi:
 def _body(ask: ApiRequest, model: str, wrapping: ResponseSchema | None) -> Json:
     prompt, sampling = ask.prompt, ask.sampling
     assert isinstance(prompt, ChatPrompt)
-    for name, nothing in _REFUSED.items():
-        if getattr(sampling, name) != nothing:
-            raise NotSupported(
-                f"{name}={getattr(sampling, name)!r} cannot be asked of Anthropic's API; leave it out"
-            )
+    options = _options(sampling)
     room = ROOM if wrapping is not None and wrapping.is_wrapped else 0
     body: Json = {"model": model, "max_tokens": (sampling.max_tokens or _MOST_TOKENS) + room}
     begin = next(
@@ -176,12 +161,23 @@ def _body(ask: ApiRequest, model: str, wrapping: ResponseSchema | None) -> Json:
         body["messages"].append({"role": "assistant", "content": prompt.partial})
     if stops := [stop for stop in sampling.stop if stop.strip()]:
         body["stop_sequences"] = stops
-    for name, nothing in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
-        if getattr(sampling, name) != nothing:
-            body[name] = getattr(sampling, name)
+    body.update(options)
     if wrapping is not None:
         body["output_config"] = {"format": {"type": "json_schema", "schema": wrapping.schema}}
     return body
+
+
+def _options(sampling: wire.SamplingParams) -> Json:
+    """The options that are asked for. Raises NotSupported for one that the API does not have."""
+    options: Json = {}
+    for name, line in wire.SAMPLING_OPTIONS.items():
+        value = getattr(sampling, name)
+        if name in _SAID_BY_REQUESTS or value == line.default:
+            continue
+        if "anthropic" not in line.option.services:
+            raise NotSupported(f"{name}={value!r} cannot be asked of Anthropic's API; leave it out")
+        options[name] = value
+    return options
 
 
 def _output(draft: _Draft, wrapping: ResponseSchema | None, hidden: Sequence[str]) -> wire.Output:

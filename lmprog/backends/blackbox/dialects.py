@@ -1,13 +1,16 @@
 """What services that speak OpenAI's API differ in, as values: names of fields, options,
 constraints, prefilled turns.
 
-Each is what that service documents. Knows no requests.
+Each is what that service documents; which sampling options it takes stands in the table of these
+options. Knows no requests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from lmprog import wire
 
 Confines: TypeAlias = Literal["response_format", "structured_outputs", "sglang"]
 Prefill: TypeAlias = Literal["none", "continue", "message"]
@@ -21,7 +24,7 @@ class ApiDialect:
 
     name: str
     options: frozenset[str] = frozenset()
-    """Sampling options beyond OpenAI's own, which travel under their own names."""
+    """Sampling options that it takes under their own names."""
     confines: Confines = "response_format"
     prefill: Prefill = "none"
     max_tokens: str = "max_tokens"
@@ -38,19 +41,21 @@ class ApiDialect:
     """
 
 
-_LOCAL = frozenset(
-    ["top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"]
-)
-
-OPENAI = ApiDialect("openai", max_tokens="max_completion_tokens")
-PLAIN = ApiDialect("plain")
+OPENAI = ApiDialect("openai", wire.options_of("openai"), max_tokens="max_completion_tokens")
+PLAIN = ApiDialect("plain", wire.options_of("openai"))
 """An unknown service with OpenAI's API: nothing beyond it is taken for granted."""
 VLLM = ApiDialect(
-    "vllm", _LOCAL, "structured_outputs", "continue", max_stops=64, always_says=True, scores=True
+    "vllm",
+    wire.options_of("vllm"),
+    "structured_outputs",
+    "continue",
+    max_stops=64,
+    always_says=True,
+    scores=True,
 )
 SGLANG = ApiDialect(
     "sglang",
-    _LOCAL | {"stop_regex"},
+    wire.options_of("sglang"),
     "sglang",
     "continue",
     max_stops=64,
@@ -58,6 +63,12 @@ SGLANG = ApiDialect(
     scores=True,
 )
 LMPROG = ApiDialect(
-    "lmprog", _LOCAL, "structured_outputs", "continue", max_stops=16, always_says=True, scores=True
+    "lmprog",
+    wire.options_of("lmprog"),
+    "structured_outputs",
+    "continue",
+    max_stops=16,
+    always_says=True,
+    scores=True,
 )
 DIALECTS = {dialect.name: dialect for dialect in (OPENAI, PLAIN, VLLM, SGLANG, LMPROG)}

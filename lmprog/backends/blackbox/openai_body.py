@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from lmprog import wire
@@ -17,17 +16,10 @@ from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema
 from lmprog.backends.blackbox.transcript import ChatPrompt, TextPrompt
 from lmprog.errors import NotSupported
 
-_BEYOND: Mapping[str, object] = {
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "min_tokens": 0,
-    "stop_token_ids": (),
-    "stop_regex": (),
-    "ignore_eos": False,
-    "prompt_logprobs": None,
-}
-"""Options that OpenAI's API does not have, with the values at which they do nothing."""
+_SAID_BY_BODY = ("max_tokens", "logprobs")
+"""Options whose fields depend on whether the request is a chat."""
+_SAID_ALWAYS = wire.SuggestedSampling.__struct_fields__
+"""What the server would else take from the checkpoint, where the dialect says so."""
 
 
 def body_of(
@@ -55,24 +47,32 @@ def body_of(
 def sampling_fields(sampling: wire.SamplingParams, dialect: ApiDialect) -> Json:
     """How to sample and where to stop, but for the number of tokens. Raises `NotSupported`."""
     body: Json = {}
-    for name, default, key in (
-        ("temperature", 1.0, "temperature"),
-        ("top_p", 1.0, "top_p"),
-        ("frequency_penalty", 0.0, "frequency_penalty"),
-        ("presence_penalty", 0.0, "presence_penalty"),
-        ("n", 1, "n"),
-    ):
+    for name, line in wire.SAMPLING_OPTIONS.items():
         value = getattr(sampling, name)
-        if value != default or (dialect.always_says and key in ("temperature", "top_p")):
-            body[key] = value
-    body.update(beyond_openai(sampling, dialect.options, dialect.name, always=dialect.always_says))
-    if sampling.seed is not None:
-        body["seed"] = sampling.seed
+        is_default = value == line.default
+        if name in _SAID_BY_BODY or (is_default and not dialect.always_says):
+            continue
+        if name not in dialect.options:
+            if is_default:
+                continue
+            raise NotSupported(
+                f"{name}={value!r} cannot be asked of this API ({dialect.name}); leave it out, or "
+                "name the server's dialect"
+            )
+        if not is_default or name in _SAID_ALWAYS:
+            body[name] = json_value(value)
     if sampling.stop:
         body["stop"] = list(sampling.stop[: dialect.max_stops])
-    if sampling.logit_bias:
-        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     return body
+
+
+def json_value(value: Any) -> Any:
+    """An option's value in requests: lists, and an object of biases."""
+    if not isinstance(value, tuple):
+        return value
+    if value and isinstance(value[0], tuple):
+        return {str(token): bias for token, bias in value}
+    return list(value)
 
 
 def _prompt(ask: ApiRequest, dialect: ApiDialect) -> Json:
@@ -87,26 +87,6 @@ def _prompt(ask: ApiRequest, dialect: ApiDialect) -> Json:
     if dialect.prefill == "message":
         return {"messages": messages}
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
-
-
-def beyond_openai(
-    sampling: wire.SamplingParams, known: frozenset[str], name: str, *, always: bool
-) -> Json:
-    """The options that OpenAI's API does not have. Raises `NotSupported` where one is asked for and
-    not `known`.
-    """
-    found: Json = {}
-    for option, nothing in _BEYOND.items():
-        value = getattr(sampling, option)
-        if value != nothing and option not in known:
-            raise NotSupported(
-                f"{option}={value!r} cannot be asked of this API ({name}); leave it out, or name the server's dialect"
-            )
-        if option in known and (
-            value != nothing or (always and option in ("top_k", "min_p", "repetition_penalty"))
-        ):
-            found[option] = list(value) if isinstance(value, tuple) else value
-    return found
 
 
 def enforceable(constraint: wire.Constraint, dialect: ApiDialect, *, is_chat: bool) -> bool:

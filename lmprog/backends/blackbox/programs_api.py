@@ -74,7 +74,12 @@ class ProgramsApi:
         asked.update({"temperature": op.temperature, "seed": op.seed})
         result = await self._post(_program(prompt, asked))
         options = tuple(
-            wire.ScoredChoice(option["score"], option["probability"])
+            wire.ScoredChoice(
+                option["score"],
+                option["probability"],
+                tuple(option.get("logprobs") or ()),
+                tuple(option.get("baseline") or ()),
+            )
             for option in result["options"]
         )
         return wire.Chosen(op.call, result["index"], options, _usage(result["usage"]))
@@ -193,11 +198,13 @@ def _output(output: Mapping[str, Any]) -> wire.Output:
         finish,
         output["stopped_by"],
         logprobs,
+        tuple((begin, end) for begin, end in output.get("forced") or ()),
         seam=seam,
         rest=rest,
     )
 
 
 def _usage(usage: Mapping[str, Any]) -> wire.Usage:
-    names = ("prompt", "cached", "generated", "forced", "computed")
-    return wire.Usage(**{name: usage.get(f"{name}_tokens") or 0 for name in names})
+    """Counts of tokens have names that end so."""
+    names = wire.Usage.__struct_fields__
+    return wire.Usage(**{name: usage.get(f"{name}_tokens", usage.get(name)) or 0 for name in names})

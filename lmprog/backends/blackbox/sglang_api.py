@@ -16,13 +16,10 @@ from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
 from lmprog.backends.blackbox.http_transport import Json, Transport
 from lmprog.backends.blackbox.openai_answer import last_tokens
-from lmprog.backends.blackbox.openai_body import sglang_constraint
+from lmprog.backends.blackbox.openai_body import json_value, sglang_constraint
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Kind, Prompt, TextPrompt
 from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
-
-_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
-_BY_ITSELF = {"logprobs", "prompt_logprobs", "prompt_logprobs_start", "logit_bias"}
 
 
 class NativeApi:
@@ -142,14 +139,11 @@ def _text(prompt: Prompt) -> str:
 def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -> Json:
     """SGLang's names; all is said, since the server's own defaults are the checkpoint's."""
     params: Json = {}
-    for name in sampling.__struct_fields__:
-        value = getattr(sampling, name)
-        if name not in _BY_ITSELF and value is not None:
-            params[_NAMES.get(name, name)] = list(value) if isinstance(value, tuple) else value
-    if sampling.max_tokens is None:
-        params["max_new_tokens"] = None
-    if sampling.logit_bias:
-        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    for name, line in wire.SAMPLING_OPTIONS.items():
+        spelling, value = line.spelling("sglang"), getattr(sampling, name)
+        is_said = value is not None or name == "max_tokens"
+        if spelling is not None and is_said and value != ():
+            params[spelling] = json_value(value)
     return {**params, **(sglang_constraint(constraint) if constraint is not None else {})}
 
 

@@ -62,7 +62,7 @@ class SamplingOptions(SamplingKeywords, total=False):
 
 @functools.cache
 def _declared() -> Mapping[str, Any]:
-    return typing.get_type_hints(wire.SamplingParams, include_extras=True)
+    return {name: line.type for name, line in wire.SAMPLING_OPTIONS.items()}
 
 
 def _bounds(declared: Any) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.http.limits import within
+from lmprog.server.http.option_fields import AnthropicOptions, carry
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.tools import FunctionTool, NamedFunction, NamedTool, Tool
@@ -25,7 +26,7 @@ SILENT = (
     "inference_geo",
 )
 """Fields of Anthropic's that change nothing here and that nobody needs a warning about."""
-_NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+_NAMES = {"stop": "stop_sequences"}
 
 
 class AnthropicBlock(msgspec.Struct, frozen=True):
@@ -59,8 +60,10 @@ class ToolChoice(msgspec.Struct, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class Countable(msgspec.Struct, kw_only=True, frozen=True):
-    """What makes the prompt: all that `/v1/messages/count_tokens` looks at."""
+class Countable(AnthropicOptions, kw_only=True):
+    """What `/v1/messages/count_tokens` takes. Options of sampling are allowed and change nothing
+    there.
+    """
 
     messages: Annotated[list[AnthropicTurn], within("messages")]
     model: Annotated[str, within("model")] | None = None
@@ -69,15 +72,10 @@ class Countable(msgspec.Struct, kw_only=True, frozen=True):
     tool_choice: ToolChoice | None = None
 
 
-class MessagesBody(Countable, kw_only=True, frozen=True):
+class MessagesBody(Countable, kw_only=True):
     max_tokens: Annotated[int, within("max_completion_tokens")]
     stream: bool | None = None
-    temperature: Annotated[float, within("temperature")] | None = None
-    top_p: Annotated[float, within("top_p")] | None = None
-    top_k: Annotated[int, within("top_k")] | None = None
-    stop_sequences: Annotated[list[Annotated[str, within("stop[]")]], within("stop")] | None = None
-    seed: Annotated[int, within("seed")] | None = None
-    ignore_eos: bool | None = None
+    priority: Annotated[int, within("priority")] | None = None
     cache_salt: Annotated[str, within("cache_salt")] | None = None
 
 
@@ -93,13 +91,10 @@ def chat_of(body: Countable) -> ChatBody:
         tool_choice=choice if body.tools else None,
         parallel_tool_calls=parallel,
         continue_final_message=goes_on or None,
-        max_completion_tokens=1,
     )
+    carry(body, "anthropic", made)
     if isinstance(body, MessagesBody):
-        made.max_completion_tokens = body.max_tokens
-        made.temperature, made.top_p, made.top_k = body.temperature, body.top_p, body.top_k
-        made.stop, made.seed, made.ignore_eos = body.stop_sequences, body.seed, body.ignore_eos
-        made.stream, made.cache_salt = body.stream, body.cache_salt
+        made.stream, made.priority, made.cache_salt = body.stream, body.priority, body.cache_salt
     return made
 
 

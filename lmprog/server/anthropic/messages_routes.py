@@ -52,7 +52,7 @@ def routes(gateway: Gateway) -> list[Route]:
         )
 
     async def count(request: Request) -> Response:
-        read = await read_body(request, Countable, gateway.settings, (*SILENT, "max_tokens"))
+        read = await read_body(request, Countable, gateway.settings, SILENT)
         chat = read_as_chat(read.body, request)
         found = await until_gone(request, _counted(gateway, chat))
         return Response(msgspec.json.encode({"input_tokens": found}), media_type="application/json")

@@ -1,18 +1,22 @@
-"""Every limit of a request in one table: validation, the documentation and the tests of borders are
-made from it.
+"""Every limit of a request in one table, from which validation, documentation and the tests of
+borders are made.
 
-`Annotated[float, within("temperature")]` gives a field its range. What depends on the model
-(vocabulary, context) is the runtime's to check. Knows numbers only.
+The limits of sampling options come from the table of these options. `Annotated[str, within("name")]`
+gives another field its range. What depends on the model (vocabulary, context) is checked by the
+runtime. Knows no bodies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from msgspec import Meta
 
-INT63 = 2**63 - 1
+from lmprog import wire
+
 INT31 = 2**31 - 1
 COUNTED = ("characters", "items")
 """Units that are lengths and not values."""
@@ -35,31 +39,51 @@ class Limit:
         return f"from {low} to {high}"
 
 
+def _of_option(line: wire.OptionLine) -> Iterator[tuple[str, Limit]]:
+    """The limits of a sampling option in requests: of its value, or of its items and each item."""
+    kind = value_type(line)
+    arguments = get_args(get_args(kind)[0]) if get_origin(kind) is Annotated else ()
+    if arguments and line.option.requests is None:
+        item = arguments[0]
+        if get_origin(item) is tuple:
+            item = get_args(item)[1]
+        yield line.name, _limit(_meta(kind), "items")
+        unit = "characters" if get_args(item)[0] is str else "token id"
+        if get_args(item)[0] is float:
+            unit = "number"
+        yield f"{line.name}[]", _limit(_meta(item), unit, line.option.note)
+    elif get_origin(kind) is Annotated:
+        meta = line.option.requests or _meta(kind)
+        yield line.name, _limit(meta, line.option.unit, line.option.note)
+
+
+def _limit(meta: Meta, unit: str, note: str = "") -> Limit:
+    if unit in COUNTED:
+        return Limit(meta.min_length or 0, meta.max_length or 0, unit, note)
+    assert meta.ge is not None
+    assert meta.le is not None
+    return Limit(meta.ge, meta.le, unit, note)
+
+
+def value_type(line: wire.OptionLine) -> Any:
+    """The type of an option's values, without the None of those that may be left open."""
+    kind = line.type
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    return kind
+
+
+def _meta(kind: Any) -> Meta:
+    return next(note for note in get_args(kind)[1:] if isinstance(note, Meta))
+
+
 LIMITS: Mapping[str, Limit] = {
-    "temperature": Limit(0.0, 2.0, "number", "0 is greedy"),
-    "top_p": Limit(0.0, 1.0, "number"),
-    "top_k": Limit(-1, INT31, "tokens", "-1 and 0 are off"),
-    "min_p": Limit(0.0, 1.0, "number"),
-    "frequency_penalty": Limit(-2.0, 2.0, "number"),
-    "presence_penalty": Limit(-2.0, 2.0, "number"),
-    "repetition_penalty": Limit(0.01, 10.0, "number", "1 is off"),
-    "n": Limit(1, 128, "results"),
-    "best_of": Limit(1, 128, "results"),
-    "max_tokens": Limit(
-        0, INT31, "tokens", "with the prompt at most the context; 0 only with echo"
-    ),
-    "max_completion_tokens": Limit(1, INT31, "tokens", "with the prompt at most the context"),
-    "min_tokens": Limit(0, INT31, "tokens"),
-    "seed": Limit(-INT63 - 1, INT63, "integer"),
-    "logprobs": Limit(0, 20, "tokens", "of /v1/completions; a truth value in chats"),
+    **dict(limit for line in wire.SAMPLING_OPTIONS.values() for limit in _of_option(line)),
+    "logprobs": Limit(0, 20, "tokens", "of /v1/completions; a boolean in chats"),
     "top_logprobs": Limit(0, 20, "tokens"),
+    "best_of": Limit(1, 128, "results"),
+    "max_completion_tokens": Limit(1, INT31, "tokens", "with the prompt at most the context"),
     "priority": Limit(-100, 100, "integer", "higher goes first"),
-    "stop": Limit(0, 16, "items"),
-    "stop[]": Limit(1, 256, "characters"),
-    "stop_token_ids": Limit(0, 64, "items"),
-    "stop_token_ids[]": Limit(0, INT31, "token id", "below the model's vocabulary"),
-    "logit_bias": Limit(0, 1024, "items"),
-    "logit_bias[]": Limit(-100.0, 100.0, "number"),
     "messages": Limit(1, 4096, "items"),
     "prompt": Limit(1, 1024, "items", "texts, each with its own results"),
     "prompt[]": Limit(0, INT31, "token id", "below the model's vocabulary"),
@@ -96,7 +120,8 @@ def markdown() -> str:
     lines = ["| field | least | most | unit | remark |", "|---|---:|---:|---|---|"]
     for name, limit in LIMITS.items():
         lines.append(
-            f"| `{name}` | {number(limit.minimum)} | {number(limit.maximum)} | {limit.unit} | {limit.note} |"
+            f"| `{name}` | {number(limit.minimum)} | {number(limit.maximum)} | {limit.unit} "
+            f"| {limit.note} |"
         )
     return "\n".join(lines) + "\n"
 

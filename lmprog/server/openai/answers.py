@@ -5,7 +5,7 @@ shapes only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -76,6 +76,18 @@ class ChatChoice(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """One token that stands, or might stand, at a position of the prompt, as vLLM shapes it."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = Sequence[dict[str, PromptLogprob] | None]
+"""By token id, for each position; None for the prompt's first token."""
+
+
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "chat.completion"
@@ -84,6 +96,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: Sequence[ChatChoice]
     usage: UsageBody
     system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -125,6 +138,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: TextLogprobs | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +218,22 @@ def text_logprobs(
         made.text_offset.append(offset)
         offset += len(text)
     return made
+
+
+def prompt_logprobs(done: wire.CallDone, wanted: int | None) -> PromptLogprobs | UnsetType:
+    """Those of the prompt, where they were asked for."""
+    if wanted is None:
+        return UNSET
+    return [None, *(_prompt_logprob(one) for one in done.prompt_logprobs)]
+
+
+def _prompt_logprob(one: wire.TokenLogprob) -> dict[str, PromptLogprob]:
+    found = {
+        str(token): PromptLogprob(_finite(logprob), rank, text)
+        for rank, (token, text, logprob) in enumerate(one.top, 1)
+    }
+    found.setdefault(str(one.token), PromptLogprob(_finite(one.logprob), None, one.text))
+    return found
 
 
 def encoded(body: Any) -> bytes:

@@ -16,6 +16,7 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import within
+from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.messages import ChatMessage, pieces_of
@@ -27,7 +28,7 @@ from lmprog.server.openai.running_request import (
     running,
     warned,
 )
-from lmprog.server.openai.shared_fields import SILENT, GenerationFields, sampling_of
+from lmprog.server.openai.shared_fields import SILENT, GenerationFields, check_stream
 from lmprog.server.openai.tools import (
     NamedTool,
     ParsedCall,
@@ -130,7 +131,8 @@ def _sampling(
     if body.top_logprobs is not None and not body.logprobs:
         raise refused("top_logprobs needs logprobs=true.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    made = sampling_of(body, max_tokens=most, n=body.n or 1, logprobs=logprobs, suggested=suggested)
+    check_stream(body)
+    made = sampling_of(body, "openai", {"max_tokens": most, "logprobs": logprobs}, suggested)
     return msgspec.structs.replace(made, stop=(*made.stop, *box.stop)[:16])
 
 
@@ -144,6 +146,7 @@ def _whole(chat: ChatCompletions, done: wire.CallDone) -> answers.ChatCompletion
         choices=choices,
         usage=answers.usage_of([done]),
         system_fingerprint=head.system_fingerprint,
+        prompt_logprobs=answers.prompt_logprobs(done, chat.prompt.sampling.prompt_logprobs),
     )
 
 

@@ -18,6 +18,7 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
+from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.output_constraint import confined
@@ -29,7 +30,7 @@ from lmprog.server.openai.running_request import (
     running,
     warned,
 )
-from lmprog.server.openai.shared_fields import SILENT, GenerationFields, sampling_of
+from lmprog.server.openai.shared_fields import SILENT, GenerationFields, check_stream
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -55,6 +56,8 @@ class Completions:
     """Results given for each prompt; of `best_of`, if that is more."""
     max_tokens: int
     echo: bool
+    prompt_logprobs: int | None
+    """The request's field of this name."""
     wants_usage: bool
     warnings: tuple[str, ...]
     names: dict[str, str]
@@ -105,14 +108,14 @@ def understood(
     if best_of > n and (body.stream or body.logprobs is not None):
         raise refused("best_of more than n goes with neither stream nor logprobs.", "best_of")
     made = confined(body)
-    sampling = sampling_of(
-        body,
-        max_tokens=max(1, most),
-        n=best_of,
-        logprobs=0 if best_of > n else body.logprobs,
-        prompt_logprobs=body.logprobs if echo else None,
-        suggested=gateway.suggested,
-    )
+    check_stream(body)
+    decided = {
+        "max_tokens": max(1, most),
+        "n": best_of,
+        "logprobs": 0 if best_of > n else body.logprobs,
+        "prompt_logprobs": _prompt_logprobs(body),
+    }
+    sampling = sampling_of(body, "openai", decided, gateway.suggested)
     given = _prompts(body.prompt)
     prompts = tuple(
         RequestPrompt(
@@ -127,7 +130,32 @@ def understood(
     texts = tuple(one if isinstance(one, str) else None for one in given)
     names = {"constraint": made.field or "prompt", "input_ids": "prompt"}
     everything = (*warnings, *made.warnings)
-    return Completions(prompts, texts, head, n, most, echo, body.wants_usage, everything, names)
+    return Completions(
+        prompts=prompts,
+        texts=texts,
+        head=head,
+        n=n,
+        max_tokens=most,
+        echo=echo,
+        prompt_logprobs=body.prompt_logprobs,
+        wants_usage=body.wants_usage,
+        warnings=everything,
+        names=names,
+    )
+
+
+def _prompt_logprobs(body: CompletionBody) -> int | None:
+    """With echo `logprobs` are those of the prompt, too."""
+    if not body.echo or body.logprobs is None:
+        given: int | None = body.prompt_logprobs
+        return given
+    if body.prompt_logprobs not in (None, body.logprobs):
+        raise refused(
+            f"With echo, logprobs, {body.logprobs}, and prompt_logprobs, {body.prompt_logprobs}, "
+            "must be equal; leave out prompt_logprobs.",
+            "prompt_logprobs",
+        )
+    return body.logprobs
 
 
 def _prompts(given: str | list[str | int | list[int]]) -> list[str | tuple[int, ...]]:
@@ -203,7 +231,10 @@ def _choices(
         reason = answers.finish_of(output) if asked.max_tokens else "length"
         number = place * asked.n + index
         stopped_by = answers.stop_reason_of(output, asked.prompts[place].sampling)
-        choices.append(answers.TextChoice(number, prompt + text, reason, logprobs, stopped_by))
+        scored = answers.prompt_logprobs(done, asked.prompt_logprobs)
+        choices.append(
+            answers.TextChoice(number, prompt + text, reason, logprobs, stopped_by, scored)
+        )
     return choices
 
 

@@ -5,6 +5,7 @@ Knows replies and errors; knows no connections.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lmprog import wire
@@ -12,7 +13,11 @@ from lmprog.errors import from_wire
 from lmprog.server.http.http_errors import problem_of
 from lmprog.server.programs.translation import NamedCall
 
-USAGE = ("prompt", "cached", "generated", "forced", "computed")
+TOKENS = ("prompt", "cached", "generated", "forced", "computed")
+"""Fields of `wire.Usage` that count tokens; here their names end in `_tokens`."""
+NAMES = {
+    name: f"{name}_tokens" if name in TOKENS else name for name in wire.Usage.__struct_fields__
+}
 
 
 def result_of(asked: NamedCall, reply: wire.Reply) -> dict[str, Any]:
@@ -27,10 +32,17 @@ def result_of(asked: NamedCall, reply: wire.Reply) -> dict[str, Any]:
                 "text": reply.outputs[0].text,
                 "outputs": outputs,
                 "usage": usage_of(reply.usage),
+                **_logprobs("prompt_logprobs", reply.prompt_logprobs),
             }
         case wire.Chosen():
             options = [
-                {"text": text, "score": option.score, "probability": option.probability}
+                {
+                    "text": text,
+                    "score": option.score,
+                    "probability": option.probability,
+                    "logprobs": option.logprobs,
+                    **({"baseline": option.baseline} if option.baseline else {}),
+                }
                 for text, option in zip(asked.choices, reply.options, strict=True)
             ]
             return {
@@ -55,14 +67,14 @@ def result_of(asked: NamedCall, reply: wire.Reply) -> dict[str, Any]:
 
 
 def usage_of(usage: wire.Usage) -> dict[str, Any]:
-    """Tokens by what happened to them."""
-    return {f"{name}_tokens": getattr(usage, name) for name in USAGE}
+    """Tokens by what happened to them, preemptions, and times."""
+    return {name: getattr(usage, field) for field, name in NAMES.items()}
 
 
-def total(results: dict[str, dict[str, Any]]) -> dict[str, int]:
+def total(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The work of the whole program."""
     used = [result["usage"] for result in results.values() if "usage" in result]
-    return {f"{name}_tokens": sum(one[f"{name}_tokens"] for one in used) for name in USAGE}
+    return {name: sum(one[name] for one in used) for name in NAMES.values()}
 
 
 def _output(output: wire.Output) -> dict[str, Any]:
@@ -75,17 +87,23 @@ def _output(output: wire.Output) -> dict[str, Any]:
     for name in ("seam", "rest"):
         if value := getattr(output, name):
             made[name] = value
-    if output.logprobs:
-        made["logprobs"] = [
-            {
-                "token": one.token,
-                "text": one.text,
-                "logprob": one.logprob,
-                "top": [
-                    {"token": token, "text": text, "logprob": logprob}
-                    for token, text, logprob in one.top
-                ],
-            }
-            for one in output.logprobs
-        ]
-    return made
+    if output.forced:
+        made["forced"] = output.forced
+    return {**made, **_logprobs("logprobs", output.logprobs)}
+
+
+def _logprobs(name: str, given: Sequence[wire.TokenLogprob]) -> dict[str, Any]:
+    """Nothing where none were asked for."""
+    found = [
+        {
+            "token": one.token,
+            "text": one.text,
+            "logprob": one.logprob,
+            "top": [
+                {"token": token, "text": text, "logprob": logprob}
+                for token, text, logprob in one.top
+            ],
+        }
+        for one in given
+    ]
+    return {name: found} if found else {}

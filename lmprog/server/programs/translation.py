@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from lmprog import wire
 from lmprog.server.http.http_errors import HttpError, refused
-from lmprog.server.http.limits import INT63, LIMITS
+from lmprog.server.http.limits import LIMITS
+from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.openai.output_constraint import confined
-from lmprog.server.openai.shared_fields import sampling_of
 from lmprog.server.programs import program_body
 
 MAX_TOKENS = 128
@@ -103,7 +103,7 @@ class Translator:
                 call = self._call(
                     op.call, branch, NamedCall(op.call, self._at, "select", tuple(op.choices)), 1
                 )
-                seed = None if op.seed is None else op.seed & INT63
+                seed = None if op.seed is None else op.seed % 2**63
                 return wire.Select(
                     branch,
                     call,
@@ -135,7 +135,8 @@ class Translator:
         count = op.n or 1
         call = self._call(op.call, branch, NamedCall(op.call, self._at, "gen"), count)
         try:
-            sampling = sampling_of(op, max_tokens=max_tokens, n=count, logprobs=op.logprobs)
+            decided = {"max_tokens": max_tokens, "logprobs": op.logprobs}
+            sampling = sampling_of(op, "openai", decided)
             constraint = confined(op).constraint
         except HttpError as error:
             problem = error.problem

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.http.limits import within
+from lmprog.server.http.option_fields import ResponsesOptions, carry
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.shared_fields import NamedSchema, ResponseFormat
@@ -85,7 +86,7 @@ class TextOptions(msgspec.Struct, frozen=True):
     verbosity: str | None = None
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True, frozen=True):
+class ResponsesBody(ResponsesOptions, kw_only=True):
     """What means something here; `None` always means that the field was not given."""
 
     input: str | Annotated[list[ResponseItem], within("messages")]
@@ -96,9 +97,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True, frozen=True):
     background: bool | None = None
     stream: bool | None = None
     metadata: Meta16 | None = None
-    max_output_tokens: Annotated[int, within("max_completion_tokens")] | None = None
-    temperature: Annotated[float, within("temperature")] | None = None
-    top_p: Annotated[float, within("top_p")] | None = None
     top_logprobs: Annotated[int, within("top_logprobs")] | None = None
     include: list[str] | None = None
     text: TextOptions | None = None
@@ -106,11 +104,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True, frozen=True):
     tool_choice: str | FlatChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    top_k: Annotated[int, within("top_k")] | None = None
-    min_p: Annotated[float, within("min_p")] | None = None
-    seed: Annotated[int, within("seed")] | None = None
-    stop: str | Annotated[list[Annotated[str, within("stop[]")]], within("stop")] | None = None
-    ignore_eos: bool | None = None
     priority: Annotated[int, within("priority")] | None = None
     cache_salt: Annotated[str, within("cache_salt")] | None = None
 
@@ -126,20 +119,12 @@ def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
     """
     system = [ChatMessage("system", body.instructions)] if body.instructions is not None else []
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-    return ChatBody(
+    chat = ChatBody(
         messages=[*system, *messages],
         model=body.model,
         stream=body.stream,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        seed=body.seed,
-        stop=body.stop,
-        ignore_eos=body.ignore_eos,
         priority=body.priority,
         cache_salt=body.cache_salt,
-        max_completion_tokens=body.max_output_tokens,
         logprobs=wants_logprobs or None,
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         response_format=_format(body.text.format)
@@ -151,6 +136,8 @@ def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
     )
+    carry(body, "responses", chat)
+    return chat
 
 
 def renamed(error: HttpError) -> HttpError:

@@ -16,44 +16,22 @@ from msgspec import Meta
 from lmprog import wire
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
+from lmprog.server.http.option_fields import SGLangOptions, sampling_of
 
 T = TypeVar("T")
 
 SILENT = ("log_metrics", "return_hidden_states", "session_id", "stream_options", "empty_cache")
 """Fields of SGLang's clients that change nothing here, and need no warning."""
-_LEAST_TOP_P = 1e-6  # the wire takes no 0, which means the same: only the likeliest token
 Rid = Annotated[str, Meta(min_length=1, max_length=128)]
 Token = Annotated[int, within("prompt[]")]
-Stops = Annotated[list[Annotated[str, within("stop[]")]], within("stop")]
 
 
-class GenerateSampling(msgspec.Struct, frozen=True):
-    """SGLang's names. `max_new_tokens` 0 generates nothing: it computes the prompt, for the cache
-    or its likelihood.
+class GenerateSampling(SGLangOptions, kw_only=True):
+    """`max_new_tokens` 0 generates nothing: it computes the prompt, for the cache or its
+    likelihood.
     """
 
     max_new_tokens: Annotated[int, within("max_tokens")] | None = 128
-    min_new_tokens: Annotated[int, within("min_tokens")] | None = None
-    temperature: Annotated[float, within("temperature")] | None = None
-    top_p: Annotated[float, within("top_p")] | None = None
-    top_k: Annotated[int, within("top_k")] | None = None
-    min_p: Annotated[float, within("min_p")] | None = None
-    frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
-    presence_penalty: Annotated[float, within("presence_penalty")] | None = None
-    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
-    n: Annotated[int, within("n")] | None = None
-    stop: Annotated[str, within("stop[]")] | Stops | None = None
-    stop_token_ids: (
-        Annotated[list[Annotated[int, within("stop_token_ids[]")]], within("stop_token_ids")] | None
-    ) = None
-    stop_regex: (
-        Annotated[str, Meta(max_length=256)] | Annotated[list[str], Meta(max_length=4)] | None
-    ) = None
-    logit_bias: (
-        Annotated[dict[str, Annotated[float, within("logit_bias[]")]], within("logit_bias")] | None
-    ) = None
-    sampling_seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    ignore_eos: bool | None = None
     regex: Annotated[str, within("regex")] | None = None
     json_schema: Annotated[str, within("schema")] | None = None
     ebnf: Annotated[str, within("grammar")] | None = None
@@ -83,34 +61,14 @@ class GenerateSampling(msgspec.Struct, frozen=True):
         self, logprobs: int | None, prompt_logprobs: int | None, start: int
     ) -> wire.SamplingParams:
         """As the wire says it; what is null has SGLang's default."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": None if self.top_p is None else max(_LEAST_TOP_P, self.top_p),
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "seed": self.sampling_seed,
-            "min_tokens": self.min_new_tokens,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "n": self.n,
-            "ignore_eos": self.ignore_eos,
+        most = self.max_new_tokens
+        decided = {
+            "max_tokens": None if most is None else max(1, most),
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "prompt_logprobs_start": max(0, start),
         }
-        return msgspec.structs.replace(
-            wire.SamplingParams(
-                max_tokens=None if self.max_new_tokens is None else max(1, self.max_new_tokens),
-                stop=_listed(self.stop),
-                stop_token_ids=tuple(self.stop_token_ids or ()),
-                stop_regex=_listed(self.stop_regex),
-                logit_bias=tuple(
-                    (_token(key), bias) for key, bias in (self.logit_bias or {}).items()
-                ),
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                prompt_logprobs_start=max(0, start),
-            ),
-            **{name: value for name, value in given.items() if value is not None},
-        )
+        return sampling_of(self, "sglang", decided)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -187,14 +145,6 @@ def prompts_of(
             raise refused(
                 "no_stop_trim must be false: texts end before their stop.", "no_stop_trim"
             )
-        if (
-            params.max_new_tokens is not None
-            and (params.min_new_tokens or 0) > params.max_new_tokens
-        ):
-            raise refused(
-                f"min_new_tokens is {params.min_new_tokens:,}, more than max_new_tokens, {params.max_new_tokens:,}.",
-                "min_new_tokens",
-            )
         wants = bool(_each(body.return_logprob, at, count, "return_logprob"))
         start = _each(body.logprob_start_len, at, count, "logprob_start_len")
         if start is None:  # who generates nothing can only mean the prompt
@@ -270,18 +220,3 @@ def _uneven(name: str, has: int, count: int) -> Exception:
     return refused(
         f"{name} has {has:,} values and there are {count:,} prompts; give one for each.", name
     )
-
-
-def _listed(given: str | list[str] | None) -> tuple[str, ...]:
-    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
-
-
-def _token(key: str) -> int:
-    if not (
-        key.isascii()
-        and key.isdecimal()
-        and len(key) <= 10
-        and int(key) <= LIMITS["prompt[]"].maximum
-    ):
-        raise refused(f"logit_bias names {key[:40]!r}, which is no token id.", "logit_bias")
-    return int(key)

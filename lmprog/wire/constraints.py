@@ -1,0 +1,34 @@
+"""What a text can be confined to. Knows no branches and no calls."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from lmprog.wire.message import Message, Whitespace
+
+
+class Regex(Message, frozen=True):
+    pattern: Annotated[str, Meta(max_length=65_536)]
+
+
+class JsonSchema(Message, frozen=True):
+    """`schema` is JSON text, so that the order of its properties is kept."""
+
+    schema: Annotated[str, Meta(max_length=1_048_576)]
+    whitespace: Whitespace = "fixed"
+    any_order: bool = False
+
+
+class Choices(Message, frozen=True):
+    texts: Annotated[tuple[str, ...], Meta(min_length=1, max_length=65_536)]
+
+
+class Grammar(Message, frozen=True):
+    """A context-free grammar as text (Lark or GBNF)."""
+
+    text: Annotated[str, Meta(max_length=1_048_576)]
+
+
+Constraint: TypeAlias = Regex | JsonSchema | Choices | Grammar

@@ -1,0 +1,282 @@
+"""The table of sampling options: one field of `SamplingParams` is one line of it.
+
+A line has a name, a type with its range, a default, and a `SamplingOption`: what it does, how each
+HTTP dialect spells it, the range that requests over HTTP have, and which services with OpenAI's API
+take it. Bodies of requests, their translation, the limits, the bodies sent to other services and
+the documents are made from these lines. Knows no requests and no branches.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from lmprog.wire.message import TokenId
+
+Dialect: TypeAlias = Literal["openai", "responses", "anthropic", "sglang"]
+"""How requests spell options: `openai` are chats, completions and the gens of programs."""
+DIALECTS: tuple[Dialect, ...] = typing.get_args(Dialect)
+Service: TypeAlias = Literal["openai", "anthropic", "vllm", "sglang", "lmprog"]
+"""A kind of service that programs can call."""
+
+_EVERY = frozenset[Service](typing.get_args(Service))
+_OPENAI = _EVERY - {"anthropic"}
+"""Whoever has OpenAI's API."""
+_LOCAL = _OPENAI - {"openai"}
+_SGLANG = frozenset[Service](["sglang", "lmprog"])
+_OWN = frozenset[Service]()
+
+INT31 = 2**31 - 1
+INT63 = 2**63 - 1
+
+Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0)]
+TopP: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
+TopK: TypeAlias = Annotated[int, Meta(ge=-1, le=INT31)]
+MinP: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
+RepetitionPenalty: TypeAlias = Annotated[float, Meta(gt=0.0, le=10.0)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=INT63)]
+TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=100)]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Bias: TypeAlias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOption:
+    """What a line of the table says besides name, type, range and default."""
+
+    meaning: str
+    services: frozenset[Service] = _OPENAI
+    """Who takes it under its own name."""
+    unit: str = "number"
+    note: str = ""
+    """For the table of limits."""
+    requests: Meta | None = None
+    """The range in requests over HTTP, where it is not that of the type."""
+    renamed: Mapping[Dialect, str] = field(default_factory=dict)
+    """How a dialect spells it, where it is not its own name."""
+    composed: Mapping[Dialect, str] = field(default_factory=dict)
+    """Dialects that have no field for it, and from which of their fields it is made; "" where the
+    dialect cannot say it.
+    """
+
+    def spelling(self, dialect: Dialect, name: str) -> str | None:
+        """The dialect's field for the option `name`; None where it has none."""
+        return None if dialect in self.composed else self.renamed.get(dialect, name)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How tokens are sampled and when a generation ends. Without `max_tokens`: at the context's
+    end.
+    """
+
+    temperature: Annotated[
+        Temperature,
+        SamplingOption(
+            "Divides the logits; 0 always takes the likeliest token.",
+            _EVERY,
+            note="0 is greedy",
+            requests=Meta(ge=0.0, le=2.0),
+        ),
+    ] = 1.0
+    top_p: Annotated[
+        TopP,
+        SamplingOption(
+            "Only the likeliest tokens that together have this probability.",
+            _EVERY,
+            requests=Meta(ge=0.0, le=1.0),
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        TopK,
+        SamplingOption(
+            "Only so many of the likeliest tokens.",
+            _LOCAL | {"anthropic"},
+            unit="tokens",
+            note="-1 and 0 are off",
+        ),
+    ] = -1
+    min_p: Annotated[
+        MinP,
+        SamplingOption("Only tokens with at least this share of the best one's.", _LOCAL),
+    ] = 0.0
+    seed: Annotated[
+        Seed | None,
+        SamplingOption(
+            "Equal seeds draw equal tokens.",
+            unit="integer",
+            requests=Meta(ge=-INT63 - 1, le=INT63),
+            renamed={"sglang": "sampling_seed"},
+        ),
+    ] = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=INT31)] | None,
+        SamplingOption(
+            "Most tokens of a result.",
+            _EVERY,
+            unit="tokens",
+            note="with the prompt at most the context; 0 only with echo",
+            requests=Meta(ge=0, le=INT31),
+            renamed={"responses": "max_output_tokens", "sglang": "max_new_tokens"},
+        ),
+    ] = 128
+    min_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=INT31)],
+        SamplingOption(
+            "No end before so many tokens.",
+            _LOCAL,
+            unit="tokens",
+            renamed={"sglang": "min_new_tokens"},
+        ),
+    ] = 0
+    stop: Annotated[
+        Annotated[tuple[StopText, ...], Meta(max_length=16)],
+        SamplingOption(
+            "A result ends before the first of these texts.",
+            _EVERY,
+            renamed={"anthropic": "stop_sequences"},
+        ),
+    ] = ()
+    stop_token_ids: Annotated[
+        Annotated[tuple[TokenId, ...], Meta(max_length=64)],
+        SamplingOption(
+            "A result ends with one of these tokens.",
+            _LOCAL,
+            note="below the model's vocabulary",
+        ),
+    ] = ()
+    stop_regex: Annotated[
+        Annotated[tuple[StopText, ...], Meta(max_length=4)],
+        SamplingOption("A result ends before a match of one of these patterns.", _SGLANG),
+    ] = ()
+    frequency_penalty: Annotated[
+        Penalty, SamplingOption("Taken from a token's logit for each time that it was generated.")
+    ] = 0.0
+    presence_penalty: Annotated[
+        Penalty, SamplingOption("Taken once from the logits of generated tokens.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        RepetitionPenalty,
+        SamplingOption(
+            "Divides the logits of tokens of prompt and result.",
+            _LOCAL,
+            note="1 is off",
+            requests=Meta(ge=0.01, le=10.0),
+        ),
+    ] = 1.0
+    logit_bias: Annotated[
+        Annotated[tuple[tuple[TokenId, Bias], ...], Meta(max_length=1024)],
+        SamplingOption("Added to the logits of these tokens."),
+    ] = ()
+    ignore_eos: Annotated[
+        bool, SamplingOption("The model's own end does not end a result.", _LOCAL)
+    ] = False
+    logprobs: Annotated[
+        TopLogprobs | None,
+        SamplingOption(
+            "The log-probability of each token, and so many of the likeliest beside it.",
+            composed={
+                "openai": "logprobs, top_logprobs",
+                "responses": "include, top_logprobs",
+                "anthropic": "",
+                "sglang": "return_logprob, top_logprobs_num",
+            },
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        TopLogprobs | None,
+        SamplingOption(
+            "The same of the prompt's tokens.",
+            _OWN,
+            unit="tokens",
+            requests=Meta(ge=0, le=20),
+            composed={
+                "responses": "",
+                "anthropic": "",
+                "sglang": "return_logprob, logprob_start_len",
+            },
+        ),
+    ] = None
+    prompt_logprobs_start: Annotated[
+        Annotated[int, Meta(ge=0, le=INT31)],
+        SamplingOption(
+            "Position of the first prompt token to score; the very first has no log-probability.",
+            _OWN,
+            composed=dict.fromkeys(("openai", "responses", "anthropic"), "")
+            | {"sglang": "logprob_start_len"},
+        ),
+    ] = 0
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=128)],
+        SamplingOption(
+            "Results of one prompt.", unit="results", composed={"responses": "", "anthropic": ""}
+        ),
+    ] = 1
+
+    def scored(self) -> SamplingParams:
+        """The same with the log-probability of each sampled token."""
+        return self if self.logprobs is not None else msgspec.structs.replace(self, logprobs=0)
+
+
+class SuggestedSampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A checkpoint's own default sampling parameters. `None`: it has none."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+
+
+def suggested(found: Mapping[str, object]) -> SuggestedSampling:
+    """The known fields of `found`. Raises ValueError for a value of the wrong type or range."""
+    try:
+        return msgspec.convert(dict(found), SuggestedSampling)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class OptionLine:
+    """A line of the table as values."""
+
+    name: str
+    type: Any
+    """As declared, with its range."""
+    default: Any
+    option: SamplingOption
+
+    def spelling(self, dialect: Dialect) -> str | None:
+        """The dialect's field for it; None where it has none."""
+        return self.option.spelling(dialect, self.name)
+
+
+def _lines(table: type[msgspec.Struct]) -> Mapping[str, OptionLine]:
+    hints = typing.get_type_hints(table, include_extras=True)
+    defaults = dict(zip(table.__struct_fields__, table.__struct_defaults__, strict=True))
+    found = {}
+    for name, default in defaults.items():
+        declared, *notes = typing.get_args(hints[name])
+        metas = [note for note in notes if isinstance(note, Meta)]
+        option = next(note for note in notes if isinstance(note, SamplingOption))
+        kind = declared
+        for meta in metas:
+            kind = Annotated[kind, meta]
+        found[name] = OptionLine(name, kind, default, option)
+    return found
+
+
+SAMPLING_OPTIONS = _lines(SamplingParams)
+"""Every option by its name."""
+
+
+def options_of(service: Service) -> frozenset[str]:
+    """The options that a service takes under their own names."""
+    return frozenset(
+        name for name, line in SAMPLING_OPTIONS.items() if service in line.option.services
+    )
