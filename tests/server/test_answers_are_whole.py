@@ -197,7 +197,9 @@ def asked(runtime: Answering, path: str, body: Json) -> Any:
         gateway.link.replace(greet(runtime.channel.connect(), client="test"))
         transport = httpx2.ASGITransport(app=build_app(gateway), raise_app_exceptions=False)
         try:
-            async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 answer = await client.post(path, json=body)
         finally:
             gateway.link.close()
