@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import lmprog
 from lmprog.backends import Backend
-from lmprog.fleet.policy import choose
+from lmprog.fleet.placement import choose
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
 
 FAMILIES, PROMPTS = 16, 20

@@ -11,7 +11,7 @@ from typing import Any, Self
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
-from lmprog.fleet.channel import DEFAULT_SLOTS, FleetChannel
+from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, FleetChannel
 from lmprog.fleet.members import FixedMembers, LocalMembers, Members
 from lmprog.transport import CurveClient
 

@@ -100,7 +100,9 @@ class ProgramLog:
             self._asked_at[op.call] = self.clock()
 
     def known(self, op: wire.Append) -> wire.Append:
-        """The op as the program's replica understands it: without references that it cannot know."""
+        """The op as the program's replica understands it: without references that it cannot
+        know.
+        """
         if not any(isinstance(one, wire.Ref) and one.call in self._given for one in op.pieces):
             return op
         return wire.Append(op.branch, tuple(self._piece(one) for one in op.pieces))
@@ -123,7 +125,9 @@ class ProgramLog:
                 self._spoiled.setdefault(op.branch, reply)
 
     def cause_of(self, op: wire.Op) -> LmprogError | None:
-        """Why a call cannot be asked: its branch has failed, though its new replica may not know."""
+        """Why a call cannot be asked: its branch has failed, though its new replica may not
+        know.
+        """
         if not isinstance(op, ProgramCall):
             return None
         cause = self._spoiled.get(op.branch)
@@ -294,7 +298,9 @@ def _piece_size(piece: wire.Piece) -> int:
 
 
 def first_text(ops: Sequence[wire.Op]) -> str:
-    """What the program's branches begin with, as far as it is known when its first call is asked."""
+    """What the program's branches begin with, as far as it is known when its first call is
+    asked.
+    """
     parts: list[str] = []
     length = 0
     for op in ops:

@@ -1,5 +1,5 @@
-"""Ops in the form in which they can be done again on another replica: with seeds, without references
-to programs that are elsewhere.
+"""Ops in the form in which they can be done again on another replica: with seeds, without
+references to programs that are elsewhere.
 """
 
 from __future__ import annotations

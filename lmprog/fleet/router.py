@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
-from lmprog.fleet.policy import choose
+from lmprog.fleet.placement import choose
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
 from lmprog.fleet.program_log import (
     Diverged,

@@ -13,7 +13,9 @@ WELCOME = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, 64, 4, 64, 1)
 
 
 class Fleet:
-    """`say` hands ops in, `until_idle` gives all replies; `kill` ends a replica between two steps."""
+    """`say` hands ops in, `until_idle` gives all replies; `kill` ends a replica between two
+    steps.
+    """
 
     def __init__(self, num_replicas: int = 3, seed: int = 1, **changes: Any) -> None:
         self._changes = changes

@@ -1,4 +1,6 @@
-"""A fleet of real runtimes: programs spread, survive SIGKILL, and are the same as on one runtime."""
+"""A fleet of real runtimes: programs spread, survive SIGKILL, and are the same as on one
+runtime.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from lmprog.fleet.policy import choose, load_bound
+from lmprog.fleet.placement import choose, load_bound
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
 
 
