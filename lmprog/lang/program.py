@@ -136,7 +136,12 @@ class Program(Generic[P, R]):
         if "cache_salt" in rest:
             settings = replace(settings, salt=rest.pop("cache_salt"))
         given = rest.pop("sampling", None) or Sampling()
-        return replace(settings, sampling=sampling_of(rest).over(given).over(settings.sampling))
+        return replace(
+            settings,
+            sampling=sampling_of(rest, RunOptions.__annotations__)
+            .over(given)
+            .over(settings.sampling),
+        )
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Job, RunSettings]:
         """The arguments apart: the program's own, and the settings of the run."""

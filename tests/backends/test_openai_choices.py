@@ -175,3 +175,19 @@ def test_best_effort_looks_at_json_by_its_schema() -> None:
         on(api, constraints="best_effort") as backend,
     ):
         assert program.using(backend=backend).run().value == [1, 2]
+
+
+def test_best_effort_finds_choices_that_begin_with_a_space() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> str:
+        s.append("Is it so? Answer:")
+        return s.select(" yes", " no").value
+
+    with (
+        ScriptedApi(lambda prompt: " no\n") as api,
+        on(api, constraints="best_effort") as backend,
+    ):
+        run = program.using(backend=backend).run()
+        assert run.value == " no"
+        assert run.text() == "Is it so? Answer: no"
+        assert len(api.requests) == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 
 import pytest
 
@@ -145,7 +146,7 @@ def test_22_speculation_survives_a_fork() -> None:
             return await branches.map(lambda b: b.gen(stop="\n"))
 
     with ScriptedApi(EXTRACTION) as api, on(api) as backend:
-        assert program.using(backend=backend).run().value == [" mathematician"] * 3
+        assert program.using(backend=backend, temperature=0).run().value == [" mathematician"] * 3
         assert len(api.requests) == 1
 
 
@@ -328,3 +329,42 @@ def test_a_runtime_that_keeps_its_cache_ignores_it() -> None:
             "b",
             "c",
         ]
+
+
+@lmprog.function(num_api_spec_tokens=64)
+def sampled(s: lmprog.Branch, temperature: float) -> list[str]:
+    s.append("Q:")
+    s.gen(stop="\n", temperature=temperature)
+    s.append("\n")
+    with s.fork(2, temperature=temperature) as (left, right):
+        return [left.gen(stop="\n").value, right.gen(stop="\n").value]
+
+
+def test_the_rest_of_a_drawn_text_belongs_to_one_branch_of_a_fork() -> None:
+    """The model draws a letter for each request: with one rest for both, both always agreed."""
+    draws = random.Random(5)
+
+    def model(prompt: str) -> str:
+        answer = "first\n" if prompt.endswith("Q:") else ""
+        return f"{answer}{draws.choice('AB')}\n"
+
+    num_runs = 48
+    with ScriptedApi(model) as api, on(api) as backend:
+        pairs = [sampled.using(backend=backend).run(1.0).value for _ in range(num_runs)]
+        assert len(api.requests) == 2 * num_runs  # one sibling is answered from the first request
+    equal = sum(left == right for left, right in pairs)
+    assert 8 <= equal <= 40  # 24 expected; beyond these bounds once in 300,000 times
+    assert {left for left, _ in pairs} == {"A", "B"}
+
+
+def test_at_temperature_0_all_branches_of_a_fork_share_the_rest() -> None:
+    with ScriptedApi(document("Q:first\nsecond\n")) as api, on(api) as backend:
+        assert sampled.using(backend=backend).run(0.0).value == ["second", "second"]
+        assert len(api.requests) == 1
+
+
+def test_a_turn_that_began_otherwise_is_asked_for_once() -> None:
+    with ScriptedApi(chat({TEXT: "born: 1815\n"})) as api, on(api) as backend:
+        with pytest.raises(NotSupported, match="cannot go on inside a turn"):
+            extract_by_chat.using(backend=backend).run(TEXT)
+        assert len(api.requests) == 1

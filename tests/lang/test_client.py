@@ -20,7 +20,7 @@ from lmprog.errors import (
     RuntimeGone,
 )
 from lmprog.lang.branches.variables import Variable
-from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
+from lmprog.transport import ClientId, LocalRuntimeChannel
 
 WELCOME = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 100, 10, 1, 10, 0)
 
@@ -30,7 +30,7 @@ class Peer:
 
     def __init__(self, greeting: wire.Reply = WELCOME) -> None:
         self.channel = LocalRuntimeChannel()
-        self.ops: list[wire.Op | Gone] = []
+        self.ops: list[object] = []
         self.client: ClientId = b""
         self._greeting = greeting
         self._ended = threading.Event()

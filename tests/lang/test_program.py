@@ -328,3 +328,19 @@ def test_an_error_inside_of_a_turn_ends_the_turn() -> None:
     with Scripted([GrammarError("missing )", position=0)]) as scripted:
         turns = program.using(backend=scripted).run().value
     assert [turn["content"] for turn in turns] == ["", "b"]
+
+
+def test_healing_can_be_set_for_a_run_a_fork_and_a_view() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.append("x")
+        s.gen("run")
+        s.gen("call", heal=True)
+        s.with_(heal=True).gen("view")
+        with s.fork(1, heal=True) as [child]:
+            child.gen("fork")
+
+    with Scripted(lambda prompt: "y") as scripted:
+        program.using(backend=scripted, heal=False).run()
+    heals = [asked.op.heal for asked in scripted.asked if isinstance(asked.op, wire.Generate)]
+    assert heals == [False, True, True, True]

@@ -319,3 +319,23 @@ def test_counts_of_a_runtime_are_exact_unless_a_result_stands_in_literal_text(
     exact = plain.using(backend=backend).explain()
     assert exact.is_exact
     assert "about" not in str(exact)
+
+
+def test_a_rehearsal_never_asks_the_backend_that_a_nested_program_names() -> None:
+    with Scripted() as service, Scripted() as counted:
+
+        @lmprog.function
+        def inner(s: lmprog.Branch) -> str:
+            s.append("paid:")
+            return s.gen("inner").value
+
+        @lmprog.function
+        def outer(s: lmprog.Branch) -> None:
+            s.append(inner.using(backend=service).run().value)
+            s.append(inner.run(backend=service).value)  # type: ignore[call-arg]
+            s.gen("outer")
+
+        outer.using(backend=counted).preview()
+        outer.using(backend=counted).explain()
+        assert len(outer.trace().calls) == 3
+        assert service.asked == []

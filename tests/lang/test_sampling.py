@@ -120,3 +120,31 @@ def test_the_program_keeps_a_parameter_that_is_named_like_a_setting() -> None:
         program.using(backend=scripted).run(temperature="warm")
     assert scripted.prompts == ["warm"]
     assert _asked(scripted)[0].temperature == 1.0
+
+
+def test_a_mistyped_option_of_gen_is_told_the_nearest_and_every_valid_one() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        lmprog.gen("x", shema={})  # type: ignore[call-overload]
+    message = str(caught.value)
+    assert message.startswith("unknown option 'shema'; did you mean 'schema'? valid: ")
+    for name in (
+        "schema",
+        "regex",
+        "choices",
+        "heal",
+        "keep",
+        "timeout",
+        "reasoning",
+        "max_tokens",
+    ):
+        assert name in message.partition("valid: ")[2].split(", ")
+
+
+def test_a_mistyped_option_of_select_is_told_the_nearest_one() -> None:
+    with pytest.raises(InvalidParameter, match="unknown option 'methd'; did you mean 'method'"):
+        lmprog.select("x", ["a", "b"], methd="y")  # type: ignore[call-arg]
+
+
+def test_an_option_like_no_other_is_told_the_valid_ones() -> None:
+    with pytest.raises(InvalidParameter, match="unknown option 'zzzz'; valid: "):
+        lmprog.gen("x", zzzz=1)  # type: ignore[call-overload]

@@ -149,3 +149,25 @@ def test_a_follower_may_look_at_a_generation_before_it_is_sent(
     with Scripted(["one two", "v"]) as scripted:
         assert list(plain.run(backend=scripted, stream=True).text_iter("a")) == ["one", " two"]  # type: ignore[call-arg]
     assert looked[0] is False
+
+
+def test_events_name_their_branch() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> None:
+        s.append("Q")
+        await s.gen("root")
+        async with s.fork(2) as branches:
+            await branches.map(lambda b: b.gen("leaf"))
+
+    with Scripted(lambda prompt: "x") as scripted:
+        events = list(program.using(backend=scripted).stream())
+    texts = {
+        (event.var, event.path, event.branch) for event in events if isinstance(event, lmprog.Text)
+    }
+    assert texts == {
+        ("root", (), "root"),
+        ("leaf", (0, 0), "fork0[0]"),
+        ("leaf", (0, 1), "fork0[1]"),
+    }
+    values = [(event.path, event.value) for event in events if isinstance(event, lmprog.Value)]
+    assert sorted(values) == [((), "x"), ((0, 0), "x"), ((0, 1), "x")]

@@ -238,9 +238,11 @@ class BlackBox:
             elif isinstance(step, steps.QueuedAppend):
                 await self._append(branch, step)
             elif isinstance(step, steps.QueuedFork):
-                for child in step.children:
-                    tokens = self._speculating.pop(child.number, branch.state.num_spec_tokens)
-                    child.begin(branch.state.speculating(tokens), branch.failed)
+                states = branch.state.forked(len(step.children))
+                for child, state in zip(step.children, states, strict=True):
+                    tokens = self._speculating.pop(child.number, state.num_spec_tokens)
+                    child.begin(state.speculating(tokens), branch.failed)
+                branch.state = branch.state.after_fork()
             elif isinstance(step, steps.QueuedRead):
                 step.items.set_result(branch.gained())
             else:
@@ -288,6 +290,8 @@ class BlackBox:
         branch.state, done = await self._answering.gen(
             branch.state, op, self._hear(op) if op.stream else None
         )
+        if isinstance(done, LmprogError):
+            raise done
         return done
 
     def _hear(self, op: wire.Generate) -> Hear:

@@ -30,7 +30,13 @@ from lmprog.backends.blackbox.transcript import (
     TurnBegin,
     TurnEnd,
 )
-from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, ValidationFailed
+from lmprog.errors import (
+    InvalidParameter,
+    LmprogError,
+    NotSupported,
+    RequestRejected,
+    ValidationFailed,
+)
 
 Constraints: TypeAlias = Literal["enforced", "best_effort"]
 """What becomes of a constraint that the service does not know: refused, or looked at afterwards."""
@@ -44,16 +50,33 @@ class AnswerState:
     num_spec_tokens: int = 0
     """How many tokens a request may say for later calls; 0: no speculation."""
     speculated: Speculated | None = None
+    has_missed: bool = False
+    """Whether the open turn was asked for as a whole, and began otherwise than it does here."""
 
     def plus(self, items: Sequence[Item], api: Api) -> AnswerState:
         """With `items` appended. What was speculated stays as far as it says the same."""
-        left = self.speculated
+        left, has_missed = self.speculated, self.has_missed
         for item in items:
             if isinstance(item, TurnBegin | TurnEnd):
-                left = None
+                left, has_missed = None, False
             elif left is not None:
                 left = left.after(item if isinstance(item, str) else item.text)
-        return replace(self, transcript=self.transcript.plus(items, api.kind), speculated=left)
+        transcript = self.transcript.plus(items, api.kind)
+        return replace(self, transcript=transcript, speculated=left, has_missed=has_missed)
+
+    def forked(self, size: int) -> list[AnswerState]:
+        """The states of `size` children. A text that was drawn is one sample, so one child has it;
+        at temperature 0 all would get the same.
+        """
+        rest = self if self._is_certain() else replace(self, speculated=None)
+        return [self, *(rest for _ in range(size - 1))]
+
+    def after_fork(self) -> AnswerState:
+        """The branch itself, when its first child has the sample."""
+        return self if self._is_certain() else replace(self, speculated=None)
+
+    def _is_certain(self) -> bool:
+        return self.speculated is None or self.speculated.alike.temperature == 0
 
     def speculating(self, num_tokens: int) -> AnswerState:
         return replace(self, num_spec_tokens=num_tokens)
@@ -109,8 +132,10 @@ class CallAnswers:
 
     async def gen(
         self, state: AnswerState, op: wire.Generate, hear: Hear | None
-    ) -> tuple[AnswerState, wire.CallDone]:
-        """Raises `LmprogError`; then nothing has happened to the branch."""
+    ) -> tuple[AnswerState, wire.CallDone | LmprogError]:
+        """Raises `LmprogError`; then nothing has happened to the branch. Gives one where the state
+        has changed with it.
+        """
         foretold = (
             None
             if state.speculated is None
@@ -127,7 +152,9 @@ class CallAnswers:
             done, spent = await self._speculate(state, op, prompt, hear)
             if done is not None:
                 return done
-        self._refuse_partial(prompt, state)
+        refused = self._refusal(prompt, state)
+        if refused is not None:
+            return replace(state, has_missed=True), refused
         if op.constraint is not None and not self.api.enforces(op.constraint, prompt):
             answer, is_told = await self._looked_at(op, prompt), False
         else:
@@ -153,18 +180,19 @@ class CallAnswers:
         self.counters.completion_tokens += answer.usage.generated
         return answer
 
-    def _refuse_partial(self, prompt: Prompt, state: AnswerState) -> None:
-        if isinstance(prompt, ChatPrompt) and prompt.partial and not self.api.can_prefill:
-            hint = (
-                "give it more tokens, or"
-                if state.num_spec_tokens
-                else "use num_api_spec_tokens=N, or"
-            )
-            raise NotSupported(
-                f"this chat API cannot go on inside a turn that was begun for it ({prompt.partial[-60:]!r}); let the "
-                "generation come first in the assistant's turn, or put that text into the user's turn; for several "
-                f"generations in one turn, {hint} prefill='continue' where the server knows continue_final_message"
-            )
+    def _refusal(self, prompt: Prompt, state: AnswerState) -> NotSupported | None:
+        """Why the API cannot be asked to go on here; None where it can."""
+        if not isinstance(prompt, ChatPrompt) or not prompt.partial or self.api.can_prefill:
+            return None
+        hint = (
+            "give it more tokens, or" if state.num_spec_tokens else "use num_api_spec_tokens=N, or"
+        )
+        return NotSupported(
+            f"this chat API cannot go on inside a turn that was begun for it "
+            f"({prompt.partial[-60:]!r}); let the generation come first in the assistant's turn, "
+            "or put that text into the user's turn; for several generations in one turn, "
+            f"{hint} prefill='continue' where the server knows continue_final_message"
+        )
 
     def _tell(
         self,
@@ -194,7 +222,7 @@ class CallAnswers:
         whole_turn = (
             isinstance(prompt, ChatPrompt) and bool(prompt.partial) and not self.api.can_prefill
         )
-        if whole_turn and state.transcript.has_said_in_turn:
+        if whole_turn and (state.has_missed or state.transcript.has_said_in_turn):
             return None, wire.Usage()
         partial = prompt.partial if isinstance(prompt, ChatPrompt) and whole_turn else ""
         asked = beyond(op.sampling, state.num_spec_tokens, partial)
@@ -256,7 +284,7 @@ class CallAnswers:
             )
             answer = await self._ask(ApiRequest(prompt, sampling), None)
             total = _sum(total, answer.usage)
-            fitting = [_stripped(constraint, output) for output in answer.outputs]
+            fitting = [_fitting(constraint, output) for output in answer.outputs]
             found = [output for output in fitting if output is not None]
             if len(found) == len(answer.outputs):
                 return ApiAnswer(tuple(found), total)
@@ -276,7 +304,9 @@ class CallAnswers:
         choices.
         """
         prompt = state.transcript.prompt(self.api.kind)
-        self._refuse_partial(prompt, state)
+        refused = self._refusal(prompt, state)
+        if refused is not None:
+            raise refused
         async with self._room:
             reply = await self.api.select(prompt, op)
         if reply is None:
@@ -331,11 +361,14 @@ class _Forward:
             self._hear(0, text, num_tokens)
 
 
-def _stripped(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
-    """The output if its text fits, or fits without the white space around it; None where it does
-    not.
+def _fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
+    """The output if its text fits, or fits but for the white space around it; None where it does
+    not. Of choices, the one that was written, with its own white space.
     """
-    for text in (output.text, output.text.strip()):
+    texts = [output.text, output.text.strip()]
+    if isinstance(constraint, wire.Choices):
+        texts += [choice for choice in constraint.texts if choice.strip() == texts[1]]
+    for text in texts:
         if fits(constraint, text):
             return msgspec.structs.replace(output, text=text)
     return None

@@ -191,5 +191,5 @@ class BranchWriting(BranchReading):
         if timeout is not None or tokens is not None:
             budget = Budget(budget, timeout=timeout, max_total_tokens=tokens, what=what)
             budget.begin()
-        sampling = sampling_of(options).over(self.settings.sampling)
+        sampling = sampling_of(options, ForkOptions.__annotations__).over(self.settings.sampling)
         return BranchSettings(sampling, budget, heal)

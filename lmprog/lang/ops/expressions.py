@@ -19,7 +19,7 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang.ops import typed
 from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of, marks_of_model
-from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of
+from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
@@ -127,6 +127,10 @@ class SelectOptions(SamplingKeywords, total=False):
     priority: int
 
 
+_GEN_NAMES = {"name", "max_tokens", *GenOptions.__annotations__}
+_SELECT_NAMES = {"name", "temperature", "seed", "method", "choices_method", "timeout", "priority"}
+
+
 def _choices(texts: Sequence[str]) -> tuple[str, ...]:
     if (
         isinstance(texts, str)
@@ -214,7 +218,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     judge = rest.pop("judge", None)
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
-    sampling = sampling_of(rest)
+    sampling = sampling_of(rest, _GEN_NAMES)
     op: GenOp[Any] = GenOp(
         name, sampling, constraint, tp, timeout, priority, heal=heal, keep=keep, judge=judge
     )
@@ -248,6 +252,9 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
     rest = dict(options)
     name, (timeout, priority) = rest.pop("name", None), _urgency(rest)
     method = rest.pop("choices_method", None) or rest.pop("method", None) or token_length_normalized
+    foreign_names = sorted(set(rest) - set(SelectOptions.__annotations__))
+    if foreign_names:
+        raise unknown_option(foreign_names[0], _SELECT_NAMES)
     sampling = sampling_of(rest).given()
     foreign = sorted(set(sampling) - {"temperature", "seed"})
     if foreign:

@@ -9,6 +9,7 @@ on a model (its vocabulary, its context): the runtime refuses that.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -204,16 +205,26 @@ def is_sampling(name: str) -> bool:
     return name in SamplingOptions.__annotations__
 
 
-def sampling_of(options: Mapping[str, Any]) -> Sampling:
+def unknown_option(name: str, valid: Iterable[str]) -> InvalidParameter:
+    """The error for a keyword that does not exist, with the nearest one and all others."""
+    known = sorted(valid)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    allowed = ", ".join(known)
+    return InvalidParameter(
+        f"unknown option {name!r}{hint} valid: {allowed}",
+        name=name,
+        allowed=allowed,
+    )
+
+
+def sampling_of(options: Mapping[str, Any], also: Iterable[str] = ()) -> Sampling:
     """A `Sampling` from keywords, SGLang's spellings included. Raises `InvalidParameter` for an
-    unknown one.
+    unknown one; `also` are the other options that the caller has, for the error.
     """
+    for name in options:
+        if not is_sampling(name) and ALIASES.get(name, name) not in Sampling.__struct_fields__:
+            raise unknown_option(name, {*SamplingOptions.__annotations__, *also})
     given = {ALIASES.get(name, name): value for name, value in options.items()}
     _logprob_aliases(given)
-    for name in given:
-        if name not in Sampling.__struct_fields__:
-            allowed = ", ".join(Sampling.__struct_fields__)
-            raise InvalidParameter(
-                f"there is no option {name!r}; there are: {allowed}", name=name, allowed=allowed
-            )
     return Sampling(**given)
