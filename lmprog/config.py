@@ -46,6 +46,9 @@ class RuntimeConfig:
     """
 
     model: str = "nano"
+    device: str = "auto"
+    """auto (a GPU where one can be used), cpu, cuda, cuda:<number>, or emulated: the kernels of a
+    GPU on the processor, for tests."""
     dtype: DtypeName | None = None
     kv_dtype: DtypeName | None = None
     engine: Literal["native", "torch"] | None = None

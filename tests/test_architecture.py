@@ -42,9 +42,7 @@ UNITS = {
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
     # the client's side: no tokens, no tensors, no sockets
-    "backends": Unit(
-        "lmprog.backends lmprog.testing", "errors config wire transport launch fleet"
-    ),
+    "backends": Unit("lmprog.backends lmprog.testing", "errors config wire transport launch fleet"),
     "ops": Unit("lmprog.lang.ops", "errors wire"),
     "streaming": Unit("lmprog.lang.streaming", "errors wire backends ops"),
     "branches": Unit("lmprog.lang.branches", "errors wire backends ops streaming"),
@@ -109,6 +107,7 @@ DOORS = {
     "msgspec": "lmprog.wire lmprog.fleet lmprog.cli.run lmprog.launch.parent_pipe lmprog.lang.ops.sampling "
     "lmprog.backends.blackbox lmprog.server",
     **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
+    "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
     "numpy": "lmprog.constraints lmprog.runtime.scheduling.logits_requests lmprog.runtime.engine "
     "lmprog.simulation",

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.loop import Loop
+from lmprog.runtime.loop import Loop, StepEngine
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
@@ -40,11 +41,12 @@ def assemble(
     `stage` is told what it is busy with, `resolved` what was decided where `config` left it open.
     """
     stage("imports its libraries")
-    from lmprog.runtime.engine.engine import InferenceEngine, load_engine
-    from lmprog.runtime.engine.sampler import TorchSampler
+    from lmprog.runtime.engine.selection import select_engine
 
     stage("loads the model")
-    engine: InferenceEngine = load_engine(config)
+    selected = select_engine(config)
+    engine = selected.engine
+    resolved("device", selected.device)
     resolved("engine", engine.label)
     resolved("dtype", engine.dtype)
     tokenizer = load_tokenizer(engine.location)
@@ -84,4 +86,7 @@ def assemble(
     interpreter = Interpreter(
         scheduler, calls, chat_template, welcome, time.monotonic, channel.counters
     )
-    return Loop(channel, interpreter, scheduler, engine, TorchSampler(), time.monotonic), welcome
+    stepping: StepEngine[Any] = engine
+    return Loop(
+        channel, interpreter, scheduler, stepping, selected.sampler, time.monotonic
+    ), welcome

@@ -70,9 +70,9 @@ def test_the_device_chooses_what_the_processor_chooses(
         if rng.random() < 0.5:
             values = values.round()  # many ties
         picks = [random_pick(rng, row, size) for row in rng.permutation(12).tolist()[:9]]
-        wanted = TorchSampler().sample(values, picks, []).picked
+        wanted = TorchSampler().sample(values, picks, []).samples
         logits = logits_of(kernels, values)
-        got = sampler.sample(logits, picks, []).picked
+        got = sampler.sample(logits, picks, []).samples
         for mine, other, pick in zip(got, wanted, picks, strict=True):
             assert mine is not None
             assert other is not None
@@ -97,8 +97,8 @@ def test_every_draw_of_many_is_the_same(
     picks = [
         SampleRequest(row, SamplingParams(**parameters), seed=5, step=row) for row in range(100)
     ]
-    wanted = [one.token for one in TorchSampler().sample(values, picks, []).picked if one]
-    got = DeviceSampler(kernels, 300).sample(logits_of(kernels, values), picks, []).picked
+    wanted = [one.token for one in TorchSampler().sample(values, picks, []).samples if one]
+    got = DeviceSampler(kernels, 300).sample(logits_of(kernels, values), picks, []).samples
     assert [one.token for one in got if one] == wanted
     assert len(set(wanted)) > 3
 
@@ -112,7 +112,7 @@ def test_a_row_that_is_not_finite_or_has_nothing_allowed_gives_no_token(
     sampling = SamplingParams(temperature=1.0)
     picks = [SampleRequest(row, sampling, seed=row, step=0) for row in range(4)]
     picks[2] = replace(picks[2], mask=mask_of([200], 300))  # nothing that the logits have
-    got = DeviceSampler(kernels, 100).sample(logits_of(kernels, values), picks, []).picked
+    got = DeviceSampler(kernels, 100).sample(logits_of(kernels, values), picks, []).samples
     assert [one is None for one in got] == [True, True, True, False]
 
 
@@ -121,7 +121,7 @@ def test_greedy_takes_the_lowest_of_the_most_likely(kernels_of: MakeKernels) -> 
     values = torch.zeros(1, 3000)
     values[0, [2999, 1234, 1235]] = 2.0
     pick = SampleRequest(0, SamplingParams(temperature=0.0), seed=0, step=0)
-    got = DeviceSampler(kernels, 3000).sample(logits_of(kernels, values), [pick], []).picked[0]
+    got = DeviceSampler(kernels, 3000).sample(logits_of(kernels, values), [pick], []).samples[0]
     assert got is not None
     assert got.token == 1234
 
@@ -138,8 +138,8 @@ def test_scores_are_those_of_the_processor(kernels_of: MakeKernels) -> None:
         ScoreRequest(8, (1,)),
         ScoreRequest(2, ()),
     ]
-    got = DeviceSampler(kernels, 700).sample(logits_of(kernels, values), [], scores).scored
-    wanted = TorchSampler().sample(values, [], scores).scored
+    got = DeviceSampler(kernels, 700).sample(logits_of(kernels, values), [], scores).scores
+    wanted = TorchSampler().sample(values, [], scores).scores
     assert got[3] is None
     for mine, other in zip(got, wanted, strict=True):
         assert (mine is None) == (other is None)

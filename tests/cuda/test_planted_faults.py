@@ -113,10 +113,12 @@ def sampling_is_right(kernels: Kernels) -> None:
     there = DeviceLogits(placed(kernels.driver, values), 12)
     got = DeviceSampler(kernels, size).sample(there, picks, scores)
     wanted = TorchSampler().sample(values, picks, scores)
-    assert [one and one.token for one in got.picked] == [one and one.token for one in wanted.picked]
-    assert got.scored[0] is not None
-    assert wanted.scored[0] is not None
-    assert got.scored[0].logprobs == pytest.approx(wanted.scored[0].logprobs, abs=1e-5)
+    assert [one and one.token for one in got.samples] == [
+        one and one.token for one in wanted.samples
+    ]
+    assert got.scores[0] is not None
+    assert wanted.scores[0] is not None
+    assert got.scores[0].logprobs == pytest.approx(wanted.scores[0].logprobs, abs=1e-5)
     assert torch.equal(there.values, values)
 
 

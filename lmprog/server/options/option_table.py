@@ -61,6 +61,7 @@ _HELP: Mapping[str, str] = {
     "drain_seconds": "seconds that requests may take to finish after SIGTERM",
     "stall": "seconds without progress after which the runtime is restarted",
     "longest_step": "seconds that a computing runtime may take to answer",
+    "device": "what computes: auto (a GPU where one can be used), cpu, cuda, cuda:<number>, emulated",
     "dtype": "of weights and activations; default: the checkpoint's own, where this machine computes it",
     "kv_dtype": "of cached keys and values; default: dtype",
     "engine": "what computes the model; default: native where a compiler is found and the architecture is known",

@@ -174,10 +174,16 @@ class EmulatedDriver:
 
     def run_upto(self, number: int) -> None:
         """Does what is queued, up to that many pieces of work since the beginning."""
-        while self._done < number:
-            work = self._queue.pop(0)
-            self._done += 1
-            work()
+        with torch.inference_mode():
+            while self._done < number:
+                work = self._queue.pop(0)
+                self._done += 1
+                try:
+                    work()
+                except BaseException:  # as on a device, nothing after a fault is worth anything
+                    self._done += len(self._queue)
+                    self._queue.clear()
+                    raise
 
     def _run(self, launch: Launch) -> None:
         self.num_launches += 1

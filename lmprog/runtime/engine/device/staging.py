@@ -72,8 +72,10 @@ class Staging:
         if layout.num_bytes > len(self._pinned):
             self._allocate(2 * layout.num_bytes)
         host = self._host
+        rooms = dict(layout.rooms)
         for name, array in arrays.items():
             at = layout.offsets[name]
+            host[at + array.nbytes : at + rooms[name]] = 0  # what a graph computes beyond the step
             host[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._driver.copy(self._there[: layout.num_bytes], self._pinned[: layout.num_bytes])
         self._sent = self._driver.event()

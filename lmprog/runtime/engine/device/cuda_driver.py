@@ -1,0 +1,126 @@
+"""The driver on a GPU: kernels loaded and launched by `cuda.bindings`, memory and products by torch.
+
+Everything runs on one stream of torch's. This file has not run on hardware yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lmprog.errors import NotSupported
+from lmprog.runtime.engine.device.driver import Launch, ModuleKey
+from lmprog.runtime.engine.device.kernels import kernel_shapes
+from lmprog.runtime.engine.device.nvrtc import architecture_of, compiled
+
+_LEAST_CAPABILITY = (8, 0)
+"""Asynchronous copies and bf16 products begin there."""
+_LEAST_DRIVER = 12_000
+
+
+def why_not(number: int) -> str | None:
+    """Why GPU `number` cannot be used although there is a driver; None where it can."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        return f"cuda.bindings is not installed ({error}): pip install 'lmprog[cuda]'"
+    status, version = driver.cuDriverGetVersion()
+    if status != driver.CUresult.CUDA_SUCCESS or version < _LEAST_DRIVER:
+        return f"the NVIDIA driver is for CUDA {version // 1000}, at least 12 is needed"
+    if number >= torch.cuda.device_count():
+        return f"there are {torch.cuda.device_count()} GPUs"
+    capability = torch.cuda.get_device_capability(number)
+    if capability < _LEAST_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]}, at least 8.0 is needed"
+    return None
+
+
+class _CudaEvent:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class _CudaGraph:
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class CudaDriver:
+    """See `Driver`."""
+
+    def __init__(self, number: int, key: ModuleKey) -> None:
+        from cuda.bindings import driver
+
+        self.device = torch.device("cuda", number)
+        torch.cuda.set_device(self.device)
+        properties = torch.cuda.get_device_properties(self.device)
+        self.num_processors = int(properties.multi_processor_count)
+        self._driver: Any = driver
+        self.name = f"{properties.name}, driver {self._checked(driver.cuDriverGetVersion())}"
+        architecture = architecture_of(properties.major, properties.minor)
+        self._library = self._checked(
+            driver.cuLibraryLoadData(compiled(key, architecture), [], [], 0, [], [], 0)
+        )
+        self._kernels: dict[str, Any] = {}
+        for name, shape in kernel_shapes(key).items():
+            kernel = self._checked(driver.cuLibraryGetKernel(self._library, name.encode()))
+            function = self._checked(driver.cuKernelGetFunction(kernel))
+            most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._checked(driver.cuFuncSetAttribute(function, most, shape.shared_bytes))
+            self._kernels[name] = function
+
+    def memory(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def launch(self, launch: Launch) -> None:
+        args = (ctypes.c_void_p * 1)(ctypes.addressof(launch.args))
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        self._checked(
+            self._driver.cuLaunchKernel(
+                self._kernels[launch.kernel],
+                *(launch.grid, 1, 1),
+                *(launch.threads, 1, 1),
+                launch.shared_bytes,
+                stream,
+                ctypes.addressof(args),
+                0,
+            )
+        )
+
+    def compute(self, work: Callable[[], object]) -> None:
+        work()
+
+    def event(self) -> _CudaEvent:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return _CudaEvent(event)
+
+    def capture(self, work: Callable[[], None]) -> _CudaGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return _CudaGraph(graph)
+
+    def _checked(self, result: tuple[Any, ...]) -> Any:
+        """What a call gave besides its status."""
+        status, *rest = result
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            raise NotSupported(f"the CUDA driver failed: {status.name}")
+        return rest[0] if len(rest) == 1 else rest

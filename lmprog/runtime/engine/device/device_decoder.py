@@ -1,0 +1,199 @@
+"""The decoder on a device: torch's products with our kernels between them, all in static buffers.
+
+The weights are those of the decoder on the processor, in the same fused form. A step issues its
+work for addresses that a layout fixes, so the same steps can be captured as a graph and replayed.
+Knows neither pages (`tree_attention` does) nor how a step's arrays come to the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmprog.runtime.engine.device.driver import Driver
+from lmprog.runtime.engine.device.kernels import Count, Kernels, NormArgs, SiluArgs, address
+from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention
+from lmprog.runtime.engine.model.decoder import LayerWeights, Weights
+from lmprog.runtime.engine.model.rope import rotations
+from lmprog.runtime.engine.model.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Where a step's arrays are. `tokens` and `logit_tokens` may be padded with zeros."""
+
+    at: Mapping[str, int]
+    tokens: Tensor  # [n] int32
+    logit_tokens: Tensor  # [l] int32
+
+
+class DeviceDecoder:
+    """A model's weights and activations. `budget`: the most tokens of a step."""
+
+    def __init__(
+        self, kernels: Kernels, shape: ModelShape, weights: Weights, context_len: int, budget: int
+    ) -> None:
+        self.shape = shape
+        self._kernels = kernels
+        self._driver: Driver = kernels.driver
+        self._weights = _moved(weights, self._driver)
+        turns = torch.view_as_real(rotations(shape.rope, shape.head_dim, context_len)).contiguous()
+        self._rotations = placed(self._driver, turns)
+        self._num_logits = 0
+        self._logits = torch.empty(0)
+        self._head = torch.empty(0)
+        dim = shape.head_dim
+        self._x, self._more, self._normed = (self._room(budget, shape.hidden) for _ in range(3))
+        self._last, self._last_attended = (
+            self._room(budget, shape.hidden),
+            self._room(budget, shape.num_heads * dim),
+        )
+        self._qkv = self._room(budget, (shape.num_heads + 2 * shape.num_kv_heads) * dim)
+        self._q, self._attended = (self._room(budget, shape.num_heads * dim) for _ in range(2))
+        self._gate_up = self._room(budget, 2 * shape.inner)
+        self._inner = self._room(budget, shape.inner)
+
+    @property
+    def num_weights(self) -> int:
+        return self._weights.num_weights
+
+    def make_room(self, num_logits: int) -> bool:
+        """Room for so many rows of logits; whether buffers have moved for it."""
+        if num_logits <= self._num_logits:
+            return False
+        self._driver.event().wait()
+        self._num_logits = num_logits
+        self._head = self._room(num_logits, self.shape.vocab_size)
+        memory = self._driver.memory(num_logits * self.shape.vocab_size * 4)
+        self._logits = memory.view(torch.float32).view(num_logits, self.shape.vocab_size)
+        return True
+
+    def logits(self, count: int) -> Tensor:
+        """Of the last step that was issued. # [count, vocab] float32"""
+        return self._logits[:count]
+
+    def issue(self, inputs: StepInputs, attention: TreeAttention) -> None:
+        """Everything from token ids to logits."""
+        count, wanted = len(inputs.tokens), len(inputs.logit_tokens)
+        x, compute = self._x[:count], self._driver.compute
+        compute(lambda: torch.index_select(self._weights.embedding, 0, inputs.tokens, out=x))
+        is_first = True
+        for index, layer in enumerate(self._weights.layers):
+            self._norm(inputs, x, None if is_first else self._more[:count])
+            is_first = False
+            self._product(self._normed[:count], layer.qkv, layer.qkv_bias, self._qkv[:count])
+            given = RopeGiven(self._rotations, layer.qk_norm, self.shape.norm_eps)
+            attention.append(index, inputs.at, self._qkv, self._q, given)
+            is_last = index == len(self._weights.layers) - 1
+            if is_last and not wanted:
+                return
+            attention.attend(index, inputs.at, self._q, self._attended)
+            if is_last:
+                self._finish(inputs, layer)
+            else:
+                self._half(inputs, layer, x, self._attended[:count], Count.TOKENS)
+
+    def _half(
+        self, inputs: StepInputs, layer: LayerWeights, x: Tensor, attended: Tensor, count_at: Count
+    ) -> None:
+        """What follows attention: `_more` is what `x` still lacks."""
+        count = len(x)
+        more, normed = self._more[:count], self._normed[:count]
+        self._product(attended, layer.out, layer.out_bias, more)
+        self._norm(inputs, x, more, count_at)
+        self._product(normed, layer.gate_up, layer.gate_up_bias, self._gate_up[:count])
+        args = SiluArgs(
+            gate_up=address(self._gate_up),
+            out=address(self._inner),
+            counts=inputs.at["counts0"],
+            inner=self.shape.inner,
+            count_at=count_at,
+        )
+        self._kernels.launch("silu_mul", args)
+        self._product(self._inner[:count], layer.down, layer.down_bias, more)
+
+    def _finish(self, inputs: StepInputs, layer: LayerWeights) -> None:
+        """The end of the last layer, and the head, for the wanted tokens alone."""
+        wanted, compute = len(inputs.logit_tokens), self._driver.compute
+        x, attended = self._last[:wanted], self._last_attended[:wanted]
+        compute(lambda: torch.index_select(self._x, 0, inputs.logit_tokens, out=x))
+        compute(lambda: torch.index_select(self._attended, 0, inputs.logit_tokens, out=attended))
+        self._half(inputs, layer, x, attended, Count.LOGITS)
+        self._norm(inputs, x, self._more[:wanted], Count.LOGITS, self._weights.norm)
+        head, logits = self._head[:wanted], self._logits[:wanted]
+        self._product(self._normed[:wanted], self._weights.head, None, head)
+        compute(lambda: logits.copy_(head))
+
+    def _norm(
+        self,
+        inputs: StepInputs,
+        x: Tensor,
+        added: Tensor | None,
+        count_at: Count = Count.TOKENS,
+        weight: Tensor | None = None,
+    ) -> None:
+        """Adds `added` to `x`; `_normed` is `x` by its length, as the folded weights expect it, or
+        normalized with `weight`.
+        """
+        hidden = self.shape.hidden
+        args = NormArgs(
+            x=address(x),
+            added=address(added),
+            weight=address(weight),
+            out=address(self._normed),
+            counts=inputs.at["counts0"],
+            hidden=hidden,
+            count_at=count_at,
+            eps=hidden * self.shape.norm_eps,
+            factor=1.0 if weight is None else math.sqrt(hidden),
+        )
+        self._kernels.launch("norm_add", args)
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        if bias is None:
+            self._driver.compute(lambda: torch.mm(x, weight, out=out))
+        else:
+            self._driver.compute(lambda: torch.addmm(bias, x, weight, out=out))
+
+    def _room(self, tokens: int, width: int) -> Tensor:
+        dtype = self._weights.dtype
+        return self._driver.memory(tokens * width * dtype.itemsize).view(dtype).view(tokens, width)
+
+
+def placed(driver: Driver, tensor: Tensor) -> Tensor:
+    """A copy that kernels may read."""
+    memory = driver.memory(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+    return memory.copy_(tensor)
+
+
+def _moved(weights: Weights, driver: Driver) -> Weights:
+    """Products where torch reads them; what kernels read in memory of the driver."""
+
+    def moved(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(driver.device)
+
+    def there(tensor: Tensor) -> Tensor:
+        return tensor.to(driver.device)
+
+    layers = tuple(
+        LayerWeights(
+            qkv=there(layer.qkv),
+            out=there(layer.out),
+            gate_up=there(layer.gate_up),
+            down=there(layer.down),
+            qkv_bias=moved(layer.qkv_bias),
+            out_bias=moved(layer.out_bias),
+            gate_up_bias=moved(layer.gate_up_bias),
+            down_bias=moved(layer.down_bias),
+            qk_norm=None if layer.qk_norm is None else placed(driver, layer.qk_norm),
+        )
+        for layer in weights.layers
+    )
+    embedding = there(weights.embedding)
+    is_tied = weights.head.data_ptr() == weights.embedding.data_ptr()
+    head = embedding.t() if is_tied else there(weights.head)
+    return Weights(embedding, layers, placed(driver, weights.norm), head)

@@ -1,0 +1,193 @@
+"""Attention of a step on the device: pages, what is written to them, and the kernels that read them.
+
+Knows layers, heads and addresses of arrays; knows neither weights nor requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from lmprog.errors import NotSupported
+from lmprog.runtime.engine.attention import AttentionShape
+from lmprog.runtime.engine.device.driver import HEAD_DIMS, TYPE_NAMES, ModuleKey
+from lmprog.runtime.engine.device.items import Tiling
+from lmprog.runtime.engine.device.kernels import (
+    NUM_COUNTS,
+    CopyArgs,
+    Count,
+    Kernels,
+    MergeArgs,
+    RopeArgs,
+    TreeArgs,
+    address,
+)
+from lmprog.runtime.engine.device.staging import Staging
+from lmprog.runtime.engine.device.step_arrays import StepRules
+
+_PARTIAL_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
+_FLOAT_BYTES = 4
+
+
+def module_key(shape: AttentionShape) -> ModuleKey:
+    """The kernels that a model of this shape needs. Raises NotSupported where there are none."""
+    name = TYPE_NAMES.get(shape.dtype)
+    dims = HEAD_DIMS.get(name or "", ())
+    group = shape.num_heads // shape.num_kv_heads
+    if name is None or shape.head_dim not in dims or shape.v_head_dim != shape.head_dim:
+        raise NotSupported(
+            f"no kernels for heads of {shape.head_dim} (values {shape.v_head_dim}) in {shape.dtype}"
+        )
+    most = 16 if name == "float" else 64
+    if group > most:
+        raise NotSupported(f"{group} query heads a key/value head are more than a tile of {most}")
+    return ModuleKey(name, shape.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeGiven:
+    """What a layer's heads are normalized and turned with. `norm` None: they are not normalized."""
+
+    rotations: torch.Tensor  # [positions, dim / 2, 2] float32: cosine and sine
+    norm: torch.Tensor | None  # [heads + kv_heads, dim]
+    eps: float
+
+
+class TreeAttention:
+    """The pages of all layers and their kernels. # [layers][pages][2][kv_heads][page_size][dim]"""
+
+    def __init__(
+        self, kernels: Kernels, shape: AttentionShape, num_pages: int, page_size: int, budget: int
+    ) -> None:
+        """`budget`: the most tokens of a step."""
+        if page_size & (page_size - 1):
+            raise NotSupported(f"pages of {page_size} slots: on a device it is a power of two")
+        self.shape = shape
+        self._kernels = kernels
+        self._driver = kernels.driver
+        self._page_shift = page_size.bit_length() - 1
+        self._num_pages = num_pages
+        self._layer_bytes = self.page_bytes(shape, page_size) // len(shape.layers) * num_pages
+        self._pool = self._driver.memory(self._layer_bytes * len(shape.layers))
+        wanted = _PARTIAL_BYTES[self._driver.device.type]
+        per_part = shape.num_heads * (shape.head_dim + 1) * _FLOAT_BYTES
+        most_parts = max(2 * budget, wanted // per_part)
+        self._partials = self._driver.memory(most_parts * shape.num_heads * shape.head_dim * 4)
+        self._sums = self._driver.memory(most_parts * shape.num_heads * 4)
+        is_exact = kernels.key.is_exact
+        group = shape.num_heads // shape.num_kv_heads
+        tiling = Tiling(group, large_rows=None, fold=None) if is_exact else Tiling(group)
+        windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
+        self.rules = StepRules(tiling, windows, most_parts)
+        self._copying = Staging(self._driver, 1 << 12)
+        self._copied = torch.empty(0)
+
+    @staticmethod
+    def page_bytes(shape: AttentionShape, page_size: int) -> int:
+        """Memory of one page over all layers."""
+        numbers = 2 * shape.num_kv_heads * page_size * shape.head_dim
+        return len(shape.layers) * numbers * shape.dtype.itemsize
+
+    def copy(self, copies: torch.Tensor) -> None:
+        """Slots to slots in all layers, all sources before any target. # [copies, 2]"""
+        count, shape = len(copies), self.shape
+        run = shape.head_dim * shape.dtype.itemsize
+        size = count * len(shape.layers) * 2 * shape.num_kv_heads * run
+        if self._copied.numel() < size:
+            self._driver.event().wait()  # the old one may be in use
+            self._copied = self._driver.memory(2 * size)
+        counts = torch.zeros(NUM_COUNTS, dtype=torch.int32)
+        counts[Count.COPIES] = count
+        at = self._copying.send(
+            {
+                "counts": counts.numpy(),
+                "sources": copies[:, 0].contiguous().numpy(),
+                "targets": copies[:, 1].contiguous().numpy(),
+            }
+        )
+        for is_gather, slots in ((1, "sources"), (0, "targets")):
+            args = CopyArgs(
+                pool=address(self._pool),
+                staging=address(self._copied),
+                slots=at[slots],
+                counts=at["counts"],
+                layers=len(shape.layers),
+                pages=self._num_pages,
+                kv_heads=shape.num_kv_heads,
+                page_shift=self._page_shift,
+                bytes=run,
+                is_gather=is_gather,
+            )
+            self._kernels.launch("kv_copy", args)
+
+    def append(
+        self,
+        layer: int,
+        at: Mapping[str, int],
+        qkv: torch.Tensor,
+        q: torch.Tensor,
+        given: RopeGiven,
+    ) -> None:
+        """Queries to `q`, keys and values to their slots, turned by their positions."""
+        shape = self.shape
+        args = RopeArgs(
+            qkv=address(qkv),
+            q=address(q),
+            kv=self._layer(layer),
+            norm=address(given.norm),
+            rotations=address(given.rotations),
+            positions=at["positions"],
+            write_tokens=at["write_tokens"],
+            write_slots=at["write_slots"],
+            counts=at["counts0"],
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            page_shift=self._page_shift,
+            eps=given.eps,
+        )
+        self._kernels.launch("rope_append", args)
+
+    def attend(self, layer: int, at: Mapping[str, int], q: torch.Tensor, out: torch.Tensor) -> None:
+        """# q, out [tokens, heads, dim]"""
+        shape, own = self.shape, self.shape.layers[layer]
+        plan = self.rules.windows.index(own.window)
+        kinds = {"small": Count.SMALL_ITEMS, "large": Count.LARGE_ITEMS}
+        for kind, count in kinds.items():
+            if f"tree_attention_{kind}" not in self._kernels.shapes:
+                continue
+            args = TreeArgs(
+                q=address(q),
+                kv=self._layer(layer),
+                out=address(out),
+                partials=address(self._partials),
+                sums=address(self._sums),
+                items=at[f"{kind}{plan}"],
+                counts=at[f"counts{plan}"],
+                pages=at["pages"],
+                queries=at[f"queries{plan}"],
+                positions=at["positions"],
+                part_starts=at[f"part_starts{plan}"],
+                first_parts=at[f"first_parts{plan}"],
+                count_at=count,
+                page_shift=self._page_shift,
+                heads=shape.num_heads,
+                kv_heads=shape.num_kv_heads,
+                window=own.window or 0,
+                scale=own.scale,
+                softcap=own.softcap or 0.0,
+            )
+            self._kernels.launch(f"tree_attention_{kind}", args)
+        merging = MergeArgs(
+            partials=address(self._partials),
+            sums=address(self._sums),
+            out=address(out),
+            counts=at[f"counts{plan}"],
+            part_starts=at[f"part_starts{plan}"],
+            heads=shape.num_heads,
+        )
+        self._kernels.launch("tree_merge", merging)
+
+    def _layer(self, layer: int) -> int:
+        return address(self._pool) + layer * self._layer_bytes

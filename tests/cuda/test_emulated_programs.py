@@ -1,0 +1,77 @@
+"""Whole programs on a runtime whose device is emulated: the values are those of the processor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import lmprog
+from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.native import compiler, kernels_folder
+from lmprog.runtime.assembly import assemble
+from lmprog.transport import LocalRuntimeChannel
+
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
+    pytest.mark.skipif(
+        not (kernels_folder().parent / "lmprog" / "nano" / "model.safetensors").exists(),
+        reason="the shipped model is not in this checkout",
+    ),
+]
+
+
+@contextmanager
+def runtime_on(device: str) -> Iterator[RuntimeBackend]:
+    """A runtime with the shipped model in a thread of this process."""
+    scheduler = SchedulerConfig(num_pages=64, token_budget=128)
+    config = RuntimeConfig("nano", device=device, dtype="float32", threads=1, scheduler=scheduler)
+    facts: dict[str, str] = {}
+    channel = LocalRuntimeChannel()
+    loop, _ = assemble(config, channel, resolved=facts.__setitem__)
+    assert facts["device"] == device
+    assert ("tree" in facts["engine"]) == (device == "emulated")
+    ended = threading.Event()
+
+    def serve() -> None:
+        try:
+            while not ended.is_set():
+                loop.step()
+        finally:
+            channel.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with RuntimeBackend(channel.connect()) as backend:
+            yield backend
+    finally:
+        ended.set()
+        thread.join()
+
+
+@lmprog.function
+async def program(s: lmprog.Branch) -> tuple[str, list[int], str, list[str]]:
+    s.user("What is the capital of France?")
+    with s.assistant():
+        answer = await s.gen(max_tokens=6)
+    async with s.fork(3) as branches:
+        numbers = await branches.map(lambda b: b.gen(int, max_tokens=3))
+    kind = await s.select("yes", "no")
+    async with s.fork(2, temperature=0.7, seed=5) as more:
+        drawn = await more.map(lambda b: b.gen(max_tokens=4))
+    return answer, numbers, str(kind), drawn
+
+
+def test_a_program_gives_what_it_gives_on_the_processor() -> None:
+    """Generation, forks, a constraint, a select, and draws by a seed."""
+    values = {}
+    for device in ("cpu", "emulated"):
+        with runtime_on(device) as backend:
+            run = program.using(backend=backend, temperature=0).run()
+            values[device] = run.value
+            assert run.usage.cached > 0
+    assert values["emulated"] == values["cpu"]
