@@ -75,21 +75,21 @@ UNITS = {
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
     "http": Unit("lmprog.server.http", "errors wire options"),
-    "link": Unit("lmprog.server.runtime_link", "errors wire launch"),
-    "observability": Unit("lmprog.server.observability", "errors wire link"),
-    "gateway": Unit("lmprog.server.gateway", "errors wire options http link observability"),
-    "supervision": Unit("lmprog.server.supervision", "errors launch gateway"),
-    "operations": Unit("lmprog.server.operations", "errors http gateway"),
-    "page": Unit("lmprog.server.page", "errors wire http link gateway operations"),
+    "fairness": Unit("lmprog.server.fairness", "errors wire options"),
+    "link": Unit("lmprog.server.runtime_link", "errors wire launch fairness"),
+    "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
+    "gateway": Unit("lmprog.server.gateway", "errors wire options http link fairness metrics"),
+    "operations": Unit(
+        "lmprog.server.operations lmprog.server.page lmprog.server.supervision",
+        "errors wire launch http link gateway",
+    ),
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs lmprog.server.openapi",
         "errors config wire options http link gateway operations",
     ),
     "server": Unit(
-        "lmprog.server",
-        "errors launch options http link observability gateway supervision operations page "
-        "dialects",
+        "lmprog.server", "errors launch options http link metrics gateway operations dialects"
     ),
     "cli": Unit(
         "lmprog.cli lmprog.demo",

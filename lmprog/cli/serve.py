@@ -86,6 +86,9 @@ def _serve(model: str, settings: ServerSettings, runtime_options: dict[str, Any]
             signal.setitimer(signal.ITIMER_REAL, _LAST_SECONDS)
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    if settings.api_key_file is not None:  # else SIGHUP ends the server with its terminal
+        reload = signal.signal(signal.SIGHUP, lambda *_: service.ask_to_reload())
+        before[signal.SIGHUP] = reload
     print(
         f"starting a runtime for {model}; {http.url_of(bound)} answers already",
         file=sys.stderr,

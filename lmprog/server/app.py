@@ -24,6 +24,7 @@ from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.server import anthropic, openapi, page, programs, responses
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.auth import AuthMiddleware
+from lmprog.server.http.early_refusal import EarlyRefusal
 from lmprog.server.http.http_errors import (
     CLIENT_GONE,
     ClientGone,
@@ -38,6 +39,17 @@ from lmprog.server.http.start_wait import StartWaitMiddleware
 from lmprog.server.openai import chat_completions, completions, models
 from lmprog.server.operations import health, metrics_route
 from lmprog.server.sglang import generate, server_info, tokenize
+
+GENERATING = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/programs",
+    "/generate",
+    "/ui/play",
+)
+"""Paths whose requests ask for results, and are refused early where there is no room."""
 
 
 class RouteModule(Protocol):
@@ -72,6 +84,7 @@ def build_app(gateway: Gateway) -> Starlette:
             *([_cors(settings.cors_origins)] if settings.cors_origins else []),
             Middleware(SiteGuard, sites=ServedSites(settings)),
             Middleware(AuthMiddleware, keyring=gateway.keyring, routes=routes),
+            Middleware(EarlyRefusal, refusal=gateway.refusal, paths=GENERATING),
             Middleware(
                 StartWaitMiddleware,
                 started=gateway.runtime_started,

@@ -17,12 +17,20 @@ from starlette.types import Scope
 
 from lmprog import wire
 from lmprog.errors import Overloaded, RuntimeGone
-from lmprog.server.http.auth import Keyring
+from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
+from lmprog.server.fairness.dispatch import Dispatcher
+from lmprog.server.http.auth import Keyring, calling_key
 from lmprog.server.http.http_errors import HttpError, Problem, refused
+from lmprog.server.observability.key_metrics import KeyMetrics
 from lmprog.server.observability.meters import Meters
 from lmprog.server.observability.tracing import NoTraces, Traces
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.runtime_link import RuntimeLink
+
+MAX_RETRY_SECONDS = 60.0
+"""Longest `Retry-After` of an overloaded server: estimates of more are guesses."""
+SMOOTHING = 0.05
+"""Weight of the newest result in the moving average of the time between results."""
 
 
 class Gateway:
@@ -49,9 +57,22 @@ class Gateway:
         """HTTP requests that have begun and not ended."""
         self.open_results = 0
         """Results asked of the runtime that have not come yet."""
+        self.accounts = KeyAccounts(
+            self.keyring.keys,
+            settings.max_running + settings.max_waiting,
+            settings.key_share,
+            clock,
+        )
+        self._dispatcher = Dispatcher(settings.max_running, clock)
+        self._seconds_per_result = 0.0
+        """A moving average of the time between two results that end."""
+        self._last_end = clock()
         self.meters = Meters(clock, self.model_label)
+        self.key_metrics = KeyMetrics(lambda: self.accounts, self.model_label)
         self.traces: Traces = NoTraces()
         link.observer = self.meters
+        link.account = self._account
+        self._choose_turns()
         self.is_responsive: Callable[[], bool] = lambda: True
         """Whether the runtime answers, or computes. Its supervisor knows."""
         self._label = settings.served_model_name or ""
@@ -143,36 +164,108 @@ class Gateway:
 
     @contextmanager
     def admit(self, results: int = 1) -> Iterator[None]:
-        """Counts `results` as asked while the block runs. Raises 429 or 503 at once where there is
-        no room.
+        """Counts `results` as open while the block runs. Raises 400, 429 or 503 at once where there
+        is no room for them.
         """
-        if self.draining:
-            self.meters.refused("draining")
-            raise HttpError(
-                Problem(
-                    503, "The server is stopping; send the request to another one.", code="draining"
-                )
-            )
-        most = self.settings.max_running + self.settings.max_waiting
-        if results > self.settings.max_waiting:
-            self.meters.refused("too_many_results")
-            raise refused(
-                f"The request asks for {results:,} results at once; this server lets {self.settings.max_waiting:,} "
-                "wait. Send fewer prompts, or a smaller n.",
-                "n",
-                "too_many_results",
-            )
-        if self.open_results + results > most:
-            self.meters.refused("overloaded")
-            raise Overloaded(
-                f"{self.open_results:,} results are being computed or wait, and {most:,} may; try again in a second.",
-                retry_after=1.0,
-            )
-        self.open_results += results
+        account = self._account()
+        self._check_size(results, account)
+        refusal = self.refusal(results)
+        if refusal is not None:
+            raise HttpError(refusal)
+        self._count(results, account)
         try:
             yield
         finally:
-            self.open_results -= results
+            self._count(-results, account)
+            self._note_end(results)
+
+    def refusal(self, results: int = 1) -> Problem | None:
+        """Why no request of so many results is let in now; counts it as refused."""
+        account = self._account()
+        problem, reason = self._find_refusal(results, account)
+        if problem is not None:
+            self.meters.refused(reason)
+            if account is not None:
+                account.refused += 1
+        return problem
+
+    def reload_keys(self) -> None:
+        """Reads the keys again. Raises InvalidParameter, and goes on with those of before."""
+        self.keyring.load()
+        self.accounts.load(self.keyring.keys)
+        self._choose_turns()
+
+    def _choose_turns(self) -> None:
+        """With one key, or none, there is nobody to be fair to, and nothing to wait for here. Once
+        there have been several, calls may be queued, and go on as they are.
+        """
+        if self.accounts.are_several:
+            self.link.turns = self._dispatcher
+
+    def _account(self) -> KeyAccount | None:
+        return self.accounts.get(calling_key.get())
+
+    def _check_size(self, results: int, account: KeyAccount | None) -> None:
+        """Refuses what could never be let in."""
+        most = self.settings.max_waiting
+        if account is not None and self.accounts.are_several:
+            most = min(most, self.accounts.most_at_once(account))
+        if results > most:
+            self.meters.refused("too_many_results")
+            raise refused(
+                f"The request asks for {results:,} results at once; at most {most:,} may wait. "
+                "Send fewer prompts, or a smaller n.",
+                "n",
+                "too_many_results",
+            )
+
+    def _find_refusal(self, results: int, account: KeyAccount | None) -> tuple[Problem | None, str]:
+        if self.draining:
+            message = "The server is stopping; send the request to another one."
+            return Problem(503, message, code="draining"), "draining"
+        most = self.settings.max_running + self.settings.max_waiting
+        missing = self.open_results + results - most
+        if missing > 0:
+            message = (
+                f"{self.open_results:,} results are being computed or wait, and {most:,} may; "
+                "try again later."
+            )
+            return self._overloaded(message, missing), "overloaded"
+        if account is None:
+            return None, ""
+        seconds = account.seconds_until_tokens()
+        if seconds > 0:
+            limit = account.key.tokens_per_minute
+            message = f"This key has used its {limit:,.0f} tokens a minute; try again later."
+            problem = Problem(429, message, code="tokens_per_minute", retry_after=seconds)
+            return problem, "tokens_per_minute"
+        if self.accounts.are_several and not self.accounts.has_room(
+            account, results, self.open_results
+        ):
+            message = (
+                f"This key has {account.open_results:,} results being computed or waiting, and "
+                "the other places are kept for other keys; try again later."
+            )
+            return self._overloaded(message, results), "key_share"
+        return None, ""
+
+    def _overloaded(self, message: str, missing: int) -> Problem:
+        """With the time after which so many places are free, as results have ended of late."""
+        seconds = min(MAX_RETRY_SECONDS, max(1.0, missing * self._seconds_per_result))
+        return Problem(429, message, code=Overloaded.code, retry_after=seconds)
+
+    def _count(self, results: int, account: KeyAccount | None) -> None:
+        if not self.open_results:
+            self._last_end = self.clock()  # an idle server ends nothing
+        self.open_results += results
+        if account is not None:
+            account.open_results += results
+
+    def _note_end(self, results: int) -> None:
+        now = self.clock()
+        each = (now - self._last_end) / results
+        self._last_end = now
+        self._seconds_per_result += SMOOTHING * (each - self._seconds_per_result)
 
     def salt(self, caller: str, asked: str | None = None) -> str:
         """The cache that a request of `caller` (a digest of its key) sees, as the wire's salt."""

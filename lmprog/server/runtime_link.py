@@ -25,6 +25,7 @@ from typing import Protocol, Self, TypeAlias, TypeVar
 from lmprog import wire
 from lmprog.errors import LmprogError, ProtocolError, RuntimeGone, RuntimeRestarted, from_wire
 from lmprog.launch import Connection
+from lmprog.server.fairness.dispatch import Dispatcher, Flow
 
 log = logging.getLogger("lmprog.server")
 
@@ -59,12 +60,26 @@ class Observer(Protocol):
         ...
 
 
+class Account(Flow, Protocol):
+    """Whoever asks: what it may ask for, and what it has used."""
+
+    def check(self, ops: Sequence[wire.Op]) -> None:
+        """Raises InvalidParameter for what it may not ask for."""
+        ...
+
+    def use(self, prompt: int, generated: int) -> None:
+        """These tokens were computed, or found in the cache, for it."""
+        ...
+
+
 class Exchange:
     """The branches and calls of one request. Use it with `with`: its end closes them."""
 
-    def __init__(self, link: RuntimeLink, connection: Connection) -> None:
+    def __init__(self, link: RuntimeLink, connection: Connection, account: Account | None) -> None:
         self._link = link
         self._connection = connection
+        self._account = account
+        self._streamed: dict[int, int] = {}  # call -> tokens that its deltas had
         self._branches: list[int] = []
         self._calls: set[int] = set()
         self._inbox: deque[Answer] = deque()
@@ -90,11 +105,21 @@ class Exchange:
         return number
 
     def send(self, *ops: wire.Op) -> None:
-        """One frame. Raises `InvalidParameter` for what cannot be sent, `Overloaded`,
-        `RuntimeGone`.
+        """Sends `ops` in their order, in one frame where nobody else waits. Raises
+        `InvalidParameter` for what cannot be sent, `Overloaded`, `RuntimeGone`.
         """
         if self._failure is not None:
             raise self._failure
+        account, turns = self._account, self._link.turns
+        if account is not None:
+            account.check(ops)
+            if turns is not None:
+                turns.put(self, account, ops)
+                return
+        self.send_now(ops)
+
+    def send_now(self, ops: Sequence[wire.Op]) -> None:
+        """The same at once. For whoever decides about turns."""
         try:
             self._connection.send(ops)
         except RuntimeGone as error:  # its own words name our paths
@@ -125,6 +150,8 @@ class Exchange:
 
     def take(self, reply: Answer) -> None:
         """For the link: one more reply."""
+        if self._account is not None:
+            self._charge(self._account, reply)
         if not isinstance(reply, wire.Delta | wire.Welcome) and reply.call is not None:
             self._calls.discard(reply.call)
         elif isinstance(reply, wire.Delta) and self._inbox:
@@ -143,6 +170,16 @@ class Exchange:
         self._inbox.append(reply)
         self._wake()
 
+    def _charge(self, account: Account, reply: Answer) -> None:
+        """Counts tokens when they come, so that those of a call that is left are counted too."""
+        match reply:
+            case wire.Delta(call=call, num_tokens=num_tokens):
+                self._streamed[call] = self._streamed.get(call, 0) + num_tokens
+                account.use(0, num_tokens)
+            case wire.CallDone(call=call, usage=usage) | wire.Chosen(call=call, usage=usage):
+                rest = usage.generated - self._streamed.pop(call, 0)
+                account.use(usage.prompt, max(0, rest))
+
     def fail(self, error: Exception) -> None:
         """Ends the exchange: what has come can still be taken, then `error` is raised."""
         if self._failure is None:
@@ -151,9 +188,12 @@ class Exchange:
 
     def close(self) -> None:
         """Closes its branches; the runtime frees what they held. Safe to repeat."""
+        turns = None if self._account is None else self._link.turns
+        never_opened = turns.leave(self) if turns is not None else frozenset[int]()
         for number in self._calls:
             self._link.unlisten(number)
         branches, self._branches, self._calls = self._branches, [], set()
+        branches = [number for number in branches if number not in never_opened]
         self._link.leave(self)
         if branches and self._failure is None:
             try:
@@ -187,6 +227,10 @@ class RuntimeLink:
         """
         self.when_lost = when_lost
         self.observer: Observer | None = None
+        self.account: Callable[[], Account | None] = lambda: None
+        """Whose requests the exchanges of this context are."""
+        self.turns: Dispatcher | None = None
+        """None: everything is sent at once."""
         self._connection: Connection | None = None
         self._numbers = itertools.count(1)
         self._listeners: dict[int, Exchange] = {}
@@ -242,11 +286,13 @@ class RuntimeLink:
         self._is_waiting_over = True
         self._decided.set()
 
-    def exchange(self) -> Exchange:
-        """A new one. Raises `RuntimeGone` while there is no runtime."""
+    def exchange(self, *, is_servers_own: bool = False) -> Exchange:
+        """A new one. Raises `RuntimeGone` while there is no runtime. The server's own has no
+        account and waits for no turn.
+        """
         if self._connection is None:
             raise RuntimeGone(self._why)
-        made = Exchange(self, self._connection)
+        made = Exchange(self, self._connection, None if is_servers_own else self.account())
         self._exchanges.add(made)
         return made
 
@@ -254,7 +300,7 @@ class RuntimeLink:
         """One call by itself: `await link.ask(wire.Describe)`. Raises why it failed, `TimeoutError`
         after `timeout`.
         """
-        with self.exchange() as exchange:
+        with self.exchange(is_servers_own=True) as exchange:
             exchange.send(make(exchange.call()))
             async with asyncio.timeout(timeout):
                 return await exchange.next()
@@ -295,6 +341,8 @@ class RuntimeLink:
     def unlisten(self, call: int) -> None:
         if self._listeners.pop(call, None) is not None and self.observer is not None:
             self.observer.dropped(call)
+        if self.turns is not None:
+            self.turns.ended(call)
 
     def leave(self, exchange: Exchange) -> None:
         self._exchanges.discard(exchange)
@@ -332,6 +380,8 @@ class RuntimeLink:
             )
             if listener is not None:
                 listener.take(reply)
+            if ended and self.turns is not None:
+                self.turns.ended(reply.call)
 
     def _lose(self, connection: Connection, error: LmprogError) -> None:
         if connection is not self._connection:
@@ -352,6 +402,8 @@ class RuntimeLink:
             for call in self._listeners:
                 self.observer.dropped(call)
         self._listeners.clear()
+        if self.turns is not None:
+            self.turns.clear()
         for exchange in exchanges:
             exchange.fail(error)
         if connection is not None:

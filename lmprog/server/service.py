@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
+from lmprog.errors import InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_server import HttpServer
@@ -59,6 +60,20 @@ class ServerService:
             event.set()
         else:
             self._loop.call_soon_threadsafe(event.set)
+
+    def ask_to_reload(self) -> None:
+        """Read the API keys again. From any thread, and from a signal handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
+        try:
+            self.gateway.reload_keys()
+        except InvalidParameter as error:
+            log.error("the API keys stay as they were: %s", error)
+        else:
+            names = [key.name for key in self.gateway.keyring.keys]
+            log.warning("API keys are read again: %s", ", ".join(names) or "none")
 
     async def run(self, bound: socket.socket, when_up: Callable[[RuntimeProcess], None]) -> bool:
         """Serves on `bound` until it is asked to stop. `when_up` is called once, when the first

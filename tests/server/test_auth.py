@@ -131,12 +131,12 @@ def test_digests_are_compared_in_constant_time_whichever_key_fits(
         (None, Access.NOTHING),
     ):
         compared = 0
-        assert keyring.access(key) is access
+        assert keyring.find(key)[0] is access
         assert compared == 3
 
 
 def test_without_any_key_everything_is_open_and_only_to_this_machine() -> None:
-    assert Keyring(ServerSettings()).access(None) is Access.ADMIN
+    assert Keyring(ServerSettings()).find(None)[0] is Access.ADMIN
     with pytest.raises(InvalidParameter, match="can be reached from other machines"):
         ServerSettings(host="0.0.0.0")
     ServerSettings(host="0.0.0.0", api_keys=("x",))
@@ -146,4 +146,4 @@ def test_without_any_key_everything_is_open_and_only_to_this_machine() -> None:
 def test_with_keys_and_without_an_admins_nobody_is_admin() -> None:
     keyring = Keyring(ServerSettings(api_keys=("x",)))
     assert not keyring.has_admin
-    assert keyring.access("x") is Access.USER
+    assert keyring.find("x")[0] is Access.USER

@@ -109,7 +109,12 @@ def test_every_metric_of_the_board_is_told(fake: Fake) -> None:
 
 
 def test_every_metric_of_the_page_is_told(fake: Fake) -> None:
-    _, text = session(fake, [])
+    async def run() -> str:
+        async with asking(fake, api_keys=("one",)) as (client, _):
+            client.headers["x-api-key"] = "one"
+            return (await scraped(client))[1]
+
+    text = asyncio.run(run())
     page = (
         (BOARD.parents[1] / "server.md")
         .read_text()

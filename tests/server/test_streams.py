@@ -139,11 +139,13 @@ def test_more_than_may_wait_is_refused_at_once_with_a_time_to_come_back() -> Non
                 assert reply.status_code == 429
                 assert int(reply.headers["retry-after"]) >= 1
                 assert reply.json()["error"]["code"] == "overloaded"
-            too_many = await client.post("/v1/completions", json={**SHORT, "n": 3})
-            assert too_many.status_code == 400
+            unread = await client.post("/v1/completions", content=b"{")
+            assert unread.status_code == 429, "a full server reads no bodies"
             for ask in asks:
                 await ask.leave()
             assert (await client.post("/v1/completions", json=SHORT)).status_code == 200
+            too_many = await client.post("/v1/completions", json={**SHORT, "n": 3})
+            assert too_many.status_code == 400
 
     with Fake(pace=0.002) as fake:
         asyncio.run(run(fake))

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -174,3 +175,20 @@ def test_what_does_not_finish_in_time_is_cut_off_and_told() -> None:
         assert server.process.wait(PATIENCE) == 1
         running.join()
         assert running.error is not None
+
+
+def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkey = "old"\n')
+    with served("--api-key-file", str(keys)) as server:
+
+        def status(key: str) -> int:
+            headers = {"x-api-key": key}
+            code: int = server.http.get("/v1/models", headers=headers).status_code
+            return code
+
+        assert (status("old"), status("new")) == (200, 401)
+        keys.write_text('[alice]\nkey = "new"\n')
+        server.signal(signal.SIGHUP)
+        server.until(lambda: status("new") == 200)
+        assert status("old") == 401

@@ -13,12 +13,14 @@ import enum
 import hashlib
 import secrets
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmprog.server.http.http_errors import Problem, response_of
+from lmprog.server.options.api_keys import ApiKey, digest, keys_of
 from lmprog.server.options.server_settings import ServerSettings
 
 
@@ -44,28 +46,34 @@ class AdminRoute(Route):
     """A route that needs the admin key."""
 
 
+calling_key: ContextVar[ApiKey | None] = ContextVar("calling_key", default=None)
+"""The key of the request that this context serves; None: it has none, and needs none."""
+
+
 class Keyring:
     """The keys of a server, as sha256 digests."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._users = [_digest(key) for key in settings.api_keys]
-        self._admin = None if settings.admin_key is None else _digest(settings.admin_key)
-        self.is_open = not self._users and self._admin is None
-        """No keys at all: everybody may do everything."""
-        self.has_admin = self.is_open or self._admin is not None
+        self._settings = settings
+        self.keys: tuple[ApiKey, ...] = ()
+        self.load()
 
-    def access(self, key: str | None) -> Access:
-        """What `key` permits. It is compared with all keys, whichever matches."""
+    def load(self) -> None:
+        """Reads the keys again. Raises InvalidParameter, and then has those of before."""
+        self.keys = keys_of(self._settings)
+        self.is_open = not self.keys and self._settings.api_key_file is None
+        """No keys at all: everybody may do everything."""
+        self.has_admin = self.is_open or self._settings.admin_key is not None
+
+    def find(self, key: str | None) -> tuple[Access, ApiKey | None]:
+        """What `key` permits, and which it is. All keys are compared, whichever matches."""
         if self.is_open:
-            return Access.ADMIN
-        digest = _digest(key or "")
-        is_user = [secrets.compare_digest(digest, one) for one in self._users]
-        is_admin = self._admin is not None and secrets.compare_digest(digest, self._admin)
-        if key is None:
-            return Access.NOTHING
-        if is_admin:
-            return Access.ADMIN
-        return Access.USER if any(is_user) else Access.NOTHING
+            return Access.ADMIN, None
+        given = digest(key or "")
+        matches = [one for one in self.keys if secrets.compare_digest(given, one.digest)]
+        if key is None or not matches:
+            return Access.NOTHING, None
+        return (Access.ADMIN if matches[0].is_admin else Access.USER), matches[0]
 
 
 class AuthMiddleware:
@@ -87,7 +95,8 @@ class AuthMiddleware:
             return
         headers = Headers(scope=scope)
         key, by_browser = given_key(headers)
-        access = self._keyring.access(key)
+        access, calling = self._keyring.find(key)
+        calling_key.set(calling)
         state = scope.setdefault("state", {})
         state["access"] = access
         state["caller"] = (
@@ -156,7 +165,3 @@ def given_key(headers: Headers) -> tuple[str | None, bool]:
 
 def _meets(routes: Sequence[BaseRoute], scope: Scope) -> bool:
     return any(route.matches(scope)[0] is not Match.NONE for route in routes)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

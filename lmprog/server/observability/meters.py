@@ -39,7 +39,14 @@ _RESULTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _FINISHES = ("stop", "length", "constraint", "selected")
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
-_REFUSALS = ("overloaded", "draining", "too_many_requests", "too_many_results")
+_REFUSALS = (
+    "overloaded",
+    "draining",
+    "too_many_requests",
+    "too_many_results",
+    "key_share",
+    "tokens_per_minute",
+)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import LocalRoute
+from lmprog.server.http.auth import Access, LocalRoute
 
 SCRAPE_SECONDS = 2.0
 """How long a scrape waits for a runtime in a long step; then it tells what was known before."""
@@ -27,6 +27,10 @@ def routes(gateway: Gateway) -> list[Route]:
         meters.up.set(gateway.is_ready)
         meters.open_requests.set(gateway.open_requests)
         meters.open_results.set(gateway.open_results)
-        return Response(meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+        text = meters.text()
+        keyring = gateway.keyring
+        if keyring.keys and (request.state.access is Access.ADMIN or not keyring.has_admin):
+            text += gateway.key_metrics.text()  # what others use is for the administrator
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     return [LocalRoute("/metrics", metrics)]

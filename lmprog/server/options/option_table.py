@@ -35,6 +35,10 @@ _HELP: Mapping[str, str] = {
     "port": "port to listen on; 0: any free one",
     "api_key": "a key that opens the server; repeat it for several",
     "admin_key": "the key that also opens the administrator's routes",
+    "api_key_file": "a TOML file of keys with weights and limits; SIGHUP reads it again",
+    "max_priority": "the highest priority that requests may claim; "
+    "default: 0 where there are several keys, else 100",
+    "key_share": "of all places, what one of several keys may hold while it is alone",
     "insecure_no_auth": "listen beyond this machine without any key",
     "allowed_hosts": "a name by which the server may be reached, besides its addresses; "
     "*: any; repeat it for several",

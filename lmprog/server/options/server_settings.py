@@ -30,6 +30,14 @@ class ServerSettings:
     """
     admin_key: str | None = None
     """Opens everything. With `api_keys` and without this, nobody reaches the admin routes."""
+    api_key_file: str | None = None
+    """A file of more keys, with weights and limits; see `api_keys`. SIGHUP reads it again."""
+    max_priority: int | None = None
+    """The highest priority a request may claim, where its key does not say. None: 0 where there are
+    several keys, else 100.
+    """
+    key_share: float = 0.75
+    """Of all places, what one key may hold while it is alone, where there are several keys."""
     allow_open: bool = False
     """Listen beyond this machine without any key."""
     allowed_hosts: tuple[str, ...] = ()
@@ -123,7 +131,12 @@ class ServerSettings:
                 )
         if any(not key for key in (*self.api_keys, self.admin_key or "x")):
             raise InvalidParameter("A key is empty; leave it out, or give one.", name="api_keys")
-        if not (self.api_keys or self.admin_key or self.allow_open or is_loopback(self.host)):
+        if not 0 < self.key_share < 1:
+            raise _wrong("key_share", self.key_share, "above 0 and below 1")
+        if self.max_priority is not None and not -100 <= self.max_priority <= 100:
+            raise _wrong("max_priority", self.max_priority, "-100 to 100")
+        has_keys = bool(self.api_keys or self.admin_key or self.api_key_file)
+        if not (has_keys or self.allow_open or is_loopback(self.host)):
             raise InvalidParameter(
                 f"{self.host} can be reached from other machines, and no key is set: give --api-key, listen on "
                 "127.0.0.1, or say --insecure-no-auth.",
@@ -135,7 +148,8 @@ class ServerSettings:
     @property
     def isolation(self) -> Isolation:
         """`cache_isolation` with the default decided."""
-        return self.cache_isolation or ("key" if len(self.api_keys) > 1 else "shared")
+        has_several = len(self.api_keys) > 1 or self.api_key_file is not None
+        return self.cache_isolation or ("key" if has_several else "shared")
 
 
 def is_loopback(host: str) -> bool:

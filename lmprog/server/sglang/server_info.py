@@ -68,7 +68,7 @@ async def _generate_one(gateway: Gateway) -> None:
     """One token, before everybody else's: whether the runtime still computes. Raises 503 where none
     comes.
     """
-    with gateway.link.exchange() as exchange:
+    with gateway.link.exchange(is_servers_own=True) as exchange:
         branch, call = exchange.branch(), exchange.call()
         sampling = wire.SamplingParams(temperature=0.0, max_tokens=1)
         gen = wire.Generate(branch, call, sampling, priority=100, timeout=HEALTH_SECONDS)

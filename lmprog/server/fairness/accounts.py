@@ -1,0 +1,123 @@
+"""What each key has open and has used, and whether it may have more.
+
+Places: a key may hold `alpha` times as many as are free, so one key alone gets a fixed share of all
+and every other key always finds some (dynamic thresholds, as switches share their buffers). Tokens:
+a bucket that fills by `tokens_per_minute`, emptied by what calls really used; a key whose bucket
+is empty waits. Knows counts; knows neither HTTP nor routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter
+from lmprog.server.options.api_keys import ApiKey
+
+
+class KeyAccount:
+    """One key's account."""
+
+    def __init__(self, key: ApiKey, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.key = key
+        self.open_results = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.refused = 0
+        self._level = key.tokens_per_minute or 0.0
+        self._filled_at = clock()
+
+    @property
+    def name(self) -> str:
+        return self.key.name
+
+    @property
+    def weight(self) -> float:
+        return self.key.weight
+
+    def change(self, key: ApiKey) -> None:
+        """The same key with other limits; what it has open and has used stays."""
+        self._fill()
+        self.key = key
+        self._level = min(self._level, key.tokens_per_minute or 0.0)
+
+    def check(self, ops: Sequence[wire.Op]) -> None:
+        """Raises InvalidParameter for a priority that the key may not claim."""
+        for op in ops:
+            if isinstance(op, wire.Generate | wire.Select) and op.priority > self.key.max_priority:
+                raise InvalidParameter(
+                    f"priority is {op.priority}; this key may claim at most "
+                    f"{self.key.max_priority}.",
+                    name="priority",
+                    value=op.priority,
+                )
+
+    def use(self, prompt: int, generated: int) -> None:
+        """These tokens were computed, or found in the cache, for the key."""
+        self.prompt_tokens += prompt
+        self.generated_tokens += generated
+        self._fill()
+        self._level -= prompt + generated
+
+    def seconds_until_tokens(self) -> float:
+        """Until its bucket holds something again; 0 where it does, or has no limit."""
+        per_minute = self.key.tokens_per_minute
+        if per_minute is None:
+            return 0.0
+        self._fill()
+        return 0.0 if self._level > 0 else (1.0 - self._level) * 60.0 / per_minute
+
+    def _fill(self) -> None:
+        now, per_minute = self._clock(), self.key.tokens_per_minute
+        if per_minute is not None:
+            earned = (now - self._filled_at) * per_minute / 60.0
+            self._level = min(per_minute, self._level + earned)
+        self._filled_at = now
+
+
+class KeyAccounts:
+    """The accounts of all keys."""
+
+    def __init__(
+        self, keys: Iterable[ApiKey], places: int, share: float, clock: Callable[[], float]
+    ) -> None:
+        """`share` of the `places` is what one key of weight 1 may hold while it is alone."""
+        self._places = places
+        self._alpha = share / (1.0 - share)
+        self._clock = clock
+        self._accounts: dict[str, KeyAccount] = {}
+        self.load(keys)
+
+    def load(self, keys: Iterable[ApiKey]) -> None:
+        """From now on these keys. Who has an account keeps it."""
+        before = self._accounts
+        self._accounts = {}
+        for key in keys:
+            account = before.get(key.name)
+            if account is None:
+                account = KeyAccount(key, self._clock)
+            else:
+                account.change(key)
+            self._accounts[key.name] = account
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is anybody to be fair to."""
+        return sum(not account.key.is_admin for account in self._accounts.values()) > 1
+
+    def __iter__(self) -> Iterator[KeyAccount]:
+        return iter(self._accounts.values())
+
+    def get(self, key: ApiKey | None) -> KeyAccount | None:
+        return None if key is None else self._accounts.get(key.name)
+
+    def most_at_once(self, account: KeyAccount) -> int:
+        """Places that the key may hold while it is alone."""
+        alpha = self._alpha * account.key.weight
+        return int(self._places * alpha / (1.0 + alpha))
+
+    def has_room(self, account: KeyAccount, results: int, open_results: int) -> bool:
+        """Whether the key may hold `results` more, of all keys' `open_results`."""
+        free = self._places - open_results - results
+        return account.open_results + results <= self._alpha * account.key.weight * free

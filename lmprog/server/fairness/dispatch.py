@@ -1,0 +1,160 @@
+"""Sends calls of several keys to the runtime in fair order, no more at once than it computes.
+
+The runtime gets at most `window` results; the rest waits here, in a weighted fair queue by key.
+Large requests are sent in pieces, so that none of them holds up another key for long. What costs
+nothing is sent in its order, too. Knows ops and their costs; knows no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from lmprog import wire
+from lmprog.errors import LmprogError
+from lmprog.server.fairness.fair_queue import FairQueue
+
+PIECE = 16
+"""Results in one piece."""
+_SHORTEST_TIMEOUT = 0.001
+
+
+class Flow(Protocol):
+    """Whose ops they are: those of one `name` share a queue."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weight(self) -> float: ...
+
+
+class Outlet(Protocol):
+    """Where the pieces of one request go."""
+
+    def send_now(self, ops: Sequence[wire.Op]) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    outlet: Outlet
+    ops: tuple[wire.Op, ...]
+    cost: int
+    queued_at: float
+
+
+class Dispatcher:
+    """Belongs to the event loop's thread."""
+
+    def __init__(self, window: int, clock: Callable[[], float]) -> None:
+        self._window = window
+        self._clock = clock
+        self._queue: FairQueue[Piece] = FairQueue()
+        self._waiting: dict[Outlet, int] = {}  # pieces of each outlet that are queued
+        self._gone: set[Outlet] = set()  # left with pieces queued
+        self._sent: dict[int, int] = {}  # call -> results that the runtime has of it
+        self._in_runtime = 0
+
+    @property
+    def in_runtime(self) -> int:
+        return self._in_runtime
+
+    def put(self, outlet: Outlet, flow: Flow, ops: Sequence[wire.Op]) -> None:
+        """Sends `ops` in their order, when it is their turn."""
+        now = self._clock()
+        for piece in _pieces(outlet, ops, now):
+            self._waiting[outlet] = self._waiting.get(outlet, 0) + 1
+            self._queue.push(flow.name, flow.weight, piece.cost, piece)
+        self._send()
+
+    def ended(self, call: int) -> None:
+        """The runtime has nothing of `call` any more."""
+        self._in_runtime -= self._sent.pop(call, 0)
+        self._send()
+
+    def leave(self, outlet: Outlet) -> frozenset[int]:
+        """Forgets what is queued for `outlet`; the branches that were never opened."""
+        if outlet not in self._waiting:
+            return frozenset()
+        self._gone.add(outlet)
+        queued = [piece for piece in self._queue if piece.outlet is outlet]
+        return frozenset(
+            number
+            for piece in queued
+            for op in piece.ops
+            for number in ((op.branch,) if isinstance(op, wire.Open) else getattr(op, "into", ()))
+        )
+
+    def clear(self) -> None:
+        """The runtime is gone, and with it all requests."""
+        self._queue = FairQueue()
+        self._waiting.clear()
+        self._gone.clear()
+        self._sent.clear()
+        self._in_runtime = 0
+
+    def _send(self) -> None:
+        while self._queue and self._in_runtime < self._window:
+            piece = self._queue.pop()
+            outlet = piece.outlet
+            self._waiting[outlet] -= 1
+            if not self._waiting[outlet]:
+                del self._waiting[outlet]
+            is_gone = outlet in self._gone
+            if is_gone:
+                if outlet not in self._waiting:
+                    self._gone.discard(outlet)
+                continue
+            self._count(piece)
+            try:
+                outlet.send_now(_timed(piece, self._clock()))
+            except LmprogError as error:
+                outlet.fail(error)
+
+    def _count(self, piece: Piece) -> None:
+        for op in piece.ops:
+            results = cost_of(op)
+            if results and isinstance(op, wire.Generate | wire.Select):
+                self._sent[op.call] = results
+                self._in_runtime += results
+
+
+def cost_of(op: wire.Op) -> int:
+    """Results that `op` asks for."""
+    match op:
+        case wire.Generate(sampling=sampling):
+            return sampling.n
+        case wire.Select():
+            return 1
+    return 0
+
+
+def _pieces(outlet: Outlet, ops: Sequence[wire.Op], now: float) -> Iterator[Piece]:
+    taken: list[wire.Op] = []
+    cost = 0
+    for op in ops:
+        taken.append(op)
+        cost += cost_of(op)
+        if cost >= PIECE:
+            yield Piece(outlet, tuple(taken), cost, now)
+            taken, cost = [], 0
+    if taken:
+        yield Piece(outlet, tuple(taken), cost, now)
+
+
+def _timed(piece: Piece, now: float) -> tuple[wire.Op, ...]:
+    """The ops with what is left of their timeouts: waiting here counts."""
+    waited = now - piece.queued_at
+    if waited <= 0.0:
+        return piece.ops
+    return tuple(
+        msgspec.structs.replace(op, timeout=max(_SHORTEST_TIMEOUT, op.timeout - waited))
+        if isinstance(op, wire.Generate | wire.Select) and op.timeout is not None
+        else op
+        for op in piece.ops
+    )
