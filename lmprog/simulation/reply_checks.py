@@ -75,7 +75,7 @@ class ReplyChecks:
                 assert issued.deltas.get(index, "") == output.text, "the deltas joined are the text"
         usage = reply.usage
         assert usage.prompt == len(prompt)
-        assert 0 <= usage.cached <= usage.prompt * op.sampling.n
+        assert 0 <= usage.cached <= usage.prompt
 
     def _check_kept(self, issued: IssuedCall, prompt: str, reply: wire.CallDone) -> None:
         """Which one ends first is the scheduler's business; that every one is right, and the

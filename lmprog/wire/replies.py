@@ -31,8 +31,18 @@ class TokenLogprob(Message, frozen=True):
 
 
 class Usage(Message, frozen=True):
-    """The work of one call. `prompt` counts its prompt once; `cached` and `computed` are sums over
-    its sequences (the `n` results of a gen, the options of a select), which share the prompt."""
+    """The work of one call.
+
+    `prompt`: tokens of its prompt, counted once for all its sequences (the `n` results of a gen,
+    the options of a select). `cached`: those at the beginning of the prompt whose keys and values
+    were found in the cache, so at most `prompt`. `computed`: tokens of all its sequences that went
+    through the model.
+
+    `cached + computed` is what the call needed: the tokens before the first one whose logits it
+    used, once for all its sequences, and from there on every token of each sequence but its last.
+    For a gen that is `prompt - 1 + generated`. It is more where a sequence was preempted, or where
+    several sequences computed chunks of one prompt side by side.
+    """
 
     prompt: int = 0
     cached: int = 0

@@ -46,7 +46,7 @@ def test_text_and_token_ids_may_follow_each_other() -> None:
 def test_nothing_is_put_before_token_ids() -> None:
     tokenizer = ByteTokenizer()
     speller = TextService(tokenizer, tokenizer.vocab_size, 100)
-    assert speller.given(wire.TokensPiece((104, 105)))[0].tolist() == [104, 105]
+    assert speller.tokens_of(wire.TokensPiece((104, 105)))[0].tolist() == [104, 105]
     assert tokenizer.prefix == (256,)
     assert speller.encode(wire.Encode(1, "hi")).tokens == (256, 104, 105)
     assert speller.encode(wire.Encode(1, "<bos>hi")).tokens == (256, 104, 105)

@@ -96,10 +96,10 @@ def test_the_stop_that_is_complete_first_ends_the_text_wherever_tokens_are_cut(
     assert ended.text == expected
     assert "".join(given_out) + ended.delta == expected
     assert (stream.stopped_by is None) == (found is None)
-    kept = b"".join(tokenizer.cuts[token] or b"" for token in range(ended.kept))
+    kept = b"".join(tokenizer.cuts[token] or b"" for token in range(ended.num_tokens))
     assert kept.decode() + ended.rest == expected
-    if found is not None and ended.kept < len(tokenizer.cuts):
-        more = kept + (tokenizer.cuts[ended.kept] or b"")
+    if found is not None and ended.num_tokens < len(tokenizer.cuts):
+        more = kept + (tokenizer.cuts[ended.num_tokens] or b"")
         assert not expected.encode().startswith(more) or _ends_inside(more), (
             "one more token would have fitted"
         )

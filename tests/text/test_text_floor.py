@@ -62,7 +62,7 @@ def test_a_seam_is_no_text_and_holds_no_stop(
     given_out, ended, _ = read(tokenizer, stops, regexes, seam=seam)
     expected = first_stop(text, stops, regexes)
     assert given_out == ended.text == (text if expected is None else text[: expected[0]])
-    kept = b"".join(piece or b"" for piece in tokenizer.cuts[: ended.kept]).decode()
+    kept = b"".join(piece or b"" for piece in tokenizer.cuts[: ended.num_tokens]).decode()
     assert kept + ended.rest == seam + ended.text, (
         "tokens that are kept and the rest spell seam and text"
     )

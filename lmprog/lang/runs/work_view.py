@@ -107,7 +107,7 @@ def _literal(
         kind = "unused"
     elif gen.is_select:
         kind = "partly cached" if usage.cached else "computed"
-        note = f"{usage.prompt} tokens up to here; {usage.cached} cached over all options"
+        note = f"{usage.prompt} tokens up to here; {usage.cached} of them cached"
     else:
         if (
             usage.cached >= usage.prompt - 1
@@ -115,11 +115,7 @@ def _literal(
             kind = "cached"
         elif usage.cached > end:
             kind = "partly cached"
-        note = (
-            f"{min(usage.cached, usage.prompt)} of the {usage.prompt} tokens up to here were cached"
-        )
-        if usage.cached > usage.prompt:  # forced tokens can be found in the tree, too
-            note += f", and {usage.cached - usage.prompt} of the result"
+        note = f"{usage.cached} of the {usage.prompt} tokens up to here were cached"
     for part in pending:
         yield part if part.kind == "role" else ShownPart(kind, part.text, note)
 

@@ -207,7 +207,7 @@ class CallBuilder:
         """
         assert selector.judge is not None
         judging = SequenceGroup(group.priority, timing=group.timing, prompt_len=group.prompt_len)
-        judging.cached, judging.computed = group.cached, group.computed
+        judging.computed, judging.computed_from = group.computed, group.computed_from
         judging.preemptions = group.preemptions
         for index, found in selector.finished.items():
             judged = RuntimeBranch(branch.id, branch.salt)
@@ -254,10 +254,13 @@ class CallBuilder:
     def _scorings(
         self, group: SequenceGroup, ballot: Ballot, branch: RuntimeBranch
     ) -> list[Sequence]:
-        return [
-            self._sequence(group, scored.tokens, scored.scoring, branch)
-            for scored in ballot.sequences
-        ]
+        extending = {place.sequence for place in ballot.places}
+        sequences = []
+        for index, scored in enumerate(ballot.sequences):
+            sequence = self._sequence(group, scored.tokens, scored.scoring, branch)
+            sequence.extends_prompt = index in extending
+            sequences.append(sequence)
+        return sequences
 
     def _sequence(
         self,

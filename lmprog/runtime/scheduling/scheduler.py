@@ -173,7 +173,7 @@ class Scheduler:
         progress = []
         for index, row in enumerate(plan.rows):
             row.sequence.computed = row.end
-            row.sequence.group.computed += row.count
+            row.sequence.group.count_computed(row.sequence, row.start, row.count)
             generated = row.sequence.num_generated
             one = apply_results(row, index, requests, results)
             self.stats.generated_tokens += row.sequence.num_generated - generated
@@ -242,7 +242,6 @@ class Scheduler:
         if not sequence.admission_order:
             self._admissions += 1
             sequence.admission_order = self._admissions
-            sequence.group.cached += sequence.computed
             self.stats.count_admission(
                 self.step - sequence.arrival - 1, len(sequence.tokens), sequence.computed
             )

@@ -45,9 +45,27 @@ class SequenceGroup:
     sequences: list[Sequence] = field(default_factory=list)
     timing: GroupTiming = field(default_factory=lambda: GroupTiming(0.0))
     prompt_len: int = 0
-    cached: int = 0
     computed: int = 0
+    """Tokens of its sequences that went through the model, with those computed again."""
+    computed_from: int | None = None
+    """Lowest position of the prompt that was computed; None where none was."""
     preemptions: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Length of the prompt's beginning that was found in the tree and never computed.
+
+        It is counted once, however many sequences share the prompt: what they find of each other's
+        work is neither cached nor computed.
+        """
+        return 0 if self.computed_from is None else min(self.computed_from, self.prompt_len)
+
+    def count_computed(self, sequence: Sequence, start: int, count: int) -> None:
+        """The tokens `start .. start + count` of one of its sequences were computed."""
+        self.computed += count
+        if sequence.extends_prompt:
+            begin = self.computed_from
+            self.computed_from = start if begin is None else min(begin, start)
 
 
 class Sequence:
@@ -63,6 +81,7 @@ class Sequence:
         "arrival",
         "computed",
         "error",
+        "extends_prompt",
         "group",
         "is_continuation",
         "matched",
@@ -89,6 +108,8 @@ class Sequence:
         self.tokens = tokens
         self.task = task
         self.namespace = namespace
+        self.extends_prompt = True
+        """It begins with the prompt of its group; not so where a select scores an option alone."""
         self.is_continuation = False
         """Its branch has been computed before, at least in part, and goes on now."""
         self.state = SequenceState.WAITING

@@ -112,7 +112,7 @@ def _ending(chat: ChatCompletions, done: wire.CallDone, has_calls: bool) -> Json
 
 def _usage(done: wire.CallDone) -> Json:
     """What the cache had counts apart, and not among the input."""
-    usage, cached = done.usage, answers.cached_of(done)
+    usage, cached = done.usage, done.usage.cached
     return {
         "input_tokens": usage.prompt - cached,
         "cache_read_input_tokens": cached,

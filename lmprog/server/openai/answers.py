@@ -154,19 +154,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage_of(dones: Sequence[wire.CallDone]) -> UsageBody:
-    """The sum over calls; of the prompts' tokens, those that were not computed are `cached`."""
+    """The sum over calls; `cached` are the prompts' tokens that were found in the cache."""
     prompt = sum(done.usage.prompt for done in dones)
     generated = sum(done.usage.generated for done in dones)
-    cached = sum(cached_of(done) for done in dones)
+    cached = sum(done.usage.cached for done in dones)
     return UsageBody(prompt, generated, prompt + generated, CachedTokens(cached))
-
-
-def cached_of(done: wire.CallDone) -> int:
-    """The wire counts the cached tokens of all `n` results, and all but one find the whole
-    prompt.
-    """
-    usage = done.usage
-    return min(max(0, usage.cached - (len(done.outputs) - 1) * usage.prompt), usage.prompt)
 
 
 def finish_of(output: wire.Output) -> str:

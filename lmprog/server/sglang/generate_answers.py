@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmprog import wire
-from lmprog.server.openai.answers import cached_of
 from lmprog.server.sglang.generate_body import GeneratePrompt
 
 Row = tuple[float | None, int, str | None]
@@ -70,7 +69,7 @@ def results(
             else {"type": "length", "length": 0},
             "prompt_tokens": done.usage.prompt,
             "completion_tokens": len(tokens),
-            "cached_tokens": cached_of(done),
+            "cached_tokens": done.usage.cached,
             "e2e_latency": seconds,
         }
         if prompt.logprobs is not None:
