@@ -54,14 +54,27 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[Mapping[str, Any]
     """The JSON of each event, until the stream ends or says [DONE]."""
     try:
         with _failures():
-            async for line in response.aiter_lines():
-                if line.startswith("data:"):
-                    data = line[5:].strip()
+            async for line in _lines(response):
+                if line.startswith(b"data:"):
+                    data = line[5:].decode().strip(" \r\n")
                     if data == "[DONE]":
                         return
                     yield _json(data)
     finally:
         await response.aclose()
+
+
+async def _lines(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """Lines that end in a line feed. The package's own would also end at U+0085 and U+2028, which
+    JSON may hold as they are.
+    """
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 def look(

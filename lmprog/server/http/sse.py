@@ -31,12 +31,25 @@ T = TypeVar("T")
 KEEP_ALIVE = b": keep-alive\n\n"
 END = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
+_LINE_ENDS = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
 
 
 def event(value: object, name: str | None = None) -> bytes:
     """One event with JSON data."""
-    data = b"data: " + _encoder.encode(value) + b"\n\n"
+    data = b"data: " + one_line(_encoder.encode(value)) + b"\n\n"
     return data if name is None else b"event: " + name.encode() + b"\n" + data
+
+
+def one_line(data: bytes) -> bytes:
+    """JSON with what some clients take for the end of a line escaped: U+0085, U+2028, U+2029."""
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:  # rare: most texts are left as they are
+        for character, escaped in _LINE_ENDS:
+            data = data.replace(character, escaped)
+    return data
 
 
 async def until_gone(request: Request, work: Awaitable[T]) -> T:
@@ -218,4 +231,4 @@ async def _gone(receive: Receive) -> None:
 
 
 def _last(problem: Problem) -> bytes:
-    return b"data: " + problem.body() + b"\n\n"
+    return b"data: " + one_line(problem.body()) + b"\n\n"
