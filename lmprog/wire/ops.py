@@ -54,14 +54,16 @@ class Conversation(Message, frozen=True):
     begins.
 
     `messages` and `tools` are JSON, in the shapes that templates know. A template whose source does
-    not contain `mark` writes `plain` instead, without tools. Turns opened later do not depend on
-    these. Only the template writes special tokens: their names in messages and tools are text.
+    not contain `mark` writes `plain` instead, without tools. `variables` is a JSON object of further
+    names for the template. Turns opened later do not depend on these. Only the template writes
+    special tokens: their names in messages, tools and variables are text.
     """
 
     messages: Annotated[str, Meta(max_length=33_554_432)]
     tools: Annotated[str, Meta(max_length=33_554_432)] = ""
     plain: Annotated[str, Meta(max_length=33_554_432)] = ""
     mark: ShortText = ""
+    variables: Annotated[str, Meta(max_length=65_536)] = ""
 
 
 Piece: TypeAlias = TextPiece | TokensPiece | Ref | Gained | RoleBegin | RoleEnd | Conversation

@@ -18,17 +18,17 @@ from lmprog.server.sglang.generate_body import GenerateRequest
 from tests.server.fake_runtime import Fake, asking
 
 WRONG = {
-    b"": "The body is no JSON",
-    b"{": "The body is no JSON",
-    b'{"a": 1} x': "The body is no JSON",
-    b'\xef\xbb\xbf{"a": 1}': "The body is no JSON",
-    b'{"a": "\xff"}': "no UTF-8 (byte 7)",
-    b'{"a": NaN}': "NaN is no JSON",
-    b'{"a": Infinity}': "Infinity is no JSON",
-    b'{"a": -Infinity}': "-Infinity is no JSON",
+    b"": "The body is not JSON",
+    b"{": "The body is not JSON",
+    b'{"a": 1} x': "The body is not JSON",
+    b'\xef\xbb\xbf{"a": 1}': "The body is not JSON",
+    b'{"a": "\xff"}': "not UTF-8 (byte 7)",
+    b'{"a": NaN}': "NaN is not JSON",
+    b'{"a": Infinity}': "Infinity is not JSON",
+    b'{"a": -Infinity}': "-Infinity is not JSON",
     b'{"a": 1e999}': "The number 1e999 is too large",
     b'{"a": ' + b"9" * 5000 + b"}": "of 5,000 digits is too large",
-    b'{"a": 1, "b": {"c": 1, "c": 2}}': "The key 'c' stands twice",
+    b'{"a": 1, "b": {"c": 1, "c": 2}}': 'duplicate key "c"',
     b'{"a": "\\ud800"}': "half of a character",
     b'{"a": ' * 65 + b"1" + b"}" * 65: "deeper than 64 levels",
     b"[" * 100_000: "deeper than 64 levels",
@@ -99,16 +99,16 @@ def test_a_strict_server_refuses_unknown_fields_and_another_names_them() -> None
     assert parse(body, ChatBody, silent=("user",)).warnings == (
         "unknown field 'colour' is ignored",
     )
-    with pytest.raises(HttpError, match="Unknown field 'colour'"):
+    with pytest.raises(HttpError, match='unknown field "colour"; valid: add_gen'):
         parse(body, ChatBody, strict=True, silent=("user",))
 
 
 def test_unknown_fields_of_inner_objects_are_named_too() -> None:
-    body = b'{"text": "x", "sampling_params": {"max_tokens": 5, "n": 1}}'
+    body = b'{"text": "x", "sampling_params": {"colour": 5, "n": 1}}'
     assert parse(body, GenerateRequest).warnings == (
-        "unknown field 'sampling_params.max_tokens' is ignored",
+        "unknown field 'sampling_params.colour' is ignored",
     )
-    with pytest.raises(HttpError, match=r"Unknown field 'sampling_params\.max_tokens'"):
+    with pytest.raises(HttpError, match=r'unknown field "sampling_params\.colour"; valid: ebnf'):
         parse(body, GenerateRequest, strict=True)
 
 

@@ -10,18 +10,12 @@ from hypothesis import strategies as st
 
 from lmprog import wire
 from lmprog.server.http.http_errors import HttpError
-from lmprog.server.openai.tools import (
-    FunctionTool,
-    NamedTool,
-    ParsedCall,
-    Tool,
-    Toolbox,
-    ToolCallReader,
-    called,
-    toolbox,
-)
+from lmprog.server.openai.tool_calls import ParsedCall, called
+from lmprog.server.openai.tools import FunctionTool, NamedTool, Tool, Toolbox, toolbox
 
 BOX = Toolbox("auto", (FunctionTool("add"), FunctionTool("get_weather")))
+EITHER = Toolbox("auto", BOX.tools, schema=wire.JsonSchema('{"type": "object"}'))
+"""The text is an answer of the schema, or a call without tags."""
 PIECES = [
     "Hello.",
     " ",
@@ -39,7 +33,7 @@ PIECES = [
 
 
 def read(text: str, cuts: list[int], box: Toolbox = BOX) -> tuple[str, list[ParsedCall]]:
-    reader = ToolCallReader(box)
+    reader = box.reader()
     borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     parts = [part for at, to in itertools.pairwise(borders) for part in reader.feed(text[at:to])]
     parts += reader.finish()
@@ -52,10 +46,13 @@ def read(text: str, cuts: list[int], box: Toolbox = BOX) -> tuple[str, list[Pars
 @given(
     st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
     st.lists(st.integers(0, 1000), max_size=12),
+    st.sampled_from([BOX, EITHER]),
 )
-def test_the_calls_do_not_depend_on_how_the_text_comes(text: str, cuts: list[int]) -> None:
-    content, calls = read(text, cuts)
-    whole_content, whole_calls = read(text, [])
+def test_the_calls_do_not_depend_on_how_the_text_comes(
+    text: str, cuts: list[int], box: Toolbox
+) -> None:
+    content, calls = read(text, cuts, box)
+    whole_content, whole_calls = read(text, [], box)
     assert calls == whole_calls
     assert content.split() == whole_content.split()
 
@@ -89,7 +86,7 @@ def test_only_the_exact_form_is_a_call_and_all_else_is_content(
 
 
 def test_content_before_a_call_goes_out_at_once_and_half_a_tag_waits() -> None:
-    reader = ToolCallReader(BOX)
+    reader = BOX.reader()
     assert reader.feed("I will <too") == ["I will "]
     assert reader.feed("l") == []
     assert reader.feed("s>") == ["<tools>"]
@@ -108,10 +105,8 @@ def test_a_tool_that_names_no_parameters_takes_none() -> None:
 
 
 def test_a_choice_of_another_type_is_refused_with_the_form_that_there_is() -> None:
-    with pytest.raises(
-        HttpError, match="tool_choice has the type 'allowed_tools'; as an object it must be"
-    ):
-        toolbox([Tool("function", FunctionTool("now"))], NamedTool(type="allowed_tools"), None)
+    with pytest.raises(HttpError, match="tool_choice has the type 'custom'; as an object it must"):
+        toolbox([Tool("function", FunctionTool("now"))], NamedTool(type="custom"), None)
 
 
 def test_a_tool_without_its_function_is_told_what_is_missing() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmprog.errors import ModelError, NotSupported, UnknownName
+from lmprog.errors import InvalidParameter, ModelError, NotSupported, UnknownName
 from lmprog.runtime.text.chat_template import MAX_MESSAGES, PLAIN, ChatTemplate, load_template
 from lmprog.runtime.text.sandbox import MAX_TEMPLATE_LEN
 from tests.text.templates import CHATML, GEMMA, MISTRAL, MISTRAL_LAST, SHAPES, SPECIAL
@@ -301,3 +301,24 @@ def test_a_whole_conversation_of_many_turns_is_written_in_one_go() -> None:
     text = template.converse(json.dumps(messages)).text
     assert text.count("<|im_start|>") == MAX_MESSAGES + 1
     assert time.process_time() - began < 20
+
+
+THINKING = (
+    "{% set seal = '[quiet]' if enable_thinking is defined and not enable_thinking else '' %}"
+    "{{ documents }}"
+    "{% for m in messages %}{{ m.content }};{% endfor %}{{ seal }}{{ bos_token }}"
+)
+
+
+def test_variables_are_given_to_a_template_that_uses_them() -> None:
+    template = ChatTemplate(THINKING, SPECIAL)
+    asked = json.dumps([{"role": "user", "content": "x"}])
+    quiet = json.dumps({"enable_thinking": False})
+    assert "[quiet]" in template.converse(asked, variables=quiet).text
+    assert "[quiet]" not in template.converse(asked).text
+
+
+@pytest.mark.parametrize("name", ["seal", "messages", "bos_token", "thinking"])
+def test_variables_that_are_the_templates_own_or_unknown_are_refused(name: str) -> None:
+    with pytest.raises(InvalidParameter, match="documents, enable_thinking"):
+        ChatTemplate(THINKING, SPECIAL).converse("[]", variables=json.dumps({name: 1}))

@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lmprog.errors import ModelError, NotSupported, RequestRejected, UnknownName
+from lmprog.errors import InvalidParameter, ModelError, NotSupported, RequestRejected, UnknownName
 from lmprog.runtime.text.sandbox import Sandbox
 from lmprog.runtime.text.special_tokens import UNGUARDED, Passage, SpecialTokenGuard
 
@@ -111,22 +111,44 @@ class ChatTemplate:
         plain: str = "",
         mark: str = "",
         guard: SpecialTokenGuard = UNGUARDED,
+        variables: str = "",
     ) -> Passage:
-        """A whole conversation, up to where the assistant begins. `messages`, `tools` and `plain`
-        are JSON.
+        """A whole conversation, up to where the assistant begins. All texts but `mark` are JSON.
 
         `plain` is written, without tools, where the template's source does not have `mark`. `guard`
-        knows the special tokens that stay text where messages or tools spell them. Raises
-        NotSupported like `render`.
+        knows the special tokens that stay text where messages, tools or `variables` spell them.
+        Raises InvalidParameter for variables that the template does not use, and NotSupported like
+        `render`.
         """
         if mark and mark not in self._source:
             messages, tools = plain, ""
         turns, told = _parsed(messages), _parsed(tools) if tools else None
+        more = self._variables(variables)
 
         def write(change: Callable[[Any], Any]) -> str:
-            return self.render(change(turns), True, {"tools": change(told)})
+            return self.render(change(turns), True, {**change(more), "tools": change(told)})
 
-        return guard.written(write, [turns, told], self._source)
+        return guard.written(write, [turns, told, more], self._source)
+
+    def _variables(self, text: str) -> dict[str, Any]:
+        """Further names for the template, which has to use them. Raises InvalidParameter."""
+        try:
+            given = json.loads(text) if text else {}
+        except (ValueError, RecursionError) as error:
+            raise NotSupported(f"the template's variables are not JSON: {error}") from None
+        own = {*self._special, "messages", "tools", "add_generation_prompt"}
+        known = self._sandbox.variables - own
+        wrong = next((name for name in given if name not in known), None)
+        if wrong is not None:
+            allowed = ", ".join(sorted(known)) or "none"
+            raise InvalidParameter(
+                f"template_variables has {wrong[:60]!r}, which this model's chat template does not "
+                f"use; it uses: {allowed}",
+                name="template_variables",
+                value=wrong[:60],
+                allowed=allowed,
+            )
+        return dict(given)
 
     def _day(self) -> int:
         """Changes when the answer of `strftime_now` may, so that no date is remembered for longer

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -45,6 +46,11 @@ class Sandbox:
         self._environment = _Environment()
         try:
             self._template = self._environment.from_string(source)
+            self.variables = frozenset(
+                jinja2.meta.find_undeclared_variables(self._environment.parse(source))
+                - set(self._environment.globals)
+            )
+            """The names that the template expects from outside."""
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template does not parse: {error}") from error
 

@@ -9,24 +9,27 @@ from typing import Annotated, Any
 
 import msgspec
 
+from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import AnthropicOptions, carry
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
+from lmprog.server.openai.shared_fields import NamedSchema, ResponseFormat
 from lmprog.server.openai.tools import FunctionTool, NamedFunction, NamedTool, Tool
 
 SILENT = (
     "metadata",
     "service_tier",
-    "thinking",
     "betas",
-    "container",
-    "context_management",
     "inference_geo",
 )
-"""Fields of Anthropic's that change nothing here and that nobody needs a warning about."""
-_NAMES = {"stop": "stop_sequences"}
+"""Known fields that cannot change an answer here: no warning is given."""
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
 
 
 class AnthropicBlock(msgspec.Struct, frozen=True):
@@ -60,6 +63,22 @@ class ToolChoice(msgspec.Struct, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
 
+class OutputFormat(msgspec.Struct, frozen=True):
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
 class Countable(AnthropicOptions, kw_only=True):
     """What `/v1/messages/count_tokens` takes. Options of sampling are allowed and change nothing
     there.
@@ -70,6 +89,11 @@ class Countable(AnthropicOptions, kw_only=True):
     system: str | list[AnthropicBlock] | None = None
     tools: Annotated[list[ToolOf], within("tools")] | None = None
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """Its older spelling."""
+    thinking: Thinking | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class MessagesBody(Countable, kw_only=True):
@@ -91,11 +115,42 @@ def chat_of(body: Countable) -> ChatBody:
         tool_choice=choice if body.tools else None,
         parallel_tool_calls=parallel,
         continue_final_message=goes_on or None,
+        response_format=_format(body),
+        chat_template_kwargs=body.chat_template_kwargs,
     )
+    if body.thinking is not None and body.thinking.type != "disabled":
+        raise unsupported("thinking", "a text has no thinking blocks here; leave it out")
     carry(body, "anthropic", made)
     if isinstance(body, MessagesBody):
         made.stream, made.priority, made.cache_salt = body.stream, body.priority, body.cache_salt
     return made
+
+
+def _format(body: Countable) -> ResponseFormat | None:
+    """The schema of the answer. Raises HttpError for two of them, or another kind of format."""
+    config = body.output_config or OutputConfig()
+    if config.effort not in (None, "high"):  # which is Anthropic's default
+        raise unsupported("output_config.effort", "use chat_template_kwargs, or leave it out")
+    found = [
+        (name, given)
+        for name, given in (
+            ("output_config.format", config.format),
+            ("output_format", body.output_format),
+        )
+        if given is not None
+    ]
+    if not found:
+        return None
+    name, given = found[0]
+    if len(found) > 1:
+        raise refused(f"Give one of {name} and {found[1][0]}.", name, "conflicting_fields")
+    if given.type != "json_schema" or given.schema is None:
+        raise refused(
+            f"{name} has the type {given.type[:60]!r}; it must be json_schema, with a schema.",
+            name,
+            "invalid_value",
+        )
+    return ResponseFormat("json_schema", NamedSchema("answer", given.schema))
 
 
 def renamed(error: HttpError) -> HttpError:

@@ -24,7 +24,7 @@ from lmprog.server.http.sse import EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.running_request import running, warned
-from lmprog.server.openai.tools import ParsedCall, ToolCallReader
+from lmprog.server.openai.tool_calls import ParsedCall
 
 Json = dict[str, Any]
 
@@ -125,7 +125,7 @@ async def _events(
     gateway: Gateway, request: Request, chat: ChatCompletions, body: MessagesBody
 ) -> AsyncGenerator[bytes, None]:
     """The blocks as they come. How long the prompt is, is told at the end, where it is known."""
-    blocks, reader = _Blocks(), ToolCallReader(chat.box)
+    blocks, reader = _Blocks(), chat.box.reader()
     with running(gateway, request, [chat.prompt], True, body.cache_salt) as run:
         nothing = {"input_tokens": 0, "output_tokens": 0}
         opened = {

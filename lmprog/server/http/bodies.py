@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -21,9 +21,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from lmprog.server.http.foreign_fields import check_foreign, unknown_field
 from lmprog.server.http.http_errors import ClientGone, HttpError, Problem, refused
 from lmprog.server.http.json_size import size_problem
-from lmprog.server.http.limits import LIMITS, Limit
+from lmprog.server.http.limits import LIMITS, OPTION_OF_SPELLING, Limit
 from lmprog.server.options.server_settings import ServerSettings
 
 log = logging.getLogger("lmprog.server")
@@ -132,27 +133,43 @@ def parse(
         body = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error), value) from None
-    known = set(kind.__struct_encode_fields__).union(silent)
-    unknown = [name for name in value if name not in known] + _inner_unknown(value, body)
-    if unknown and strict:
-        raise refused(
-            f"Unknown field {unknown[0][:_SHOWN]!r}; this server was started with --strict-api.",
-            unknown[0][:_SHOWN],
-        )
-    return RequestBody(body, tuple(_unknown(name) for name in unknown[:8]))
+    ignored = []
+    for field in _unknown_fields(value, body):
+        if field.name in silent:
+            continue
+        check_foreign(field.path, field.name, field.value, field.valid)
+        if strict:
+            message = unknown_field(field.path, field.name, field.valid)
+            raise refused(
+                f"{message} This server was started with --strict-api.", field.path[:_SHOWN]
+            )
+        ignored.append(_ignored(field.path))
+    return RequestBody(body, tuple(ignored[:8]))
 
 
-def _inner_unknown(value: Mapping[str, Any], body: msgspec.Struct) -> list[str]:
-    """Fields that nobody reads in the objects of a body, one level deep:
-    `sampling_params.max_tokens`, say.
-    """
-    return [
-        f"{name}.{inner}"
-        for name, given in value.items()
-        if isinstance(given, dict) and isinstance(made := getattr(body, name, None), msgspec.Struct)
-        for inner in given
-        if inner not in made.__struct_encode_fields__
-    ]
+@dataclass(frozen=True, slots=True)
+class UnknownField:
+    """A field that nobody reads, and the names of those beside it that somebody reads."""
+
+    path: str
+    name: str
+    value: Any
+    valid: Sequence[str]
+
+
+def _unknown_fields(value: Mapping[str, Any], body: msgspec.Struct) -> Iterator[UnknownField]:
+    """Of a body and of the objects in it, one level deep: `sampling_params.max_tokens`, say."""
+    valid = body.__struct_encode_fields__
+    for name, given in value.items():
+        if name not in valid:
+            yield UnknownField(name, name, given, valid)
+            continue
+        made = getattr(body, name)
+        if isinstance(given, dict) and isinstance(made, msgspec.Struct):
+            for inner, asked in given.items():
+                if inner not in made.__struct_encode_fields__:
+                    path = f"{name}.{inner}"
+                    yield UnknownField(path, inner, asked, made.__struct_encode_fields__)
 
 
 def parse_json(raw: bytes) -> Any:
@@ -163,7 +180,7 @@ def parse_json(raw: bytes) -> Any:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise refused(f"The body is no UTF-8 (byte {error.start}).", code="invalid_json") from None
+        raise refused(f"The body is not UTF-8 (byte {error.start}).", code="invalid_json") from None
     try:
         value = json.loads(
             text,
@@ -174,7 +191,7 @@ def parse_json(raw: bytes) -> Any:
         )
     except json.JSONDecodeError as error:
         raise refused(
-            f"The body is no JSON: {error.msg} at character {error.pos}.", code="invalid_json"
+            f"The body is not JSON: {error.msg} at character {error.pos}.", code="invalid_json"
         ) from None
     except RecursionError:
         raise _too_deep() from None
@@ -202,7 +219,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise refused(
-            f"The key {twice[:_SHOWN]!r} stands twice in one object.",
+            f"duplicate key {json.dumps(twice[:_SHOWN])} in one object.",
             twice[:_SHOWN],
             "invalid_json",
         )
@@ -210,7 +227,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise refused(f"{name} is no JSON; numbers must be finite.", code="invalid_json")
+    raise refused(f"{name} is not JSON; numbers must be finite.", code="invalid_json")
 
 
 def _finite(text: str) -> float:
@@ -250,6 +267,8 @@ def _wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
     path = _spelled(found["path"] if found else "", what, value)
     sent = _find(value, path)
     limit = _limit_of(path)
+    if limit is not None and limit.unit == "items" and isinstance(sent, str):
+        limit = _limit_of(f"{path}[]") or limit
     if limit is not None and (" >= " in what or " <= " in what or "length" in what):
         if "length" in what and isinstance(sent, str | list | dict):
             message = f"{path} has {len(sent):,} {limit.unit}; it may have {limit.words()}."
@@ -262,7 +281,7 @@ def _wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
     elif what.startswith("Object contains unknown field"):
         name = what.rpartition("`")[0].rpartition("`")[2]
         path = f"{path}.{name}" if path else name
-        message = f"{path[:_SHOWN]} is no field that there is."
+        message = f"unknown field {json.dumps(path[:_SHOWN])}."
     elif what.startswith("Invalid"):
         message = (
             f"{path} is {_show(sent)}, which is none of its values; docs/server.md lists them."
@@ -281,6 +300,8 @@ def _wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
 def _limit_of(path: str) -> Limit | None:
     """`stop[3]` has the limits of `stop[]`; `a.b` those of `b`."""
     last = re.sub(r"\[[^\]]*\]", "[]", path).rpartition(".")[2]
+    name, brackets, _ = last.partition("[]")
+    last = OPTION_OF_SPELLING.get(name, name) + brackets
     return LIMITS.get(last) or LIMITS.get(last.replace("[]", ""))
 
 
@@ -323,10 +344,10 @@ def _kind(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return f"an array of {len(value):,}"
-    return {str: "a text", bool: "a truth value", type(None): "null"}.get(type(value), "a number")
+    return {str: "a text", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
 
 
-def _unknown(name: str) -> str:
+def _ignored(name: str) -> str:
     shown = name[:_SHOWN].encode("ascii", "backslashreplace").decode()
     if shown not in _logged and len(_logged) < _MOST_LOGGED:
         _logged.add(shown)

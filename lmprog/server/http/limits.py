@@ -107,6 +107,14 @@ LIMITS: Mapping[str, Limit] = {
 }
 
 
+OPTION_OF_SPELLING: Mapping[str, str] = {
+    spelling: line.name
+    for line in wire.SAMPLING_OPTIONS.values()
+    for spelling in line.option.renamed.values()
+}
+"""The option of each field that a dialect spells in its own way."""
+
+
 def within(name: str) -> Meta:
     """The range of a field, for its type: of its value, or of its length."""
     limit = LIMITS[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -14,13 +14,14 @@ from starlette.routing import Route
 from lmprog import wire
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.bodies import read_body
+from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.messages import ChatMessage, pieces_of
-from lmprog.server.openai.output_constraint import confined
+from lmprog.server.openai.output_constraint import OutputConstraint, confined
 from lmprog.server.openai.running_request import (
     RequestPrompt,
     RunningAnswers,
@@ -29,13 +30,11 @@ from lmprog.server.openai.running_request import (
     warned,
 )
 from lmprog.server.openai.shared_fields import SILENT, GenerationFields, check_stream
+from lmprog.server.openai.tool_calls import ParsedCall, call_id
 from lmprog.server.openai.tools import (
     NamedTool,
-    ParsedCall,
     Tool,
     Toolbox,
-    ToolCallReader,
-    call_id,
     toolbox,
 )
 
@@ -49,6 +48,9 @@ class ChatBody(GenerationFields, kw_only=True):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
@@ -102,24 +104,68 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         )
     box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
     made = confined(body)
-    if made.constraint is not None and box.constraint is not None:
-        raise refused(
-            f"{made.field} confines the text, and so does tool_choice; give one of them.",
-            "tool_choice",
-            "conflict",
-        )
-    if made.constraint is not None and box.choice == "auto":
-        box = Toolbox()  # a confined text cannot be a call: the tools are not even told
+    box, constraint = _constrained(box, made)
     prompt = RequestPrompt(
-        pieces=pieces_of(body.messages, box, bool(body.continue_final_message)),
+        pieces=pieces_of(body.messages, box, _goes_on(body), _variables(body)),
         sampling=_sampling(body, box, gateway.suggested),
-        constraint=made.constraint or box.constraint,
+        constraint=constraint,
         priority=body.priority or 0,
+        includes_stop=bool(body.include_stop_str_in_output),
     )
     names = {"prompt": "messages", "constraint": made.field or "tools", "choices": "messages"}
+    names["template_variables"] = "chat_template_kwargs"
+    if body.reasoning_effort is not None and not body.chat_template_kwargs:
+        names["template_variables"] = "reasoning_effort"
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return ChatCompletions(prompt, box, head, body.wants_usage, (*warnings, *made.warnings), names)
+
+
+def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Constraint | None]:
+    """Tools and a constraint of the answer together. Raises HttpError where they contradict.
+
+    A call that must be made leaves no answer to constrain; one that may be made and a schema make
+    a JSON value that is either.
+    """
+    if made.constraint is None or box.choice == "none":
+        return box, made.constraint or box.constraint
+    if not isinstance(made.constraint, wire.JsonSchema):
+        raise refused(
+            f"{made.field} constrains the text, which then cannot be a call of a tool; leave out the "
+            'tools, or say tool_choice "none".',
+            "tool_choice",
+            "conflict",
+        )
+    if box.choice == "auto":
+        box = replace(box, schema=made.constraint)
+    return box, box.constraint
+
+
+def _goes_on(body: ChatBody) -> bool:
+    """Whether the answer continues the last message. Raises HttpError for contradictions."""
+    goes_on = bool(body.continue_final_message)
+    if goes_on and body.add_generation_prompt:
+        raise refused(
+            "continue_final_message and add_generation_prompt cannot both be true.",
+            "add_generation_prompt",
+        )
+    if body.add_generation_prompt is False and not goes_on:
+        raise unsupported(
+            "add_generation_prompt",
+            "false goes with continue_final_message only; /v1/programs writes any turn",
+        )
+    return goes_on
+
+
+def _variables(body: ChatBody) -> dict[str, Any]:
+    """The names that are given to the model's template beside the conversation."""
+    variables = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning_effort
+    if effort == "none":
+        variables.setdefault("enable_thinking", False)
+    elif effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+    return variables
 
 
 def _sampling(
@@ -218,7 +264,7 @@ class _ChoiceStream:
 
     def __init__(self, chat: ChatCompletions, index: int) -> None:
         self._index = index
-        self._reader = ToolCallReader(chat.box)
+        self._reader = chat.box.reader()
         self._sampling = chat.prompt.sampling
         self._num_calls = 0
         self._named = chat.box.tools[0].name if chat.box.choice == "named" else None

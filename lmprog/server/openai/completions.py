@@ -16,6 +16,7 @@ from starlette.routing import Route
 from lmprog import wire
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.bodies import read_body
+from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import sampling_of
@@ -41,6 +42,7 @@ class CompletionBody(GenerationFields, kw_only=True):
     echo: bool | None = None
     best_of: Annotated[int, within("best_of")] | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ def understood(
             "suffix",
             "not_supported",
         )
+    if body.add_special_tokens is False:
+        raise unsupported("add_special_tokens", "give the prompt as token ids to leave them out")
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     echo = bool(body.echo)
     if most == 0 and not echo:
@@ -124,6 +128,7 @@ def understood(
             constraint=made.constraint,
             priority=body.priority or 0,
             reads=echo and not isinstance(one, str),
+            includes_stop=bool(body.include_stop_str_in_output),
         )
         for one in given
     )

@@ -16,8 +16,9 @@ import msgspec
 from lmprog import wire
 from lmprog.server.http.http_errors import HttpError, refused
 from lmprog.server.http.limits import within
-from lmprog.server.openai.tools import BEGIN as MARK
-from lmprog.server.openai.tools import Toolbox, called, result
+from lmprog.server.openai.tool_calls import BEGIN as MARK
+from lmprog.server.openai.tool_calls import called, result
+from lmprog.server.openai.tools import Toolbox
 
 _MOST_BRACKETS = 512  # more could nest deeper than JSON can be written again
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -52,7 +53,10 @@ class ChatMessage(msgspec.Struct):
 
 
 def pieces_of(
-    messages: list[ChatMessage], box: Toolbox, goes_on: bool = False
+    messages: list[ChatMessage],
+    box: Toolbox,
+    goes_on: bool = False,
+    variables: dict[str, Any] | None = None,
 ) -> tuple[wire.Piece, ...]:
     """The conversation up to where the assistant writes; with `goes_on` the last message, the
     assistant's, is where it goes on. Raises HttpError for what cannot be written."""
@@ -66,12 +70,13 @@ def pieces_of(
                 "continue_final_message",
             )
         messages = messages[:-1]
+    told = json.dumps(variables) if variables else ""
     plain = json.dumps(_plain(turns, box.text))
     uses_tools = bool(box.text) or any(
         message.role == "tool" or message.tool_calls for message in messages
     )
     if not uses_tools:
-        conversation = wire.Conversation(plain)
+        conversation = wire.Conversation(plain, variables=told)
     else:
         native = json.dumps(
             [
@@ -79,7 +84,7 @@ def pieces_of(
                 for message, role_and_text in zip(messages, turns, strict=True)
             ]
         )
-        conversation = wire.Conversation(native, json.dumps(box.told), plain, MARK)
+        conversation = wire.Conversation(native, json.dumps(box.told), plain, MARK, told)
     more = (wire.TextPiece(last, quoted=True), wire.TextPiece(box.opening))
     return (conversation, *(text for text in more if text.text))
 

@@ -39,7 +39,7 @@ def confined(asked: GenerationFields) -> OutputConstraint:
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         raise refused(
-            f"{names} both confine the text; give one of them.", found[1][0], "conflicting_fields"
+            f"{names} both constrain the text; give one of them.", found[1][0], "conflicting_fields"
         )
     warnings = tuple(
         f"{name} is the old spelling of structured_outputs.{name.removeprefix('guided_')}"
@@ -59,7 +59,7 @@ def _all(asked: GenerationFields) -> Iterator[tuple[str, wire.Constraint]]:
         pattern = getattr(asked, name)
         if pattern is not None:
             yield name, wire.Regex(pattern)
-    for name in ("ebnf", "guided_grammar"):
+    for name in ("ebnf", "grammar", "guided_grammar"):
         grammar = getattr(asked, name)
         if grammar is not None:
             yield name, wire.Grammar(grammar)
@@ -75,6 +75,8 @@ def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
     match given.type:
         case "text":
             return
+        case "json_object" if given.schema is not None:
+            yield "response_format", schema_of(given.schema, "response_format.schema")
         case "json_object":
             yield "response_format", OBJECT
         case "json_schema":

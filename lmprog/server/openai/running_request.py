@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import Request
 
 from lmprog import wire
@@ -31,6 +32,8 @@ class RequestPrompt:
     priority: int = 0
     reads: bool = False
     """Whether the prompt's own text is wanted, too."""
+    includes_stop: bool = False
+    """Whether a text ends with the stop text that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class RunningRequest:
     ):
         """Sends everything at once. Raises what the link raises."""
         self._exchange = exchange
+        self._prompts = prompts
         self._places: dict[int, int] = {}
         self.texts: dict[int, str] = {}
         """The texts of prompts that asked to be read."""
@@ -113,7 +117,13 @@ class RunningRequest:
                 yield AnswerPiece(self._places[reply.call], reply.index, reply.text, reply.logprobs)
             elif isinstance(reply, wire.CallDone):
                 self._left -= 1
-                yield AnswerPiece(self._places[reply.call], 0, "", done=reply)
+                place = self._places[reply.call]
+                if self._prompts[place].includes_stop:
+                    for index, output in enumerate(reply.outputs):
+                        if isinstance(output.stopped_by, str):
+                            yield AnswerPiece(place, index, output.stopped_by)
+                    reply = _with_stops(reply)
+                yield AnswerPiece(place, 0, "", done=reply)
             elif isinstance(reply, wire.TextIs):
                 self.texts[self._places[reply.call]] = reply.text
 
@@ -124,6 +134,17 @@ class RunningRequest:
             if piece.done is not None:
                 found[piece.prompt] = piece.done
         return [found[place] for place in sorted(found)]
+
+
+def _with_stops(done: wire.CallDone) -> wire.CallDone:
+    """Each text with the stop text that ended it."""
+    outputs = tuple(
+        msgspec.structs.replace(output, text=output.text + output.stopped_by)
+        if isinstance(output.stopped_by, str)
+        else output
+        for output in done.outputs
+    )
+    return msgspec.structs.replace(done, outputs=outputs)
 
 
 @contextmanager

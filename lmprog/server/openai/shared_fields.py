@@ -23,8 +23,12 @@ SILENT = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
+    "prediction",
+    "request_id",
+    "spaces_between_special_tokens",
+    "guided_decoding_backend",
 )
-"""Fields of OpenAI's that change nothing here and that nobody needs a warning about."""
+"""Known fields that cannot change an answer here: no warning is given."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -32,7 +36,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
-    """vLLM's way to confine a text: one of these."""
+    """vLLM's way to constrain a text: one of these."""
 
     json: dict[str, Any] | str | bool | None = None
     regex: Annotated[str, within("regex")] | None = None
@@ -51,8 +55,11 @@ class NamedSchema(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
+    """`schema` is how llama.cpp and others say it beside `json_object`."""
+
     type: str
     json_schema: NamedSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class GenerationFields(OpenAIOptions, kw_only=True):
@@ -64,10 +71,12 @@ class GenerationFields(OpenAIOptions, kw_only=True):
 
     priority: Annotated[int, within("priority")] | None = None
     cache_salt: Annotated[str, within("cache_salt")] | None = None
+    include_stop_str_in_output: bool | None = None
 
     response_format: ResponseFormat | None = None
     regex: Annotated[str, within("regex")] | None = None
     ebnf: Annotated[str, within("grammar")] | None = None
+    grammar: Annotated[str, within("grammar")] | None = None
     json_schema: dict[str, Any] | str | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -15,7 +15,7 @@ import msgspec
 from lmprog import wire
 from lmprog.server.http.sse import event
 from lmprog.server.openai import answers
-from lmprog.server.openai.tools import ParsedCall, call_id
+from lmprog.server.openai.tool_calls import ParsedCall, call_id
 from lmprog.server.responses.responses_body import ResponsesBody
 
 Json = dict[str, Any]
@@ -167,7 +167,7 @@ def opened(body: ResponsesBody, model: str, created: int) -> Json:
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "store": body.keeps,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": {"type": "text"} if text is None else msgspec.to_builtins(text)},

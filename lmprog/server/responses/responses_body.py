@@ -11,13 +11,20 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import ResponsesOptions, carry
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.shared_fields import NamedSchema, ResponseFormat
-from lmprog.server.openai.tools import FunctionTool, NamedFunction, NamedTool, Tool
+from lmprog.server.openai.tools import (
+    AllowedTools,
+    FunctionTool,
+    NamedFunction,
+    NamedTool,
+    Tool,
+)
 
 SILENT = (
     "user",
@@ -26,17 +33,26 @@ SILENT = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
-    "reasoning",
-    "truncation",
-    "max_tool_calls",
 )
-"""Fields of OpenAI's that change nothing here and that nobody needs a warning about."""
+"""Known fields that cannot change an answer here: no warning is given."""
 LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+"""What `include` may name. All but the first belong to items that no response here has."""
 _NAMES = {
     "messages": "input",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
 }
 Meta16 = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 
@@ -70,8 +86,18 @@ class FlatTool(msgspec.Struct, frozen=True):
 
 
 class FlatChoice(msgspec.Struct, frozen=True):
+    """One function, or the tools that may be called."""
+
     type: str
     name: Annotated[str, within("name")] | None = None
+    mode: str = "auto"
+    tools: list[FlatTool] | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True):
@@ -99,6 +125,8 @@ class ResponsesBody(ResponsesOptions, kw_only=True):
     metadata: Meta16 | None = None
     top_logprobs: Annotated[int, within("top_logprobs")] | None = None
     include: list[str] | None = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FlatTool], within("tools")] | None = None
     tool_choice: str | FlatChoice | None = None
@@ -118,6 +146,15 @@ def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
     instructions.
     """
     system = [ChatMessage("system", body.instructions)] if body.instructions is not None else []
+    unknown = next((name for name in body.include or () if name not in INCLUDABLE), None)
+    if unknown is not None:
+        raise refused(
+            f"include names {unknown[:60]!r}; valid: {', '.join(INCLUDABLE)}.",
+            "include",
+            "invalid_value",
+        )
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        raise unsupported("text.verbosity", "say in a message how long the answer is to be")
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     chat = ChatBody(
         messages=[*system, *messages],
@@ -134,6 +171,8 @@ def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
         if body.tools is not None
         else None,
         tool_choice=_choice(body.tool_choice),
+        chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         parallel_tool_calls=body.parallel_tool_calls,
     )
     carry(body, "responses", chat)
@@ -240,6 +279,10 @@ def _tool(tool: FlatTool, at: int) -> Tool:
 def _choice(choice: str | FlatChoice | None) -> str | NamedTool | None:
     if not isinstance(choice, FlatChoice):
         return choice
+    if choice.type == "allowed_tools":
+        names = [tool.name or "" for tool in choice.tools or ()]
+        tools = [NamedTool(NamedFunction(name)) for name in names]
+        return NamedTool(type=choice.type, allowed_tools=AllowedTools(choice.mode, tools))
     if choice.type != "function" or choice.name is None:
         raise refused(
             "tool_choice must be a text, or name a function.", "tool_choice", "invalid_value"

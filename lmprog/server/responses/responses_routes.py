@@ -24,7 +24,6 @@ from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.running_request import running, warned
-from lmprog.server.openai.tools import ToolCallReader
 from lmprog.server.responses.response_events import Writer
 from lmprog.server.responses.response_store import Kept, Store, size_of
 from lmprog.server.responses.responses_body import (
@@ -58,6 +57,8 @@ class Responding:
         self._names = {**self._chat.names, "prompt": "input", "max_tokens": "max_output_tokens"}
         if self._names["constraint"] == "response_format":
             self._names["constraint"] = "text.format"
+        if self._names["template_variables"] == "reasoning_effort":
+            self._names["template_variables"] = "reasoning.effort"
         request.state.names = self._names
         self.writer = Writer(body, self._chat.head.model, self._chat.head.created)
         self.kept: Kept | None = None
@@ -78,7 +79,7 @@ class Responding:
                 self.writer.fail("failed", "interrupted", "The response was interrupted.")
 
     async def _events(self, stream: bool) -> AsyncGenerator[bytes, None]:
-        writer, reader = self.writer, ToolCallReader(self._chat.box)
+        writer, reader = self.writer, self._chat.box.reader()
         with running(self._gateway, self._request, [self._chat.prompt], stream, self._salt) as run:
             begun = writer.begin()
             async for piece in run.pieces():

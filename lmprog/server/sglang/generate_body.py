@@ -20,7 +20,7 @@ from lmprog.server.http.option_fields import SGLangOptions, sampling_of
 
 T = TypeVar("T")
 
-SILENT = ("log_metrics", "return_hidden_states", "session_id", "stream_options", "empty_cache")
+SILENT = ("log_metrics", "session_id", "stream_options", "empty_cache")
 """Fields of SGLang's clients that change nothing here, and need no warning."""
 Rid = Annotated[str, Meta(min_length=1, max_length=128)]
 Token = Annotated[int, within("prompt[]")]
