@@ -195,7 +195,7 @@ def test_what_no_op_has_is_refused_in_words(live: Live) -> None:
         ),
         (
             {"op": "gen", "branch": "a", "call": "g", "colour": 1},
-            "ops[2].colour is no field that there is.",
+            'unknown field "ops[2].colour".',
         ),
     ):
         assert live.refused("/v1/programs", ops=[*begun, op])["message"] == message
