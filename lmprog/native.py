@@ -70,6 +70,7 @@ LIBRARIES: dict[str, tuple[Unit, ...]] = {
         *_ATTENTION,
         Unit("engine.cpp"),
         Unit("engine_step.cpp"),
+        Unit("sampling.cpp"),
         Unit("step_generic.cpp", _AS_WRITTEN),
         Unit("step_avx2.cpp", (*_AVX2, *_AS_WRITTEN)),
         Unit("step_avx2vnni.cpp", (*_AVX2, "-mavxvnni", *_AS_WRITTEN)),

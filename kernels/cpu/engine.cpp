@@ -67,6 +67,8 @@ int32_t lmprog_engine_step(lmprog_engine *handle, const lmprog_step *step, float
     return handle->engine.step(*step, logits, stride);
 }
 
+void lmprog_engine_sample(lmprog_engine *handle, const lmprog_sampling *sampling) { handle->engine.sample(*sampling); }
+
 int32_t lmprog_engine_multiply(const char *path, const lmprog_product *product, const void *packed, const float *x,
                                int32_t rows, float *out, int64_t stride) {
     const StepKernels *kernels = step_kernels(path);

@@ -11,6 +11,7 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
       workers_(threads),
       attention_(attention, threads),
       scratch_(threads),
+      sampling_(threads),
       cosines_(ropes_.size()),
       sines_(ropes_.size()) {
     const long heads = model.attention.num_heads, kv = model.attention.num_kv_heads, dim = model.attention.head_dim;
@@ -279,6 +280,19 @@ void Engine::gate_product(const lmprog_layer &layer) {
                 if (layer.up_bias != nullptr) kernels_->add(up, layer.up_bias + at, 1.0f, kPanel);
                 kernels_->activate(model_.activation, gate, up, inner_.row(row + r) + at, kPanel);
             }
+    });
+}
+
+void Engine::sample(const lmprog_sampling &call) {
+    const Sampling sampling(call, *kernels_);
+    const bool alone = static_cast<long>(call.num_picks + call.num_readings) * call.vocab < kWorthWakingToSample;
+    workers_.share(call.num_picks, alone, [&](int index, int worker) {
+        call.tokens[index] = sampling.pick(call.picks[index], sampling_[worker]);
+    });
+    workers_.share(call.num_readings, alone, [&](int index, int worker) {
+        const lmprog_reading &reading = call.readings[index];
+        const int32_t token = reading.token < 0 ? call.tokens[-1 - reading.token] : reading.token;
+        sampling.read(reading, token, index, sampling_[worker]);
     });
 }
 

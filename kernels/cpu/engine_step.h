@@ -10,6 +10,7 @@
 #include "attention_run.h"
 #include "packing.h"
 #include "product_task.h"
+#include "sampling.h"
 
 namespace lmprog {
 
@@ -20,6 +21,7 @@ class Engine {
 
     const StepKernels *kernels() const { return kernels_; }
     int step(const lmprog_step &step, float *logits, int64_t stride);
+    void sample(const lmprog_sampling &call);
 
   private:
     // f32 rows, each filled up with zeros to `width` numbers.
@@ -78,6 +80,7 @@ class Engine {
     void by_panel(int count, int panels, int inputs, Piece &&piece);
 
     static constexpr long kWorthSharing = 1000000;  // products of numbers: some tens of microseconds
+    static constexpr long kWorthWakingToSample = 200000;  // logits: some tens of microseconds
     static constexpr long kWorthStep = 12000000;  // the same of a whole step
 
     const lmprog_model model_;
@@ -88,6 +91,7 @@ class Engine {
     Workers workers_;
     AttentionRun attention_;
     std::vector<Scratch> scratch_;  // one each worker
+    std::vector<SamplingSpace> sampling_;
     long weights_ = 0;              // that a token meets
     bool alone_ = false;            // this step is too little to wake anybody for
     int count_ = 0;                 // rows that are computed: tokens, then those whose logits are wanted

@@ -67,6 +67,14 @@ struct StepKernels {
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
     void (*activate)(int kind, const float *gate, const float *up, float *out, long count);  // act(gate) * up
     void (*bound)(float *x, float scale, float cap, long count);  // x * scale, then cap * tanh(x / cap) if cap > 0
+    // Passes over a row of logits, any count.
+    // The greatest number and where it first is; false where one is infinite or none.
+    bool (*best)(const float *x, long count, float *best, long *at);
+    // relative = (x - best) / temperature, which may be x itself; widths = exp(relative) * scale.
+    void (*widths)(const float *x, float best, float temperature, float scale, float *relative, float *widths,
+                   long count);
+    int64_t (*whole_sum)(const float *x, long count);              // of whole parts, all at least 0
+    float (*exp_sum)(const float *x, float best, long count);      // of exp(x - best)
 };
 
 // NULL where the unit was compiled without its instruction set.

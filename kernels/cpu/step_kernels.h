@@ -124,8 +124,64 @@ struct Step {
         }
     }
 
+    // Calls full(i) for whole vectors and last(lanes, i, count) for the rest, filled up with `fill`.
+    template <class Full>
+    static LMPROG_INLINE void over(const float *x, long count, float fill, Full &&full) {
+        long i = 0;
+        for (; i + W <= count; i += W) full(V::load(x + i), i);
+        if (i == count) return;
+        float rest[W];
+        for (int lane = 0; lane < W; lane++) rest[lane] = i + lane < count ? x[i + lane] : fill;
+        full(V::load(rest), i);
+    }
+
+    static bool best(const float *x, long count, float *best, long *at) {
+        F top = V::set1(-__builtin_inff()), broken = V::zero();
+        over(x, count, x[0], [&](F v, long) {
+            top = V::max(v, top);
+            broken = V::fma(v, V::zero(), broken);
+        });
+        *best = V::max_of(top);
+        *at = 0;
+        while (*at < count && x[*at] != *best) ++*at;
+        return V::sum_of(broken) == 0.0f;
+    }
+
+    static void widths(const float *x, float best, float temperature, float scale, float *relative, float *widths,
+                       long count) {
+        over(x, count, best, [&](F v, long i) {
+            const F r = V::div(V::sub(v, V::set1(best)), V::set1(temperature));
+            const F w = V::mul(exp_of<V>(r), V::set1(scale));
+            if (i + W <= count) {
+                V::store(relative + i, r);
+                V::store(widths + i, w);
+                return;
+            }
+            float lanes[2][W];
+            V::store(lanes[0], r);
+            V::store(lanes[1], w);
+            for (int lane = 0; i + lane < count; lane++) {
+                relative[i + lane] = lanes[0][lane];
+                widths[i + lane] = lanes[1][lane];
+            }
+        });
+    }
+
+    static int64_t whole_sum(const float *x, long count) {
+        int64_t sum = 0;
+        for (long i = 0; i < count; i++) sum += static_cast<int64_t>(x[i]);
+        return sum;
+    }
+
+    static float exp_sum(const float *x, float best, long count) {
+        F sum = V::zero();
+        over(x, count, -__builtin_inff(), [&](F v, long) { sum = V::add(sum, exp_of<V>(V::sub(v, V::set1(best)))); });
+        return V::sum_of(sum);
+    }
+
     static constexpr StepKernels table(const char *name) {
-        return {name, multiply, input_bytes, prepare, add, norm, rotate, activate, bound};
+        return {name,   multiply, input_bytes, prepare, add,       norm,   rotate,
+                activate, bound,  best,        widths,  whole_sum, exp_sum};
     }
 };
 

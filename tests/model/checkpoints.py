@@ -87,6 +87,23 @@ FOREIGN = {
     "phi3": Recipe("Phi3", {"sliding_window": 50}),
     "olmo2": Recipe("Olmo2"),
 }
+FURTHER = FOREIGN | {
+    "gemma2-softcaps": Recipe(
+        "Gemma2",
+        {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 20}
+        | {"attn_logit_softcapping": 0.3, "final_logit_softcapping": 2.0},
+    ),
+    "phi3-partial": Recipe(
+        "Phi3", {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
+    ),
+    "smollm3": Recipe("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "granite": Recipe(
+        "Granite",
+        {"embedding_multiplier": 3.0, "logits_scaling": 2.0}
+        | {"residual_multiplier": 0.4, "attention_multiplier": 0.2},
+    ),
+}
+"""What the native engine decodes and the torch decoder leaves to transformers."""
 VARIANTS = {
     "llama-biases": Recipe(
         "Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, SampleResult, ScoreRequest
 from lmprog.wire import SamplingParams
+from tests.sampler.conftest import sampler
 from tests.sampler.plain import distribution, edited, mask_of
 
 SIZE = 61
@@ -30,7 +32,7 @@ def logits(seed: int, rows: int = 1, size: int = SIZE, scale: float = 2.0) -> to
 
 
 def pick_one(row: torch.Tensor, pick: SampleRequest) -> SampleResult | None:
-    return TorchSampler().sample(row, [pick], []).samples[0]
+    return sampler().sample(row, [pick], []).samples[0]
 
 
 def token_of(row: torch.Tensor, pick: SampleRequest) -> int:
@@ -70,6 +72,32 @@ CASES = {
 }
 
 
+def test_a_large_vocabulary_gives_what_the_torch_sampler_gives() -> None:
+    rows = logits(3, len(CASES), 5000, 3.0)
+    mask = mask_of(list(range(0, 5000, 3)), 5000, narrow=False)
+    picks = [
+        SampleRequest(
+            row,
+            msgspec.structs.replace(params, logprobs=3),
+            seed,
+            2,
+            (1, 2, 50),
+            (3, 4, 4),
+            (9,),
+            mask,
+        )
+        for row, params in enumerate(CASES.values())
+        for seed in range(40)
+    ]
+    found = sampler().sample(rows, picks, []).samples
+    for one, other in zip(found, TorchSampler().sample(rows, picks, []).samples, strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.token == other.token
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_draws_follow_the_exact_distribution(name: str) -> None:
     """Chi-square over the tokens that are expected at least five times, the others together; and
@@ -81,7 +109,7 @@ def test_draws_follow_the_exact_distribution(name: str) -> None:
     )
     exact = distribution(row[0].numpy(), pick)
     picks = [replace(pick, step=step) for step in range(DRAWS)]
-    picked = TorchSampler().sample(row, picks, []).samples
+    picked = sampler().sample(row, picks, []).samples
     counts = Counter(one.token for one in picked if one is not None)
     assert sum(counts.values()) == DRAWS
     assert all(exact[token] > 0 for token in counts)
@@ -138,7 +166,7 @@ def test_every_token_is_where_the_inverse_of_the_distribution_points(seed: int) 
     rng = np.random.default_rng(seed)
     rows = logits(seed, 400)
     picks = [random_pick(rng, at) for at in range(len(rows))]
-    picked = TorchSampler().sample(rows, picks, []).samples
+    picked = sampler().sample(rows, picks, []).samples
     for pick, one in zip(picks, picked, strict=True):
         assert one is not None
         ends = distribution(rows[pick.logit].numpy(), pick).cumsum()
@@ -151,9 +179,9 @@ def test_a_row_gets_the_same_alone_and_in_any_batch_bit_for_bit(seed: int) -> No
     rng = np.random.default_rng(seed)
     rows = logits(seed, 64)
     picks = [random_pick(rng, at) for at in range(len(rows))]
-    together = TorchSampler().sample(rows, picks, []).samples
+    together = sampler().sample(rows, picks, []).samples
     order = rng.permutation(len(rows)).tolist()
-    mixed = TorchSampler().sample(rows, [picks[at] for at in order], []).samples
+    mixed = sampler().sample(rows, [picks[at] for at in order], []).samples
     for position, at in enumerate(order):
         alone = pick_one(rows, picks[at])
         assert repr(together[at]) == repr(alone) == repr(mixed[position])
@@ -164,7 +192,7 @@ def test_a_batch_larger_than_a_chunk_is_the_same_as_its_rows() -> None:
     picks = [
         SampleRequest(at, SamplingParams(top_p=0.9), seed=5, step=at) for at in range(len(rows))
     ]
-    together = TorchSampler().sample(rows, picks, []).samples
+    together = sampler().sample(rows, picks, []).samples
     assert [one and one.token for one in together] == [token_of(rows, pick) for pick in picks]
 
 
@@ -177,18 +205,14 @@ def test_a_nucleus_larger_than_the_first_look_is_exact() -> None:
     picks = [
         SampleRequest(0, SamplingParams(top_p=0.005), seed=1, step=step) for step in range(200)
     ]
-    tokens = {
-        one.token for one in TorchSampler().sample(flat, picks, []).samples if one is not None
-    }
+    tokens = {one.token for one in sampler().sample(flat, picks, []).samples if one is not None}
     assert tokens <= set(range(10))
     ramp = torch.linspace(0, -1, 1000)[None]
     exact = distribution(
         ramp[0].double().numpy(), SampleRequest(0, SamplingParams(top_p=0.5), 1, 0)
     )
     picks = [SampleRequest(0, SamplingParams(top_p=0.5), seed=1, step=step) for step in range(5000)]
-    tokens = {
-        one.token for one in TorchSampler().sample(ramp, picks, []).samples if one is not None
-    }
+    tokens = {one.token for one in sampler().sample(ramp, picks, []).samples if one is not None}
     assert max(tokens) <= exact.nonzero()[0].max() + 1
     assert len(tokens) > 350
 
@@ -228,7 +252,7 @@ def test_only_what_the_mask_allows_is_picked(narrow: bool) -> None:
     picks = [
         SampleRequest(0, SamplingParams(temperature=9.0), 1, step, mask=mask) for step in range(300)
     ]
-    tokens = {one.token for one in TorchSampler().sample(row, picks, []).samples if one is not None}
+    tokens = {one.token for one in sampler().sample(row, picks, []).samples if one is not None}
     assert tokens == {2, 33, 60}
 
 
@@ -257,7 +281,7 @@ def test_a_row_that_is_not_finite_has_no_answer_and_disturbs_no_other(bad: float
     rows[1, 17] = bad
     for sampling in (SamplingParams(), GREEDY):
         picks = [SampleRequest(at, sampling, 3, at) for at in range(3)]
-        sampled = TorchSampler().sample(
+        sampled = sampler().sample(
             rows, picks, [ScoreRequest(0, (1, 2, 3)), ScoreRequest(2, (4,)), ScoreRequest(1, (4,))]
         )
         assert sampled.samples[1] is None
@@ -305,7 +329,7 @@ def test_scores_are_the_logprobs_of_their_targets_in_order() -> None:
     rows = logits(12, 6)
     exact = torch.log_softmax(rows.double(), 1)
     first, second, none = (
-        TorchSampler()
+        sampler()
         .sample(
             rows, [], [ScoreRequest(1, (5, 6, 7), 2), ScoreRequest(0, (9,)), ScoreRequest(4, ())]
         )
@@ -331,7 +355,7 @@ def test_edits_are_those_of_the_plain_twin(seed: int) -> None:
     rows = logits(seed, 300)
     picks = [random_pick(rng, at) for at in range(len(rows))]
     picks = [replace(pick, sampling=_greedy(pick.sampling)) for pick in picks]
-    for pick, one in zip(picks, TorchSampler().sample(rows, picks, []).samples, strict=True):
+    for pick, one in zip(picks, sampler().sample(rows, picks, []).samples, strict=True):
         assert one is not None
         values = edited(rows[pick.logit].numpy(), pick)
         assert values[one.token] == pytest.approx(values.max(), abs=1e-5)
@@ -351,8 +375,8 @@ def _greedy(sampling: SamplingParams) -> SamplingParams:
 def test_half_precision_logits_are_read_as_they_are(dtype: torch.dtype) -> None:
     rows = logits(13, 5).to(dtype)
     picks = [SampleRequest(at, SamplingParams(top_p=0.9, logprobs=2), 3, at) for at in range(5)]
-    assert repr(TorchSampler().sample(rows, picks, [])) == repr(
-        TorchSampler().sample(rows.float(), picks, [])
+    assert repr(sampler().sample(rows, picks, [])) == repr(
+        sampler().sample(rows.float(), picks, [])
     )
 
 
@@ -370,5 +394,5 @@ def test_the_logits_are_left_as_they_were() -> None:
         )
         for at in (0, 1)
     ]
-    TorchSampler().sample(rows, picks, [])
+    sampler().sample(rows, picks, [])
     assert torch.equal(rows, before)

@@ -6,28 +6,25 @@ torch engine for everything else. Knows names and checkpoints; imports torch onl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmprog import native
 from lmprog.config import RuntimeConfig
-from lmprog.errors import InvalidParameter
+from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.checkpoint import Checkpoint
+from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
-from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
+from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
 from lmprog.runtime.engine.native import packing
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
 from lmprog.runtime.engine.native.interface import best_path
 from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lmprog.runtime.engine.torch_engine import TorchEngine
 
 
@@ -47,7 +44,7 @@ class InferenceEngine(Protocol):
     @property
     def num_pages(self) -> int: ...
 
-    def forward(self, batch: Batch) -> Tensor | NDArray[np.float32]: ...
+    def forward(self, batch: Batch) -> Any: ...
 
 
 def load_engine(config: RuntimeConfig) -> NativeEngine | TorchEngine:
@@ -76,10 +73,28 @@ def _why_not_native(config: RuntimeConfig, folder: Path | None) -> str | None:
         return "engine = 'torch' was asked for"
     if config.attention == "reference":
         return "attention = 'reference' was asked for, which computes with torch"
-    if folder is not None and read_config(folder)["model_type"] not in FAMILIES:
-        return f"it does not know the architecture {read_config(folder)['model_type']!r}"
+    if folder is not None and (unknown := _unknown(read_config(folder))) is not None:
+        return unknown
     if native.library("engine") is None:
         return "no C++ compiler was found, or building failed"
+    return None
+
+
+def _unknown(described: Mapping[str, Any]) -> str | None:
+    """Why the native engine cannot decode such a model, while another may; None: it can.
+
+    A family that the torch decoder has as well is refused when it is loaded, with the reason: both
+    know the same of it.
+    """
+    name = described["model_type"]
+    if not is_native(name):
+        return f"it does not know the architecture {name!r}"
+    if name in FAMILIES:
+        return None
+    try:
+        read_native_shape(described)
+    except ModelError as error:
+        return str(error)
     return None
 
 
@@ -110,4 +125,4 @@ def _described(config: RuntimeConfig, folder: Path | None) -> tuple[ModelShape, 
         return dummy_shape(config.model), computable(config.dtype or "float32")
     described = read_config(folder)
     fast = frozenset({"bfloat16"} if best_path() == "avx512bf16" else ())
-    return read_shape(described), data_type(config, described, folder, fast)
+    return read_native_shape(described), data_type(config, described, folder, fast)

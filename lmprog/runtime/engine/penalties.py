@@ -1,12 +1,12 @@
 """What stands between a model's logits and the choice: bias, penalties, bans and masks, in this
-order.
+order, on tensors.
 
 As vLLM and transformers define them. Bias is added. The repetition penalty divides positive logits
 and multiplies negative ones of every token in prompt or output; frequency and presence penalties
 are subtracted for generated tokens, the first for each time, the second once. What is banned, or
 not in a mask, gets no probability at all.
 
-Knows picks and tensors; draws nothing.
+Knows picks and tensors; `edits` says which tokens are meant. Draws nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmprog.runtime.engine import edits
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
-
-
-def is_edited(pick: SampleRequest) -> bool:
-    """Whether anything but temperature and truncation stands between the model's logits and the
-    choice.
-    """
-    sampling = pick.sampling
-    return bool(pick.banned or pick.mask is not None or sampling.logit_bias or _is_penalized(pick))
 
 
 def edit(values: Tensor, picks: Sequence[SampleRequest]) -> None:
@@ -36,15 +29,6 @@ def edit(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     _penalize(values, picks)
     _ban(values, picks)
     _mask(values, picks)
-
-
-def _is_penalized(pick: SampleRequest) -> bool:
-    sampling = pick.sampling
-    return bool(
-        sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty
-        or sampling.presence_penalty
-    )
 
 
 class _Cells:
@@ -80,10 +64,7 @@ class _Cells:
 def _add_bias(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     cells = _Cells()
     for row, pick in enumerate(picks):
-        bias = dict(
-            pick.sampling.logit_bias
-        )  # of equal tokens the last one counts, as in a JSON object
-        if bias:
+        if bias := edits.bias(pick):
             cells.add(row, list(bias), list(bias.values()))
     if (found := cells.within(values)) is not None:
         rows, tokens, amounts = found
@@ -93,43 +74,27 @@ def _add_bias(values: Tensor, picks: Sequence[SampleRequest]) -> None:
 def _penalize(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     repeated, counted = _Cells(), _Cells()
     for row, pick in enumerate(picks):
-        if not _is_penalized(pick):
-            continue
-        sampling = pick.sampling
-        generated = np.asarray(pick.generated, np.int64)
-        if sampling.repetition_penalty != 1.0:
-            seen = np.unique(np.concatenate([np.asarray(pick.prompt, np.int64), generated]))
-            repeated.add(row, seen, sampling.repetition_penalty)
-        if sampling.frequency_penalty or sampling.presence_penalty:
-            seen, counts = np.unique(generated, return_counts=True)
-            counted.add(row, seen, sampling.presence_penalty + sampling.frequency_penalty * counts)
-    if (found := repeated.within(values)) is not None:
-        rows, tokens, amounts = found
+        if (seen := edits.repeated(pick)) is not None:
+            repeated.add(row, *seen)
+        if (counts := edits.counted(pick)) is not None:
+            counted.add(row, *counts)
+    if (cells := repeated.within(values)) is not None:
+        rows, tokens, amounts = cells
         old = values[rows, tokens]
         values[rows, tokens] = torch.where(old > 0, old / amounts, old * amounts)
-    if (found := counted.within(values)) is not None:
-        rows, tokens, amounts = found
+    if (cells := counted.within(values)) is not None:
+        rows, tokens, amounts = cells
         values[rows, tokens] -= amounts
 
 
 def _ban(values: Tensor, picks: Sequence[SampleRequest]) -> None:
-    """Bans give way where they would leave nothing of a mask: a constraint that is complete can
-    only be ended, and a text that breaks it would be worse than one that is shorter than asked
-    for."""
     size = values.shape[1]
-    rows: list[
-        int
-        # plain lists: there are few bans a row, and almost every row of a forced length has some
-    ] = []
+    rows: list[int] = []  # plain lists: almost every row of a forced length has a few bans
     tokens: list[int] = []
     for row, pick in enumerate(picks):
-        banned = set(pick.banned)
-        mask = pick.mask
-        left = size - len(banned) if mask is None else mask.count - sum(map(mask.allows, banned))
-        if banned and left > 0:
-            known = [token for token in banned if token < size]
-            rows += [row] * len(known)
-            tokens += known
+        known = edits.bans(pick, size)
+        rows += [row] * len(known)
+        tokens += known
     if rows:
         values[
             torch.tensor(rows, device=values.device), torch.tensor(tokens, device=values.device)

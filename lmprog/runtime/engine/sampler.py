@@ -26,7 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmprog.runtime.engine.penalties import edit, is_edited
+from lmprog.runtime.engine.edits import is_edited
+from lmprog.runtime.engine.penalties import edit
 from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,

@@ -10,7 +10,8 @@ from lmprog.config import RuntimeConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.engine import InferenceEngine, load_engine
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 
 log = logging.getLogger("lmprog")
@@ -49,4 +50,13 @@ def select_engine(config: RuntimeConfig) -> SelectedEngine:
                 raise
             log.warning("%s is not used: %s", device, error)
     engine: InferenceEngine = load_engine(config)
-    return SelectedEngine(engine, TorchSampler(), "cpu")
+    return SelectedEngine(engine, _sampler_for(engine), "cpu")
+
+
+def _sampler_for(engine: InferenceEngine) -> LogitsSampler:
+    """The sampler that reads what `engine` gives; torch is imported for its own engine alone."""
+    if isinstance(engine, NativeEngine):
+        return NativeSampler(engine)
+    from lmprog.runtime.engine.sampler import TorchSampler
+
+    return TorchSampler()

@@ -122,6 +122,10 @@ class NativeEngine:
             raise ValueError("the batch names a token, a position or a logit that is out of range")
         return self._logits[:wanted, : self.vocab_size]
 
+    def sample(self, call: object) -> None:
+        """Runs a sampler's call, which it has filled, on this engine's threads."""
+        self._library.lmprog_engine_sample(self._handle, call)
+
     def close(self) -> None:
         """Stops the threads. The engine cannot be used afterwards."""
         if self._handle:

@@ -138,6 +138,7 @@ def opened() -> ctypes.CDLL:
     _declare(found, "lmprog_engine_best_path", c_char_p)
     _declare(found, "lmprog_engine_close", None, c_void_p)
     _declare(found, "lmprog_engine_step", c_int32, c_void_p, POINTER(CStep), c_void_p, c_int64)
+    _declare(found, "lmprog_engine_sample", None, c_void_p, c_void_p)
     multiplied = (c_char_p, product, c_void_p, c_void_p, c_int32, c_void_p, c_int64)
     _declare(found, "lmprog_engine_multiply", c_int32, *multiplied)
     return found

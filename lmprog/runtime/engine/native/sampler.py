@@ -1,0 +1,198 @@
+"""Tokens and log-probabilities from logits in one call of C++ (`kernels/include/lmprog_sampling.h`),
+on the threads of a native engine. Chooses what `TorchSampler` chooses. Knows picks and numpy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from ctypes import byref, c_int32, c_int64, c_void_p
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.runtime.engine import edits
+from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.scheduling.sampling_requests import (
+    Likely,
+    SampleRequest,
+    SampleResult,
+    ScoreRequest,
+    ScoreResult,
+    StepResults,
+)
+
+_KINDS = 5
+_PICK = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("step", np.uint64),
+        ("top_p", np.float64),
+        ("allowed", np.uint64),
+        ("allowed_words", np.int32),
+        ("row", np.int32),
+        ("temperature", np.float32),
+        ("least", np.float32),
+        ("top_k", np.int32),
+        ("only_cells", np.int32),
+        ("cells", np.int32, _KINDS + 1),
+    ],
+    align=True,
+)
+"""lmprog_pick"""
+_WORD = (1 << 64) - 1
+
+
+class _CSampling(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("vocab", "num_picks", "num_readings", "most")),
+        *((name, c_void_p) for name in ("picks", "cell_tokens", "cell_amounts", "readings")),
+        *((name, c_void_p) for name in ("tokens", "logprobs", "top_tokens", "top_logprobs")),
+    )
+
+
+class NativeSampler:
+    """Has no state but the engine's threads: what a row gets depends on the row and its pick
+    alone.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine
+
+    def sample(
+        self,
+        logits: NDArray[np.float32],
+        picks: Sequence[SampleRequest],
+        scores: Sequence[ScoreRequest],
+    ) -> StepResults:
+        """`logits` [rows, vocabulary], not changed. Answers in the order of `picks` and
+        `scores`.
+        """
+        if not picks and not scores:
+            return StepResults((), ())
+        call = _Call(logits, picks, scores)
+        self._engine.sample(byref(call.filled()))
+        return StepResults(call.samples(), call.scored())
+
+
+class _Cells:
+    """Tokens and amounts of all picks, one stretch for each pick and kind."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.amounts: list[float] = []
+
+    def of(self, pick: SampleRequest, size: int) -> tuple[int, ...]:
+        """Adds what `pick` changes, and says where each kind begins, and where the last ends."""
+        starts = [len(self.tokens)]
+        bias = edits.bias(pick)
+        self._add(starts, list(bias), list(bias.values()))
+        for found in (edits.repeated(pick), edits.counted(pick)):
+            tokens = [] if found is None else found[0].tolist()
+            amounts = [] if found is None else np.broadcast_to(found[1], len(tokens)).tolist()
+            self._add(starts, tokens, amounts)
+        bans = edits.bans(pick, size)
+        self._add(starts, bans, [0.0] * len(bans))
+        ids = [] if pick.mask is None or pick.mask.ids is None else pick.mask.ids.tolist()
+        self._add(starts, ids, [0.0] * len(ids))
+        return tuple(starts)
+
+    def _add(self, starts: list[int], tokens: list[int], amounts: list[float]) -> None:
+        self.tokens += tokens
+        self.amounts += amounts
+        starts.append(len(self.tokens))
+
+
+class _Call:
+    """One call: its arrays, and what they mean afterwards."""
+
+    def __init__(
+        self,
+        logits: NDArray[np.float32],
+        picks: Sequence[SampleRequest],
+        scores: Sequence[ScoreRequest],
+    ) -> None:
+        self._logits = logits if logits.strides[1] == 4 else np.ascontiguousarray(logits)
+        self._requests, self._scores = picks, scores
+        self._cells = _Cells()
+        self._picks = self._described()
+        self._asked = [
+            (index, pick) for index, pick in enumerate(picks) if pick.sampling.logprobs is not None
+        ]
+        readings = [
+            (pick.logit, -1 - index, pick.sampling.logprobs or 0) for index, pick in self._asked
+        ]
+        for score in scores:
+            for at, token in enumerate(score.targets):
+                readings.append((score.logit + at, token, score.top))
+        self._readings = np.array(readings, np.int32).reshape(-1, 3)
+        self._most = int(self._readings[:, 2].max(initial=0))
+        self._tokens = np.empty(len(picks), np.int32)
+        self._logprobs = np.empty(len(readings), np.float32)
+        self._top_tokens = np.empty((len(readings), self._most), np.int32)
+        self._top_logprobs = np.empty((len(readings), self._most), np.float32)
+
+    def _described(self) -> NDArray[np.void]:
+        """All picks as lmprog_pick, column by column."""
+        picks, params = self._requests, [pick.sampling for pick in self._requests]
+        found = np.zeros(len(picks), _PICK)
+        found["seed"] = [pick.seed & _WORD for pick in picks]
+        found["step"] = [pick.step & _WORD for pick in picks]
+        found["row"] = [pick.logit for pick in picks]
+        found["temperature"] = [each.temperature for each in params]
+        found["top_p"] = [each.top_p for each in params]
+        found["top_k"] = [each.top_k for each in params]
+        found["least"] = [math.log(each.min_p) if each.min_p else -math.inf for each in params]
+        for index, pick in enumerate(picks):
+            if edits.is_edited(pick):
+                self._describe_edits(found[index], pick)
+        return found
+
+    def _describe_edits(self, found: np.void, pick: SampleRequest) -> None:
+        found["cells"] = self._cells.of(pick, self._logits.shape[1])
+        if pick.mask is None:
+            return
+        if pick.mask.ids is None:
+            found["allowed"] = pick.mask.bits.ctypes.data
+            found["allowed_words"] = len(pick.mask.bits)
+        else:
+            found["only_cells"] = True
+
+    def filled(self) -> _CSampling:
+        cells = (np.array(self._cells.tokens, np.int32), np.array(self._cells.amounts, np.float32))
+        self._held = cells
+        arrays = (self._picks, *cells, self._readings, self._tokens, self._logprobs)
+        pointers = [array.ctypes.data for array in (*arrays, self._top_tokens, self._top_logprobs)]
+        stride = self._logits.strides[0] // 4
+        sizes = (self._logits.shape[1], len(self._picks), len(self._readings), self._most)
+        return _CSampling(self._logits.ctypes.data, stride, *sizes, *pointers)
+
+    def samples(self) -> tuple[SampleResult | None, ...]:
+        likely = {index: self._read(at) for at, (index, _) in enumerate(self._asked)}
+        return tuple(
+            None if token < 0 else SampleResult(token, *likely.get(index, (math.nan, ())))
+            for index, token in enumerate(self._tokens.tolist())
+        )
+
+    def scored(self) -> tuple[ScoreResult | None, ...]:
+        at, found = len(self._asked), []
+        for score in self._scores:
+            own = [self._read(at + index) for index in range(len(score.targets))]
+            at += len(own)
+            logprobs = tuple(logprob for logprob, _ in own)
+            tops = tuple(top for _, top in own) if score.top else ()
+            broken = any(map(math.isnan, logprobs))
+            found.append(None if broken else ScoreResult(logprobs, tops))
+        return tuple(found)
+
+    def _read(self, at: int) -> tuple[float, Likely]:
+        """A reading's log-probability, and the most likely tokens of its row."""
+        top = min(int(self._readings[at, 2]), self._logits.shape[1])
+        logprob = float(self._logprobs[at])
+        if not top or math.isnan(logprob):
+            return logprob, ()
+        tokens, likely = self._top_tokens[at, :top].tolist(), self._top_logprobs[at, :top].tolist()
+        return logprob, tuple(zip(tokens, likely, strict=True))
