@@ -18,6 +18,17 @@ class _Default:
         self._lock = threading.Lock()
         self._given: Backend | None = None
         self._embedded: Backend | None = None
+        self._connected: dict[str, Backend] = {}
+
+    def at(self, address: str) -> Backend:
+        with self._lock:
+            backend = self._connected.get(address)
+            if backend is None or backend.client.closed:
+                from lmprog.backends.embedded import connect
+
+                backend = self._connected[address] = connect(address)
+                atexit.register(backend.close)
+            return backend
 
     def give(self, backend: Backend | None) -> None:
         self._given = backend
@@ -60,3 +71,10 @@ def given_backend() -> Backend | None:
 def default_backend() -> Backend:
     """The backend of programs that name none; starts the embedded runtime where none was set."""
     return _default.get()
+
+
+def backend_at(address: str) -> Backend:
+    """The backend on the runtime or server at `address` (see `lmprog.connect`), connected when it
+    is first named, and closed when the process ends.
+    """
+    return _default.at(address)

@@ -8,10 +8,12 @@ start runs; `executor` does them.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -21,6 +23,7 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
+    Self,
     TypeAlias,
     TypeVar,
     overload,
@@ -28,6 +31,7 @@ from typing import (
 
 from lmprog import wire
 from lmprog.backends import Backend
+from lmprog.backends.default import backend_at
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.ops.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
@@ -61,7 +65,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class RunOptions(SamplingOptions, total=False):
     """What a run can be told besides the program's own arguments."""
 
-    backend: Backend | None
+    backend: Backend | str | None
     sampling: Sampling
     timeout: float | None
     max_total_tokens: int | None
@@ -133,6 +137,8 @@ class Program(Generic[P, R]):
         for name in ("backend", "timeout", "max_total_tokens", "num_api_spec_tokens", "heal"):
             if name in rest:
                 settings = replace(settings, **{name: rest.pop(name)})
+        if isinstance(settings.backend, str):
+            settings = replace(settings, backend=backend_at(settings.backend))
         if "cache_salt" in rest:
             settings = replace(settings, salt=rest.pop("cache_salt"))
         given = rest.pop("sampling", None) or Sampling()
@@ -277,6 +283,22 @@ class Program(Generic[P, R]):
         calls: list[Call] = [((item,), {}) for item in items]
         return Results(self._perform(self._batch(calls, concurrency, on_error, options), progress))
 
+    async def amap(
+        self,
+        items: Iterable[Any],
+        *,
+        concurrency: int = 64,
+        progress: bool = False,
+        on_error: OnBatchError = "raise",
+        **options: Unpack[RunOptions],
+    ) -> Results[R]:
+        """The same without blocking the event loop. Cancelling the task ends all runs."""
+        calls: list[Call] = [((item,), {}) for item in items]
+        batch = self._batch(calls, concurrency, on_error, options)
+        with self._bar(len(calls), progress) as step:
+            await batch.perform_async(step)
+        return Results(_ended_well(batch))
+
     @overload
     def run_batch(
         self, batch_kwargs: Iterable[Any], *, generator_style: Literal[True], **options: Any
@@ -326,18 +348,38 @@ class Program(Generic[P, R]):
 
     def _perform(self, batch: ProgramBatch, progress: bool) -> list[Run[R]]:
         self._do(batch, progress)
-        if batch.failed is not None:
-            raise batch.failed
-        return batch.runs
+        return _ended_well(batch)
 
     def _do(self, batch: ProgramBatch, progress: bool) -> None:
-        if progress:
-            from tqdm import tqdm
+        with self._bar(len(batch.runs), progress) as step:
+            batch.perform(step)
 
-            with tqdm(total=len(batch.runs), desc=self.function.__name__) as bar:
-                batch.perform(bar.update)
-        else:
-            batch.perform(lambda: None)
+    @contextmanager
+    def _bar(self, size: int, progress: bool) -> Iterator[Callable[[], object]]:
+        """What is to be called at the end of each run: it moves a progress bar, if wanted."""
+        if not progress:
+            yield lambda: None
+            return
+        from tqdm import tqdm
+
+        with tqdm(total=size, desc=self.function.__name__) as bar:
+            yield bar.update
+
+    async def acall(self, s: Branch, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """`program(s, ...)` for a plain program inside an async one: it runs in a thread, where it
+        may read values without stopping the event loop.
+        """
+        found = await asyncio.to_thread(self, s, *args, **kwargs)
+        return await found if inspect.isawaitable(found) else found
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        """A method, `def program(self, s, ...)`: the program of that instance."""
+        if instance is None:
+            return self
+        bound = functools.partial(self.function, instance)
+        bound.__name__ = self.function.__name__  # type: ignore[attr-defined]
+        bound.__doc__ = self.function.__doc__
+        return type(self)(bound, settings=self.settings, bound=self.bound)
 
     def __repr__(self) -> str:
         return f"<program {self.function.__name__}>"
@@ -356,6 +398,12 @@ class AsyncProgram(Program[P, R]):
         return super().__call__(*args, **kwargs)
 
 
+def _ended_well(batch: ProgramBatch) -> list[Run[Any]]:
+    if batch.failed is not None:
+        raise batch.failed
+    return batch.runs
+
+
 def _is_setting(name: str) -> bool:
     return is_sampling(name) or name in RunOptions.__annotations__
 
@@ -366,6 +414,12 @@ def _in_order(runs: Sequence[Run[R]], *, raises: bool) -> Iterator[Run[R]]:
             run.value  # noqa: B018  (raises)
         run.sync()
         yield run
+
+
+class ProgramMethod(Protocol[P, R]):
+    """A program in a class: read from an instance, it is that instance's program."""
+
+    def __get__(self, instance: object, owner: type | None = None, /) -> Program[P, R]: ...
 
 
 class Maker(Protocol):
@@ -385,6 +439,12 @@ def function(
 ) -> AsyncProgram[P, R]: ...
 @overload
 def function(fn: Callable[Concatenate[Branch, P], R], /) -> Program[P, R]: ...
+@overload
+def function(
+    fn: Callable[Concatenate[Any, Branch, P], Coroutine[Any, Any, R]], /
+) -> ProgramMethod[P, R]: ...
+@overload
+def function(fn: Callable[Concatenate[Any, Branch, P], R], /) -> ProgramMethod[P, R]: ...
 @overload
 def function(fn: None = None, /, *, num_api_spec_tokens: int | None = None) -> Maker: ...
 def function(

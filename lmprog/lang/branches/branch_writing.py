@@ -5,6 +5,7 @@ Nothing here waits. Knows no tokens and no wire.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -14,6 +15,9 @@ from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.cursor import Cursor
 from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.log import Item
+from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.branches.site import here
 from lmprog.lang.ops.best_of import By, best_options
 from lmprog.lang.ops.expressions import (
     GenOptions,
@@ -50,6 +54,15 @@ class Turn:
         self._branch = branch
         self._role = role
         self._complete = bool(content)
+        if role == "assistant" and content and content[0] is _last_result(branch.cursor.log):
+            site = here()
+            warnings.warn_explicit(
+                f"{content[0]!r} is written twice: s.gen() and s.select() append their result "
+                "themselves; write s.gen() alone, or lmprog.gen() inside s.assistant(...)",
+                UserWarning,
+                site.file,
+                site.line,
+            )
         if content:
             branch.append(RoleBeginExpr(role), *content, RoleEndExpr(role))
 
@@ -70,6 +83,13 @@ class Turn:
         except LmprogError:
             if kind is None:  # else the branch is over, and the error on its way says why
                 raise
+
+
+def _last_result(log: Sequence[Item]) -> object:
+    """The result that the log ends with, but for roles; None where it ends with text."""
+    items = (item for item in reversed(log) if not isinstance(item, RoleBeginExpr | RoleEndExpr))
+    last = next(items, None)
+    return last if isinstance(last, PendingCall) else None
 
 
 class BranchWriting(BranchReading):

@@ -7,11 +7,11 @@ read. In an f-string, a pending result is a mark that stays a reference when the
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from lmprog import wire
-from lmprog.errors import ValidationFailed
+from lmprog.errors import IncompleteValue, ValidationFailed
 from lmprog.lang.branches.marks import mark_for
 from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.ops.expressions import GenOp, SelectOp
@@ -100,8 +100,10 @@ class Gen(PendingCall, Generic[T]):
             if isinstance(reply, wire.Chosen):
                 found: list[Any] = [Selected.of(reply, cast(SelectOp, self._op).choices)]
             else:
-                tp = cast("GenOp[T]", self._op).tp
-                found = [value_of(tp, text) for text in self.texts]
+                op = cast("GenOp[T]", self._op)
+                if op.on_incomplete == "raise":
+                    _refuse_incomplete(op.tp, reply.outputs)
+                found = [value_of(op.tp, text) for text in self.texts]
             self._values = found
         self.was_read = True
         return self._values
@@ -142,3 +144,16 @@ class Gen(PendingCall, Generic[T]):
             )
 
         __hash__ = object.__hash__
+
+
+def _refuse_incomplete(tp: object, outputs: Sequence[wire.Output]) -> None:
+    """Raises where the token limit ended a typed value: it may be a value, but not the one that the
+    model was writing.
+    """
+    for output in outputs:
+        if tp is not str and output.finish == "length":
+            raise IncompleteValue(
+                f"max_tokens ended the value early, at {output.text!r}; give more tokens, or "
+                "on_incomplete='keep' to have what there is",
+                text=output.text,
+            )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
 
 T = TypeVar("T")
+
+
+OnIncomplete: TypeAlias = Literal["raise", "keep"]
+"""What becomes of a typed value that the token limit ended early: `IncompleteValue`, or the value
+as far as it is one.
+"""
 
 
 class Expr:
@@ -74,6 +80,7 @@ class GenOp(Expr, Generic[T]):
     heal: bool | None = None
     keep: wire.Keep = "first"
     judge: wire.Judge | None = None
+    on_incomplete: OnIncomplete = "raise"
     is_thought: bool = False
     """What stands before a confined answer; named after it."""
 
@@ -98,7 +105,7 @@ class GenOptions(SamplingKeywords, total=False):
 
     `heal` (on by default): the last token of literal text before the generation is decided once
     more, by the model. `keep`: which of the `n` results the branch goes on from, "first", "best",
-    "fastest" or "majority".
+    "fastest" or "majority". `on_incomplete`: what becomes of a typed value that the token limit ended early.
     """
 
     regex: str | None
@@ -114,21 +121,33 @@ class GenOptions(SamplingKeywords, total=False):
     timeout: float | None
     priority: int
     reasoning: Wanted
+    on_incomplete: OnIncomplete
 
 
 class SelectOptions(SamplingKeywords, total=False):
     """The keywords of `select`; of the sampling ones only `temperature` and `seed` mean something
-    to it.
+    to it. `sample`: draw among the choices by their probabilities (at temperature 1 unless
+    `temperature` says otherwise) instead of taking the best.
     """
 
     method: Method
     choices_method: Method | None
+    sample: bool
     timeout: float | None
     priority: int
 
 
 _GEN_NAMES = {"name", "max_tokens", *GenOptions.__annotations__}
-_SELECT_NAMES = {"name", "temperature", "seed", "method", "choices_method", "timeout", "priority"}
+_SELECT_NAMES = {
+    "name",
+    "sample",
+    "temperature",
+    "seed",
+    "method",
+    "choices_method",
+    "timeout",
+    "priority",
+}
 
 
 def _choices(texts: Sequence[str]) -> tuple[str, ...]:
@@ -216,11 +235,23 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     if keep not in get_args(wire.Keep):
         raise _outside("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")
     judge = rest.pop("judge", None)
+    on_incomplete = rest.pop("on_incomplete", "raise")
+    if on_incomplete not in get_args(OnIncomplete):
+        raise _outside("on_incomplete", on_incomplete, "'raise' or 'keep'")
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest, _GEN_NAMES)
     op: GenOp[Any] = GenOp(
-        name, sampling, constraint, tp, timeout, priority, heal=heal, keep=keep, judge=judge
+        name=name,
+        sampling=sampling,
+        constraint=constraint,
+        tp=tp,
+        timeout=timeout,
+        priority=priority,
+        heal=heal,
+        keep=keep,
+        judge=judge,
+        on_incomplete=on_incomplete,
     )
     return op if marks is None else replace(op, reasoning=marks)
 
@@ -235,14 +266,12 @@ def thought_op(op: GenOp[Any], marks: Marks) -> GenOp[str]:
     name = None if op.name is None else op.name + THOUGHT
     inside = replace(marks, opened=True)
     return GenOp(
-        name,
-        Sampling(**given),
-        None,
-        str,
-        op.timeout,
-        op.priority,
-        inside,
-        op.heal,
+        name=name,
+        sampling=Sampling(**given),
+        timeout=op.timeout,
+        priority=op.priority,
+        reasoning=inside,
+        heal=op.heal,
         is_thought=True,
     )
 
@@ -255,6 +284,7 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
     foreign_names = sorted(set(rest) - set(SelectOptions.__annotations__))
     if foreign_names:
         raise unknown_option(foreign_names[0], _SELECT_NAMES)
+    sample = rest.pop("sample", False)
     sampling = sampling_of(rest).given()
     foreign = sorted(set(sampling) - {"temperature", "seed"})
     if foreign:
@@ -262,11 +292,28 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
         raise InvalidParameter(
             f"select has no {foreign[0]}; it has {allowed}", name=foreign[0], allowed=allowed
         )
-    temperature, seed = sampling.get("temperature", 0.0), sampling.get("seed")
+    if not isinstance(sample, bool):
+        raise _outside("sample", sample, "True or False")
+    temperature, seed = sampling.get("temperature", float(sample)), sampling.get("seed")
+    if sample and temperature == 0:
+        raise InvalidParameter(
+            "sample=True draws, and temperature=0 takes the best; give one of them",
+            name="temperature",
+            value=0,
+            allowed="0 < x with sample=True",
+        )
     once = tuple(
         dict.fromkeys(_choices(choices))
     )  # an option given twice would share its likelihood with itself
-    return SelectOp(name, once, method_name(method), temperature, seed, timeout, priority)
+    return SelectOp(
+        name=name,
+        choices=once,
+        method=method_name(method),
+        temperature=temperature,
+        seed=seed,
+        timeout=timeout,
+        priority=priority,
+    )
 
 
 # --- the module-level spelling

@@ -8,6 +8,7 @@ text is all known; else they are marked as "about".
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -91,6 +92,10 @@ class Explanation:
         them.
         """
         return tuple(call for call in self.calls if 0 < self.context_len < call.longest)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what `print` shows."""
+        return f'<pre style="white-space:pre-wrap">{html.escape(str(self))}</pre>'
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,6 +46,10 @@ class Preview:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return f'<pre style="white-space:pre-wrap">{html.escape(str(self))}</pre>'
 
     def _lines(self) -> Iterator[str]:
         for number, (text, parent) in self._gained.items():

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
-from lmprog.lang.runs.executor import Job, RunSettings, execute, execute_async, open_run
+from lmprog.lang.branches import scope as scopes
+from lmprog.lang.runs.executor import Job, RunSettings, awaiting, execute, open_run
 
 OnBatchError: TypeAlias = Literal["raise", "collect"]
 
@@ -42,18 +43,37 @@ class ProgramBatch:
         After a failure, unless errors are collected, the others are cancelled.
         """
         if self._jobs and self._jobs[0].is_async:
-            if running_loop() is not None:
+            if running_loop() is None:
+                asyncio.run(self._on_loop(step))
+            elif scopes.current.get() is None:
+                self._beside_the_loop(step)
+            else:
                 raise ProgramError(
-                    "on an event loop, gather `program.arun(...)` instead of mapping"
+                    "inside an async program, write `await program.amap(...)` instead of "
+                    "`program.map(...)`"
                 )
-            asyncio.run(self._on_loop(step))
         elif self._jobs:
             self._in_threads(step)
+        self._end_unbegun()
+
+    async def perform_async(self, step: Callable[[], object]) -> None:
+        """The same without blocking this event loop. Being cancelled ends all runs."""
+        if self._jobs:
+            await self._on_loop(step)
+        self._end_unbegun()
+
+    def _end_unbegun(self) -> None:
         for run in self.runs:
             if not run.outcome.done():
                 run.outcome.set_exception(
                     Cancelled("another run of the batch failed before this one began")
                 )
+
+    def _beside_the_loop(self, step: Callable[[], object]) -> None:
+        """In a notebook, whose loop is busy with this very cell: on a loop in a thread."""
+        with ThreadPoolExecutor(1, thread_name_prefix="lmprog-batch") as pool:
+            context = contextvars.copy_context()
+            pool.submit(context.run, asyncio.run, self._on_loop(step)).result()
 
     def _next_up(self, todo: Iterator[int]) -> int | None:
         return None if self.failed is not None else next(todo, None)
@@ -73,10 +93,16 @@ class ProgramBatch:
 
         async def worker() -> None:
             while (index := self._next_up(todo)) is not None:
-                await execute_async(self._jobs[index], self.runs[index])
+                await awaiting(self._jobs[index], self.runs[index])
                 self._ended(index, step)
 
-        await asyncio.gather(*(_as_task(worker()) for _ in range(self._concurrency)))
+        tasks = [_as_task(worker()) for _ in range(self._concurrency)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _in_threads(self, step: Callable[[], object]) -> None:
         todo = iter(range(len(self._jobs)))

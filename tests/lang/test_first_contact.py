@@ -1,0 +1,200 @@
+"""What new users of the language try first: notebooks, methods, addresses, mixed programs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import lmprog
+from lmprog import wire
+from lmprog.backends import default
+from lmprog.errors import (
+    IncompleteValue,
+    InvalidParameter,
+    NotSupported,
+    ProgramError,
+    TokenBudgetExceeded,
+)
+from lmprog.testing import Hold, Scripted
+from tests.backends.programs import on
+from tests.backends.scripted_api import ScriptedApi
+
+
+@lmprog.function
+def plain(s: lmprog.Branch, word: str) -> str:
+    s.append(word)
+    return s.gen("a").value
+
+
+@lmprog.function
+async def awaiting(s: lmprog.Branch, word: str) -> str:
+    s.append(word)
+    return await s.gen("a")
+
+
+@pytest.mark.parametrize("program", [plain, awaiting])
+def test_map_and_run_batch_work_in_a_notebook(program: lmprog.Program[[str], str]) -> None:
+    async def cell() -> list[list[str]]:
+        mapped = program.map(["a", "b"], backend=scripted)
+        batch = program.run_batch([{"word": "a"}, {"word": "b"}], backend=scripted)
+        return [list(mapped), [run.value for run in batch]]
+
+    with Scripted(str.upper) as scripted:
+        assert asyncio.run(cell()) == [["A", "B"]] * 2
+
+
+@pytest.mark.parametrize("program", [plain, awaiting])
+def test_amap_does_not_stop_the_loop(program: lmprog.Program[[str], str]) -> None:
+    async def main() -> list[str]:
+        task = asyncio.create_task(program.amap(["a", "b"], backend=scripted))
+        while len(scripted.runtime.held()) < 2:
+            await asyncio.sleep(0.001)  # the loop goes on beside them
+        scripted.release("x")
+        scripted.release("x")
+        return list(await task)
+
+    with Scripted([Hold(), Hold()]) as scripted:
+        assert asyncio.run(main()) == ["x", "x"]
+
+
+def test_amap_that_is_cancelled_ends_its_runs() -> None:
+    async def main() -> None:
+        task = asyncio.create_task(awaiting.amap(["a", "b"], backend=scripted))
+        while len(scripted.runtime.held()) < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert scripted.runtime.open_branches() == 0
+
+    with Scripted([Hold(), Hold()]) as scripted:
+        asyncio.run(main())
+
+
+def test_map_inside_an_async_program_says_what_to_write() -> None:
+    @lmprog.function
+    async def outer(s: lmprog.Branch) -> None:
+        awaiting.map(["a"])
+
+    with Scripted() as scripted, pytest.raises(ProgramError, match=r"await program\.amap"):
+        outer.using(backend=scripted).run()
+
+
+def test_a_plain_program_goes_on_with_the_branch_of_an_async_one() -> None:
+    main_thread = threading.get_ident()
+
+    @lmprog.function
+    def part(s: lmprog.Branch, word: str) -> str:
+        assert threading.get_ident() != main_thread
+        s.append(word)
+        return s.gen("part").value
+
+    @lmprog.function
+    async def outer(s: lmprog.Branch) -> str:
+        s.append("so ")
+        return await part.acall(s, "it is ")
+
+    with Scripted(["good"]) as scripted:
+        run = outer.using(backend=scripted).run()
+    assert (run.value, run.text(), run["part"]) == ("good", "so it is good", "good")
+
+
+class Clerk:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @lmprog.function
+    def sign(self, s: lmprog.Branch, letter: str) -> str:
+        s.append(f"{letter} {self.name}")
+        return s.gen().value
+
+    @lmprog.function
+    async def asign(self, s: lmprog.Branch, letter: str) -> str:
+        s.append(f"{letter} {self.name}")
+        return await s.gen()
+
+
+def test_methods_are_programs() -> None:
+    with Scripted(lambda prompt: prompt + "!") as scripted:
+        ada, bob = Clerk("Ada"), Clerk("Bob")
+        assert ada.sign.using(backend=scripted).run("Yours,").value == "Yours, Ada!"
+        assert bob.asign.using(backend=scripted).run(letter="Dear").value == "Dear Bob!"
+        assert list(bob.asign.map(["x", "y"], backend=scripted)) == ["x Bob!", "y Bob!"]
+
+
+def test_a_backend_may_be_an_address() -> None:
+    with ScriptedApi(lambda prompt: " Rome") as api:
+        first = plain.run("Italy?", backend=api.base_url)  # type: ignore[call-arg]
+        second = plain.using(backend=api.base_url).run("Italy?")
+        assert first.value == second.value == " Rome"
+        assert first.scope.backend is second.scope.backend is default.backend_at(api.base_url)
+        first.scope.backend.close()
+
+
+def test_several_failures_on_one_branch_are_raised_as_the_first() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.append("Q")
+        s.gen("a")
+        s.gen("b")
+
+    with (
+        Scripted([NotSupported("no a"), NotSupported("no b")]) as scripted,
+        pytest.raises(NotSupported, match="no a") as caught,
+    ):
+        program.using(backend=scripted).run()
+    assert any("no b" in note for note in caught.value.__notes__)
+
+
+def test_the_token_budget_has_an_error_of_its_own() -> None:
+    with Scripted(["one two three"]) as scripted, pytest.raises(TokenBudgetExceeded):
+        plain.using(backend=scripted, max_total_tokens=2).run("a b c")
+
+
+def test_select_can_draw() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.append("Q")
+        s.select("a", "b", sample=True)
+        s.select("a", "b", sample=True, temperature=0.5)
+        s.select("a", "b")
+
+    with Scripted(["a", "b", "a"]) as scripted:
+        program.using(backend=scripted).run()
+    ops = [asked.op for asked in scripted.asked]
+    assert [op.temperature for op in ops if isinstance(op, wire.Select)] == [1.0, 0.5, 0.0]
+    with pytest.raises(InvalidParameter, match="sample=True draws"):
+        lmprog.select("x", ["a", "b"], sample=True, temperature=0.0)
+
+
+def test_a_notebook_shows_previews_and_explanations() -> None:
+    with Scripted() as scripted:
+        program = plain.using(backend=scripted)
+        assert "&lt;b&gt;" in program.preview("<b>")._repr_html_()
+        assert "<pre" in program.explain("<b>")._repr_html_()
+
+
+def test_a_result_that_is_written_twice_is_warned_of() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s.user("Q")
+        s.assistant(s.gen())
+
+    with Scripted(["a"]) as scripted, pytest.warns(UserWarning, match="written twice"):
+        program.using(backend=scripted).run()
+
+
+def test_a_typed_value_that_the_token_limit_ended_is_incomplete() -> None:
+    @lmprog.function
+    def number(s: lmprog.Branch, on_incomplete: str) -> int:
+        s.append("Q")
+        return s.gen(int, max_tokens=1, on_incomplete=on_incomplete).value  # type: ignore[call-overload,no-any-return]
+
+    with ScriptedApi(lambda prompt: "12 34") as api, on(api, dialect="vllm") as backend:
+        program = number.using(backend=backend)
+        with pytest.raises(IncompleteValue, match="ended the value early") as caught:
+            program.run("raise")
+        assert caught.value.text == "12"
+        assert program.run("keep").value == 12
