@@ -18,7 +18,7 @@ from benchmarks.workloads.shape import Workload
 from lmprog import launch
 from lmprog.backends.runtime_backend import RuntimeBackend, describe, flush
 from lmprog.lang.branches.branch import Branch
-from lmprog.lang.program import function
+from lmprog.lang.decorator import function
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
 
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lmprog.lang.branches.gen import Gen as Gen
     from lmprog.lang.branches.vote import race as race
     from lmprog.lang.branches.vote import vote as vote
+    from lmprog.lang.decorator import function as function
     from lmprog.lang.ops.best_of import Judge as Judge
     from lmprog.lang.ops.best_of import best_of as best_of
     from lmprog.lang.ops.choices import greedy_token_selection as greedy_token_selection
@@ -36,28 +37,27 @@ if TYPE_CHECKING:
     from lmprog.lang.ops.choices import (
         unconditional_likelihood_normalized as unconditional_likelihood_normalized,
     )
-    from lmprog.lang.ops.expressions import assistant as assistant
-    from lmprog.lang.ops.expressions import assistant_begin as assistant_begin
-    from lmprog.lang.ops.expressions import assistant_end as assistant_end
-    from lmprog.lang.ops.expressions import gen as gen
-    from lmprog.lang.ops.expressions import gen_int as gen_int
-    from lmprog.lang.ops.expressions import gen_string as gen_string
-    from lmprog.lang.ops.expressions import image as image
-    from lmprog.lang.ops.expressions import role as role
-    from lmprog.lang.ops.expressions import select as select
-    from lmprog.lang.ops.expressions import separate_reasoning as separate_reasoning
-    from lmprog.lang.ops.expressions import system as system
-    from lmprog.lang.ops.expressions import system_begin as system_begin
-    from lmprog.lang.ops.expressions import system_end as system_end
-    from lmprog.lang.ops.expressions import user as user
-    from lmprog.lang.ops.expressions import user_begin as user_begin
-    from lmprog.lang.ops.expressions import user_end as user_end
-    from lmprog.lang.ops.expressions import video as video
     from lmprog.lang.ops.meta import Selected as Selected
     from lmprog.lang.ops.sampling import Sampling as Sampling
+    from lmprog.lang.ops.spelling import assistant as assistant
+    from lmprog.lang.ops.spelling import assistant_begin as assistant_begin
+    from lmprog.lang.ops.spelling import assistant_end as assistant_end
+    from lmprog.lang.ops.spelling import gen as gen
+    from lmprog.lang.ops.spelling import gen_int as gen_int
+    from lmprog.lang.ops.spelling import gen_string as gen_string
+    from lmprog.lang.ops.spelling import image as image
+    from lmprog.lang.ops.spelling import role as role
+    from lmprog.lang.ops.spelling import select as select
+    from lmprog.lang.ops.spelling import separate_reasoning as separate_reasoning
+    from lmprog.lang.ops.spelling import system as system
+    from lmprog.lang.ops.spelling import system_begin as system_begin
+    from lmprog.lang.ops.spelling import system_end as system_end
+    from lmprog.lang.ops.spelling import user as user
+    from lmprog.lang.ops.spelling import user_begin as user_begin
+    from lmprog.lang.ops.spelling import user_end as user_end
+    from lmprog.lang.ops.spelling import video as video
     from lmprog.lang.program import AsyncProgram as AsyncProgram
     from lmprog.lang.program import Program as Program
-    from lmprog.lang.program import function as function
     from lmprog.lang.runs.results import Results as Results
     from lmprog.lang.runs.results import Run as Run
     from lmprog.lang.runs.run_replay import replay as replay
@@ -81,10 +81,11 @@ _CHOICES = (
 )
 
 _HOMES = {
-    **dict.fromkeys(_OPS, "lmprog.lang.ops.expressions"),
+    **dict.fromkeys(_OPS, "lmprog.lang.ops.spelling"),
     **dict.fromkeys(_CHOICES, "lmprog.lang.ops.choices"),
     **dict.fromkeys(("Done", "Text", "Thought", "Value"), "lmprog.lang.streaming.feed"),
-    **dict.fromkeys(("AsyncProgram", "Program", "function"), "lmprog.lang.program"),
+    **dict.fromkeys(("AsyncProgram", "Program"), "lmprog.lang.program"),
+    "function": "lmprog.lang.decorator",
     **dict.fromkeys(("Results", "Run"), "lmprog.lang.runs.results"),
     **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.backends.service_calls"),
     **dict.fromkeys(("Runtime", "connect"), "lmprog.backends.embedded"),

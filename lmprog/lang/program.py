@@ -1,4 +1,4 @@
-"""`@lmprog.function`: a Python function whose first parameter is a branch, made runnable.
+"""Programs: Python functions whose first parameter is a branch, made runnable.
 
 Keeps the function's signature: `program.run(...)` takes its other parameters. Settings of a run are
 given by `program.using(temperature=0, backend=...)`, or, as SGLang programs do, among the arguments
@@ -14,15 +14,12 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
-    Concatenate,
     Generic,
     Literal,
     ParamSpec,
-    Protocol,
     Self,
     TypeAlias,
     TypeVar,
@@ -30,11 +27,8 @@ from typing import (
 )
 
 from lmprog import wire
-from lmprog.backends import Backend
-from lmprog.backends.default import backend_at
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.branch import Branch
-from lmprog.lang.ops.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
 from lmprog.lang.runs.batch import OnBatchError, ProgramBatch
 from lmprog.lang.runs.event_stream import Stream
 from lmprog.lang.runs.executor import (
@@ -46,6 +40,7 @@ from lmprog.lang.runs.executor import (
     open_run,
 )
 from lmprog.lang.runs.results import Results, Run
+from lmprog.lang.runs.run_options import RunOptions, is_setting, with_options
 from lmprog.lang.streaming.feed import Feed
 
 if TYPE_CHECKING:
@@ -60,18 +55,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-class RunOptions(SamplingOptions, total=False):
-    """What a run can be told besides the program's own arguments."""
-
-    backend: Backend | str | None
-    sampling: Sampling
-    timeout: float | None
-    max_total_tokens: int | None
-    cache_salt: str
-    heal: bool
-    num_api_spec_tokens: int | None
 
 
 class Program(Generic[P, R]):
@@ -132,29 +115,14 @@ class Program(Generic[P, R]):
         return type(self)(self.function, settings=settings, bound=bound)
 
     def _with(self, options: Mapping[str, Any]) -> RunSettings:
-        rest = dict(options)
-        settings = self.settings
-        for name in ("backend", "timeout", "max_total_tokens", "num_api_spec_tokens", "heal"):
-            if name in rest:
-                settings = replace(settings, **{name: rest.pop(name)})
-        if isinstance(settings.backend, str):
-            settings = replace(settings, backend=backend_at(settings.backend))
-        if "cache_salt" in rest:
-            settings = replace(settings, salt=rest.pop("cache_salt"))
-        given = rest.pop("sampling", None) or Sampling()
-        return replace(
-            settings,
-            sampling=sampling_of(rest, RunOptions.__annotations__)
-            .over(given)
-            .over(settings.sampling),
-        )
+        return with_options(self.settings, options)
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Job, RunSettings]:
         """The arguments apart: the program's own, and the settings of the run."""
         options = {
             name: value
             for name, value in kwargs.items()
-            if name not in self._names and _is_setting(name)
+            if name not in self._names and is_setting(name)
         }
         own = {name: value for name, value in kwargs.items() if name not in options}
         job = Job(self.function, args, {**self.bound, **own})
@@ -214,7 +182,7 @@ class Program(Generic[P, R]):
         options = {
             name: value
             for name, value in kwargs.items()
-            if name not in self._names and _is_setting(name)
+            if name not in self._names and is_setting(name)
         }
         from lmprog.lang.rehearsal import views  # not needed to run programs
 
@@ -404,63 +372,9 @@ def _ended_well(batch: ProgramBatch) -> list[Run[Any]]:
     return batch.runs
 
 
-def _is_setting(name: str) -> bool:
-    return is_sampling(name) or name in RunOptions.__annotations__
-
-
 def _in_order(runs: Sequence[Run[R]], *, raises: bool) -> Iterator[Run[R]]:
     for run in runs:
         if raises:
             run.value  # noqa: B018  (raises)
         run.sync()
         yield run
-
-
-class ProgramMethod(Protocol[P, R]):
-    """A program in a class: read from an instance, it is that instance's program."""
-
-    def __get__(self, instance: object, owner: type | None = None, /) -> Program[P, R]: ...
-
-
-class Maker(Protocol):
-    """`function` with its options given."""
-
-    @overload
-    def __call__(
-        self, fn: Callable[Concatenate[Branch, P], Coroutine[Any, Any, R]], /
-    ) -> AsyncProgram[P, R]: ...
-    @overload
-    def __call__(self, fn: Callable[Concatenate[Branch, P], R], /) -> Program[P, R]: ...
-
-
-@overload
-def function(
-    fn: Callable[Concatenate[Branch, P], Coroutine[Any, Any, R]], /
-) -> AsyncProgram[P, R]: ...
-@overload
-def function(fn: Callable[Concatenate[Branch, P], R], /) -> Program[P, R]: ...
-@overload
-def function(
-    fn: Callable[Concatenate[Any, Branch, P], Coroutine[Any, Any, R]], /
-) -> ProgramMethod[P, R]: ...
-@overload
-def function(fn: Callable[Concatenate[Any, Branch, P], R], /) -> ProgramMethod[P, R]: ...
-@overload
-def function(fn: None = None, /, *, num_api_spec_tokens: int | None = None) -> Maker: ...
-def function(
-    fn: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None
-) -> Any:
-    """Makes a program of a function whose first parameter is a `Branch`; both `def` and `async
-    def`.
-
-    `num_api_spec_tokens`, also a setting of `using`, is for black-box APIs only: one request says
-    so many tokens, from which later calls of the program are answered. A runtime that keeps its
-    cache has no use for it.
-    """
-
-    def make(inner: Callable[..., Any]) -> Program[Any, Any]:
-        kind = AsyncProgram if inspect.iscoroutinefunction(inner) else Program
-        return kind(inner, settings=settings)
-
-    settings = RunSettings(num_api_spec_tokens=num_api_spec_tokens)
-    return make if fn is None else make(fn)

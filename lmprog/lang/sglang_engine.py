@@ -17,7 +17,7 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.meta_info import meta_info
-from lmprog.lang.program import function
+from lmprog.lang.decorator import function
 from lmprog.lang.streaming.feed import Done, Text
 
 Result: TypeAlias = dict[str, Any]

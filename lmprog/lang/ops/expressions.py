@@ -12,17 +12,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.errors import InvalidParameter
 from lmprog.lang.ops import typed
 from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
-from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of, marks_of_model
+from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm, Unpack
+    pass
 
 T = TypeVar("T")
 
@@ -316,47 +316,6 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
     )
 
 
-# --- the module-level spelling
-# -----------------------------------------------------------------------------------
-
-
-@overload
-def gen(
-    name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
-) -> GenOp[str]: ...
-@overload
-def gen(
-    what: TypeForm[T],
-    /,
-    max_tokens: int | None = None,
-    *,
-    name: str | None = None,
-    **options: Unpack[GenOptions],
-) -> GenOp[T]: ...
-def gen(*what: Any, **options: Any) -> Any:
-    """A generation. With `choices=` it is a `select` among them, as in SGLang."""
-    name, max_tokens = leading(what, options)
-    if options.get("choices") is not None:
-        return _scored(name, options)
-    return gen_op(name, max_tokens, options)
-
-
-def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
-    """`gen(name, choices=...)` in SGLang's sense: sampling keywords are checked, and mean nothing
-    to the scoring.
-    """
-    rest = {key: value for key, value in options.items() if key not in ("choices", "heal", "keep")}
-    scoring: dict[str, Any] = {
-        key: rest.pop(key)
-        for key in ("name", "choices_method", "timeout", "priority")
-        if key in rest
-    }
-    if name is not None:
-        scoring["name"] = name
-    sampling_of(rest)
-    return select_op(options["choices"], scoring)
-
-
 def leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | None]:
     """The arguments of `gen` that may come without a keyword: a name or a type, and
     `max_tokens`.
@@ -367,120 +326,3 @@ def leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | 
         )
     first = what[0] if what else None
     return first, what[1] if len(what) == 2 else options.pop("max_tokens", None)
-
-
-def gen_int(
-    name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
-) -> GenOp[int]:
-    """A generation of a whole number."""
-    return gen_op(int, max_tokens, {**options, "name": name})
-
-
-def gen_string(
-    name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
-) -> GenOp[str]:
-    """A generation of one string in double quotes, with any character that JSON allows in it."""
-    quoted = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
-    return gen_op(str, max_tokens, {**options, "name": name, "regex": quoted})
-
-
-def select(
-    name: str | Sequence[str] | None = None,
-    choices: Sequence[str] | None = None,
-    **options: Unpack[SelectOptions],
-) -> SelectOp:
-    """A choice by likelihood: `select("kind", ["invoice", "other"])`, or without a name
-    `select(["a", "b"])`.
-    """
-    if choices is None and name is not None and not isinstance(name, str):
-        name, choices = None, name
-    merged: dict[str, Any] = {**options}
-    if name is not None:
-        merged["name"] = name
-    return select_op(choices or (), merged)
-
-
-def role(name: str, content: object = None) -> Concat:
-    """A whole turn of a chat; the checkpoint's own template says how it is written."""
-    inner = () if content is None else (content,)
-    return Concat((RoleBeginExpr(name), *inner, RoleEndExpr(name)))
-
-
-def system(content: object = None) -> Concat:
-    return role("system", content)
-
-
-def user(content: object = None) -> Concat:
-    return role("user", content)
-
-
-def assistant(content: object = None) -> Concat:
-    return role("assistant", content)
-
-
-def system_begin() -> RoleBeginExpr:
-    return RoleBeginExpr("system")
-
-
-def system_end() -> RoleEndExpr:
-    return RoleEndExpr("system")
-
-
-def user_begin() -> RoleBeginExpr:
-    return RoleBeginExpr("user")
-
-
-def user_end() -> RoleEndExpr:
-    return RoleEndExpr("user")
-
-
-def assistant_begin() -> RoleBeginExpr:
-    return RoleBeginExpr("assistant")
-
-
-def assistant_end() -> RoleEndExpr:
-    return RoleEndExpr("assistant")
-
-
-def separate_reasoning(
-    expr: object = None,
-    model_type: str | None = None,
-    *,
-    marks: tuple[str, str] | Marks | None = None,
-) -> Concat:
-    """`expr` with the reasoning of its generations told apart: `s["x"]` is the answer, and the rest
-    of the program sees no more of it; the reasoning is `s["x_reasoning_content"]`. `model_type` is
-    SGLang's name of a kind of model.
-    """
-    known = (
-        marks_of(True if marks is None else marks)
-        if model_type is None
-        else marks_of_model(model_type)
-    )
-    assert known is not None
-    parts = (
-        expr.parts
-        if isinstance(expr, Concat)
-        else tuple(expr)
-        if isinstance(expr, list | tuple)
-        else (expr,)
-    )
-    return Concat(tuple(_apart(part, known) for part in parts if part is not None))
-
-
-def _apart(part: object, marks: Marks) -> object:
-    if isinstance(part, Concat | list | tuple):
-        return separate_reasoning(part, marks=marks)
-    return replace(part, reasoning=marks) if isinstance(part, GenOp) else part
-
-
-def image(path: str) -> Expr:
-    """Refused: no model that lmprog runs reads images."""
-    raise NotSupported(f"images are not supported by this model (asked for {path!r})")
-
-
-def video(path: str, num_frames: int) -> Expr:
-    """Refused: no model that lmprog runs reads videos."""
-    raise NotSupported(
-        f"videos are not supported by this model (asked for {path!r}, {num_frames} frames)"
-    )

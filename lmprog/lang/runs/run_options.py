@@ -1,0 +1,44 @@
+"""The options of a run, as keywords, and the settings that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lmprog.backends import Backend
+from lmprog.backends.default import backend_at
+from lmprog.lang.ops.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
+from lmprog.lang.runs.executor import RunSettings
+
+
+class RunOptions(SamplingOptions, total=False):
+    """What a run can be told besides the program's own arguments."""
+
+    backend: Backend | str | None
+    sampling: Sampling
+    timeout: float | None
+    max_total_tokens: int | None
+    cache_salt: str
+    heal: bool
+    num_api_spec_tokens: int | None
+
+
+def is_setting(name: str) -> bool:
+    """Whether `name` is a setting of a run, and no argument of a program."""
+    return is_sampling(name) or name in RunOptions.__annotations__
+
+
+def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
+    """`settings` with `options` over them. Raises `InvalidParameter` for an unknown one."""
+    rest = dict(options)
+    for name in ("backend", "timeout", "max_total_tokens", "num_api_spec_tokens", "heal"):
+        if name in rest:
+            settings = replace(settings, **{name: rest.pop(name)})
+    if isinstance(settings.backend, str):
+        settings = replace(settings, backend=backend_at(settings.backend))
+    if "cache_salt" in rest:
+        settings = replace(settings, salt=rest.pop("cache_salt"))
+    given = rest.pop("sampling", None) or Sampling()
+    said = sampling_of(rest, RunOptions.__annotations__)
+    return replace(settings, sampling=said.over(given).over(settings.sampling))
