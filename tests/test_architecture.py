@@ -76,7 +76,9 @@ UNITS = {
     "options": Unit("lmprog.server.options", "errors config"),
     "http": Unit("lmprog.server.http", "errors wire options"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
-    "link": Unit("lmprog.server.runtime_link", "errors wire launch fairness"),
+    "link": Unit(
+        "lmprog.server.runtime_link lmprog.server.exchange", "errors wire launch fairness"
+    ),
     "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
     "gateway": Unit("lmprog.server.gateway", "errors wire options http link fairness metrics"),
     "operations": Unit(

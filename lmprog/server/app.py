@@ -122,9 +122,10 @@ async def _routing_failed(request: Request, error: Exception) -> Response:
     if request.method == "OPTIONS" and error.status_code == 405:
         return Response(status_code=204, headers=error.headers)
     path, method = request.url.path[:100], request.method
+    allowed = dict(error.headers or {}).get("Allow", "other methods")
     messages = {
-        404: f"There is no {path} here; docs/server.md lists what there is.",
-        405: f"{path} does not take {method}; it takes {dict(error.headers or {}).get('Allow', 'other methods')}.",
+        404: f"Unknown path {path}; docs/server.md lists the routes.",
+        405: f"{path} does not allow {method}; allowed: {allowed}.",
     }
     message = messages.get(error.status_code, str(error.detail))
     return response_of(Problem(error.status_code, message, headers=dict(error.headers or {})))

@@ -1,7 +1,6 @@
-"""What every route needs, in one place: the link to the runtime, the settings, the keys, the
-limits, the clock.
+"""What every route needs: the link to the runtime, settings, keys and their accounts, the clock.
 
-Decides who is let in (`admit`) and which cache a request sees (`salt`). Knows no routes and no
+Admits requests (`admit`) and chooses the cache namespace of each (`salt`). Knows no routes and no
 formats.
 """
 
@@ -56,7 +55,7 @@ class Gateway:
         self.open_requests = 0
         """HTTP requests that have begun and not ended."""
         self.open_results = 0
-        """Results asked of the runtime that have not come yet."""
+        """Results that were admitted and have not ended."""
         self.accounts = KeyAccounts(
             self.keyring.keys,
             settings.max_running + settings.max_waiting,
@@ -144,7 +143,7 @@ class Gateway:
         return is_over
 
     def model_label(self) -> str:
-        """For the metrics: as it was last known, while there is no runtime."""
+        """The label of metrics: the last known name while there is no runtime."""
         info = self.link.info
         if info is not None:
             self._label = self.model_name
@@ -271,8 +270,8 @@ class Gateway:
         """The cache that a request of `caller` (a digest of its key) sees, as the wire's salt."""
         if asked is not None and not self.settings.allow_cache_salt:
             raise refused(
-                "This server does not let requests choose a cache_salt; leave it out, or start it with "
-                "--allow-cache-salt.",
+                "This server does not allow cache_salt in requests; leave it out, or start the server "
+                "with --allow-cache-salt.",
                 "cache_salt",
                 "not_allowed",
             )

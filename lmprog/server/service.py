@@ -1,5 +1,4 @@
-"""A whole server: the gateway, HTTP around it, a kept runtime behind it; how it comes up, and how
-it ends.
+"""A whole server: gateway, HTTP server and supervised runtime; how it starts, drains and ends.
 
 HTTP listens from the first moment on; requests wait for the runtime's start. `ask_to_stop` drains:
 new work is refused, what is under way may finish, then everything ends; asked a second time, it
@@ -43,10 +42,10 @@ class ServerService:
         """
         self.gateway = Gateway(settings, RuntimeLink())
         self.gateway.trace(traces(os.environ, self.gateway.model_label))
-        patience = RestartTimeouts(
+        timeouts = RestartTimeouts(
             stall=settings.stall, longest_step=max(settings.stall, settings.longest_step)
         )
-        self.keeper = SupervisedRuntime(launch, self.gateway, patience)
+        self.supervised = SupervisedRuntime(launch, self.gateway, timeouts)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._times_asked = 0
         self._soft = asyncio.Event()
@@ -85,13 +84,13 @@ class ServerService:
         self._loop = asyncio.get_running_loop()
         server = http_server(self.gateway)
         http = asyncio.create_task(server.serve([bound]))
-        keeping = asyncio.create_task(self.keeper.run())
+        supervising = asyncio.create_task(self.supervised.run())
         asked = asyncio.create_task(self._soft.wait())
         announcing = asyncio.create_task(self._announce(when_up))
         try:
-            await asyncio.wait({http, keeping, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if keeping.done():
-                keeping.result()  # raises: it ends by itself only when the first start failed
+            await asyncio.wait({http, supervising, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if supervising.done():
+                supervising.result()  # raises: it ends by itself only when the first start failed
             if not asked.done():
                 log.error("the HTTP server ended by itself")
                 return False
@@ -101,12 +100,12 @@ class ServerService:
             asked.cancel()
             self.gateway.link.close()
             server.stop_now()
-            await self.keeper.stop(0.0)
+            await self.supervised.stop(0.0)
             await asyncio.to_thread(self.gateway.traces.close)
-            await asyncio.gather(http, keeping, return_exceptions=True)
+            await asyncio.gather(http, supervising, return_exceptions=True)
 
     async def _announce(self, when_up: Callable[[RuntimeProcess], None]) -> None:
-        when_up(await self.keeper.first_up())
+        when_up(await self.supervised.first_up())
 
     async def _end_well(self, server: HttpServer, http: asyncio.Task[None]) -> bool:
         """The drain. True where nothing was cut off."""
@@ -129,7 +128,7 @@ class ServerService:
         )
         if not written:
             server.stop_now()
-        ended = await self.keeper.stop(0.0 if self._hard.is_set() else RUNTIME_GRACE)
+        ended = await self.supervised.stop(0.0 if self._hard.is_set() else RUNTIME_GRACE)
         return finished and written and ended
 
     async def _quiet(self) -> None:

@@ -66,7 +66,7 @@ def test_keys_come_from_the_environment_and_are_never_shown(tmp_path: Path) -> N
     [
         ("prot = 1\n", UnknownName, "'prot'"),
         ('port = "many"\n', InvalidParameter, "port in "),
-        ("port = \n", InvalidParameter, "no TOML"),
+        ("port = \n", InvalidParameter, "not valid TOML"),
         ("[port]\nx = 1\n", InvalidParameter, "port in "),
         ("port = 70000\n", InvalidParameter, "--port is 70000"),
         ('host = "0.0.0.0"\n', InvalidParameter, "--insecure-no-auth"),

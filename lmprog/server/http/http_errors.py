@@ -1,5 +1,4 @@
-"""What went wrong, as OpenAI's clients expect to read it: one shape for every answer that is not
-2xx.
+"""Errors in OpenAI's form: one shape for every response that is not 2xx.
 
 `Problem` is the value, `HttpError` raises one, `problem_of` words our own exceptions. Knows
 statuses and the tree of `lmprog.errors`; knows no routes.
@@ -18,7 +17,7 @@ from starlette.responses import Response
 from lmprog import errors
 
 CLIENT_GONE = 499
-"""Logged for a request whose client left; nobody reads it."""
+"""Logged for a request whose client disconnected; it is not sent."""
 RETRY_SECONDS = 1.0
 _TYPES = {
     401: "authentication_error",
@@ -59,7 +58,7 @@ class Problem:
 
 
 def _sound(text: str) -> str:
-    """What a client sent may be quoted, and it may hold what is no character."""
+    """Messages may quote what a client sent, which may hold halves of surrogate pairs."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -72,13 +71,13 @@ class HttpError(Exception):
 
 
 class ClientGone(Exception):
-    """The client has left: what it asked for is not wanted any more."""
+    """The client has disconnected; its work is to be cancelled."""
 
 
 def refused(
     message: str, param: str | None = None, code: str | None = None, status: int = 400
 ) -> HttpError:
-    """A request that is wrong as it stands."""
+    """The error of a request that cannot be served as it is."""
     return HttpError(Problem(status, message, param, code))
 
 

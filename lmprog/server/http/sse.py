@@ -1,5 +1,4 @@
-"""Server-sent events: chunks to bytes, silence to comments, failures to a last event, slow readers
-to nobody's harm.
+"""Server-sent events: keep-alive comments, error events, disconnecting slow readers.
 
 `EventStream` writes what an async generator of bytes gives. While it writes, it watches for the
 client's leaving; then, or when a write has not moved for `write_stall` seconds, the generator is
@@ -145,7 +144,7 @@ class EventStream(Response):
                 await self._drop()
 
     async def _guarded(self) -> AsyncGenerator[bytes, None]:
-        """The events; what goes wrong becomes the last one."""
+        """The events; an error becomes the last one."""
         try:
             if self._first is not None:
                 first = await self._first
@@ -174,11 +173,11 @@ class EventStream(Response):
         tasks.cancel_scope.cancel()
 
     async def _watch_silence(self, scope: Scope, send: Send, tasks: anyio.abc.TaskGroup) -> None:
-        """Comments where there is nothing to say; an end where nobody listens."""
+        """Sends keep-alive comments; ends the stream of a client that reads nothing."""
         settings, loop = self._settings, asyncio.get_running_loop()
         while True:
-            patience = settings.write_stall if self._writing else settings.keep_alive
-            left = self._wrote + patience - loop.time()
+            limit = settings.write_stall if self._writing else settings.keep_alive
+            left = self._wrote + limit - loop.time()
             if left > 0:
                 await asyncio.sleep(min(left, settings.keep_alive, settings.write_stall))
             elif self._writing:

@@ -68,43 +68,45 @@ class Meters:
         self.registry = CollectorRegistry(auto_describe=False)
         self.runtime = RuntimeFigures(model)
         self.registry.register(self.runtime)
-        self._ttft = self._tally(
+        self._ttft = self._histogram(
             "time_to_first_token_seconds", "From asking to the first text.", _SECONDS
         )
-        self._gap = self._tally(
+        self._gap = self._histogram(
             "inter_token_latency_seconds", "Between two texts of a stream, by token.", _SHORT
         )
-        self._whole = self._tally(
+        self._whole = self._histogram(
             "e2e_request_latency_seconds", "From asking to the last reply.", _SECONDS
         )
-        self._queue = self._tally(
+        self._queue = self._histogram(
             "request_queue_time_seconds", "Waited in the runtime's queue.", _SECONDS
         )
-        self._prefill = self._tally(
+        self._prefill = self._histogram(
             "request_prefill_time_seconds", "From the first row to the first token.", _SECONDS
         )
-        self._decode = self._tally(
+        self._decode = self._histogram(
             "request_decode_time_seconds", "From the first token to the last.", _SECONDS
         )
-        self._inference = self._tally(
+        self._inference = self._histogram(
             "request_inference_time_seconds", "From the first row to the last token.", _SECONDS
         )
-        self._per_token = self._tally(
+        self._per_token = self._histogram(
             "request_time_per_output_token_seconds",
             "Decode time of a call by the tokens of its longest result after the first.",
             _SHORT,
         )
-        self._computed = self._tally(
+        self._computed = self._histogram(
             "request_prefill_kv_computed_tokens",
             "Tokens of a prompt that the cache did not have.",
             _TOKENS,
         )
-        self._wanted_n = self._tally("request_params_n", "Results asked for by a call.", _RESULTS)
-        self._wanted_tokens = self._tally(
+        self._wanted_n = self._histogram(
+            "request_params_n", "Results asked for by a call.", _RESULTS
+        )
+        self._wanted_tokens = self._histogram(
             "request_params_max_tokens", "max_tokens of a call, where it has one.", _TOKENS
         )
-        self._prompts = self._tally("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._generated = self._tally(
+        self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._generated = self._histogram(
             "request_generation_tokens", "Tokens of all results of a call.", _TOKENS
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
@@ -114,13 +116,11 @@ class Meters:
             "request_failures", "Calls that the runtime refused or failed.", "code"
         )
         self._aborted = self._counter(
-            "num_aborted_requests", "Calls that were left, or went with a runtime."
+            "num_aborted_requests", "Calls whose client left, or whose runtime ended."
         )
-        self._corrupted = self._counter(
-            "corrupted_requests", "Calls whose model gave numbers that are not finite."
-        )
+        self._corrupted = self._counter("corrupted_requests", "Calls whose logits were not finite.")
         self._refused = self._counter(
-            "admission_rejections", "Requests refused for lack of room.", "reason"
+            "admission_rejections", "Requests refused, by reason.", "reason"
         )
         self._http = self._counter("http_requests", "HTTP requests.", "method", "route", "status")
         self._http_seconds = Histogram(
@@ -135,7 +135,7 @@ class Meters:
             "http_requests_open", "HTTP requests that have begun and not ended."
         )
         self.open_results = self._gauge("results_open", "Results asked for that have not come.")
-        self.up = self._gauge("up", "Whether requests would be served: 1 or 0, as /ready says.")
+        self.up = self._gauge("up", "1 while /ready says 200, else 0.")
 
     def begin(self) -> None:
         """What has a fixed set of labels is there from the beginning, with 0: a rate needs a first
@@ -156,7 +156,6 @@ class Meters:
             one.labels(model)
 
     # --- the link
-    # ------------------------------------------------------------------------------------------------
 
     def asked(self, op: wire.Generate | wire.Select) -> None:
         self._calls[op.call] = _CallTimes(self._clock())
@@ -191,7 +190,6 @@ class Meters:
             self._aborted.labels(self._model()).inc()
 
     # --- the rest of the server
-    # ----------------------------------------------------------------------------------
 
     def refused(self, reason: str) -> None:
         """A request was not let in."""
@@ -212,7 +210,6 @@ class Meters:
         return generate_latest(self.registry)
 
     # --- inside
-    # --------------------------------------------------------------------------------------------------
 
     def _moved(self, delta: wire.Delta) -> None:
         under, now = self._calls.get(delta.call), self._clock()
@@ -245,7 +242,7 @@ class Meters:
         self._prompt_tokens.labels(model).inc(usage.prompt)
         self._cached_tokens.labels(model).inc(min(usage.cached, usage.prompt))
 
-    def _tally(self, name: str, says: str, bounds: tuple[float, ...]) -> RuntimeHistogram:
+    def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> RuntimeHistogram:
         made = RuntimeHistogram(PREFIX + name, says, bounds, self._model)
         self.registry.register(made)
         return made

@@ -2,8 +2,8 @@
 reads it.
 
 Names are those of vLLM and SGLang where these count the same, so that their boards need another
-prefix only. Counters go on over a restart of the runtime, whose own begin again at 0. Knows figures
-by name; asks nobody for them.
+prefix only. Counters continue over restarts of the runtime, whose own begin again at 0. Knows figures
+by name; does not fetch them.
 """
 
 from __future__ import annotations
@@ -63,12 +63,10 @@ def _share(part: float, whole: float) -> float:
 
 GAUGES = (
     RuntimeGauge("num_requests_running", "Results being computed.", _of("running")),
-    RuntimeGauge(
-        "num_requests_waiting", "Results that wait for memory or their turn.", _of("waiting")
-    ),
+    RuntimeGauge("num_requests_waiting", "Results in the waiting queue.", _of("waiting")),
     RuntimeGauge(
         "num_retracted_reqs",
-        "Of those that wait: the ones that ran before, and lost their memory.",
+        "Of those that wait: the ones that were preempted.",
         _of("preempted_waiting"),
     ),
     RuntimeGauge(
@@ -78,7 +76,7 @@ GAUGES = (
     ),
     RuntimeGauge(
         "kv_evictable_tokens",
-        "Tokens of the cache that nobody stands on.",
+        "Cached tokens that may be evicted: no running result and no pin holds them.",
         _of("pages_evictable", "page_size"),
     ),
     RuntimeGauge(
@@ -88,7 +86,7 @@ GAUGES = (
     ),
     RuntimeGauge(
         "kv_pinned_tokens",
-        "Of the evictable ones: those that open branches stand on.",
+        "Of the evictable ones: those of open branches.",
         _of("pages_pinned", "page_size"),
     ),
     RuntimeGauge("kv_pool_tokens", "Tokens that the pool has room for.", _of("pages", "page_size")),
@@ -121,18 +119,16 @@ GAUGES = (
 )
 COUNTERS = (
     RuntimeCounter("prefix_cache_queries", "Tokens looked up in the cache.", "looked_up_tokens"),
-    RuntimeCounter("prefix_cache_hits", "Tokens found there.", "cached_tokens"),
+    RuntimeCounter("prefix_cache_hits", "Of them: found.", "cached_tokens"),
     RuntimeCounter("generation_tokens", "Tokens generated, forced ones too.", "generated_tokens"),
     RuntimeCounter("computed_tokens", "Tokens that went through the model.", "computed_tokens"),
     RuntimeCounter("prefill_tokens", "Of them: in rows of more than one.", "prefill_tokens"),
     RuntimeCounter(
-        "forced_tokens", "Tokens that a constraint left no choice about.", "forced_tokens"
+        "forced_tokens", "Tokens forced by a constraint: it allowed no other.", "forced_tokens"
     ),
+    RuntimeCounter("num_preemptions", "Preemptions of running results.", "preemptions"),
     RuntimeCounter(
-        "num_preemptions", "Times that a running result lost its memory to another.", "preemptions"
-    ),
-    RuntimeCounter(
-        "evicted_tokens", "Tokens forgotten for lack of memory.", "evicted_pages", "page_size"
+        "evicted_tokens", "Tokens evicted from the cache.", "evicted_pages", "page_size"
     ),
     RuntimeCounter("copied_slots", "Slots of pages copied on write.", "copied_slots"),
     RuntimeCounter(
@@ -142,7 +138,9 @@ COUNTERS = (
     ),
     RuntimeCounter("steps", "Forward passes.", "steps"),
     RuntimeCounter("failed_steps", "Forward passes that failed.", "failed_steps"),
-    RuntimeCounter("scheduler_idle_seconds", "Seconds with nothing to do.", "idle_seconds"),
+    RuntimeCounter(
+        "scheduler_idle_seconds", "Seconds in which the scheduler had no work.", "idle_seconds"
+    ),
     RuntimeCounter("forks", "Branches forked off.", "forks"),
     RuntimeCounter(
         "fork_shared_tokens",
@@ -151,31 +149,31 @@ COUNTERS = (
     ),
     RuntimeCounter("branches", "Branches opened, forks too.", "branches"),
     RuntimeCounter(
-        "programs", "Programs and requests begun: branches that are no forks.", "programs"
+        "programs", "Programs and requests begun: branches opened without a fork.", "programs"
     ),
     RuntimeCounter("calls", "Calls of all clients.", "calls"),
     RuntimeCounter("calls_done", "Of them: answered.", "calls_done"),
     RuntimeCounter("calls_failed", "Of them: failed, cancelled or refused.", "calls_failed"),
     RuntimeCounter(
         "invariant_failures",
-        "Books of the scheduler that did not balance; anything but 0 is a bug.",
+        "Failed invariant checks of the scheduler; anything but 0 is a bug.",
         "invariant_failures",
     ),
     RuntimeCounter(
         "wire_frames_malformed",
-        "Frames on the wire that were no messages.",
+        "Frames on the wire that could not be decoded.",
         "channel_frames_malformed",
     ),
 )
-SPREADS = (
+HISTOGRAMS = (
     (
         "wait_passes",
-        "Passes of the scheduler that a result waited before it ran first.",
+        "Scheduler steps that a result waited before it first ran.",
         "wait_passes",
     ),
     (
         "grammar_compilation_time_seconds",
-        "Compiling a constraint that the cache had not.",
+        "Compile time of constraints that were not cached.",
         "compile_seconds",
     ),
 )
@@ -194,7 +192,7 @@ class RuntimeFigures(Collector):
         self._before: dict[str, float] = {}  # what runtimes that are gone had counted
 
     def see(self, figures: Figures) -> None:
-        """The runtime, or another one after it, says this now."""
+        """New figures of the runtime, or of its successor."""
         if figures.get("pid") != self._now.get("pid"):
             for name in _summed(self._now):
                 self._before[name] = self._total(name)
@@ -212,7 +210,7 @@ class RuntimeFigures(Collector):
             factor = 1.0 if counter.times is None else self._now.get(counter.times, 1.0)
             made.add_metric(labels, self._total(counter.figure) * factor)
             yield made
-        for name, help_text, figure in SPREADS:
+        for name, help_text, figure in HISTOGRAMS:
             histogram = HistogramMetricFamily(PREFIX + name, help_text, labels=["model_name"])
             histogram.add_metric(labels, list(self._buckets(figure)), self._total(figure + "_sum"))
             yield histogram
@@ -271,5 +269,5 @@ def _summed(figures: Figures) -> list[str]:
     return [
         name
         for name in figures
-        if name in known or name.startswith(tuple(figure for _, _, figure in SPREADS))
+        if name in known or name.startswith(tuple(figure for _, _, figure in HISTOGRAMS))
     ]

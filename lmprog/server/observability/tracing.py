@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 Ended: TypeAlias = Callable[[str, int], None]
-"""Told the route and the status of a request, before its span is left."""
+"""Called with the route and the status of a request, before its span ends."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 OPT_IN = "OTEL_SEMCONV_STABILITY_OPT_IN"
 _QUIET = ("/health", "/ready", "/metrics")
-"""Asked every few seconds by machines; nobody wants their spans."""
+"""Polled every few seconds: not traced."""
 
 
 class Traces(Protocol):
-    """What a server does about spans."""
+    """Makes spans, or none."""
 
     def request(self, scope: Scope) -> AbstractContextManager[Ended]:
-        """Around one HTTP request; what it asks of the runtime stands below it."""
+        """Around one HTTP request; the spans of its calls are children of its span."""
         ...
 
     def beside(self, observer: Observer) -> Observer:
@@ -51,7 +51,7 @@ class Traces(Protocol):
 
 
 class NoTraces:
-    """Makes none."""
+    """Makes no spans."""
 
     def request(self, scope: Scope) -> AbstractContextManager[Ended]:
         return nullcontext(_nothing)
@@ -76,7 +76,10 @@ def traces(environment: Mapping[str, str], model: Callable[[], str]) -> Traces:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
-        message = f"{ENDPOINTS[0]} is set, and OpenTelemetry is not installed: pip install 'lmprog[otel]'."
+        message = (
+            f"{ENDPOINTS[0]} is set, and OpenTelemetry is not installed: "
+            "pip install 'lmprog[otel]'."
+        )
         raise NotSupported(message) from None
     return OtelTraces(
         OTLPSpanExporter(), model, conventional="gen_ai" in environment.get(OPT_IN, "")

@@ -17,9 +17,9 @@ import msgspec
 from starlette.requests import Request
 
 from lmprog import wire
+from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
 from lmprog.server.operations.health import version
-from lmprog.server.runtime_link import Exchange
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ that the default.
 The file is `lmprog.toml` or `lmprog.yaml` in the current folder, or the one that `--config` names;
 it is flat, one option a line, by the names of the flags. TOML is read by Python itself; YAML needs
 PyYAML, and is read as plain data. Nothing is guessed: an unknown option, or a value of the wrong
-type, is refused with where it stands.
+type, is refused with its origin.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class Configuration:
         known = [_MODEL, *options()]
         width = max(len(option.name) for option in known)
         return [
-            f"{option.name:<{width}}  {self.chosen[option.name].shown(option)}  # {self.chosen[option.name].origin}"
+            f"{option.name:<{width}}  {value.shown(option)}  # {value.origin}"
             for option in known
+            for value in [self.chosen[option.name]]
         ]
 
 
@@ -98,7 +99,7 @@ def configured(
     for name in written:
         if name not in known:
             raise UnknownName(
-                f"{path} has the option {name!r}; there are {', '.join(known)}.", name=name
+                f"unknown option {name!r} in {path}; valid: {', '.join(known)}.", name=name
             )
     return Configuration(
         {name: _choose(option, flags, environment, written, path) for name, option in known.items()}
@@ -175,7 +176,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {error.strerror or error}.", name="config"
         ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParameter(f"{path} is no TOML: {error}.", name="config") from None
+        raise InvalidParameter(f"{path} is not valid TOML: {error}.", name="config") from None
     if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
         raise InvalidParameter(
             f"{path} must be a table of options, one a line, as in 'port: 8000'.", name="config"
@@ -192,4 +193,4 @@ def _yaml(text: str, path: Path) -> Any:
     try:
         return yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise InvalidParameter(f"{path} is no YAML: {error}.", name="config") from None
+        raise InvalidParameter(f"{path} is not valid YAML: {error}.", name="config") from None

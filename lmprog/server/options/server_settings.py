@@ -25,9 +25,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    """Any of them opens every route but the admin's. None given: whoever reaches the port may use
-    it.
-    """
+    """Each permits every route but the admin's. None given: no key is required."""
     admin_key: str | None = None
     """Opens everything. With `api_keys` and without this, nobody reaches the admin routes."""
     api_key_file: str | None = None
@@ -41,7 +39,9 @@ class ServerSettings:
     allow_open: bool = False
     """Listen beyond this machine without any key."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which the server may be reached, besides addresses, `localhost` and `host`; `*`: any."""
+    """Names by which the server may be reached, besides addresses, `localhost` and `host`; `*`: any
+    name.
+    """
     cors_origins: tuple[str, ...] = ()
     """Origins of other sites whose pages may use the server (`https://example.org`); `*`: any."""
     served_model_name: str | None = None
@@ -62,7 +62,7 @@ class ServerSettings:
     """Whether the page shows the text of cached prefixes."""
 
     max_running: int = 256
-    """Results that the runtime computes at once; what is asked beyond waits."""
+    """Results that the runtime computes at once; others wait."""
     max_waiting: int = 1024
     """Results that may wait beyond `max_running`; more are refused with 429."""
     max_requests: int = 12_000
@@ -138,8 +138,8 @@ class ServerSettings:
         has_keys = bool(self.api_keys or self.admin_key or self.api_key_file)
         if not (has_keys or self.allow_open or is_loopback(self.host)):
             raise InvalidParameter(
-                f"{self.host} can be reached from other machines, and no key is set: give --api-key, listen on "
-                "127.0.0.1, or say --insecure-no-auth.",
+                f"{self.host} can be reached from other machines, and no key is set: give "
+                "--api-key, listen on 127.0.0.1, or say --insecure-no-auth.",
                 name="host",
                 value=self.host,
                 allowed="127.0.0.1 without keys",

@@ -1,9 +1,9 @@
 """The playground: one prompt with one question to it (a text, a JSON value, a choice, several
 continuations).
 
-A program of a few ops on one branch, told as events: the prompt as the runtime saw it and how much
-of it was cached, text as it comes, each result with its work. Knows ops and replies; knows nothing
-of the page's looks.
+A program of a few ops on one branch, as events: the prompt as the runtime saw it and how much of it
+was cached, text as it comes, each result with its usage. Knows ops and replies; knows nothing of
+the page's looks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from msgspec import Meta
 
 from lmprog import wire
 from lmprog.errors import LmprogError, from_wire
+from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_errors import problem_of, refused
 from lmprog.server.http.limits import within
 from lmprog.server.http.sse import END, event
-from lmprog.server.runtime_link import Exchange
 
 MOST_FORKS = 16
 
@@ -148,11 +148,11 @@ class Player:
             known = await link.ask(lambda call: wire.Encode(call, prompt.text, prefix=False))
             assert isinstance(known, wire.TokensAre)
             first = known.tokens[: max(0, cached - (prompt.num_tokens - len(known.tokens)))]
-            told = await link.ask(lambda call: wire.Decode(call, first, special=True))
+            decoded = await link.ask(lambda call: wire.Decode(call, first, special=True))
         except (LmprogError, TimeoutError):
             return None  # the result stands without it
-        assert isinstance(told, wire.TextIs)
-        return len(told.text) if prompt.text.startswith(told.text) else None
+        assert isinstance(decoded, wire.TextIs)
+        return len(decoded.text) if prompt.text.startswith(decoded.text) else None
 
 
 def _name(reply: wire.CallDone | wire.Chosen) -> str:

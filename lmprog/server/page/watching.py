@@ -1,8 +1,7 @@
-"""Pictures of the runtime for all who watch: asked for once, however many look, and not at all when
-nobody does.
+"""Snapshots of the runtime for all viewers of the page: one request for all of them, none without.
 
-A slow viewer misses pictures and never holds anybody up: each waits for the newest. A picture that
-shows nothing new is not sent, apart from a few for the ages. Knows the wire's `Snapshot`; draws
+A slow viewer skips snapshots and delays nobody: each waits for the newest. A snapshot that shows
+nothing new is not sent, apart from a few that update the ages. Knows the wire's `Snapshot`; draws
 nothing.
 """
 

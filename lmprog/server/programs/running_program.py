@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lmprog import wire
+from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import refused
@@ -24,7 +25,6 @@ from lmprog.server.openai.running_request import warned
 from lmprog.server.programs.program_body import ProgramBody
 from lmprog.server.programs.program_results import result_of, total
 from lmprog.server.programs.translation import Translated, Translator
-from lmprog.server.runtime_link import Exchange
 
 
 class RunningProgram:

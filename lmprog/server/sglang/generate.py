@@ -19,12 +19,12 @@ from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.errors import from_wire
+from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai.running_request import warned
-from lmprog.server.runtime_link import Exchange
 from lmprog.server.sglang.generate_answers import GenerateStream, Row, aborted, results
 from lmprog.server.sglang.generate_body import (
     SILENT,

@@ -1,9 +1,8 @@
-"""A supervised runtime for a gateway: the supervisor's decisions, carried out on real processes.
+"""Carries out the supervisor's decisions on real processes.
 
-The keeper starts the runtime in a thread, connects the gateway's link to it, looks after it a few
-times a second, and when it must be restarted writes down what is known: its last figures, where
-each of its threads stands (the runtime writes that to its log when it is signalled) and the end of
-its log. HTTP goes on meanwhile; it does not know of it.
+Starts the runtime in a thread, connects the gateway's link to it, checks it a few times a second,
+and logs what is known when it must be restarted: its last figures, the stack of each of its threads
+(the runtime writes that to its log upon a signal) and the end of its log. HTTP goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ T = TypeVar("T")
 TICK = 0.2
 """Seconds between two looks: a death is seen within one of them."""
 STACK_SIGNAL = signal.SIGUSR1
-"""Upon this a runtime writes where its threads stand."""
+"""Upon this a runtime writes the stacks of its threads to its log."""
 _STACK_SECONDS = 0.4  # for writing that
 _REACH_PAUSE = 0.5  # between two tries to connect again
 _ASK_SECONDS = 3600.0  # the supervisor decides how long an answer may take
@@ -39,15 +38,13 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class SupervisedRuntime:
-    """Owner of the runtime. `run` is its life; `stop` ends runtime and `run`. Belongs to the event
-    loop's thread.
-    """
+    """Owner of the runtime process; `stop` ends it, and `run`. Belongs to the event loop's thread."""
 
     def __init__(
         self,
         launch: Callable[[], RuntimeProcess],
         gateway: Gateway,
-        patience: RestartTimeouts | None = None,
+        timeouts: RestartTimeouts | None = None,
     ) -> None:
         """`launch` starts a runtime and waits until it serves; it is called in a thread, once for
         each life.
@@ -59,7 +56,7 @@ class SupervisedRuntime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._up = asyncio.Event()
-        self.supervisor = Supervisor(self, time.monotonic, patience)
+        self.supervisor = Supervisor(self, time.monotonic, timeouts)
         link.when_lost = lambda error: self.supervisor.lost()
         link.seconds_until_up = self.supervisor.seconds_until_up
         gateway.is_responsive = self.supervisor.is_responsive
@@ -99,7 +96,7 @@ class SupervisedRuntime:
         await _in_thread(lambda: runtime.close(grace))
         return runtime.exit_code == 0
 
-    # --- the supervisor's verbs
+    # --- the supervisor's actions
     # ----------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -132,7 +129,7 @@ class SupervisedRuntime:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("keeping the runtime failed", exc_info=task.exception())
+            log.error("supervising the runtime failed", exc_info=task.exception())
 
     async def _start(self) -> None:
         began = time.monotonic()
@@ -157,7 +154,7 @@ class SupervisedRuntime:
         )
 
     async def _ask(self) -> None:
-        with contextlib.suppress(LmprogError):  # a lost connection is told by the link
+        with contextlib.suppress(LmprogError):  # the link reports a lost connection
             figures = await self._link.figures(_ASK_SECONDS)
             self._meters.runtime.see(figures)
             self.supervisor.answered(figures)
@@ -184,11 +181,11 @@ class SupervisedRuntime:
     async def _end(self) -> None:
         runtime = self._runtime
         assert runtime is not None
-        await _in_thread(lambda: self._bury(runtime))
+        await _in_thread(lambda: self._log_and_close(runtime))
         self.supervisor.ended()
 
-    def _bury(self, runtime: RuntimeProcess) -> None:
-        """Writes down what is known, and ends it. In a thread: takes a moment."""
+    def _log_and_close(self, runtime: RuntimeProcess) -> None:
+        """Logs what is known, and ends the process. In a thread: takes a moment."""
         figures = {name: value for name, value in self.supervisor.last_figures.items() if value}
         log.error(
             "its last figures: %s",
@@ -236,16 +233,16 @@ async def _in_thread(work: Callable[[], T]) -> T:
     def body() -> None:
         try:
             value = work()
-        except BaseException as error:  # noqa: BLE001 - handed over to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             _tell(loop, lambda error=error: settle(None, error))  # type: ignore[misc]
         else:
             _tell(loop, lambda: settle(value, None))
 
-    threading.Thread(target=body, name="lmprog-keeper", daemon=True).start()
+    threading.Thread(target=body, name="lmprog-supervisor", daemon=True).start()
     return await future
 
 
 def _tell(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
-    """Nothing where the loop is closed: nobody waits any more."""
+    """Does nothing where the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(action)

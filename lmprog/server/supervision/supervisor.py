@@ -1,13 +1,12 @@
-"""When a runtime must be restarted, and when it may: the decisions alone, without a process, a
-socket or a clock.
+"""When a runtime is restarted: the decisions alone, without a process, a socket or a clock.
 
 What is watched is progress, not life: a runtime that has work and brings no token and admits nobody
 for `stall` seconds is hung, whatever its process does, and so is one whose loop does not answer.
 Only while its process really computes may an answer take longer, up to `longest_step`, since a long
 step on a slow machine answers after it.
 
-`Supervisor` is told what happened and calls its verbs; they never wait, and report back through its
-events. It knows figures by name; it does not know how anything is started, asked or ended.
+`Supervisor` gets events and calls actions; these never wait, and report back through its events.
+It knows figures by name; it does not know how anything is started, asked or ended.
 """
 
 from __future__ import annotations
@@ -94,13 +93,13 @@ class Supervisor:
 
     def __init__(
         self,
-        verbs: SupervisorActions,
+        actions: SupervisorActions,
         clock: Callable[[], float],
-        patience: RestartTimeouts | None = None,
+        timeouts: RestartTimeouts | None = None,
     ) -> None:
-        self._verbs = verbs
+        self._actions = actions
         self._clock = clock
-        self._patience = patience or RestartTimeouts()
+        self._timeouts = timeouts or RestartTimeouts()
         self._phase = Phase.IDLE
         self.restarts = 0
         self.failure: LmprogError | None = None
@@ -141,37 +140,36 @@ class Supervisor:
     def is_responsive(self) -> bool:
         """Whether the runtime answered, or computed, a moment ago: a long step is no hang."""
         quiet_since = max(self._answered, self._worked)
-        return self._phase is Phase.SERVING and self._now - quiet_since <= self._patience.silence
+        return self._phase is Phase.SERVING and self._now - quiet_since <= self._timeouts.silence
 
     def begin(self) -> None:
         """Starts the first runtime."""
         assert self._phase is Phase.IDLE, self._phase
         self._enter(Phase.STARTING)
-        self._verbs.start()
+        self._actions.start()
 
     def tick(self) -> None:
-        """Looks around, and does what is due."""
+        """Checks the runtime, and does what is due."""
         now = self._clock()
         passed = min(max(0.0, now - self._last_tick), LONGEST_GAP)
         self._last_tick = now
         self._now += passed
         if self._phase is Phase.RESTING and self._now >= self._rest_until:
             self._enter(Phase.STARTING)
-            self._verbs.start()
+            self._actions.start()
         elif self._phase in (Phase.SERVING, Phase.LOST):
             why = self._what_is_wrong(passed)
             if why is not None:
                 self._enter(Phase.ENDING)
-                self._verbs.end(why)
+                self._actions.end(why)
             elif (
                 self._phase is Phase.SERVING and self._asked is None and self._now >= self._next_ask
             ):
                 self._asked = self._now
-                self._next_ask = self._now + self._patience.ask_every
-                self._verbs.ask()
+                self._next_ask = self._now + self._timeouts.ask_every
+                self._actions.ask()
 
     # --- events
-    # --------------------------------------------------------------------------------------------------
 
     def started(self) -> None:
         """The runtime serves, and requests reach it."""
@@ -209,7 +207,7 @@ class Supervisor:
         if self._phase is Phase.SERVING:
             self._enter(Phase.LOST)
             self._asked = None
-            self._verbs.reach()
+            self._actions.reach()
 
     def reached(self) -> None:
         """Connected again to the same process."""
@@ -221,13 +219,12 @@ class Supervisor:
         self._rest()
 
     # --- inside
-    # --------------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
         self._enter(Phase.SERVING)
         self._asked = None
         self._next_ask = self._answered = self._moved = self._worked = self._now
-        self._cpu = self._verbs.pulse() or 0.0
+        self._cpu = self._actions.pulse() or 0.0
         self._progress = ()
 
     def _enter(self, phase: Phase) -> None:
@@ -236,13 +233,13 @@ class Supervisor:
 
     def _rest(self) -> None:
         """Before the next start: nothing after a long life, else twice as long each time."""
-        patience = self._patience
-        settled = self._born is not None and self._now - self._born > patience.settled
+        timeouts = self._timeouts
+        settled = self._born is not None and self._now - self._born > timeouts.settled
         self._short_lives = 1 if settled else self._short_lives + 1
         rest = 0.0
         if self._short_lives > 1:
             rest = min(
-                patience.longest_rest, patience.first_rest * 2.0 ** min(self._short_lives - 2, 30)
+                timeouts.longest_rest, timeouts.first_rest * 2.0 ** min(self._short_lives - 2, 30)
             )
             log.warning(
                 "the runtime died %d times in short; the next start is in %g s",
@@ -256,21 +253,21 @@ class Supervisor:
 
     def _what_is_wrong(self, passed: float) -> str | None:
         """Why the runtime must end now; None: nothing."""
-        cpu = self._verbs.pulse()
+        cpu = self._actions.pulse()
         if cpu is None:
             return "its process ended"
         if cpu - self._cpu > COMPUTING * passed:
             self._worked = self._now
         self._cpu = cpu
-        patience = self._patience
+        timeouts = self._timeouts
         silent = self._now - (self._since if self._phase is Phase.LOST else self._answered)
-        if silent > patience.longest_step:
+        if silent > timeouts.longest_step:
             return f"its loop has not answered for {silent:.1f} s, longer than a step may take"
-        if silent > patience.stall and self._now - self._worked > patience.stall:
+        if silent > timeouts.stall and self._now - self._worked > timeouts.stall:
             return f"its loop has not answered for {silent:.1f} s, and its process computes nothing"
         still = (
             self._answered - self._moved
         )  # both are times of answers: a long step between two of them is none
-        if self._phase is Phase.SERVING and still > patience.stall:
+        if self._phase is Phase.SERVING and still > timeouts.stall:
             return f"it has work, but no token came and nobody was admitted for {still:.1f} s"
         return None

@@ -1,0 +1,211 @@
+"""The branches and calls of one request, and the replies to them.
+
+A request opens an `Exchange`, sends its ops, and takes replies from it as they come; leaving the
+exchange closes its branches, which cancels what still runs and frees its pages. All methods belong
+to the event loop's thread. Knows messages and numbers; knows no connection's life and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self, TypeAlias
+
+from lmprog import wire
+from lmprog.errors import ProtocolError, RuntimeGone, from_wire
+from lmprog.launch import Connection
+from lmprog.server.fairness.dispatch import Dispatcher, Flow
+
+log = logging.getLogger("lmprog.server")
+
+Answer: TypeAlias = wire.Reply
+"""To a call: `Delta`s, and then one that is none."""
+
+
+class Account(Flow, Protocol):
+    """A key's account: what its requests may ask for, and what they have used."""
+
+    def check(self, ops: Sequence[wire.Op]) -> None:
+        """Raises InvalidParameter for what it may not ask for."""
+        ...
+
+    def use(self, prompt: int, generated: int) -> None:
+        """These tokens were computed, or found in the cache, for it."""
+        ...
+
+
+class ExchangeLink(Protocol):
+    """What an exchange needs of its link."""
+
+    turns: Dispatcher | None
+
+    def number(self) -> int:
+        """A new one, for a branch or a call."""
+        ...
+
+    def listen(self, call: int, exchange: Exchange) -> None:
+        """Replies to `call` go to `exchange`."""
+        ...
+
+    def unlisten(self, call: int) -> None: ...
+
+    def leave(self, exchange: Exchange) -> None:
+        """The exchange has ended."""
+        ...
+
+    def sent(self, ops: Sequence[wire.Op]) -> None:
+        """These ops are on their way."""
+        ...
+
+    def restarted(self) -> RuntimeGone:
+        """Why work ends whose runtime went."""
+        ...
+
+
+class Exchange:
+    """The branches and calls of one request. Use it with `with`: its end closes them."""
+
+    def __init__(self, link: ExchangeLink, connection: Connection, account: Account | None) -> None:
+        self._link = link
+        self._connection = connection
+        self._account = account
+        self._streamed: dict[int, int] = {}  # call -> tokens that its deltas had
+        self._branches: list[int] = []
+        self._calls: set[int] = set()
+        self._inbox: deque[Answer] = deque()
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def info(self) -> wire.Welcome:
+        """What the runtime of this exchange said about itself."""
+        return self._connection.info
+
+    def branch(self) -> int:
+        """A number for a new branch; closed with the exchange."""
+        number = self._link.number()
+        self._branches.append(number)
+        return number
+
+    def call(self) -> int:
+        """A number for a new call, whose replies come here."""
+        number = self._link.number()
+        self._calls.add(number)
+        self._link.listen(number, self)
+        return number
+
+    def send(self, *ops: wire.Op) -> None:
+        """Sends `ops` in their order, in one frame where nobody else waits. Raises
+        `InvalidParameter` for what cannot be sent, `Overloaded`, `RuntimeGone`.
+        """
+        if self._failure is not None:
+            raise self._failure
+        account, turns = self._account, self._link.turns
+        if account is not None:
+            account.check(ops)
+            if turns is not None:
+                turns.put(self, account, ops)
+                return
+        self.send_now(ops)
+
+    def send_now(self, ops: Sequence[wire.Op]) -> None:
+        """The same at once; the dispatcher decides when."""
+        try:
+            self._connection.send(ops)
+        except RuntimeGone as error:  # its own words name our paths
+            log.info("%s", error)
+            raise self._link.restarted() from None
+        self._link.sent(ops)
+
+    async def answer(self) -> Answer:
+        """The next reply of any call, a `Failed` too. Raises what ended the connection."""
+        while not self._inbox:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._inbox.popleft()
+
+    async def next(self) -> Answer:
+        """The next reply. Raises what a `Failed` says."""
+        reply = await self.answer()
+        if isinstance(reply, wire.Failed):
+            raise from_wire(reply.code, reply.message, reply.details)
+        return reply
+
+    @property
+    def waiting(self) -> int:
+        """Calls that have no last reply yet, or whose last reply has not been taken."""
+        return len(self._calls) + sum(not isinstance(reply, wire.Delta) for reply in self._inbox)
+
+    def take(self, reply: Answer) -> None:
+        """For the link: one more reply."""
+        if self._account is not None:
+            self._charge(self._account, reply)
+        if not isinstance(reply, wire.Delta | wire.Welcome) and reply.call is not None:
+            self._calls.discard(reply.call)
+        elif isinstance(reply, wire.Delta) and self._inbox:
+            last = self._inbox[-1]
+            if isinstance(last, wire.Delta) and (last.call, last.index) == (
+                reply.call,
+                reply.index,
+            ):
+                # What came while nobody read is one piece: less work for all just when there is too
+                # much.
+                text, count = last.text + reply.text, last.num_tokens + reply.num_tokens
+                self._inbox[-1] = wire.Delta(
+                    reply.call, reply.index, text, count, last.logprobs + reply.logprobs
+                )
+                return
+        self._inbox.append(reply)
+        self._wake()
+
+    def _charge(self, account: Account, reply: Answer) -> None:
+        """Counts tokens when they come, so that those of a call that is left are counted too."""
+        match reply:
+            case wire.Delta(call=call, num_tokens=num_tokens):
+                self._streamed[call] = self._streamed.get(call, 0) + num_tokens
+                account.use(0, num_tokens)
+            case wire.CallDone(call=call, usage=usage) | wire.Chosen(call=call, usage=usage):
+                rest = usage.generated - self._streamed.pop(call, 0)
+                account.use(usage.prompt, max(0, rest))
+
+    def fail(self, error: Exception) -> None:
+        """Ends the exchange: what has come can still be taken, then `error` is raised."""
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def close(self) -> None:
+        """Closes its branches; the runtime frees what they held. Safe to repeat."""
+        turns = None if self._account is None else self._link.turns
+        never_opened = turns.leave(self) if turns is not None else frozenset[int]()
+        for number in self._calls:
+            self._link.unlisten(number)
+        branches, self._branches, self._calls = self._branches, [], set()
+        branches = [number for number in branches if number not in never_opened]
+        self._link.leave(self)
+        if branches and self._failure is None:
+            try:
+                self._connection.send([wire.Close(number) for number in branches])
+            except RuntimeGone:
+                log.debug("the runtime went before its branches were closed")
+        self.fail(ProtocolError("this exchange was closed"))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
