@@ -111,7 +111,7 @@ def test_importing_the_package_or_the_command_imports_neither_torch_nor_sockets(
         (["serve", "--pagesize", "4"], "--pagesize"),
         (["serve", "--page-size", "four"], "invalid int value: 'four'"),
         (["serve", "--policy", "random"], "invalid choice: 'random'"),
-        (["serve", "ok", "--address", "tcp://0.0.0.0:5000"], "could be reached by others"),
+        (["serve", "ok", "--address", "tcp://0.0.0.0:5000"], "can be reached from other machines"),
         (["serve", "--no-http", "--port", "9000"], "--port is for HTTP"),
         (["serve", "--host", "0.0.0.0"], "--insecure-no-auth"),
         (["serve", "--port", "70000"], "0 to 65535"),
