@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PolicyName = Literal["fcfs", "lpm", "dfs"]
+AdmissionName = Literal["programs", "unlimited"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -28,9 +29,13 @@ class SchedulerConfig:
     max_chunk: int = 0
     """Most tokens of one row in one step; 0: only the budget limits it."""
     policy: PolicyName = "lpm"
-    ageing: int = 4
-    """lpm: tokens of cached prefix that one step of waiting is worth, so that waiting is bounded: a
-    call is overtaken only by calls that came at most context / ageing steps after it."""
+    ageing: float = 60.0
+    """Seconds of waiting that a whole context of cached prefix, a level of priority, or a place in
+    memory is worth, so that waiting is bounded: see `runtime/scheduling/policy`."""
+    admission: AdmissionName = "programs"
+    """programs: as many programs at a time as fit in memory until they end. unlimited: all whose
+    next call fits; where they do not all fit, they evict each other's pages.
+    """
     share: bool = True
     """False switches the tree off (nothing is matched or kept): the plain twin that the cache is
     tested against.

@@ -51,7 +51,7 @@ def assemble(
     resolved("dtype", engine.dtype)
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
-    scheduler = Scheduler(scheduling, engine.context_len)
+    scheduler = Scheduler(scheduling, engine.context_len, clock=time.monotonic)
     template: list[ChatTemplate] = []
 
     def chat_template() -> ChatTemplate:

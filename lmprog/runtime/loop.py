@@ -25,6 +25,8 @@ log = logging.getLogger("lmprog")
 
 IDLE_WAIT = 0.2
 """Seconds to wait for messages when nothing runs."""
+RETURN_WAIT = 0.001
+"""The same while a place in memory is kept for programs that pause, and others wait."""
 COMPILE_WAIT = 0.001
 """Seconds to wait while a constraint is compiled, whose end sends no message."""
 MAX_HANDLE_SECONDS = 0.005
@@ -77,12 +79,14 @@ class Loop:
         )
         self._clock = clock
         self._checked_at = 0
+        self._had_rows = False
 
     def step(self) -> None:
         """One turn."""
         self._receive()
         began = self._handle_messages()
         plan = self.scheduler.plan()  # who runs how many tokens; their slots are held
+        self._had_rows = bool(plan.rows)
         progress = self._forward(plan) if plan.rows else []
         self.channel.send(self.interpreter.deliver(progress, began))
         if self.scheduler.idle:
@@ -142,8 +146,10 @@ class Loop:
 
     def _wait(self) -> float:
         """Seconds that `receive` may wait: none while there is anything to do."""
-        if not self.scheduler.idle or self.inbox.num_ops:
+        if self.inbox.num_ops:
             return 0.0
+        if not self.scheduler.idle:
+            return 0.0 if self._had_rows else RETURN_WAIT
         deadline = self.interpreter.next_deadline
         wait = COMPILE_WAIT if self.interpreter.is_compiling else IDLE_WAIT
         return wait if deadline is None else min(wait, max(0.0, deadline - self._clock()))

@@ -92,6 +92,9 @@ class SimClient:
         self._numbers += 1
         return self._numbers
 
+    def _priority(self) -> int:
+        return self.rng.choice([0, 0, 0, 0, 1, -1, 5])
+
     def _words(self, most: int) -> str:
         return "".join(self.rng.choices("abcdefghijklm ", k=self.rng.randrange(1, most)))
 
@@ -187,14 +190,26 @@ class SimClient:
         keep: wire.Keep = rng.choice(["first", "first", "best", "fastest", "majority"])
         stream, heal = rng.random() < 0.5, rng.random() < 0.5
         return wire.Generate(
-            branch, self._number(), sampling, stream=stream, timeout=timeout, heal=heal, keep=keep
+            branch,
+            self._number(),
+            sampling,
+            stream=stream,
+            timeout=timeout,
+            heal=heal,
+            keep=keep,
+            priority=self._priority(),
         )
 
     def _select(self, branch: int) -> wire.Select:
         choices = tuple(dict.fromkeys(self._words(6) for _ in range(self.rng.randrange(1, 5))))
         temperature = self.rng.choice([0.0, 0.0, 2.0])
         return wire.Select(
-            branch, self._number(), choices, temperature=temperature, seed=self.rng.randrange(1000)
+            branch,
+            self._number(),
+            choices,
+            temperature=temperature,
+            seed=self.rng.randrange(1000),
+            priority=self._priority(),
         )
 
     def _issue(self, op: wire.Generate | wire.Select | wire.Read, mirror: BranchMirror) -> wire.Op:

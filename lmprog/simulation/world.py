@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
+from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling.policy import overtaking_bound
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.fake_engine import FakeEngine, Floats
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.reply_checks import ReplyChecks
@@ -40,6 +40,8 @@ class Scenario:
     num_clients: int
     busy: float
     faults: float
+    seconds_per_step: float
+    seconds_per_token: float
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -53,11 +55,16 @@ def draw(rng: random.Random) -> Scenario:
         max_rows=rng.choice([1, 3, 8, 64]),
         max_chunk=rng.choice([0, 0, 1, 7]),
         policy=rng.choice(["fcfs", "lpm", "dfs"]),
-        ageing=rng.choice([1, 4, 64]),
+        ageing=rng.choice([0.0, 0.5, 10.0]),
         share=rng.random() < 0.9,
     )
     return Scenario(
-        config, rng.randrange(1, 5), rng.choice([0.05, 0.3, 0.8]), rng.choice([0.0, 0.02, 0.1])
+        config,
+        num_clients=rng.randrange(1, 5),
+        busy=rng.choice([0.05, 0.3, 0.8]),
+        faults=rng.choice([0.0, 0.02, 0.1]),
+        seconds_per_step=rng.choice([0.0, 0.005, 0.1]),
+        seconds_per_token=rng.choice([0.0, 0.0001, 0.01]),
     )
 
 
@@ -94,7 +101,7 @@ class World:
         config = self.scenario.scheduler
         tokenizer = LetterTokenizer()
         self.channel = SimChannel()
-        self.scheduler = Scheduler(config, CONTEXT)
+        self.scheduler = Scheduler(config, CONTEXT, clock=self.clock)
         self.engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
         limits = CallLimits(
             tokenizer.vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits
@@ -105,14 +112,14 @@ class World:
         )
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self.clock)
         self.loop = Loop(
-            self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self.clock
+            self.channel, self.interpreter, self.scheduler, self, PlainSampler(), self.clock
         )
         self.clients = [
             self._client(b"client-%d" % number) for number in range(self.scenario.num_clients)
         ]
         self._trace = hashlib.blake2b()
-        self._arrived: dict[Sequence, int] = {}
-        self._stuck = 0
+        self._seen_running: set[Sequence] = set()
+        self._moved_at = 0.0
 
     @property
     def trace(self) -> str:
@@ -121,6 +128,13 @@ class World:
 
     def clock(self) -> float:
         return self.now
+
+    def forward(self, batch: Batch) -> Floats:
+        """The fake engine's, which takes time."""
+        self.now += self.scenario.seconds_per_step + self.scenario.seconds_per_token * len(
+            batch.tokens
+        )
+        return self.engine.forward(batch)
 
     def step(self) -> None:
         """Clients act, a fault may strike, the loop runs one step, the invariants are checked."""
@@ -196,8 +210,12 @@ class World:
 
     def _check_progress(self, moved: bool) -> None:
         """If any sequence waits or runs, some sequence makes progress."""
-        self._stuck = 0 if moved or self.scheduler.idle else self._stuck + 1
-        assert self._stuck < 3, "sequences wait and none makes progress"
+        if moved or self.scheduler.idle:
+            self._moved_at = self.now
+        # It may idle for the place of a program that pauses, but no longer than its tokens cost.
+        costs, config = self.scheduler.costs, self.scenario.scheduler
+        bound = costs.per_token * config.num_pages * config.page_size + 40.0
+        assert self.now - self._moved_at <= bound, "sequences wait and none makes progress"
         bound = self.scenario.scheduler.num_pages.bit_length() + 1
         for sequence in self.scheduler.running:
             self.most_preemptions = max(self.most_preemptions, sequence.num_memory_preemptions)
@@ -206,23 +224,25 @@ class World:
             )
 
     def _check_overtaking(self) -> None:
-        """Bounded waiting: no sequence is overtaken by one that came too many steps later."""
-        config, scheduler = self.scenario.scheduler, self.scheduler
-        if config.policy == "dfs":
-            return
-        bound = overtaking_bound(CONTEXT, config.ageing) if config.policy == "lpm" else 0
-        waiting = {
-            sequence: sequence.arrival
-            for sequence in scheduler.waiting
-            if not sequence.admission_order
-        }
-        oldest = min(waiting.values(), default=None)
-        for sequence in scheduler.running:
-            if sequence not in self._arrived and oldest is not None:
-                assert sequence.arrival <= oldest + bound, (
-                    f"{sequence.arrival} overtook {oldest}, bound {bound}"
-                )
-        self._arrived = {sequence: sequence.arrival for sequence in scheduler.running}
+        """Bounded waiting: no sequence is overtaken by one of its client that came too much later."""
+        order = self.scheduler.waiting.order
+        waiting: dict[object, list[Sequence]] = {}
+        for sequence in self.scheduler.waiting:
+            if not sequence.admission_order:
+                waiting.setdefault(sequence.group.client, []).append(sequence)
+        for sequence in self.scheduler.running:
+            if sequence in self._seen_running:
+                continue
+            for other in waiting.get(sequence.group.client, ()):
+                higher = sequence.group.priority - other.group.priority
+                if order.policy == "dfs":
+                    behind = sequence.sweep - other.sweep
+                    assert behind <= 1 + max(0, higher), f"overtaken by {behind} sweeps"
+                    continue
+                seconds = sequence.queued_at - other.queued_at
+                bound = order.overtaking_bound(higher)
+                assert seconds <= bound, f"overtaken by {seconds:.3f} s, bound {bound:.3f} s"
+        self._seen_running = set(self.scheduler.running)
 
 
 def _no_template() -> ChatTemplate:

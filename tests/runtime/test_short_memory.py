@@ -6,8 +6,12 @@ from array import array
 
 from lmprog import wire
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.admission_delay import EARNED, MOST, AdmissionDelay
+from lmprog.runtime.scheduling.active_programs import ActivePrograms
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.pins import Pins
+from lmprog.runtime.scheduling.program_sizes import ProgramSizes
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.step_costs import FIRST_CHUNK, StepCosts
 from tests.runtime.talk import Talk, done, text
 
 
@@ -23,18 +27,18 @@ def tree_with(*prefixes: int) -> tuple[RadixTree, dict[int, object]]:
     return tree, nodes
 
 
-def test_the_youngest_program_loses_its_hold_first_and_whole() -> None:
+def test_the_youngest_program_loses_its_pins_first_and_whole() -> None:
     tree, nodes = tree_with(1, 2, 3)
     pins = Pins(tree)
     pinned = {program: pins.pin(nodes[program], program) for program in (2, 1, 3)}  # type: ignore[arg-type]
-    pins.drop_for(1)
+    assert pins.drop_for(1) == [3]
     assert [pinned[program].active for program in (1, 2, 3)] == [True, True, False]
     assert tree.evict(2) == 2
     assert tree.match(array("i", [3] * 8)).length == 0
     assert tree.match(array("i", [2] * 8)).length == 8
 
 
-def test_no_hold_is_taken_while_other_pages_can_be_evicted() -> None:
+def test_no_pin_is_dropped_while_other_pages_can_be_evicted() -> None:
     tree, nodes = tree_with(1, 2)
     pins = Pins(tree)
     pin = pins.pin(nodes[1], 1)  # type: ignore[arg-type]
@@ -42,7 +46,7 @@ def test_no_hold_is_taken_while_other_pages_can_be_evicted() -> None:
     assert pin.active
 
 
-def test_a_hold_that_was_lost_can_be_given_back_without_harm() -> None:
+def test_a_pin_that_was_dropped_can_be_given_back_without_harm() -> None:
     tree, nodes = tree_with(1)
     pins = Pins(tree)
     pin = pins.pin(nodes[1], 1)  # type: ignore[arg-type]
@@ -51,17 +55,66 @@ def test_a_hold_that_was_lost_can_be_given_back_without_harm() -> None:
     tree.check()
 
 
-def test_patience_is_spent_by_waiting_and_earned_by_returns() -> None:
-    patience = AdmissionDelay()
-    for _ in range(EARNED):
-        assert patience.left
-        patience.spend()
-    assert not patience.left
-    for _ in range(100):
-        patience.earn()
-    for _ in range(MOST):
-        patience.spend()
-    assert not patience.left
+def test_unknown_programs_are_expected_to_grow_and_known_ones_by_what_ended() -> None:
+    sizes = ProgramSizes(longest=4096)
+    unknown = sizes.expected_growth(256)
+    assert 256 < unknown < 4096 - 256
+    assert sizes.expected_growth(4096) == 0
+    for _ in range(200):
+        sizes.ended(512)
+    assert abs(sizes.expected_growth(256) - 256) < 10
+    assert sizes.expected_growth(1024) > 500, "larger than all that ended: unknown again"
+    for _ in range(300):
+        sizes.ended(300)
+    assert sizes.expected_growth(256) < 60, "only the last programs count"
+
+
+def test_step_costs_are_those_of_the_line_through_the_steps() -> None:
+    costs = StepCosts()
+    for tokens in (8, 8, 300, 8, 9, 1000, 8):
+        for _ in range(20):
+            costs.observe(tokens, 0.004 + 0.0001 * tokens)
+    assert abs(costs.per_token - 0.0001) < 1e-5
+    assert abs(costs.fixed - 0.004) < 1e-3
+    assert 400 < costs.tokens_within(0.05) < 500
+    assert costs.tokens_within(0.001) == 0
+
+
+def test_steps_of_one_size_are_all_tokens_and_larger_ones_are_tried_by_doubling() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.observe(8, 0.004)
+    assert 0.0003 < costs.per_token < 0.00051
+    assert StepCosts().tokens_within(10.0) == 2 * FIRST_CHUNK
+
+
+def paused_programs(*sizes: int) -> ActivePrograms:
+    """Programs 1, 2, ... that added so many tokens each and pause since time 0."""
+    costs = StepCosts()
+    for tokens in (1, 1000) * 50:
+        costs.observe(tokens, 0.01 + 0.001 * tokens)
+    programs = ActivePrograms(4096, costs)
+    for number, size in enumerate(sizes, 1):
+        group = SequenceGroup(program=number)
+        settings = GenerationSettings(wire.SamplingParams(), 1, (), size)
+        sequence = Sequence(group, array("i", [7] * size), Generation(settings, 0))
+        programs.submit(number, 1, 0.0)
+        programs.admit(sequence)
+        programs.end(sequence, True, 0.0)
+    return programs
+
+
+def test_a_pausing_program_loses_its_place_when_its_tokens_cost_less_than_idling() -> None:
+    programs = paused_programs(1000)
+    assert programs.replaceable(0, 0.5, force=False) == []
+    assert [place.number for place in programs.replaceable(0, 1.5, force=False)] == [1]
+    assert programs.replaceable(4, 1.5, force=False) == [], "the machine is busy"
+
+
+def test_small_programs_go_first_and_of_equals_the_youngest() -> None:
+    programs = paused_programs(100, 100, 3000)
+    assert [place.number for place in programs.replaceable(0, 1.0, force=False)] == [2, 1]
+    assert [place.number for place in programs.replaceable(0, 0.0, force=True)] == [3, 2, 1]
 
 
 def chats(talk: Talk, programs: int, turns: int) -> float:
@@ -83,6 +136,8 @@ def chats(talk: Talk, programs: int, turns: int) -> float:
             asked[number] += 1
             if asked[number] < turns:
                 talk.say(text(number, "question"), wire.Generate(number, call + programs, short))
+            else:
+                talk.say(wire.Close(number))
         if talk.scheduler.idle and not talk.channel.inbox:
             break
     assert set(asked.values()) == {turns}, "everybody is answered"
@@ -90,16 +145,16 @@ def chats(talk: Talk, programs: int, turns: int) -> float:
 
 
 def test_programs_that_take_turns_over_too_little_memory_find_their_pages() -> None:
-    plenty = chats(Talk(num_pages=400), programs=8, turns=4)
-    scarce = chats(Talk(num_pages=80), programs=8, turns=4)
-    assert scarce > plenty / 2
+    plenty = chats(Talk(num_pages=400, ageing=1e6), programs=8, turns=4)
+    scarce = chats(Talk(num_pages=80, ageing=1e6), programs=8, turns=4)
+    unlimited = chats(Talk(num_pages=80, ageing=1e6, admission="unlimited"), programs=8, turns=4)
+    assert scarce > 0.9 * plenty
+    assert scarce > unlimited
 
 
-def test_idle_branches_hold_nobody_up_for_long() -> None:
-    """Sessions that never come back fill the memory; new ones are admitted all the same, several at a
-    time.
-    """
-    talk = Talk(num_pages=60)
+def sessions_that_never_return(admission: str) -> float:
+    """Work until 40 programs are answered after 12 that stay open fill the memory."""
+    talk = Talk(num_pages=60, admission=admission)
     short = wire.SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     for number in range(12):
         talk.ask(
@@ -107,12 +162,17 @@ def test_idle_branches_hold_nobody_up_for_long() -> None:
             text(number, f"{'abcdefghijkl'[number]}" * 14),
             wire.Generate(number, number, short),
         )
-    before = talk.scheduler.stats.steps
+    stats = talk.scheduler.stats
+    before = stats.steps + stats.computed_tokens
     for number in range(100, 140):
         talk.say(
             wire.Open(number),
             text(number, "xyzuvw"[number % 6] * 14),
             wire.Generate(number, number, short),
         )
-    talk.until_idle()
-    assert talk.scheduler.stats.steps - before < 40 * 6 / 2
+    assert len(done(talk.until_idle())) == 40
+    return stats.steps + stats.computed_tokens - before
+
+
+def test_programs_that_never_return_cost_the_others_little() -> None:
+    assert sessions_that_never_return("programs") < 1.5 * sessions_that_never_return("unlimited")

@@ -16,10 +16,12 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling import policy
 from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.scheduling.policy import AdmissionOrder
+from lmprog.runtime.scheduling.program_admission import ProgramAdmission
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
+from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
 from lmprog.simulation.command import Violation, run_world
 
 Patch = pytest.MonkeyPatch
@@ -131,15 +133,24 @@ def a_client_that_is_gone_is_kept(patch: Patch) -> None:
 
 def waiting_is_not_bounded(patch: Patch) -> None:
     patch.setattr(
-        policy,
-        "lpm",
-        lambda sequence, number, ageing: (
-            *policy._class(sequence),
-            float(-sequence.matched),
-            b"",
-            number,
-        ),
+        AdmissionOrder, "lpm", lambda self, one, number: (1, float(-one.matched), b"", number)
     )
+
+
+def priorities_never_age(patch: Patch) -> None:
+    patch.setattr(
+        AdmissionOrder,
+        "fcfs",
+        lambda self, one, number: (1, -1e6 * one.group.priority + number, b"", number),
+    )
+
+
+def newcomers_join_a_running_sweep(patch: Patch) -> None:
+    patch.setattr(WaitingQueue, "_current_sweep", lambda self: 0)
+
+
+def a_place_in_memory_goes_before_everything(patch: Patch) -> None:
+    patch.setattr(ProgramAdmission, "_is_overdue", lambda self, queue: False)
 
 
 def all_results_of_n_have_one_seed(patch: Patch) -> None:
@@ -173,6 +184,9 @@ BUGS: list[Callable[[Patch], None]] = [
     a_fork_forgets_pending_text,
     a_client_that_is_gone_is_kept,
     waiting_is_not_bounded,
+    priorities_never_age,
+    newcomers_join_a_running_sweep,
+    a_place_in_memory_goes_before_everything,
     all_results_of_n_have_one_seed,
     what_never_fits_is_accepted,
 ]

@@ -98,10 +98,15 @@ class CallBuilder:
 
     def build(self, call: ActiveCall, now: float) -> GenerateRun | SelectRun:
         """The call's sequences, to be submitted. Raises RequestRejected; then nothing changed."""
+        run: GenerateRun | SelectRun
         if isinstance(call.op, wire.Generate):
-            return self._build_gen(call, call.op, now)
-        assert isinstance(call.op, wire.Select)
-        return self._build_select(call.branch, call.op, now)
+            run = self._build_gen(call, call.op, now)
+        else:
+            assert isinstance(call.op, wire.Select)
+            run = self._build_select(call.branch, call.op, now)
+        run.group.program = call.branch.program
+        run.group.client = (call.client, call.branch.salt)
+        return run
 
     # --- gen
 
@@ -209,6 +214,7 @@ class CallBuilder:
         judging = SequenceGroup(group.priority, timing=group.timing, prompt_len=group.prompt_len)
         judging.computed, judging.computed_from = group.computed, group.computed_from
         judging.preemptions = group.preemptions
+        judging.program, judging.client = group.program, group.client
         for index, found in selector.finished.items():
             judged = RuntimeBranch(branch.id, branch.salt)
             judged.adopt(found.tokens, "", found.ended.rest)
@@ -270,7 +276,7 @@ class CallBuilder:
         branch: RuntimeBranch,
     ) -> Sequence:
         sequence = Sequence(group, tokens, task, self.namespaces.of(tokens, branch.salt))
-        sequence.is_continuation = branch.pin is not None
+        sequence.num_settled = len(branch.tokens) if branch.pin is not None else 0
         return sequence
 
 

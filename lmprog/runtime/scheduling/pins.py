@@ -1,4 +1,4 @@
-"""Soft pins of live branches, and which of them are dropped first when memory is short.
+"""Soft pins of live branches, kept by program.
 
 The tree evicts pinned nodes last. When pinned pages must go, taking a little from every program
 would be the worst choice: programs that take turns would all miss. So pins are dropped program by
@@ -26,34 +26,60 @@ class Pin:
 
 
 class Pins:
-    """All pins, the youngest program's first."""
+    """The pins of all programs."""
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
-        self._heap: list[tuple[int, int, Pin]] = []
-        self._num_made = 0
-        self._num_active = 0
+        self._pins: dict[int, set[Pin]] = {}
+        """By program: pins that were not given back, dropped ones included."""
+        self._youngest: list[int] = []
+        """A heap of the negative numbers of programs that may have active pins."""
+        self._num_active: dict[int, int] = {}
+        self.released: list[int] = []
+        """Programs that have given back their last pin; the reader empties it."""
+
+    def __contains__(self, program: int) -> bool:
+        """Whether a branch of `program` has a pin, dropped or not."""
+        return program in self._pins
 
     def pin(self, node: Node, program: int) -> Pin:
         """Pins the path to `node` for a branch of `program`."""
         pin = Pin(node, program)
         self._tree.pin(node)
-        self._num_made += 1
-        self._num_active += 1
-        heapq.heappush(self._heap, (-program, -self._num_made, pin))
-        if len(self._heap) > 64 + 2 * self._num_active:
-            self._heap = [entry for entry in self._heap if entry[2].active]
-            heapq.heapify(self._heap)
+        self._pins.setdefault(program, set()).add(pin)
+        self._num_active[program] = self._num_active.get(program, 0) + 1
+        if self._num_active[program] == 1:
+            heapq.heappush(self._youngest, -program)
         return pin
 
     def unpin(self, pin: Pin) -> None:
-        """Gives a pin back; does nothing if it was dropped before."""
+        """Gives a pin back, dropped or not."""
+        pins = self._pins[pin.program]
+        pins.remove(pin)
+        self._drop(pin)
+        if not pins:
+            del self._pins[pin.program], self._num_active[pin.program]
+            self.released.append(pin.program)
+
+    def drop(self, program: int) -> None:
+        """Drops all pins of a program, which loses its place in memory."""
+        for pin in self._pins.get(program, ()):
+            self._drop(pin)
+
+    def drop_for(self, count: int) -> list[int]:
+        """Drops pins, youngest programs first, until `count` unpinned pages can be evicted.
+        Returns the programs that lost theirs.
+        """
+        dropped = []
+        while self._youngest and self._tree.num_evictable - self._tree.num_pinned < count:
+            program = -heapq.heappop(self._youngest)
+            if self._num_active.get(program):
+                self.drop(program)
+                dropped.append(program)
+        return dropped
+
+    def _drop(self, pin: Pin) -> None:
         if pin.active:
             pin.active = False
-            self._num_active -= 1
+            self._num_active[pin.program] -= 1
             self._tree.unpin(pin.node)
-
-    def drop_for(self, count: int) -> None:
-        """Drops pins, youngest programs first, until `count` unpinned pages can be evicted."""
-        while self._heap and self._tree.num_evictable - self._tree.num_pinned < count:
-            self.unpin(heapq.heappop(self._heap)[2])

@@ -17,27 +17,41 @@ the pool (`check_fits` refuses it otherwise), so at least one sequence makes pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError, Overloaded
 from lmprog.radix import Node, PageAllocator, RadixTree
-from lmprog.runtime.scheduling.admission_delay import AdmissionDelay
+from lmprog.runtime.scheduling.active_programs import ActivePrograms
+from lmprog.runtime.scheduling.client_shares import ClientShares
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.pins import Pins
 from lmprog.runtime.scheduling.plan import Plan, Row
+from lmprog.runtime.scheduling.policy import AdmissionOrder
+from lmprog.runtime.scheduling.program_admission import Memory, ProgramAdmission
 from lmprog.runtime.scheduling.progress import Progress, apply_results
 from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.scheduling.stats import Stats
+from lmprog.runtime.scheduling.step_costs import StepCosts
 from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
+
+PREEMPTIONS_BY_AGE = 2
+"""Preemptions of a sequence by older programs; then only sequences admitted earlier preempt it."""
 
 
 class Scheduler:
     """Owns the tree, the pages and all sequences."""
 
     def __init__(
-        self, config: SchedulerConfig, context_len: int, stats: Stats | None = None
+        self,
+        config: SchedulerConfig,
+        context_len: int,
+        stats: Stats | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """Without a clock, time is counted in work: one second for a step and for each token."""
         assert config.num_pages > 0, "the engine says how many pages there are"
         self.config = config
         self.context_len = context_len
@@ -45,13 +59,21 @@ class Scheduler:
         self.pages = PageAllocator(config.num_pages)
         self.tree = RadixTree(config.page_size, self.pages)
         self.tables = PageTables(config, self.tree, self.pages)
-        self.waiting = WaitingQueue(config.policy, config.ageing, self._cached_prefix)
-        self.patience = AdmissionDelay()
         self.pins = Pins(self.tree)
+        self.costs = StepCosts()
+        self.programs = ActivePrograms(self.longest_sequence, self.costs)
+        self.shares = ClientShares()
+        order = AdmissionOrder(config.policy, config.ageing, context_len)
+        self.waiting = WaitingQueue(order, self.tables.cached_prefix)
+        memory = Memory(config, self.pages, self.tree, self.tables, self.pins)
+        self._admission = ProgramAdmission(memory, self.waiting, self.programs, self.shares)
         self.running: list[Sequence] = []
         """In the order of first admission."""
         self.step = 0
         self._admissions = 0
+        self._work = 0.0
+        self._clock = clock or self._work_done
+        self._step_began = 0.0
 
     @property
     def idle(self) -> bool:
@@ -87,21 +109,29 @@ class Scheduler:
         """
         return min(self.context_len, (self.config.num_pages - 1) * self.config.page_size)
 
-    def submit(self, call: SequenceGroup) -> None:
-        """Queues all sequences of `call`. Raises `Overloaded` when the queue is full, and then queues
+    def _work_done(self) -> float:
+        return self._work
+
+    def submit(self, group: SequenceGroup) -> None:
+        """Queues all sequences of `group`. Raises `Overloaded` when the queue is full, and then queues
         none of them.
         """
-        if len(self.waiting) + len(call.sequences) > self.config.max_waiting:
+        if len(self.waiting) + len(group.sequences) > self.config.max_waiting:
             raise Overloaded(
                 f"{len(self.waiting):,} calls are waiting, the limit is "
                 f"{self.config.max_waiting:,}; try again later.",
                 retry_after=1.0,
             )
-        for sequence in call.sequences:
-            sequence.arrival = self.step
-            sequence.matched = self._cached_prefix(sequence)
+        now = self._clock()
+        if group.program is None:
+            group.program = self.programs.new_number()
+        self.programs.submit(group.program, len(group.sequences), now)
+        self.shares.submit(group.client, len(group.sequences))
+        for sequence in group.sequences:
+            sequence.arrival, sequence.queued_at = self.step, now
+            sequence.matched = self.tables.cached_prefix(sequence)
             self.stats.generated_tokens += sequence.num_generated  # forced before the first step
-            self.waiting.push(sequence)
+            self._push(sequence)
 
     def end(self, sequence: Sequence, keep: int | None = None) -> Node | None:
         """Ends `sequence` in any state. What it computed of its first `keep` tokens (None: all)
@@ -116,6 +146,10 @@ class Scheduler:
             self.running.remove(sequence)
             if keep is not None:
                 sequence.computed = min(sequence.computed, keep)
+        was_running = sequence.state is SequenceState.RUNNING
+        if sequence.state is not SequenceState.ENDED:
+            self.programs.end(sequence, was_running, self._clock())
+            self.shares.end(sequence.group.client)
         sequence.state = SequenceState.ENDED
         return self.tables.release(sequence, pin=True)
 
@@ -132,7 +166,7 @@ class Scheduler:
         sequence.num_tokens_at_enqueue = len(sequence.tokens)
         sequence.group.preemptions += 1
         self.stats.preemptions += 1
-        self.waiting.push(sequence)
+        self._requeue(sequence)
 
     # --- a step
     # --------------------------------------------------------------------------------------------------
@@ -141,7 +175,10 @@ class Scheduler:
         """The rows of the next step. Their slots are allocated and their known tokens are in the
         tree already; `commit` or `fail` must follow."""
         self.step += 1
+        self._step_began = self._clock()
+        self.programs.finish(self.pins)
         self.tables.begin()
+        self._admission.begin()
         rows: list[Row] = []
         budget = self.config.token_budget
         planned: set[Sequence] = set()
@@ -156,22 +193,24 @@ class Scheduler:
                 budget -= self._extend(sequence, budget, rows, planned)
         self.waiting.refresh()
         while budget and len(rows) < self.config.max_rows:
-            head = self.waiting.head
-            if head is None or not self._admit(head):
+            sequence = self._admission.next(self.running, self._step_began)
+            if sequence is None:
                 break
-            budget -= self._extend(head, budget, rows, planned)
+            self._admit(sequence)
+            budget -= self._extend(sequence, budget, rows, planned)
         plan = Plan(tuple(rows), *self.tables.finish())
+        self._work += 1.0 + plan.num_tokens
         self.stats.see_plan(
             plan, len(self.running), len(self.waiting), self.config.num_pages - self.pages.num_free
         )
         return plan
 
     def commit(self, plan: Plan, requests: LogitsRequests, results: StepResults) -> list[Progress]:
-        """Takes what was results; sequences that ended by it are still admitted until `end` is called for
-        them.
-        """
+        """Applies the results of a step. Sequences that ended stay admitted until `end` is called."""
+        self.costs.observe(plan.num_tokens, self._clock() - self._step_began)
         progress = []
         for index, row in enumerate(plan.rows):
+            self.shares.serve(row.sequence.group.client, row.count)
             row.sequence.computed = row.end
             row.sequence.group.count_computed(row.sequence, row.start, row.count)
             generated = row.sequence.num_generated
@@ -210,6 +249,7 @@ class Scheduler:
             assert len(sequence.pages) * self.config.page_size >= sequence.computed, (
                 "computed tokens have pages"
             )
+        self.programs.check(self.running, self.waiting)
         for sequence in self.waiting:
             assert sequence.state is SequenceState.WAITING, "a queued sequence waits"
             assert sequence.node is None, "a waiting sequence locks nothing"
@@ -218,37 +258,33 @@ class Scheduler:
     # --- inside a step
     # -------------------------------------------------------------------------------------------
 
-    def _cached_prefix(self, sequence: Sequence) -> int:
-        return self.tables.cached_prefix(sequence)
-
-    def _admit(self, sequence: Sequence) -> bool:
-        """Matches and locks the sequence's prefix; False when there is not enough memory yet."""
-        self.tables.attach(sequence)
-        needed = self.tables.pages_for(sequence, len(sequence.tokens))
-        # A page for the next tokens of each running sequence, doubled each time that this one was
-        # preempted: so it waits until the others have grown, and no sequence is preempted more
-        # than log2(pages) + 1 times.
-        reserve = len(self.running) << sequence.num_memory_preemptions
-        room = self.pages.num_free + self.tree.num_evictable - needed - reserve
-        waits = self.patience.left and not sequence.is_continuation and room < self.tree.num_pinned
-        if self.running and (room < 0 or waits):
-            self.tables.detach(sequence)
-            if room >= 0:
-                self.patience.spend()
-            return False
-        if sequence.is_continuation:
-            self.patience.earn()
+    def _admit(self, sequence: Sequence) -> None:
+        """The sequence, whose prefix is locked, runs from now on."""
         self.waiting.remove(sequence)
         if not sequence.admission_order:
             self._admissions += 1
             sequence.admission_order = self._admissions
+            sequence.num_found = sequence.computed
             self.stats.count_admission(
                 self.step - sequence.arrival - 1, len(sequence.tokens), sequence.computed
             )
         sequence.state = SequenceState.RUNNING
         self.running.append(sequence)
         self.running.sort(key=_admission_order_of)
-        return True
+        if self.programs.admit(sequence):
+            self.waiting.move_program(self.programs.number_of(sequence), is_active=True)
+
+    def _push(self, sequence: Sequence) -> None:
+        number = self.programs.number_of(sequence)
+        self.waiting.push(sequence, is_active=self.programs.is_active(number))
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """A running sequence waits again. Its program loses its place if no other one runs."""
+        number = self.programs.number_of(sequence)
+        self.programs.preempt(number)
+        if not self.programs.is_active(number):
+            self._admission.lose_place(number)
+        self._push(sequence)
 
     def _extend(
         self, sequence: Sequence, budget: int, rows: list[Row], planned: set[Sequence]
@@ -268,23 +304,17 @@ class Scheduler:
         """Frees pages until `needed` are free: evicts, then preempts sequences admitted later."""
         while self.pages.num_free < needed:
             missing = needed - self.pages.num_free
-            self.pins.drop_for(missing)
+            for program in self.pins.drop_for(missing):
+                self._admission.lose_place(program)
             freed = self.tree.evict(missing)
             self.stats.evicted_pages += freed
             if freed >= missing:
                 continue
-            victim = self.running[-1]
-            if victim is sequence or victim in planned:
-                victim = next(
-                    (
-                        v
-                        for v in reversed(self.running)
-                        if v.admission_order > sequence.admission_order and v not in planned
-                    ),
-                    sequence,
-                )
-            if victim is sequence:
+            own = _preemption_order(sequence)
+            later = [v for v in self.running if v not in planned and _preemption_order(v) > own]
+            if not later:
                 return False
+            victim = max(later, key=_preemption_order)
             victim.num_memory_preemptions += 1
             self.preempt(victim)
         return True
@@ -299,11 +329,18 @@ class Scheduler:
             self.running.remove(sequence)
             self.tables.detach(sequence)
             sequence.state = SequenceState.WAITING
-            self.waiting.push(sequence)
+            self._requeue(sequence)
 
 
 def _admission_order_of(sequence: Sequence) -> int:
     return sequence.admission_order
+
+
+def _preemption_order(sequence: Sequence) -> tuple[bool, int, int]:
+    """The greatest is preempted first: the youngest program's, unless it was often enough."""
+    is_protected = sequence.num_memory_preemptions >= PREEMPTIONS_BY_AGE
+    age = 0 if is_protected else abs(sequence.group.program or 0)
+    return not is_protected, age, sequence.admission_order
 
 
 def _is_prefill(sequence: Sequence) -> bool:

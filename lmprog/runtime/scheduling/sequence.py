@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
@@ -42,6 +43,10 @@ class SequenceGroup:
     """The sequences of one call, and the work that they have in common."""
 
     priority: int = 0
+    program: int | None = None
+    """The program that it belongs to; a larger number is a younger one. None: one of its own."""
+    client: Hashable = None
+    """Clients share the machine fairly."""
     sequences: list[Sequence] = field(default_factory=list)
     timing: GroupTiming = field(default_factory=lambda: GroupTiming(0.0))
     prompt_len: int = 0
@@ -83,13 +88,15 @@ class Sequence:
         "error",
         "extends_prompt",
         "group",
-        "is_continuation",
         "matched",
         "namespace",
         "node",
+        "num_found",
         "num_memory_preemptions",
+        "num_settled",
         "num_tokens_at_enqueue",
         "pages",
+        "queued_at",
         "shared",
         "state",
         "sweep",
@@ -110,8 +117,12 @@ class Sequence:
         self.namespace = namespace
         self.extends_prompt = True
         """It begins with the prompt of its group; not so where a select scores an option alone."""
-        self.is_continuation = False
-        """Its branch has been computed before, at least in part, and goes on now."""
+        self.num_settled = 0
+        """Tokens of its branch when that was computed last; 0 where it never was."""
+        self.num_found = 0
+        """Tokens found in the tree at its first admission."""
+        self.queued_at = 0.0
+        """When it was submitted, in seconds."""
         self.state = SequenceState.WAITING
         self.node: Node | None = None
         self.pages: array[int] = array("i")

@@ -1,8 +1,9 @@
-"""The line of waiting sequences, kept in the policy's order.
+"""The waiting queue: sequences in admission order, apart by client and by whether their program is in
+memory.
 
-Arrivals and departures cost a binary search; nothing is sorted again in a step. Only `lpm` has keys
-that change while a sequence waits (somebody computed its prefix): a few sequences are looked up again each
-step, in turn.
+Pushing and removing cost a binary search; nothing is sorted again in a step. Only under `lpm` do
+keys change while a sequence waits (another one computed its prefix): a few sequences are looked up
+again in each step, in turn.
 
 Knows keys and sequences; asks the tree through the `look_up` function it is given.
 """
@@ -10,11 +11,13 @@ Knows keys and sequences; asks the tree through the `look_up` function it is giv
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
 from operator import itemgetter
 
-from lmprog.config import PolicyName
-from lmprog.runtime.scheduling.policy import Key, order_for
+from lmprog.runtime.scheduling.policy import AdmissionOrder, Key
 from lmprog.runtime.scheduling.sequence import Sequence
 
 LOOKED_UP_PER_STEP = 16
@@ -22,77 +25,147 @@ LOOKED_UP_PER_STEP = 16
 _key_of = itemgetter(0)
 
 
-class WaitingQueue:
-    """Waiting sequences in order. A sequence is in the line from `push` to `remove`."""
+class OrderedSequences:
+    """Sequences by key."""
 
-    def __init__(self, policy: PolicyName, ageing: int, look_up: Callable[[Sequence], int]) -> None:
-        self._order = order_for(policy, ageing)
-        self._refreshes = policy == "lpm"
-        self._sweeps = policy == "dfs"
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Key, Sequence]] = []
+
+    def insert(self, key: Key, sequence: Sequence) -> None:
+        insort(self.entries, (key, sequence), key=_key_of)
+
+    def take_out(self, key: Key, sequence: Sequence) -> None:
+        index = bisect_left(self.entries, key, key=_key_of)
+        assert self.entries[index][1] is sequence, "keys are unique and kept while it waits"
+        del self.entries[index]
+
+    @property
+    def least_rank(self) -> float:
+        """Of the preempted sequences the head's, of the others the least; inf where there are
+        none.
+        """
+        first_new = bisect_left(self.entries, (1,), key=_key_of)
+        return min(
+            (self.entries[at][0][1] for at in {0, first_new} if at < len(self.entries)), default=inf
+        )
+
+    @property
+    def head(self) -> tuple[Key, Sequence] | None:
+        return self.entries[0] if self.entries else None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientQueue:
+    """The waiting sequences of one client."""
+
+    client: Hashable
+    active: OrderedSequences
+    """Of programs in memory."""
+    others: OrderedSequences
+
+
+class WaitingQueue:
+    """Waiting sequences. A sequence is in the queue from `push` to `remove`."""
+
+    def __init__(self, order: AdmissionOrder, look_up: Callable[[Sequence], int]) -> None:
+        self.order = order
         self._look_up = look_up
-        self._entries: list[tuple[Key, Sequence]] = []
-        self._keys: dict[Sequence, Key] = {}
+        self._clients: dict[Hashable, ClientQueue] = {}
+        self._places: dict[Sequence, tuple[Key, OrderedSequences]] = {}
         self._numbers: dict[Sequence, int] = {}
+        self._by_program: dict[int, dict[Sequence, None]] = {}
         self._arrivals = 0
         self._sweep = 0
         self._turn = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._places)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (sequence for _, sequence in self._entries)
+        """Client by client, each in its order."""
+        for queue in self._clients.values():
+            for _, sequence in chain(queue.active.entries, queue.others.entries):
+                yield sequence
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._keys
+        return sequence in self._places
 
-    @property
-    def head(self) -> Sequence | None:
-        """Who goes next; stays in the line."""
-        return self._entries[0][1] if self._entries else None
+    def clients(self) -> list[ClientQueue]:
+        """Those that have waiting sequences."""
+        return list(self._clients.values())
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, sequence: Sequence, *, is_active: bool) -> None:
+        """`is_active`: its program is in memory."""
         self._arrivals += 1
-        if self._sweeps:
-            if self._entries:
-                self._sweep = int(self._entries[0][0][2])
-            sequence.sweep = self._sweep + 1
         self._numbers[sequence] = self._arrivals
-        self._insert(sequence)
+        if self.order.policy == "dfs" and not sequence.admission_order:
+            sequence.sweep = self._current_sweep() + 1
+        self._by_program.setdefault(sequence.group.program, {})[sequence] = None
+        self._insert(sequence, is_active)
 
     def remove(self, sequence: Sequence) -> None:
         self._take_out(sequence)
         del self._numbers[sequence]
+        program = self._by_program[sequence.group.program]
+        del program[sequence]
+        if not program:
+            del self._by_program[sequence.group.program]
+        queue = self._clients[sequence.group.client]
+        if not queue.active.entries and not queue.others.entries:
+            del self._clients[sequence.group.client]
+
+    def move_program(self, program: int, *, is_active: bool) -> None:
+        """The program has won or lost its place in memory."""
+        for sequence in self._by_program.get(program, ()):
+            self._take_out(sequence)
+            self._insert(sequence, is_active)
 
     def refresh(self) -> None:
-        """Looks a few sequences up again, the front and then all in turn, and moves those whose prefix
-        has changed.
+        """Looks a few sequences up again, the front and then all in turn, and moves those whose
+        cached prefix has changed.
         """
-        if not self._refreshes or not self._entries:
+        if self.order.policy != "lpm":
             return
-        size = len(self._entries)
-        front = [sequence for _, sequence in self._entries[: LOOKED_UP_PER_STEP // 2]]
-        turn = [
-            self._entries[(self._turn + i) % size][1]
-            for i in range(min(size, LOOKED_UP_PER_STEP // 2))
-        ]
-        self._turn = (self._turn + len(turn)) % size
+        for queue in self._clients.values():
+            for part in (queue.active, queue.others):
+                self._refresh(part)
+
+    def _refresh(self, part: OrderedSequences) -> None:
+        size, half = len(part.entries), LOOKED_UP_PER_STEP // 2
+        front = [sequence for _, sequence in part.entries[:half]]
+        turn = [part.entries[(self._turn + i) % size][1] for i in range(min(size, half))]
+        self._turn += len(turn)
         for sequence in dict.fromkeys(front + turn):
             found = self._look_up(sequence)
             if found != sequence.matched:
                 self._take_out(sequence)
                 sequence.matched = found
-                self._insert(sequence)
+                self._insert_in(part, sequence)
 
-    def _insert(self, sequence: Sequence) -> None:
-        key = self._order(sequence, self._numbers[sequence])
-        self._keys[sequence] = key
-        insort(self._entries, (key, sequence), key=_key_of)
+    def _current_sweep(self) -> int:
+        """dfs: the sweep that is under way; it never goes back."""
+        heads = [
+            part.head for queue in self._clients.values() for part in (queue.active, queue.others)
+        ]
+        sweeps = [head[1].sweep for head in heads if head is not None]
+        self._sweep = max(self._sweep, min(sweeps, default=0))
+        return self._sweep
+
+    def _insert(self, sequence: Sequence, is_active: bool) -> None:
+        client = sequence.group.client
+        queue = self._clients.get(client)
+        if queue is None:
+            queue = ClientQueue(client, OrderedSequences(), OrderedSequences())
+            self._clients[client] = queue
+        self._insert_in(queue.active if is_active else queue.others, sequence)
+
+    def _insert_in(self, part: OrderedSequences, sequence: Sequence) -> None:
+        key = self.order.key(sequence, self._numbers[sequence])
+        part.insert(key, sequence)
+        self._places[sequence] = key, part
 
     def _take_out(self, sequence: Sequence) -> None:
-        key = self._keys.pop(sequence)
-        index = bisect_left(self._entries, key, key=_key_of)
-        assert self._entries[index][1] is sequence, (
-            "keys are unique and do not change while a sequence stands in the line"
-        )
-        del self._entries[index]
+        key, part = self._places.pop(sequence)
+        part.take_out(key, sequence)

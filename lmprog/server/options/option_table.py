@@ -84,7 +84,8 @@ _HELP: Mapping[str, str] = {
     "max_rows": "rows of one step",
     "max_chunk": "tokens of one row in one step; 0: only the budget limits it",
     "policy": "order of the waiting queue: arrival (fcfs), longest cached prefix (lpm), depth first",
-    "ageing": "how many tokens of cached prefix one step of waiting outweighs",
+    "ageing": "seconds of waiting that a level of priority or a cached context is worth",
+    "admission": "who gets memory: as many programs as fit until they end, or all",
     "share": "enable prefix caching",
 }
 

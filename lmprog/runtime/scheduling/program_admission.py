@@ -1,0 +1,149 @@
+"""Which waiting sequence is admitted next, and whether memory allows it.
+
+Clients take turns by what they were served. Within a client, sequences of programs in memory go
+before others, unless another one has waited longer by more than the policy's margin. A sequence of a
+program that is not in memory needs a place: room for its pages and for what it and all active
+programs are expected to add, if need be the places of programs that pause. An overdue one gets the
+places of all paused programs, and meanwhile nobody is admitted before it.
+
+Knows pages, programs and the queue; does not run anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from lmprog.config import SchedulerConfig
+from lmprog.radix import PageAllocator, RadixTree
+from lmprog.runtime.scheduling.active_programs import ActivePrograms
+from lmprog.runtime.scheduling.client_shares import ClientShares
+from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.scheduling.pins import Pins
+from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.waiting_queue import ClientQueue, WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The pages and everything that keeps them."""
+
+    config: SchedulerConfig
+    pages: PageAllocator
+    tree: RadixTree
+    tables: PageTables
+    pins: Pins
+
+    @property
+    def num_obtainable(self) -> int:
+        """Pages that are free or can be evicted, pinned ones too."""
+        return self.pages.num_free + self.tree.num_evictable
+
+    @property
+    def num_used(self) -> int:
+        """Pages that are locked, private or pinned."""
+        return self.pages.num_pages - self.num_obtainable + self.tree.num_pinned
+
+
+class ProgramAdmission:
+    """Chooses from `waiting`; takes places from `programs`."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        waiting: WaitingQueue,
+        programs: ActivePrograms,
+        shares: ClientShares,
+    ) -> None:
+        self._memory = memory
+        self._waiting = waiting
+        self._programs = programs
+        self._shares = shares
+        self._growth: float | None = None
+
+    def begin(self) -> None:
+        """A new step."""
+        self._growth = None
+
+    def next(self, running: Items[Sequence], now: float) -> Sequence | None:
+        """The next sequence to admit; its prefix is locked. None when there is none, or no memory
+        for it yet."""
+        queues = {queue.client: queue for queue in self._waiting.clients()}
+        for place, client in enumerate(self._shares.least_served_first(queues)):
+            queue = queues[client]
+            if queue.active.head is not None and not self._is_overdue(queue):
+                sequence = queue.active.head[1]
+                return sequence if self._has_pages(sequence, running) else None
+            if queue.others.head is not None and (place == 0 or self._is_overdue(queue)):
+                sequence = queue.others.head[1]
+                if self._has_place(sequence, running, now, self._is_overdue(queue)):
+                    return sequence
+                if self._is_overdue(queue):
+                    return None
+        return None
+
+    def lose_place(self, program: int) -> None:
+        """The program's pins are dropped; unless it runs, it must be admitted again."""
+        self._memory.pins.drop(program)
+        self._programs.deactivate(program)
+        if not self._programs.is_active(program):
+            self._waiting.move_program(program, is_active=False)
+
+    def _is_overdue(self, queue: ClientQueue) -> bool:
+        """Whether the first sequence without a place has waited much longer than those with one."""
+        if queue.active.head is None:
+            return False
+        return queue.others.least_rank + self._waiting.order.margin < queue.active.least_rank
+
+    def _has_pages(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+        """Locks the sequence's prefix; False, and nothing is locked, when there are too few pages."""
+        tables = self._memory.tables
+        tables.attach(sequence)
+        needed = tables.pages_for(sequence, len(sequence.tokens))
+        # A page for the next tokens of each running sequence, doubled each time that this one was
+        # preempted: so it waits until the others have grown, and no sequence is preempted more
+        # than log2(pages) + 1 times.
+        reserve = len(running) << sequence.num_memory_preemptions
+        if running and self._memory.num_obtainable < needed + reserve:
+            tables.detach(sequence)
+            return False
+        return True
+
+    def _has_place(
+        self, sequence: Sequence, running: Items[Sequence], now: float, is_overdue: bool
+    ) -> bool:
+        """Locks the sequence's prefix and makes a place for its program; False, and nothing is
+        locked, when there is none.
+        """
+        if not self._has_pages(sequence, running):
+            return False
+        memory, programs = self._memory, self._programs
+        sequence.num_found = sequence.computed
+        if memory.config.admission == "unlimited":
+            return True
+        if self._growth is None:
+            self._growth = programs.expected_growth(running)
+        size = memory.config.page_size
+        needed = memory.tables.pages_for(sequence, len(sequence.tokens))
+        own_growth = programs.growth_of(sequence)
+        growth = self._growth + own_growth
+        missing = memory.num_used + needed - memory.pages.num_pages + growth / size
+        if missing > 0.0:
+            paused = programs.replaceable(len(running), now, force=is_overdue)
+            losers = []
+            for place in paused:
+                losers.append(place)
+                freed = place.size + programs.sizes.expected_growth(place.size)
+                missing -= freed / size
+                growth -= programs.sizes.expected_growth(place.size)
+                if missing <= 0.0:
+                    break
+            # An idle machine takes a program that does not fit, if nobody who pauses is waited for.
+            may_exceed = is_overdue or (not running and (losers or not len(programs)))
+            if missing > 0.0 and not may_exceed:
+                memory.tables.detach(sequence)
+                return False
+            for place in losers:
+                self.lose_place(place.number)
+        self._growth = growth
+        return True
