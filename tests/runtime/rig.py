@@ -47,10 +47,12 @@ class Rig:
         prompt: Iterable[int],
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
+        priority: int = 0,
+        client: str = "",
         **sequence: Namespace,
     ) -> Sequence:
         self.scheduler.check_fits(len(prompt), max_tokens)
-        call = SequenceGroup(prompt_len=len(prompt))
+        call = SequenceGroup(priority, prompt_len=len(prompt), client=client)
         settings = GenerationSettings(sampling, max_tokens, (), len(prompt))
         made = Sequence(
             call, array("i", prompt), Generation(settings, sampling.seed or 0), **sequence

@@ -9,6 +9,7 @@ import pytest
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, Overloaded
 from lmprog.runtime.scheduling.namespaces import Namespace
+from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.simulation.fake_engine import reference_logits
 from lmprog.simulation.plain_sampler import log_softmax
 from tests.runtime.rig import VOCAB, Rig, expected
@@ -179,3 +180,44 @@ def test_branches_of_different_salts_share_nothing() -> None:
     rig.gen(prompt, 1, namespace=Namespace("b"))
     rig.step()
     assert rig.plans[0].num_tokens == 40
+
+
+def admitted(rig: Rig, sequences: list[Sequence]) -> list[int]:
+    """The places of `sequences` in the order of their admission."""
+    return sorted(range(len(sequences)), key=lambda at: sequences[at].admission_order)
+
+
+def test_newcomers_wait_for_the_next_depth_first_sweep() -> None:
+    rig = Rig(config(policy="dfs", max_rows=1))
+    sequences = [rig.gen([first, 1, 2], 1) for first in (30, 10, 20)]
+    rig.step()
+    sequences += [rig.gen([first, 1, 2], 1) for first in (15, 5)]
+    rig.run()
+    assert admitted(rig, sequences) == [1, 2, 0, 4, 3]
+
+
+def test_a_priority_is_worth_seconds_of_waiting_and_not_more() -> None:
+    rig = Rig(config(policy="fcfs", max_rows=1, ageing=30.0))
+    first = rig.gen([1] * 8, 1)
+    low = rig.gen([2] * 8, 1)
+    rig.step()  # the first one: nine seconds of work
+    early = rig.gen([3] * 8, 1, priority=1)
+    rig.step()
+    for prompt in (4, 5, 6, 7):
+        rig.gen([prompt] * 8, 1, priority=1)
+        rig.step()
+    late = rig.gen([9] * 8, 1, priority=1)
+    rig.run()
+    order = [one.admission_order for one in (first, early, low, late)]
+    assert order == sorted(order), "a level of priority overtakes, but only what is younger"
+
+
+def test_clients_take_turns_by_the_tokens_they_were_served() -> None:
+    rig = Rig(config(max_rows=1))
+    flood = [rig.gen([first] * 20, 1, client="flood") for first in range(40)]
+    for _ in range(3):
+        rig.step()
+    small = rig.gen([90] * 5, 1, client="small")
+    rig.run()
+    assert small.admission_order <= 5
+    assert flood[-1].admission_order == 41

@@ -21,7 +21,6 @@ from lmprog.runtime.scheduling.policy import AdmissionOrder
 from lmprog.runtime.scheduling.program_admission import ProgramAdmission
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
-from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
 from lmprog.simulation.command import Violation, run_world
 
 Patch = pytest.MonkeyPatch
@@ -145,10 +144,6 @@ def priorities_never_age(patch: Patch) -> None:
     )
 
 
-def newcomers_join_a_running_sweep(patch: Patch) -> None:
-    patch.setattr(WaitingQueue, "_current_sweep", lambda self: 0)
-
-
 def a_place_in_memory_goes_before_everything(patch: Patch) -> None:
     patch.setattr(ProgramAdmission, "_is_overdue", lambda self, queue: False)
 
@@ -185,7 +180,6 @@ BUGS: list[Callable[[Patch], None]] = [
     a_client_that_is_gone_is_kept,
     waiting_is_not_bounded,
     priorities_never_age,
-    newcomers_join_a_running_sweep,
     a_place_in_memory_goes_before_everything,
     all_results_of_n_have_one_seed,
     what_never_fits_is_accepted,

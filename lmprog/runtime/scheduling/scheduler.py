@@ -193,11 +193,11 @@ class Scheduler:
                 budget -= self._extend(sequence, budget, rows, planned)
         self.waiting.refresh()
         while budget and len(rows) < self.config.max_rows:
-            sequence = self._admission.next(self.running, self._step_began)
-            if sequence is None:
+            admitted = self._admission.next(self.running, self._step_began)
+            if admitted is None:
                 break
-            self._admit(sequence)
-            budget -= self._extend(sequence, budget, rows, planned)
+            self._admit(admitted)
+            budget -= self._extend(admitted, budget, rows, planned)
         plan = Plan(tuple(rows), *self.tables.finish())
         self._work += 1.0 + plan.num_tokens
         self.stats.see_plan(

@@ -75,7 +75,7 @@ class WaitingQueue:
         self._clients: dict[Hashable, ClientQueue] = {}
         self._places: dict[Sequence, tuple[Key, OrderedSequences]] = {}
         self._numbers: dict[Sequence, int] = {}
-        self._by_program: dict[int, dict[Sequence, None]] = {}
+        self._by_program: dict[int | None, dict[Sequence, None]] = {}
         self._arrivals = 0
         self._sweep = 0
         self._turn = 0
