@@ -193,7 +193,7 @@ def test_newcomers_wait_for_the_next_depth_first_sweep() -> None:
     rig.step()
     sequences += [rig.gen([first, 1, 2], 1) for first in (15, 5)]
     rig.run()
-    assert admitted(rig, sequences) == [1, 2, 0, 4, 3]
+    assert admitted(rig, sequences) == [0, 1, 2, 4, 3]
 
 
 def test_a_priority_is_worth_seconds_of_waiting_and_not_more() -> None:
