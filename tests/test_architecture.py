@@ -113,7 +113,8 @@ DOORS = {
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
     "numpy": "lmprog.constraints lmprog.runtime.scheduling.logits_requests lmprog.runtime.engine "
     "lmprog.simulation",
-    "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.quoting",
+    "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.token_pieces "
+    "lmprog.runtime.text.quoting",
     "jinja2": "lmprog.runtime.text.sandbox",
     **dict.fromkeys(_MODEL_LIBRARIES, "lmprog.runtime.engine.model"),
     "llguidance": "lmprog.constraints",

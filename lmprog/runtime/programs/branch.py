@@ -21,7 +21,7 @@ from lmprog.errors import LmprogError
 from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.quoting import Span, joined, split_spans
-from lmprog.runtime.text.tokenizer import Tokenizer
+from lmprog.runtime.text.tokenizer import TextEncoder
 from lmprog.wire import Conversation, RoleBegin, RoleEnd, TextPiece, TokensPiece
 
 
@@ -165,10 +165,10 @@ class RuntimeBranch:
             self.text.append(text)
             self.ends_literal = True
 
-    def append_tokens(self, tokens: array[int], text: str, tokenizer: Tokenizer) -> None:
+    def append_tokens(self, tokens: array[int], text: str, encoder: TextEncoder) -> None:
         """Adds tokens as they are, which spell `text`; pending text is tokenised now."""
         if self.pending:
-            self.tokens, self.pending, self.quoted = self.tokens_with(tokenizer), "", ()
+            self.tokens, self.pending, self.quoted = self.tokens_with(encoder), "", ()
         self.tokens.extend(tokens)
         self.text.append(text)
         self.ends_literal = False
@@ -192,30 +192,30 @@ class RuntimeBranch:
         """Text since the fork, or since the opening."""
         return "".join(self.text[self.num_inherited :])
 
-    def tokenise_up_to(self, cut: int, tokenizer: Tokenizer) -> None:
+    def tokenise_up_to(self, cut: int, encoder: TextEncoder) -> None:
         """Tokenises the first `cut` characters of the pending text, which no later text changes."""
         self.pending, rest = self.pending[:cut], self.pending[cut:]
         self.quoted, later = split_spans(self.quoted, cut)
-        self.tokens, self.pending, self.quoted = self.tokens_with(tokenizer), rest, later
+        self.tokens, self.pending, self.quoted = self.tokens_with(encoder), rest, later
 
-    def tokens_with(self, tokenizer: Tokenizer, more: str = "") -> array[int]:
+    def tokens_with(self, encoder: TextEncoder, more: str = "") -> array[int]:
         """The tokens of the branch with `more` after its text; the branch does not change."""
         tokens = self.tokens[:]
-        encoded = self._encoded(tokenizer, more) if self.pending or more else []
+        encoded = self._encoded(encoder, more) if self.pending or more else []
         if not tokens:
-            prefix = tokenizer.prefix
+            prefix = encoder.prefix
             if tuple(encoded[: len(prefix)]) != prefix:
                 tokens.extend(prefix)
         tokens.extend(encoded)
         return tokens
 
-    def _encoded(self, tokenizer: Tokenizer, more: str) -> list[int]:
+    def _encoded(self, encoder: TextEncoder, more: str) -> list[int]:
         quoted, length = self.quoted, len(self.pending)
         if self.role is not None:
             quoted = joined(quoted, (length, length + len(more)))
         if quoted:
-            return tokenizer.encode_quoting(self.pending + more, quoted, start=not self.tokens)
-        return tokenizer.encode(self.pending + more, start=not self.tokens)
+            return encoder.encode_quoting(self.pending + more, quoted, start=not self.tokens)
+        return encoder.encode(self.pending + more, start=not self.tokens)
 
     def adopt(self, tokens: array[int], text: str, rest: str = "") -> None:
         """A call has ended: `tokens` are the branch's tokens now and `text` was added to it.

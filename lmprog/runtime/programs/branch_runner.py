@@ -95,7 +95,7 @@ class BranchRunner:
             case wire.TokensPiece():
                 self._calls.check_length(branch)
                 tokens, text = self._calls.texts.tokens_of(piece)
-                branch.append_tokens(tokens, text, self._calls.tokenizer)
+                branch.append_tokens(tokens, text, self._calls.encoder)
             case Promise():
                 if piece.error is not None:
                     raise piece.error
@@ -135,5 +135,5 @@ class BranchRunner:
         branch = call.branch
         self._calls.check_length(branch)
         text = "".join(branch.text)
-        num_tokens = len(branch.tokens_with(self._calls.tokenizer))
+        num_tokens = len(branch.tokens_with(self._calls.encoder))
         self._completion.finish(call, wire.TextIs(call.id, text, num_tokens), [text])

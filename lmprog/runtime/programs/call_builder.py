@@ -26,6 +26,7 @@ from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
 from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings, Scoring
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGroup
+from lmprog.runtime.text.chunked_encoder import ChunkedEncoder
 from lmprog.runtime.text.cuts import Cutter
 from lmprog.runtime.text.stream import TextStream
 from lmprog.runtime.text.text_service import TextService
@@ -57,6 +58,8 @@ class CallBuilder:
     ) -> None:
         self.tokenizer = tokenizer
         self._cutter = Cutter(tokenizer)
+        self.encoder = ChunkedEncoder(tokenizer, self._cutter)
+        """For the texts of branches, which often have long beginnings in common."""
         self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
         self.texts = TextService(tokenizer, limits.vocab_size, limits.longest)
         self._limits = limits
@@ -90,11 +93,11 @@ class CallBuilder:
         self.check_length(branch)
         cut = self._cutter.last(branch.pending)
         if cut:
-            branch.tokenise_up_to(cut, self.tokenizer)
+            branch.tokenise_up_to(cut, self.encoder)
 
     def option_tokens(self, branch: RuntimeBranch, option: str) -> array[int]:
         """The tokens of the branch with `option` after its text."""
-        return branch.tokens_with(self.tokenizer, option)
+        return branch.tokens_with(self.encoder, option)
 
     def build(self, call: ActiveCall, now: float) -> GenerateRun | SelectRun:
         """The call's sequences, to be submitted. Raises RequestRejected; then nothing changed."""
@@ -148,7 +151,7 @@ class CallBuilder:
 
     def _prompt(self, branch: RuntimeBranch) -> array[int]:
         self.tokenise_certain(branch)
-        prompt = branch.tokens_with(self.tokenizer)
+        prompt = branch.tokens_with(self.encoder)
         if not prompt:
             raise InvalidParameter(
                 "the prompt is empty and this model's tokenizer puts nothing before a text; "
@@ -221,7 +224,7 @@ class CallBuilder:
             judged.append(selector.judge.text)
             options = [self.option_tokens(judged, choice) for choice in selector.judge.choices]
             self._limits.check_fits(max(len(tokens) for tokens in options), 0)
-            ballot = make_ballot(judged.tokens_with(self.tokenizer), options, None)
+            ballot = make_ballot(judged.tokens_with(self.encoder), options, None)
             selector.ballots[index] = ballot
             judging.sequences += self._scorings(judging, ballot, branch)
         return judging
@@ -230,7 +233,7 @@ class CallBuilder:
 
     def _build_select(self, branch: RuntimeBranch, op: wire.Select, now: float) -> SelectRun:
         self.tokenise_certain(branch)
-        prompt = branch.tokens_with(self.tokenizer)
+        prompt = branch.tokens_with(self.encoder)
         if not prompt:
             raise InvalidParameter(
                 "a select needs some text before it; this branch is empty.",

@@ -1,9 +1,9 @@
-"""Where a growing text may be cut so that its first part can be tokenised now, whatever comes
-later.
+"""Finds cuts: positions in a text at which both parts can be tokenised by themselves.
 
-Between a letter and the space after it, where no token of the vocabulary reaches over such a place:
-then no merge does, and the two parts have the tokens of the whole. That is read off the vocabulary
-and tried on a few texts; a tokenizer that fails either is never cut.
+A cut is between a letter and a space before a letter. Where no token of the vocabulary contains a
+letter and a space after it, no merge crosses such a cut, so the two parts have the tokens of the
+whole. That is checked on the vocabulary and tried on a few texts; a tokenizer that fails either is
+never cut.
 
 Knows a tokenizer; knows no branch.
 """
@@ -16,7 +16,7 @@ from functools import cached_property
 from lmprog.runtime.text.tokenizer import Tokenizer
 
 SHORTEST = 64
-"""Characters below which a text is not worth cutting."""
+"""Shorter texts, in characters, are not cut."""
 
 _REACH = 1024
 _CUT = re.compile(r"[A-Za-z] (?=[A-Za-z])")
@@ -31,13 +31,13 @@ _PROBES = [
 
 
 class Cutter:
-    """Finds cuts for one tokenizer; looks at its vocabulary when it is asked first."""
+    """Finds cuts for one tokenizer; reads its vocabulary on first use."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def last(self, text: str) -> int:
-        """How much of `text` no later text can change; 0 where that is little or unknown."""
+        """Length of the beginning of `text` whose tokens no later text changes; 0 for none."""
         if len(text) < SHORTEST or not self.can_cut:
             return 0
         last = 0
@@ -45,9 +45,14 @@ class Cutter:
             last = found.start() + 1
         return last
 
+    def first(self, text: str, begin: int) -> int:
+        """The first cut at `begin` or later; 0 for none."""
+        found = _CUT.search(text, begin - 1) if self.can_cut else None
+        return 0 if found is None else found.start() + 1
+
     @cached_property
     def can_cut(self) -> bool:
-        """No token reaches over a letter and the space after it."""
+        """Whether no token contains a letter and a space after it."""
         tokenizer = self._tokenizer
         for token in range(tokenizer.vocab_size):
             piece = tokenizer.token_bytes(token)

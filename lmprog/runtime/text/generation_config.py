@@ -1,7 +1,7 @@
-"""How a checkpoint's makers would sample: what its `generation_config.json` says of it.
+"""Default sampling parameters of a checkpoint, from its `generation_config.json`.
 
-Told to clients when they greet the runtime; whether they heed it is theirs to decide. `do_sample`
-is not looked at, as vLLM and SGLang do not. The ids that end a text are the tokenizer's to read.
+Clients get them with the `Welcome`, and decide whether to use them. `do_sample` is ignored, as in
+vLLM and SGLang. The end-of-sequence ids are read by the tokenizer.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from lmprog.errors import ModelError
 
 
 def suggested_sampling(folder: Path | None) -> wire.SuggestedSampling:
-    """Nothing for a model without files, or without that one. Raises ModelError for one that cannot
-    be understood.
-    """
+    """Empty for a model without that file. Raises ModelError where it cannot be read."""
     if folder is None:
         return wire.SuggestedSampling()
     try:
         found = json.loads((folder / "generation_config.json").read_text("utf-8"))
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         return wire.suggested(found)
     except FileNotFoundError:
         return wire.SuggestedSampling()
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{folder.name}/generation_config.json cannot be read: {error}. Mend the file."
+            f"{folder.name}/generation_config.json cannot be read: {error}. Correct the file."
         ) from error

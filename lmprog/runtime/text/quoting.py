@@ -1,13 +1,11 @@
-"""Quoted text: what comes from users is text, whatever it spells, and never becomes a special
-token.
+"""Quoted text: text of users never becomes a special token, whatever it spells.
 
-A text has quoted stretches, and a special token counts only where it *stands*: wholly outside of
-them. The text is still tokenised as one piece, so nothing changes for texts that spell no special
-token. Where one is spelled in a quoted stretch, the special tokens that stand are written under
-names that nobody can guess, and a copy of the tokenizer is asked that knows those names and takes
-all others for text.
+A text has quoted spans, and the name of a special token counts only wholly outside of them. The
+text is still tokenised as one piece, so nothing changes for texts that spell no special token.
+Where one is spelled in a quoted span, the special tokens outside get secret names, and the text is
+encoded by a copy of the tokenizer that knows only those names.
 
-Knows the tokenizers library; does not know whose text is quoted.
+Knows the tokenizers library; does not know which text is quoted.
 """
 
 from __future__ import annotations
@@ -22,17 +20,17 @@ import tokenizers
 from lmprog.errors import NotSupported
 
 Span = tuple[int, int]
-"""Begin and end of a stretch, in characters."""
+"""Begin and end, in characters."""
 
 
 def names_pattern(names: Sequence[str]) -> re.Pattern[str] | None:
-    """Finds any of `names`, the longest first; None where there are none."""
+    """Matches any of `names`, the longest first; None without names."""
     longest_first = sorted(filter(None, names), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 def joined(spans: Sequence[Span], span: Span) -> tuple[Span, ...]:
-    """`spans` and one after them; those that touch become one, empty ones none."""
+    """`spans` with one after them. Touching spans become one; empty ones are left out."""
     if span[0] >= span[1]:
         return tuple(spans)
     if spans and spans[-1][1] >= span[0]:
@@ -41,25 +39,23 @@ def joined(spans: Sequence[Span], span: Span) -> tuple[Span, ...]:
 
 
 def split_spans(spans: Sequence[Span], at: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """The spans of the two parts of a text that is cut at `at`."""
+    """The spans of both parts of a text that is cut at `at`."""
     first = tuple((begin, min(end, at)) for begin, end in spans if begin < at)
     return first, tuple((max(begin, at) - at, end - at) for begin, end in spans if end > at)
 
 
 def touches(spans: Sequence[Span], begin: int, end: int) -> bool:
-    """Whether a character of [begin, end) is quoted. `spans` are in order and do not touch each
-    other.
-    """
+    """Whether a character of [begin, end) is quoted. `spans` are ordered and do not touch."""
     at = bisect_right(spans, (begin, begin)) - 1
     if at >= 0 and spans[at][1] > begin:
         return True
     return at + 1 < len(spans) and spans[at + 1][0] < end
 
 
-def standing(
+def unquoted_matches(
     pattern: re.Pattern[str], text: str, quoted: Sequence[Span]
 ) -> Iterator[re.Match[str]]:
-    """The matches that lie wholly outside of the quoted stretches."""
+    """The matches wholly outside the quoted spans."""
     at = 0
     for begin, end in (*quoted, (len(text), len(text))):
         yield from pattern.finditer(text, at, begin)
@@ -67,26 +63,25 @@ def standing(
 
 
 class Quoting:
-    """Encodes texts with quoted stretches, by the tokenizer for beginnings or by the one for what
-    goes on.
-    """
+    """Encodes texts with quoted spans."""
 
     def __init__(
         self,
-        beginning: tokenizers.Tokenizer,
-        going_on: tokenizers.Tokenizer,
+        at_start: tokenizers.Tokenizer,
+        later: tokenizers.Tokenizer,
         special: Mapping[int, str],
         unknown: str,
     ) -> None:
-        """`special`: what no quoted text may become, and its name. `unknown` is the name of the
-        token that stands for characters that the tokenizer does not have."""
-        self._tokenizers = (going_on, beginning)
+        """The tokenizers are for texts at the start of a sequence and for later ones. `special` are
+        the special tokens and their names, `unknown` the name of the token for unknown characters.
+        """
+        self._tokenizers = (later, at_start)
         self._special = special
         self._unknown = unknown
         self._quoters: dict[bool, _Quoter] = {}
 
     def encode(self, text: str, quoted: Sequence[Span], start: bool) -> list[int]:
-        """Raises NotSupported where the tokenizer has no other way to write what is quoted."""
+        """Raises NotSupported where the tokenizer has no other tokens for a quoted name."""
         found = self._tokenizers[start].encode(text, add_special_tokens=False)
         tokens = list(found.ids)
         places = (
@@ -101,8 +96,8 @@ class Quoting:
 
 
 class _Quoter:
-    """Encodes texts in which a special token is quoted. Holds a copy of the tokenizer, so it is
-    made when needed.
+    """Encodes texts with quoted names of special tokens. Holds a copy of the tokenizer, so it is
+    made on first use.
     """
 
     def __init__(
@@ -113,7 +108,7 @@ class _Quoter:
         self._copy = tokenizers.Tokenizer.from_str(tokenizer.to_str())
         self._copy.no_truncation()
         self._copy.no_padding()
-        self._copy.encode_special_tokens = True  # that is: as text
+        self._copy.encode_special_tokens = True  # as text
         self._secret = secrets.token_hex(16)
         added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
         self._aliases = {
@@ -130,34 +125,34 @@ class _Quoter:
         self._broken = self._copy.token_to_id(self._break)
 
     def encode(self, text: str, quoted: Sequence[Span]) -> list[int]:
-        """Raises NotSupported where the tokenizer has no other way to write what is quoted."""
+        """Raises NotSupported where the tokenizer has no other tokens for a quoted name."""
         if self._pattern is None:
             return self._encoded(text)
-        stands = [
-            found for found in standing(self._pattern, text, quoted) if found[0] in self._aliases
+        special = [
+            found
+            for found in unquoted_matches(self._pattern, text, quoted)
+            if found[0] in self._aliases
         ]
-        for breaks in ([], self._breaks(text, {found.start() for found in stands})):
-            tokens = self._encoded(self._renamed(text, stands, breaks))
+        for breaks in ([], self._breaks(text, {found.start() for found in special})):
+            tokens = self._encoded(self._renamed(text, special, breaks))
             if self._special.isdisjoint(tokens):
                 return [self._ids.get(token, token) for token in tokens if token != self._broken]
         raise NotSupported(
-            "a text spells a special token of this model, and its tokenizer has no other way to write it. "
+            "a text spells a special token of this model, and the tokenizer has no other tokens for it. "
             "Take the token's name out of the text."
         )
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._copy.encode(text, add_special_tokens=False).ids)
 
-    def _breaks(self, text: str, stands: set[int]) -> list[int]:
-        """Places inside of names that are text: cut there, they cannot be a token even of the
-        vocabulary itself.
-        """
+    def _breaks(self, text: str, special: set[int]) -> list[int]:
+        """Positions inside quoted names: broken there, they are no token of the vocabulary."""
         assert self._pattern is not None
         every = re.compile(f"(?={self._pattern.pattern})")
-        return [found.start() + 1 for found in every.finditer(text) if found.start() not in stands]
+        return [found.start() + 1 for found in every.finditer(text) if found.start() not in special]
 
-    def _renamed(self, text: str, stands: Sequence[re.Match[str]], breaks: Sequence[int]) -> str:
-        changes = [(found.start(), found.end(), self._aliases[found[0]]) for found in stands]
+    def _renamed(self, text: str, special: Sequence[re.Match[str]], breaks: Sequence[int]) -> str:
+        changes = [(found.start(), found.end(), self._aliases[found[0]]) for found in special]
         whole = [(begin, end) for begin, end, _ in changes]
         inside = [at for at in breaks if not touches(whole, at, at)]
         parts: list[str] = []
@@ -169,7 +164,7 @@ class _Quoter:
 
 
 def _called(name: str, token: tokenizers.AddedToken) -> tokenizers.AddedToken:
-    """The same token under another name; spaces around it count as they did."""
+    """The same token under another name, with its treatment of surrounding spaces."""
     return tokenizers.AddedToken(
         name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=False
     )

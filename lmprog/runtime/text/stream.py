@@ -1,9 +1,9 @@
-"""A generation's text while it grows: whole characters only, stops found across token borders.
+"""Streams a generation's text: whole characters only, with stops found across token borders.
 
-Which stop wins does not depend on how tokens cut the text: the one that is complete first; of those
-complete at the same letter, the one that began earliest. The text ends before it. Held back is
-exactly what could still become a stop (`stops.py` says what that is). Work per token is
-proportional to its own text.
+Which stop wins does not depend on the tokens: the one that is complete first; of those complete at
+the same character, the one that began earliest. The text ends before it. Exactly the text that
+could still become a stop is held back (see `stops.py`). Work per token is proportional to its own
+text.
 
 Knows what bytes a token has; knows no calls and no branches.
 """
@@ -21,11 +21,11 @@ from lmprog.runtime.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextEnd:
-    """What is left of a generation. `text` is all of it, cut before the stop.
+    """The end of a generation. `text` is all of it, cut before the stop.
 
     The first `num_tokens` tokens spell the seam, if there is one, and `text`, without the end of both,
-    `rest`, which is to be tokenised anew with what follows. `delta` is what `push` had not yet
-    given out.
+    `rest`, which is to be tokenised anew with what follows. `delta` is the text that `push` held
+    back.
     """
 
     text: str
@@ -35,13 +35,12 @@ class TextEnd:
 
 
 class TextStream:
-    """The text of one generation. Raises RequestRejected for a stop regex that is none, or that is
-    not supported.
+    """The text of one generation. Raises RequestRejected for an invalid or unsupported stop regex.
 
-    `may_stop` says whether the text before a stop may be all; where it may not, the stop is text
-    like any other. No stop begins before the end of the first `min_tokens` tokens. `seam` is text
-    that the first tokens spell once more (`healing.py`): it was given out long ago, no stop is
-    looked for in it, and tokens inside it do not count.
+    `may_stop` says whether the generation may end with the text before a stop; where it may not,
+    the stop is ordinary text. No stop begins before the end of the first `min_tokens` tokens.
+    `seam` is prompt text that the first tokens repeat (`healing.py`): it is not given out again, no
+    stop is found in it, and tokens inside it do not count.
     """
 
     __slots__ = (
@@ -75,7 +74,7 @@ class TextStream:
         self._min_tokens = min_tokens
         self._seam = seam
         self._unread = len(seam.encode())
-        """Bytes of the seam that no token has spelled yet."""
+        """Bytes of the seam that are not generated yet."""
         self.num_tokens = 0
         """Tokens so far that reach beyond the seam."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -85,11 +84,11 @@ class TextStream:
         self._given: list[str] = []
         self._held = ""
         self._length = 0
-        """Characters so far, the seam's and those held back too."""
+        """Characters so far, with the seam's and those held back."""
         self._borders: array[int] = array("q")
         """Per token: characters up to its end; -1 where it ends inside one."""
         self._stop_at: tuple[int, str] | None = None
-        """Where a stop begins, and which."""
+        """Where the stop begins, and its string or pattern."""
         self._ended = False
 
     @property
@@ -98,9 +97,7 @@ class TextStream:
         return self._stop_at[1] if self._stop_at else None
 
     def push(self, token: int) -> str:
-        """Takes a token; returns text that is certain now. After a stop it takes nothing and
-        returns nothing.
-        """
+        """Takes a token; returns the text that is certain now. After a stop it does nothing."""
         if self._stop_at is not None:
             return ""
         piece = self._tokenizer.token_bytes(token) or b""
@@ -120,9 +117,7 @@ class TextStream:
         return self._release(new, start)
 
     def _release(self, new: str, start: int) -> str:
-        """Looks for stops in `new`, which begins at character `start`; gives out what cannot belong
-        to one.
-        """
+        """Finds stops in `new`, which begins at character `start`; returns what is in none."""
         begin = self._find(new, start)
         before = start - len(self._held)
         self._held += new
@@ -132,7 +127,7 @@ class TextStream:
         return certain
 
     def _find(self, new: str, start: int) -> int:
-        """Where the stop begins that is found, or else where the earliest one may have begun."""
+        """Where the stop begins; without one, where the earliest possible one begins."""
         if self.num_tokens <= self._min_tokens:
             for at, char in enumerate(new, start):
                 for watch in self._watches:
@@ -159,9 +154,7 @@ class TextStream:
         return self._may_stop(("".join(self._given) + self._held + new)[: cut - len(self._seam)])
 
     def finish(self) -> TextEnd:
-        """Ends the text. Characters cut off by the end become U+FFFD; no stop is found in what is
-        left.
-        """
+        """Ends the text. A character cut by the end becomes U+FFFD; no more stop is found."""
         if self._stop_at is not None:
             cut = self._stop_at[0]
             text = "".join(self._given)
@@ -182,21 +175,17 @@ class TextStream:
         return TextEnd("".join(self._given), len(self._borders), "", delta)
 
     def span(self, begin: int, end: int) -> tuple[int, int]:
-        """The characters that the tokens `begin .. end` spell; one that they share with others is
-        not theirs.
-        """
+        """The characters wholly spelled by the tokens `begin .. end`."""
         first, last = self._border(begin) - len(self._seam), self._border(end) - len(self._seam)
         return max(0, first), max(0, first, last)
 
     def seam_after(self, count: int) -> str:
-        """What of the seam the first `count` tokens have not spelled."""
+        """The part of the seam after the first `count` tokens."""
         return self._seam[self._border(count) :]
 
     @property
     def num_certain(self) -> int:
-        """Tokens, the seam's too, that are wholly inside the text given out; all where it ended
-        without a stop.
-        """
+        """Tokens, with the seam's, wholly inside the text given out; all at an end without a stop."""
         if self._ended:
             return len(self._borders)
         certain = self._length - len(self._held) if self._stop_at is None else self._stop_at[0]
@@ -215,7 +204,7 @@ class TextStream:
         return next((border for border in reversed(borders) if border >= 0), 0)
 
     def copy(self) -> TextStream:
-        """A stream that has read the same tokens, and goes its own way."""
+        """An independent stream that has read the same tokens."""
         other = TextStream(self._tokenizer, (), (), self._may_stop, self._min_tokens, self._seam)
         other._unread, other.num_tokens = self._unread, self.num_tokens
         other._decoder.setstate(self._decoder.getstate())

@@ -1,9 +1,8 @@
-"""Text to tokens and back for those who ask by themselves, and how long a text may be before it is
-tokenised at all.
+"""Tokenise and decode requests, and the longest text that is tokenised at all.
 
-Tokenising costs time in proportion to a text, and the runtime is one thread: a text that cannot fit
-is refused after its beginning, not after all of it. Knows the tokenizer and two numbers of the
-model; knows no branches and no calls.
+Tokenising takes time in proportion to a text, and the runtime is one thread: a text that cannot fit
+is refused after its beginning. Knows the tokenizer and two numbers of the model; knows no branches
+and no calls.
 """
 
 from __future__ import annotations
@@ -18,19 +17,14 @@ from lmprog.runtime.text.special_tokens import SpecialTokenGuard
 from lmprog.runtime.text.tokenizer import Tokenizer
 
 _CHARS_PER_TOKEN = 4
-"""Usual length of a token in English; the beginning that is tried has as many characters as the
-context of these.
-"""
-_LEAST_PROBE = 16_384  # characters that are tokenised without a second thought
-_SLACK = (
-    16  # tokens by which a cut text may have more than the same text going on: merges over the cut
-)
+"""Usual length of an English token, for the length of the beginning that is tried."""
+_LEAST_PROBE = 16_384  # characters that are always tokenised
+_SLACK = 16
+"""Tokens by which a cut text may have more than the same text going on: merges over the cut."""
 
 
 class TextService:
-    """Tokenises within limits. `vocab_size` is the model's, `longest` the most tokens of one
-    sequence.
-    """
+    """Tokenises within limits. `longest`: the most tokens of one sequence."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, longest: int) -> None:
         self._tokenizer = tokenizer
@@ -40,7 +34,7 @@ class TextService:
 
     @cached_property
     def guard(self) -> SpecialTokenGuard:
-        """Knows the special tokens by name. Made when it is asked for first."""
+        """Knows the names of special tokens. Made on first use."""
         tokenizer = self._tokenizer
         special = (
             token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) is None
@@ -50,16 +44,14 @@ class TextService:
         )
 
     def check_length(self, text: str, what: str = "the text") -> None:
-        """Raises `ContextOverflow` for a text of more tokens than fit, having tokenised little more
-        than what fits.
-        """
+        """Raises `ContextOverflow` for a text of more tokens than fit; tokenises little more."""
         size = self._probe
         while size < len(text):
             count = len(self._tokenizer.encode(text[:size]))
             if count > self._longest + _SLACK:
                 raise ContextOverflow(
-                    f"{what} is {len(text):,} characters long, and already its first {size:,} are {count:,} tokens, "
-                    f"more than the {self._longest:,} that fit. Shorten it.",
+                    f"{what} is {len(text):,} characters long, and already its first {size:,} are "
+                    f"{count:,} tokens, more than the {self._longest:,} that fit. Shorten it.",
                     prompt=count,
                     max_tokens=None,
                     limit=self._longest,
@@ -84,9 +76,7 @@ class TextService:
         return array("i", piece.ids), self._tokenizer.decode(piece.ids)
 
     def encode(self, op: wire.Encode) -> wire.TokensAre:
-        """The tokens that a branch with this text alone would have (without its prefix, where `op`
-        says so).
-        """
+        """The tokens of a branch with this text alone; without prefix where `op` says so."""
         self.check_length(op.text)
         tokens = self._tokenizer.encode(op.text)
         prefix = self._tokenizer.prefix

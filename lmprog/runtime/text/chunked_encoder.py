@@ -1,0 +1,73 @@
+"""Encodes long texts in chunks and keeps the tokens of recent chunks.
+
+Programs that share a long beginning (instructions, examples) tokenise it once and not once each. A
+chunk ends at the first cut (`cuts.py`) after so many characters, which depends on nothing that
+comes later, so texts with a common beginning have the same first chunks. At a cut both parts have
+the tokens of the whole, so the result is what encoding in one piece gives.
+
+Knows a tokenizer; knows no branch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from lmprog.runtime.text.cuts import Cutter
+from lmprog.runtime.text.quoting import Span, split_spans
+from lmprog.runtime.text.tokenizer import Tokenizer
+
+CHUNK = 512
+"""Characters after which a chunk ends at the next cut."""
+MAX_CHUNK = 8 * CHUNK
+"""Longer chunks, of texts with hardly any cut, are not kept."""
+MAX_CHUNKS = 4096
+"""Chunks kept, the most recently used ones: some megabytes."""
+
+
+class ChunkedEncoder:
+    """A `TextEncoder` with the results of `tokenizer`."""
+
+    def __init__(self, tokenizer: Tokenizer, cutter: Cutter) -> None:
+        self._tokenizer = tokenizer
+        self._cutter = cutter
+        self._chunks: OrderedDict[tuple[str, tuple[Span, ...], bool], array[int]] = OrderedDict()
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """See `Tokenizer`."""
+        return self._tokenizer.prefix
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        """See `Tokenizer`."""
+        return self.encode_quoting(text, (), start)
+
+    def encode_quoting(self, text: str, quoted: Sequence[Span], start: bool = True) -> list[int]:
+        """See `Tokenizer`."""
+        tokens: list[int] = []
+        spans = tuple(quoted)
+        while len(text) > CHUNK and (cut := self._cutter.first(text, CHUNK)):
+            chunk, text = text[:cut], text[cut:]
+            inside, spans = split_spans(spans, cut)
+            tokens += self._chunk(chunk, inside, start)
+            start = False
+        return tokens + self._encode(text, spans, start) if text else tokens
+
+    def _chunk(self, chunk: str, quoted: tuple[Span, ...], start: bool) -> Sequence[int]:
+        if len(chunk) > MAX_CHUNK:
+            return self._encode(chunk, quoted, start)
+        key = (chunk, quoted, start)
+        tokens = self._chunks.get(key)
+        if tokens is not None:
+            self._chunks.move_to_end(key)
+            return tokens
+        tokens = self._chunks[key] = array("i", self._encode(chunk, quoted, start))
+        if len(self._chunks) > MAX_CHUNKS:
+            self._chunks.popitem(last=False)
+        return tokens
+
+    def _encode(self, text: str, quoted: tuple[Span, ...], start: bool) -> list[int]:
+        if quoted:
+            return self._tokenizer.encode_quoting(text, quoted, start)
+        return self._tokenizer.encode(text, start)
