@@ -1,6 +1,6 @@
 """Puts a runtime together: engine, tokenizer, template, scheduler, interpreter, loop.
 
-The only place that knows all parts; none of them knows another one's maker.
+The only module that knows all parts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The runtime process: `python -m lmprog.runtime.main`, started by `lmprog.launch`.
 
-Tells its parent when it serves or why it cannot, runs the loop until it is told to stop, and ends
-when its parent does. Knows the process and nothing of what runs in it.
+Reports readiness or the startup error to the parent, runs the loop until SIGTERM, and ends when the
+parent does. Knows the process and nothing of what runs in it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,20 @@ def main() -> int:
     parser.add_argument("--address", required=True)
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
 
-    def ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
+    def stop_in_order(_signal: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    faulthandler.register(
-        signal.SIGUSR1, all_threads=True
-    )  # whoever finds us hung asks where, and reads our log
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # writes where it hangs to the log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    parent = Parent(asked.ready_fd, asked.parent_fd)
+    parent = Parent(arguments.ready_fd, arguments.parent_fd)
     parent.watch(stop.set)
     try:
-        config = config_from_json(asked.config_json)
-        channel = ZmqRuntimeChannel(asked.address)
+        config = config_from_json(arguments.config_json)
+        channel = ZmqRuntimeChannel(arguments.address)
         from lmprog.runtime.assembly import assemble
 
         resolved: dict[str, str] = {}
@@ -51,8 +49,7 @@ def main() -> int:
         parent.failed(error)
         return 1
     gc.collect()
-    # what was loaded lives as long as the process: the collector need not look at it again
-    gc.freeze()
+    gc.freeze()  # what was loaded lives as long as the process
     facts = {
         "model": welcome.model,
         "context_len": welcome.context_len,
@@ -60,9 +57,7 @@ def main() -> int:
         "num_pages": welcome.num_pages,
         **resolved,
     }
-    signal.signal(
-        signal.SIGTERM, ask_to_stop
-    )  # until here it ends us at once: there is nothing to finish
+    signal.signal(signal.SIGTERM, stop_in_order)  # until here it ends the process at once
     parent.ready(channel.address, facts)
     while not stop.is_set():
         loop.step()

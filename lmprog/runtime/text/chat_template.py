@@ -1,16 +1,16 @@
-"""Chat turns as the checkpoint's own Jinja template writes them.
+"""Chat turns as a checkpoint's own Jinja template writes them.
 
-A program opens and closes turns one by one, but a template only knows how to write a whole
-conversation. So the text around a turn is found by rendering conversations whose contents are
-sentinels: what stands between two sentinels is the closing of one turn and the opening of the next.
-A closing is what all continuations of a turn have in common; an opening is the rest. An assistant's
-opening is the template's generation prompt.
+A program opens and closes turns one by one, but a template only renders a whole conversation. So
+the text around a turn is found by rendering conversations whose contents are sentinels: the text
+between two sentinels is the closing of one turn and the opening of the next. The closing is what
+all continuations of a turn have in common; the opening is the rest. An assistant's opening is the
+template's generation prompt.
 
-That works only if adding a turn never rewrites what stands before it. Every opening is checked for
-it, and a template that does rewrite (one that moves the system text to the last user turn, say) is
-refused with the role's name. One exception: how a *finished* assistant turn opens may differ from
-the generation prompt (templates drop or add thinking there); what the model has seen stays as it
-is. Contents are never trimmed: the program's text is the text.
+That requires that adding a turn never rewrites the text before it. Every opening is checked for
+that, and a template that does rewrite (one that moves the system text to the last user turn, say)
+is refused with the role's name. One exception: the opening of a *finished* assistant turn may
+differ from the generation prompt (templates drop or add thinking there); what the model has seen is
+kept. Contents are never trimmed.
 
 Knows strings; knows no tokens and no branches, and leaves Jinja to `sandbox.py`.
 """
@@ -25,14 +25,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lmprog.errors import InvalidParameter, ModelError, NotSupported, RequestRejected, UnknownName
+from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, UnknownName
 from lmprog.runtime.text.sandbox import Sandbox
 from lmprog.runtime.text.special_tokens import UNGUARDED, Passage, SpecialTokenGuard
+from lmprog.runtime.text.template_files import read_json, special_tokens, template_source
 
 MAX_MESSAGES = 4096
 
 PLAIN = "plain"
-"""The name of a template for models that have none: `Role: text` lines."""
+"""Name of the template of `Role: text` lines, for models that have none."""
 _PLAIN_SOURCE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
@@ -66,18 +67,19 @@ class ChatTemplate:
         self._parts = functools.lru_cache(maxsize=1024)(self._find_parts)
 
     def begin(self, messages: Sequence[Mapping[str, str]], role: str) -> str:
-        """What stands between the closing of the last of `messages` and the content of a new turn
-        of `role`.
+        """The text between the closing of the last of `messages` and the content of a new turn.
 
         Raises UnknownName for a role that the template leaves out, NotSupported for one that it
-        refuses here or that it cannot add without rewriting what stands before.
+        refuses here or cannot add without rewriting earlier text.
         """
         return self._turn((*(message["role"] for message in messages), role), self._day())[0]
 
     def end(self, messages: Sequence[Mapping[str, str]], role: str, content: str) -> str:
-        """What closes the turn of `role` that stands after `messages`. Raises like `begin`. The
-        `content` is not looked at: what a template does with special contents (tool answers, say)
-        is the program's to write."""
+        """The closing of a turn of `role` after `messages`. Raises like `begin`.
+
+        It does not depend on `content`: what a template does with special contents (tool answers,
+        say) is up to the program.
+        """
         return self._turn((*(message["role"] for message in messages), role), self._day())[1]
 
     def render(
@@ -89,7 +91,7 @@ class ChatTemplate:
         """The whole conversation; `variables` are further names for the template (`tools`,
         `documents`, ...).
 
-        Raises NotSupported with the template's own words where it refuses the conversation.
+        Raises NotSupported, with the template's own message, where it refuses the conversation.
         """
         if len(messages) > MAX_MESSAGES:
             raise NotSupported(
@@ -122,13 +124,13 @@ class ChatTemplate:
         """
         if mark and mark not in self._source:
             messages, tools = plain, ""
-        turns, told = _parsed(messages), _parsed(tools) if tools else None
+        turns, tool_list = _parsed(messages), _parsed(tools) if tools else None
         more = self._variables(variables)
 
         def write(change: Callable[[Any], Any]) -> str:
-            return self.render(change(turns), True, {**change(more), "tools": change(told)})
+            return self.render(change(turns), True, {**change(more), "tools": change(tool_list)})
 
-        return guard.written(write, [turns, told, more], self._source)
+        return guard.written(write, [turns, tool_list, more], self._source)
 
     def _variables(self, text: str) -> dict[str, Any]:
         """Further names for the template, which has to use them. Raises InvalidParameter."""
@@ -151,13 +153,11 @@ class ChatTemplate:
         return dict(given)
 
     def _day(self) -> int:
-        """Changes when the answer of `strftime_now` may, so that no date is remembered for longer
-        than its day.
-        """
+        """Part of the cache keys of templates that write the date: a cached turn is of today."""
         return datetime.now().toordinal() if self._changes_daily else 0
 
     def _find_turn(self, roles: tuple[str, ...], day: int) -> tuple[str, str]:
-        """Opening and closing of the last of `roles`; `day` only keeps remembered answers apart."""
+        """Opening and closing of the last of `roles`; `day` is part of the cache key."""
         before, closing = roles[:-1], self._closing(roles[:-1])
         prompt: str | None = None
         if roles[-1] == _GENERATES:
@@ -170,7 +170,7 @@ class ChatTemplate:
             if roles[-1] == _GENERATES:
                 opening = opening.rstrip(" ")  # a generated text brings its own space
         elif prompt is not None:
-            # it can be generated, though the template cannot write it down: no turn may follow
+            # it can be generated, but the template cannot render it: no turn may follow
             opening = ""
         else:
             raise self._refusal(roles)
@@ -179,17 +179,19 @@ class ChatTemplate:
     def _after(
         self, before: tuple[str, ...], closing: str, parts: list[str] | None, roles: tuple[str, ...]
     ) -> str | None:
-        """The end of `parts` after `closing`, having seen that its beginning is what stands
-        already; None without parts. Raises NotSupported where the template rewrites."""
+        """The end of `parts` after `closing`; None without parts.
+
+        Raises NotSupported where the template rewrites the text before it.
+        """
         if parts is None:
             return None
-        standing = self._with_follower(before) if before else []
+        earlier = self._with_follower(before) if before else []
         stable = (
-            standing is not None and len(parts) == len(before) + 1 and parts[-1].startswith(closing)
+            earlier is not None and len(parts) == len(before) + 1 and parts[-1].startswith(closing)
         )
         for index, role in enumerate(before if stable else ()):
-            assert standing is not None
-            if role != _GENERATES and parts[index] != standing[index]:
+            assert earlier is not None
+            if role != _GENERATES and parts[index] != earlier[index]:
                 stable = False
         if not stable:
             raise NotSupported(
@@ -199,8 +201,8 @@ class ChatTemplate:
         return parts[-1][len(closing) :]
 
     def _closing(self, roles: tuple[str, ...]) -> str:
-        """What stands after the last content, whatever comes next; "" before the first turn, or
-        where nothing can.
+        """The text after the last content that every continuation has; "" before the first turn,
+        or where there is none.
         """
         if not roles:
             return ""
@@ -217,7 +219,7 @@ class ChatTemplate:
 
     def _continuations(self, roles: tuple[str, ...]) -> Iterator[list[str]]:
         """The conversation alone, before a generation, and with each further turn that the template
-        takes.
+        accepts.
         """
         for prompt in (False, True):
             parts = self._try(roles, prompt)
@@ -229,13 +231,17 @@ class ChatTemplate:
                 yield parts
 
     def _with_follower(self, roles: tuple[str, ...]) -> list[str] | None:
-        """The texts around the contents of `roles`, from the first continuation that shows all of
-        them: some templates write a system text only together with the user turn that follows."""
+        """The texts around the contents of `roles`, from the first continuation that has all.
+
+        Some templates write a system text only together with the user turn that follows.
+        """
         return next(self._continuations(roles), None)
 
     def _try(self, roles: tuple[str, ...], prompt: bool) -> list[str] | None:
-        """The texts before, between and after the contents. None where the template refuses these
-        roles, or does not write each content once, in order."""
+        """The texts before, between and after the contents.
+
+        None where the template refuses these roles, or does not write each content once, in order.
+        """
         return self._parts(roles, prompt, self._day())
 
     def _find_parts(self, roles: tuple[str, ...], prompt: bool, day: int) -> list[str] | None:
@@ -272,17 +278,19 @@ class ChatTemplate:
 
 
 def load_template(folder: Path | None, explicit: str | None = None) -> ChatTemplate:
-    """The template of a checkpoint's folder (None: of the models without files), or an `explicit`
-    one: "plain", or the text of a template. Raises NotSupported where there is none, ModelError
-    where it cannot be read."""
-    config = _read_json(folder / "tokenizer_config.json") if folder else {}
-    special = _special_tokens(config)
+    """The template of a checkpoint's folder (None: of models without files), or an `explicit` one:
+    "plain", or the text of a template.
+
+    Raises NotSupported where there is none, ModelError where it cannot be read.
+    """
+    config = read_json(folder / "tokenizer_config.json") if folder else {}
+    special = special_tokens(config)
     if folder is None and explicit is None:
         return ChatTemplate(_BYTES_SOURCE, special)
     if explicit is not None:
         return ChatTemplate(_PLAIN_SOURCE if explicit == PLAIN else explicit, special)
     assert folder is not None
-    source = _source_in(folder, config)
+    source = template_source(folder, config)
     if source is None:
         raise NotSupported(
             f"{folder.name} has no chat template, so there are no roles: write the prompt as plain text, "
@@ -293,7 +301,7 @@ def load_template(folder: Path | None, explicit: str | None = None) -> ChatTempl
 
 
 def _parsed(text: str) -> list[Any]:
-    """A list of objects. Raises NotSupported for other JSON, or none."""
+    """A list of objects. Raises NotSupported for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -301,44 +309,3 @@ def _parsed(text: str) -> list[Any]:
     if not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
         raise NotSupported("the conversation is not a list of objects.")
     return value
-
-
-def _source_in(folder: Path, config: Mapping[str, Any]) -> str | None:
-    try:
-        return (folder / "chat_template.jinja").read_text("utf-8")
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{folder.name}/chat_template.jinja cannot be read: {error}") from error
-    source = _read_json(folder / "chat_template.json").get("chat_template") or config.get(
-        "chat_template"
-    )
-    if isinstance(source, list):  # several, by name
-        named = {
-            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
-        }
-        source = named.get("default")
-    return source if isinstance(source, str) and source else None
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and its like; "" for those that the checkpoint does not have, so that templates
-    may add them.
-    """
-    found = {"bos_token": "", "eos_token": "", "unk_token": "", "pad_token": ""}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path.parent.name}/{path.name} cannot be read: {error}") from error
-    return value if isinstance(value, dict) else {}

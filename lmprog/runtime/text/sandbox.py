@@ -1,8 +1,8 @@
-"""Chat templates of strangers, rendered safely: what a template can see, and how much it may do.
+"""Renders untrusted chat templates safely.
 
-jinja2's immutable sandbox keeps templates from everything but their own values. A render ends, and
-soon: the template's size, its output, and the loop turns, calls and products of one render are
-bounded by counts, not by a clock, so the same template always gives the same answer. The names are
+jinja2's immutable sandbox gives templates access to nothing but their own values. A render is
+bounded: the template's size, its output, and the loop turns, calls and products of one render have
+limits, by counts and not by a clock, so that a template always gives the same result. The names are
 those that `transformers` gives to templates.
 
 Knows Jinja; knows no roles and no turns.
@@ -26,11 +26,9 @@ from lmprog.errors import ModelError, NotSupported
 
 MAX_TEMPLATE_LEN = 262_144
 MAX_WORK = 1_000_000
-"""Loop turns, calls and products of one render, together. Straight text is bounded by the
-template's size.
-"""
+"""Loop turns, calls and products of one render together; plain text is bounded by the size."""
 _CALL = 10
-"""What a call, of a macro mostly, counts beside a loop turn."""
+"""Work of a call, in loop turns."""
 MAX_OUTPUT_LEN = 33_554_432
 """Characters."""
 
@@ -55,9 +53,7 @@ class Sandbox:
             raise ModelError(f"the chat template does not parse: {error}") from error
 
     def render(self, names: Mapping[str, object]) -> str:
-        """Raises NotSupported with the template's own words where it refuses, or does more than it
-        may.
-        """
+        """Raises NotSupported, with the template's own message, where it refuses or does too much."""
         self._environment.work_left = MAX_WORK
         pieces: list[str] = []
         length = 0
@@ -83,9 +79,7 @@ class Sandbox:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; here it is just its
-    content.
-    """
+    """`{% generation %}` marks an assistant's text for training; here it is just its content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -110,7 +104,7 @@ class _Counted:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The names that templates are written for, in a sandbox that counts their work."""
+    """The names that templates use, in a sandbox that counts their work."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -125,7 +119,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def spend(self, amount: int) -> None:
-        """Raises when a render has done more than it may."""
+        """Raises when a render has done too much work."""
         self.work_left -= amount
         if self.work_left < 0:
             raise jinja2.TemplateRuntimeError(f"it takes more than {MAX_WORK:,} steps")
@@ -172,7 +166,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers writes it: nothing escaped for HTML."""
+    """As transformers writes it: without HTML escapes."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

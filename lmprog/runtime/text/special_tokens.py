@@ -1,15 +1,15 @@
-"""Special tokens that users write into chat messages: found, so that they stay text.
+"""Keeps special tokens that users write into chat messages plain text.
 
-A template mixes what it writes itself with what messages hold, and may trim, cut and compare that
-as it likes. So it writes the conversation twice: once as it is, and once with the signs that
-special tokens begin or end with changed, in everything that came with the request, for signs that
-nobody uses. A special token that both have is the template's own. Where both have the same ones
-nothing was forged, and the first is taken as it is. Otherwise the second is, with the signs changed
-back and marked as quoted: no special token can hold them.
+A template mixes its own text with that of messages, and may trim, cut and compare messages. So the
+conversation is rendered twice: once as it is, and once with the characters that special tokens
+begin or end with replaced, in everything that came with the request, by unused ones. A special
+token in both renders is the template's own. Where both have the same special tokens nothing was
+forged, and the first render is used. Otherwise the second is, with the characters restored and
+marked as quoted, so that no special token contains them.
 
-Tags that the template looks for (`</think>`, `<tool_response>`) and that are no special tokens are
-left alone. What a template writes in plain letters (Llama 2's `[INST]`, say) can still be forged:
-no tokenizer tells it apart.
+Tags that the template looks for (`</think>`, `<tool_response>`) and that are not special tokens are
+kept. What a template writes in plain letters (Llama 2's `[INST]`, say) can still be forged: no
+tokenizer can tell it apart.
 
 Knows strings; knows no tokens and no Jinja.
 """
@@ -26,19 +26,17 @@ from lmprog.runtime.text.quoting import Span, names_pattern
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 Write: TypeAlias = "Callable[[Callable[[Json], Json]], str]"
-"""Writes a conversation of which every value went through the function that it is given."""
+"""Renders a conversation after applying the given function to each of its values."""
 
 _TAG = re.compile(r"</?[A-Za-z_][\w.-]*>|\[/?[A-Z_]+\]")
 _PRIVATE = range(0xE000, 0xF900)
-"""Characters without meaning: stand-ins are among those of them that the request and the template
-do not have.
-"""
+"""Private-use characters: those that neither request nor template contain are replacements."""
 _STRUCTURAL = "_\"'`{}\\"
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text and the stretches of it that are quoted: no special token is read there."""
+    """A text and its quoted spans, in which no special token is read."""
 
     text: str
     quoted: tuple[Span, ...] = ()
@@ -48,7 +46,7 @@ class SpecialTokenGuard:
     """Knows the names of a model's special tokens."""
 
     def __init__(self, names: Iterable[str], check: Callable[[str], None] = lambda _: None) -> None:
-        """`check` raises for a text that is too long to be worth looking through."""
+        """`check` raises for a text that is too long."""
         self._check = check
         self._names = [*dict.fromkeys(filter(None, names))]
         self._pattern = names_pattern(self._names)
@@ -62,11 +60,10 @@ class SpecialTokenGuard:
         return self._pattern is not None and self._pattern.search(text) is not None
 
     def written(self, write: Write, values: Sequence[Json], source: str) -> Passage:
-        """What `write` makes of a conversation whose parts are `values`, by a template of this
-        `source`.
+        """The render by `write` of a conversation of `values`, by a template of this `source`.
 
-        Raises what `write` and the check raise, and NotSupported where the template refuses a
-        forged token's disguise.
+        Raises what `write` and the check raise, and NotSupported where the template refuses the
+        replacement of a forged token.
         """
         try:
             return self._written(write, values, source)
@@ -102,8 +99,8 @@ class SpecialTokenGuard:
         return _revealed(other, marks) if forged else Passage(text)
 
     def _disguise(self, source: str) -> re.Pattern[str] | None:
-        """Finds what is left alone (as group 1), names of letters, and signs. None where nothing
-        can be forged.
+        """Matches what is kept (as group 1), names of letters, and signs. None where nothing can be
+        forged.
         """
         tags = [
             tag
@@ -121,7 +118,7 @@ class SpecialTokenGuard:
         )
 
     def _marks(self, used: Sequence[str]) -> dict[str, str]:
-        """For each character that is disguised, one that stands for it."""
+        """The replacement of each character."""
         taken = set().union(*map(set, used))
         escaped = {
             found.lower() for text in used for found in re.findall(r"\\u[0-9a-fA-F]{4}", text)
@@ -135,7 +132,7 @@ class SpecialTokenGuard:
         marks = dict(zip(signs, free, strict=False))
         if len(marks) < len(signs):
             raise NotSupported(
-                "the conversation has every private character that there is. Take some out."
+                "the conversation contains too many private-use characters (U+E000 to U+F8FF)."
             )
         return marks
 
@@ -145,7 +142,7 @@ UNGUARDED = SpecialTokenGuard(())
 
 
 def _is_sign(character: str) -> bool:
-    """Whether names of fields and tools, JSON and what templates trim are free of it."""
+    """Whether it is in no name of a field or tool, in no JSON syntax, and never trimmed."""
     return not (character.isalnum() or character.isspace() or character in _STRUCTURAL)
 
 
@@ -182,9 +179,7 @@ def _disguised(text: str, disguise: re.Pattern[str], marks: dict[str, str]) -> s
 
 
 def _revealed(text: str, marks: dict[str, str]) -> Passage:
-    """With the signs in their places again, which are quoted. A mark may have been escaped, as JSON
-    is.
-    """
+    """The text with the replaced characters restored and quoted; JSON may have escaped them."""
     signs = {mark: sign for sign, mark in marks.items()}
     signs |= {f"\\u{ord(mark):04x}": sign for sign, mark in marks.items()}
     parts: list[str] = []

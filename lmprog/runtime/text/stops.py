@@ -1,12 +1,10 @@
-"""Stops in a growing text, one character at a time: where one is complete, and where one may have
-begun.
+"""Finds stops in a growing text, one character at a time.
 
-Stop strings are one Aho-Corasick automaton, whose state is the longest end of the text that begins
-a stop. A stop regex is a simulated automaton, so that no pattern takes more than linear time and a
-match may be of any length. Its syntax is that of `re` without what needs a look at text to come or
-back: `$`, `\\b`, lookarounds, back references, possessive and atomic groups. It must not match the
-empty text. As a stop ends a text at once, `+` and `*` are never greedy here. `begin` of a watch is
-exact: from there on the text could still become a stop, before it no longer.
+Stop strings are one Aho-Corasick automaton. A stop regex is a simulated nondeterministic automaton,
+so that every pattern takes linear time and a match may be of any length. Its syntax is that of `re`
+without what depends on text ahead or behind: `$`, `\\b`, lookarounds, back references, possessive
+and atomic groups. It must not match the empty text. As a stop ends a text at once, `+` and `*` are
+never greedy here. `begin` of a watch is exact: the text from there on could still become a stop.
 
 Knows characters; knows no tokens and no streams.
 """
@@ -24,42 +22,39 @@ from typing import Any, Protocol
 from lmprog.errors import InvalidParameter, NotSupported
 
 _MAX_STATES = 4096
-"""Of one stop regex; counted repeats multiply them."""
+"""Per stop regex; counted repeats multiply states."""
 
 
 class StopWatch(Protocol):
-    """Watches a text for stops of one kind. A cursor of its own; what was compiled is shared."""
+    """A cursor that finds stops of one kind; compiled automata are shared."""
 
     begin: int
-    """Where a stop may have begun; the text's end where none has."""
+    """Where the earliest possible stop begins; the text's end where there is none."""
 
     def take(self, char: str, at: int) -> tuple[int, str] | None:
-        """The stop that ends with the character at position `at`: where it begins (the earliest),
-        and its source.
-        """
+        """The earliest stop that ends with the character at position `at`: its begin and source."""
         ...
 
     def skip(self, char: str, at: int) -> None:
-        """Notes a character in which no stop may begin; what has begun is forgotten."""
+        """Reads a character at which no stop may begin; drops matches under way."""
         ...
 
     def copy(self) -> StopWatch: ...
 
 
 def watch_strings(stops: tuple[str, ...]) -> StopWatch:
-    """A watch for non-empty strings, at the beginning of a text."""
+    """A watch for non-empty strings."""
     return _Strings(_string_net(stops))
 
 
 def watch_regex(pattern: str) -> StopWatch:
-    """A watch for one regex. Raises InvalidParameter for a pattern that is none, NotSupported as
-    the module says.
+    """A watch for one regex. Raises InvalidParameter for an invalid one, NotSupported as said
+    above.
     """
     return _Regex(pattern, _regex_net(pattern))
 
 
 # --- stop strings
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ class _StringNet:
     falls: list[int]
     depths: list[int]
     ends: list[str | None]
-    """The longest stop that ends the text in this state."""
+    """The longest stop string that is complete in this state."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -126,11 +121,10 @@ class _Strings:
 
 
 # --- stop regexes
-# ------------------------------------------------------------------------------------------------
 
 _Test = Callable[[str], bool]
 _INSIDE, _AFTER_BREAK, _AT_START = range(3)
-"""What stands before a place in the text: something, a line break, nothing."""
+"""What precedes a position: a character, a line break, the start of the text."""
 
 
 class _RegexNet:
@@ -140,21 +134,19 @@ class _RegexNet:
         self._pattern = pattern
         self.tests: list[_Test | None] = []
         self._ways: list[list[tuple[int, int]]] = []
-        """Per state: states reached without reading, each with the least `before` that allows
-        it.
-        """
+        """Per state: states reached without reading, each with the least context it needs."""
         try:
             re.compile(pattern)
             parsed = _parser.parse(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise InvalidParameter(
-                f"the stop regex {pattern!r} is no regular expression: {error}.",
+                f"the stop regex {pattern!r} is not a regular expression: {error}.",
                 name="stop_regex",
                 value=pattern,
             ) from error
         if parsed.getwidth()[0] == 0:
             raise InvalidParameter(
-                f"the stop regex {pattern!r} matches the empty text, so it would stop at once.",
+                f"the stop regex {pattern!r} matches the empty text, so every text would stop at once.",
                 name="stop_regex",
                 value=pattern,
                 allowed="patterns that match at least one character",
@@ -167,7 +159,8 @@ class _RegexNet:
     def _state(self, test: _Test | None = None) -> int:
         if len(self.tests) >= _MAX_STATES:
             raise InvalidParameter(
-                f"the stop regex {self._pattern!r} has more than {_MAX_STATES} states; use smaller counts.",
+                f"the stop regex {self._pattern!r} has more than {_MAX_STATES} states; use smaller "
+                "counts.",
                 name="stop_regex",
                 value=self._pattern,
             )
@@ -176,7 +169,7 @@ class _RegexNet:
         return len(self.tests) - 1
 
     def _closure(self, state: int, before: int) -> tuple[int, ...]:
-        """The states that read, and the last one, reachable from `state` without reading."""
+        """The reading states, and the last one, reachable from `state` without reading."""
         seen, todo = {state}, [state]
         while todo:
             for target, least in self._ways[todo.pop()]:
@@ -187,7 +180,7 @@ class _RegexNet:
 
     def _sequence(self, items: Iterable[tuple[Any, Any]], state: int, flags: int) -> int:
         """Adds `items` after `state`; returns the state after them. A reading state leads to the
-        one numbered next.
+        state of the next number.
         """
         for op, value in items:
             state = self._item(str(op), value, state, flags)
@@ -210,8 +203,9 @@ class _RegexNet:
             is_line = flags & re.MULTILINE and str(value) == "AT_BEGINNING"
             return self._after(state, _AFTER_BREAK if is_line else _AT_START)
         raise NotSupported(
-            f"the stop regex {self._pattern!r} uses {str(value if op == 'AT' else op).lower()}, which needs to look at "
-            "text behind or ahead; a stop is found while the text still grows."
+            f"the stop regex {self._pattern!r} uses "
+            f"{str(value if op == 'AT' else op).lower()}, which depends on text behind or ahead; a stop "
+            "is found while the text still grows."
         )
 
     def _repeat(self, value: tuple[int, Any, Any], state: int, flags: int) -> int:
@@ -240,7 +234,7 @@ class _RegexNet:
 
 
 def _test_of(op: str, value: Any, flags: int) -> _Test:
-    """Whether a character is read by one item of a parsed pattern."""
+    """The test of whether one item of a parsed pattern reads a character."""
     if op == "ANY":
         return (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
     items = [(str(kind), what) for kind, what in value] if op == "IN" else [("LITERAL", value)]
@@ -284,14 +278,14 @@ def _regex_net(pattern: str) -> _RegexNet:
 
 
 class _Regex:
-    """The matches of one stop regex that may be under way."""
+    """The possible matches of one stop regex."""
 
     __slots__ = ("_before", "_net", "_pattern", "_threads", "begin")
 
     def __init__(self, pattern: str, net: _RegexNet) -> None:
         self._pattern, self._net = pattern, net
         self._threads: dict[int, int] = {}
-        """Per reading state: where the earliest match in it has begun."""
+        """Per reading state: where the earliest match in it begins."""
         self._before = _AT_START
         self.begin = 0
 

@@ -1,0 +1,124 @@
+"""Processor time that a step costs outside of the model: messages, plan, batch, requests, commit,
+text, replies. The engine computes nothing, and every sampled token is the same.
+
+    python benchmarks/host_step.py [--rows 16 64 256] [--steps 300] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import random
+import statistics
+import time
+from pathlib import Path
+
+import lmprog
+from lmprog import wire
+from lmprog.config import SchedulerConfig
+from lmprog.errors import NotSupported
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.sampling_requests import (
+    SampleRequest,
+    SampleResult,
+    ScoreRequest,
+    StepResults,
+)
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.tokenizer import load_tokenizer
+from lmprog.transport import LocalRuntimeChannel
+
+CONTEXT = 4096
+WARM_UP = 50
+PROMPT = "A short prompt of some twenty tokens, so that nearly every step only decodes. "
+
+
+class NoEngine:
+    """Takes a batch and computes nothing."""
+
+    def forward(self, batch: Batch) -> None:
+        return None
+
+
+class OneToken:
+    """Samples the same token for every request."""
+
+    def __init__(self, token: int) -> None:
+        self._result = SampleResult(token, 0.0)
+
+    def sample(
+        self, logits: None, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> StepResults:
+        return StepResults((self._result,) * len(picks), ())
+
+
+def milliseconds_per_step(num_rows: int, num_steps: int, profile: cProfile.Profile | None) -> float:
+    """The median over steps in which `num_rows` streamed gens decode one token each."""
+    tokenizer = load_tokenizer(Path(lmprog.__file__).parent / "nano")
+    config = SchedulerConfig(num_pages=40 * num_rows + 100, page_size=16, max_rows=num_rows)
+    scheduler = Scheduler(config, CONTEXT)
+    limits = CallLimits(tokenizer.vocab_size, scheduler.longest_sequence, scheduler.check_fits)
+    calls = CallBuilder(tokenizer, limits, None, None, random.Random(0))
+    welcome = wire.Welcome(
+        wire.PROTOCOL_VERSION, "none", CONTEXT, tokenizer.vocab_size, 16, config.num_pages, 0
+    )
+    channel = LocalRuntimeChannel()
+    interpreter = Interpreter(scheduler, calls, _no_template, welcome, time.monotonic)
+    token = OneToken(tokenizer.encode(" word", start=False)[0])
+    loop = Loop(channel, interpreter, scheduler, NoEngine(), token, time.monotonic)
+    client = channel.connect()
+    client.send([wire.Hello(wire.PROTOCOL_VERSION)])
+    sampling = wire.SamplingParams(max_tokens=WARM_UP + 2 * num_steps, ignore_eos=True)
+    for number in range(num_rows):
+        client.send(
+            [
+                wire.Open(number),
+                wire.Append(number, (wire.TextPiece(f"{PROMPT}{number}"),)),
+                wire.Generate(number, number, sampling, stream=True),
+            ]
+        )
+    while len(scheduler.running) < num_rows:
+        loop.step()
+    for _ in range(WARM_UP):
+        loop.step()
+    client.receive(0.0)
+    found: list[float] = []
+    if profile is not None:
+        profile.enable()
+    for _ in range(num_steps):
+        began = time.thread_time()
+        loop.step()
+        found.append(1e3 * (time.thread_time() - began))
+    if profile is not None:
+        profile.disable()
+    client.receive(0.0)
+    return statistics.median(found)
+
+
+def _no_template() -> ChatTemplate:
+    raise NotSupported("no chat here")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    arguments = parser.parse_args()
+    print("| rows | processor ms a step | us a row |")
+    print("|---:|---:|---:|")
+    for num_rows in arguments.rows:
+        profile = cProfile.Profile() if arguments.profile else None
+        cost = milliseconds_per_step(num_rows, arguments.steps, profile)
+        print(f"| {num_rows} | {cost:.3f} | {1e3 * cost / num_rows:.1f} |")
+        if profile is not None:
+            pstats.Stats(profile).sort_stats("tottime").print_stats(18)
+
+
+if __name__ == "__main__":
+    main()
