@@ -1,4 +1,4 @@
-"""What a text can be confined to. Knows no branches and no calls."""
+"""What a text can be constrained to. Knows no branches and no calls."""
 
 from __future__ import annotations
 

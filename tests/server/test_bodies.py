@@ -59,10 +59,14 @@ def test_proper_json_is_read_as_it_is() -> None:
         ({}, "messages", "messages is missing."),
         ({"messages": []}, "messages", "messages has 0 items; it may have 1 to 4,096 items."),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing."),
-        ({"messages": [{"role": 5}]}, "messages[0].role", "messages[0].role is 5; expected str."),
-        ({"messages": "x"}, "messages", 'messages is "x"; expected array.'),
+        (
+            {"messages": [{"role": 5}]},
+            "messages[0].role",
+            "messages[0].role is 5; it must be a string.",
+        ),
+        ({"messages": "x"}, "messages", 'messages is "x"; it must be an array.'),
         ({"messages": [{"role": "user"}], "n": 500}, "n", "n is 500; it must be from 1 to 128."),
-        ({"messages": [{"role": "user"}], "n": True}, "n", "n is true; expected int or null."),
+        ({"messages": [{"role": "user"}], "n": True}, "n", "n is true; it must be an integer."),
         (
             {"messages": [{"role": "user"}], "logit_bias": {"3": 1, "5": 101}},
             "logit_bias[5]",
@@ -71,7 +75,7 @@ def test_proper_json_is_read_as_it_is() -> None:
         (
             {"messages": [{"role": "user"}], "logit_bias": {"3": 1, "5": "x"}},
             "logit_bias[5]",
-            'logit_bias[5] is "x"; expected float.',
+            'logit_bias[5] is "x"; it must be a number.',
         ),
         (
             {"messages": [{"role": "user"}], "logit_bias": {"5": True}},

@@ -296,7 +296,7 @@ def test_allowed_tools_are_called_and_all_are_shown(runtime: Fake, mode: str) ->
     allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "sub"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     made = chat(runtime, tools=TOOLS, tool_choice=choice)
-    assert [one["function"]["name"] for one in made.box.told] == ["add", "sub"]
+    assert [one["function"]["name"] for one in made.box.shown_tools] == ["add", "sub"]
     call = '{"name": "%s", "arguments": {"a": 1}}'
     begin = "<tool_call>\n" if mode == "auto" else ""
     end = "\n</tool_call>" if mode == "auto" else ""

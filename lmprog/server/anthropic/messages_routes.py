@@ -1,6 +1,6 @@
 """`/v1/messages` and its count of tokens: content blocks, whole or as Anthropic's events.
 
-Knows the chat's way to the runtime; the fields are `asking`'s.
+Knows how chats reach the runtime. The fields are in `messages_body`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _usage(done: wire.CallDone) -> Json:
 async def _events(
     gateway: Gateway, request: Request, chat: ChatCompletions, body: MessagesBody
 ) -> AsyncGenerator[bytes, None]:
-    """The blocks as they come. How long the prompt is, is told at the end, where it is known."""
+    """The blocks as they come. The prompt's length is in the last event, since it is known then."""
     blocks, reader = _Blocks(), chat.box.reader()
     with running(gateway, request, [chat.prompt], True, body.cache_salt) as run:
         nothing = {"input_tokens": 0, "output_tokens": 0}

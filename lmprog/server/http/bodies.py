@@ -49,6 +49,15 @@ _TYPES = {
     list: "array",
 }
 """What msgspec calls them."""
+_EXPECTED = {
+    "str": "a string",
+    "bool": "a boolean",
+    "int": "an integer",
+    "float": "a number",
+    "object": "an object",
+    "array": "an array",
+}
+"""What messages call msgspec's types. null, which means that a field is left out, is not said."""
 _logged: set[str] = set()
 """Unknown fields that the log has already. At most `_MOST_LOGGED`: clients choose these names."""
 _MOST_LOGGED = 1000
@@ -91,7 +100,7 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise refused(
-            f"The content-encoding is {coding[:_SHOWN]!r}; send the body as it is, without compression.",
+            f"The content-encoding is {coding[:_SHOWN]!r}; send the body without compression.",
             code="unsupported_media_type",
             status=415,
         )
@@ -149,7 +158,7 @@ def parse(
 
 @dataclass(frozen=True, slots=True)
 class UnknownField:
-    """A field that nobody reads, and the names of those beside it that somebody reads."""
+    """A field that no struct has, and the names of the fields that its struct has."""
 
     path: str
     name: str
@@ -203,7 +212,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 def _check_characters(value: Any) -> None:
-    """JSON can spell half a surrogate pair, which is no character and cannot be sent on."""
+    """JSON can spell half a surrogate pair, which is not a character."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -288,12 +297,10 @@ def _wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
         )
     else:
         expected = (
-            what.partition(", got")[0]
-            .removeprefix("Expected ")
-            .replace("`", "")
-            .replace(" | ", " or ")
+            what.partition(", got")[0].removeprefix("Expected ").replace("`", "").split(" | ")
         )
-        message = f"{path or 'The body'} is {_show(sent)}; expected {expected}."
+        words = " or ".join(_EXPECTED.get(one, one) for one in expected if one != "null")
+        message = f"{path or 'The body'} is {_show(sent)}; it must be {words}."
     return refused(message, path or None, "invalid_value")
 
 
@@ -323,7 +330,7 @@ def _spelled(path: str, what: str, value: Any) -> str:
 
 
 def _find(value: Any, path: str) -> Any:
-    """What stands at msgspec's path; itself where the path says no key (`[...]`)."""
+    """The value at msgspec's path; of `[...]`, which names no key, the whole."""
     for key in re.findall(r"[^.\[\]]+", path):
         try:
             value = value[int(key)] if isinstance(value, list) else value[key]
@@ -344,7 +351,7 @@ def _kind(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return f"an array of {len(value):,}"
-    return {str: "a text", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
+    return {str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
 
 
 def _ignored(name: str) -> str:

@@ -77,7 +77,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """One token that stands, or might stand, at a position of the prompt, as vLLM shapes it."""
+    """A token of the prompt, or a likely one at its position, in vLLM's shape."""
 
     logprob: float
     rank: int | None
@@ -196,7 +196,7 @@ def _finite(logprob: float) -> float:
 def text_logprobs(
     given: Sequence[wire.TokenLogprob | None], first: str = "", offset: int = 0
 ) -> TextLogprobs:
-    """Parallel lists; None stands for a prompt's first token, whose text is `first`. `offset` of
+    """Parallel lists; None is for a prompt's first token, whose text is `first`. `offset` of
     the first text.
     """
     made = TextLogprobs([], [], [], [])

@@ -21,7 +21,7 @@ from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.messages import ChatMessage, pieces_of
-from lmprog.server.openai.output_constraint import OutputConstraint, confined
+from lmprog.server.openai.output_constraint import OutputConstraint, constraint_of
 from lmprog.server.openai.running_request import (
     RequestPrompt,
     RunningAnswers,
@@ -103,7 +103,7 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
             "not_supported",
         )
     box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
-    made = confined(body)
+    made = constraint_of(body)
     box, constraint = _constrained(box, made)
     prompt = RequestPrompt(
         pieces=pieces_of(body.messages, box, _goes_on(body), _variables(body)),

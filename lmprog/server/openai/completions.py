@@ -22,7 +22,7 @@ from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai import answers
-from lmprog.server.openai.output_constraint import confined
+from lmprog.server.openai.output_constraint import constraint_of
 from lmprog.server.openai.running_request import (
     RequestPrompt,
     RunningAnswers,
@@ -111,7 +111,7 @@ def understood(
         raise refused(f"best_of is {best_of}, less than n, {n}.", "best_of")
     if best_of > n and (body.stream or body.logprobs is not None):
         raise refused("best_of more than n goes with neither stream nor logprobs.", "best_of")
-    made = confined(body)
+    made = constraint_of(body)
     check_stream(body)
     decided = {
         "max_tokens": max(1, most),
@@ -212,8 +212,8 @@ def _completion(
 
 
 def _usage(asked: Completions, dones: Sequence[wire.CallDone]) -> answers.UsageBody:
-    """Where nothing was to be generated, the one token that the runtime makes all the same is not
-    told.
+    """Where nothing was to be generated, the one token that the runtime makes all the same is
+    not counted.
     """
     usage = answers.usage_of(dones)
     if asked.max_tokens:
@@ -277,7 +277,7 @@ async def _events(
     and all log-probabilities come at its end, since those of the prompt are known only then."""
     silent = None if asked.wants_usage else msgspec.UNSET
     dones: list[wire.CallDone] = []
-    begun: dict[int, int] = {}  # choice -> characters whose log-probabilities have been told
+    begun: dict[int, int] = {}  # choice -> characters whose log-probabilities were sent
     with running(gateway, request, asked.prompts, True, cache_salt) as run:
         async for piece in run.pieces():
             number = piece.prompt * asked.n + piece.index

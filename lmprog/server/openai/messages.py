@@ -1,6 +1,6 @@
 """Chat messages into a conversation that the checkpoint's template writes.
 
-Where tools are in play it goes out twice: as a template that teaches the form of `tools` by itself
+Where tools are used it is sent twice: as a template that teaches the form of `tools` by itself
 expects it, and plain, for all others: calls as text behind the assistant's content, results as a
 user's turn. The runtime, which has the template, takes the one that fits. Knows message shapes;
 what roles a model has is the runtime's to say.
@@ -66,17 +66,18 @@ def pieces_of(
         role, last = turns.pop()
         if role != "assistant":
             raise refused(
-                f"continue_final_message is true, and the last message is the {role}'s; it must be the assistant's.",
+                f"continue_final_message is true, and the last message is the {role}'s; it must be "
+                "the assistant's.",
                 "continue_final_message",
             )
         messages = messages[:-1]
-    told = json.dumps(variables) if variables else ""
+    named = json.dumps(variables) if variables else ""
     plain = json.dumps(_plain(turns, box.text))
     uses_tools = bool(box.text) or any(
         message.role == "tool" or message.tool_calls for message in messages
     )
     if not uses_tools:
-        conversation = wire.Conversation(plain, variables=told)
+        conversation = wire.Conversation(plain, variables=named)
     else:
         native = json.dumps(
             [
@@ -84,14 +85,14 @@ def pieces_of(
                 for message, role_and_text in zip(messages, turns, strict=True)
             ]
         )
-        conversation = wire.Conversation(native, json.dumps(box.told), plain, MARK, told)
+        conversation = wire.Conversation(native, json.dumps(box.shown_tools), plain, MARK, named)
     more = (wire.TextPiece(last, quoted=True), wire.TextPiece(box.opening))
     return (conversation, *(text for text in more if text.text))
 
 
 def _plain(turns: list[tuple[str, str]], tools_text: str) -> list[dict[str, str]]:
-    """For templates that know no tools: results are the user's, and the tools are told by the
-    system.
+    """For templates that know no tools: results are the user's, and the system text lists the
+    tools.
     """
     made: list[tuple[str, str]] = []
     for role, text in turns:

@@ -1,5 +1,4 @@
-"""What a text is confined to, in any of the ways that OpenAI, SGLang and vLLM have to say it: one
-wire.Constraint.
+"""The constraint of a request's text, in any of the spellings of OpenAI, SGLang and vLLM.
 
 Knows the fields of a request and their ranges; whether a pattern or schema can be enforced is the
 runtime's to say.
@@ -24,17 +23,15 @@ OBJECT = wire.JsonSchema('{"type":"object"}')
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """At most one constraint, the field that it came from, and what should be told about old
-    spellings.
-    """
+    """At most one constraint, the field that it came from, and warnings about old spellings."""
 
     constraint: wire.Constraint | None = None
     field: str | None = None
     warnings: tuple[str, ...] = ()
 
 
-def confined(asked: GenerationFields) -> OutputConstraint:
-    """Raises HttpError where two fields confine the text, or where one makes no sense."""
+def constraint_of(asked: GenerationFields) -> OutputConstraint:
+    """Raises HttpError for two constraints, or one that makes no sense."""
     found = list(_all(asked))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)

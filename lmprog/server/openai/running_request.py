@@ -49,7 +49,7 @@ class AnswerPiece:
 
 @dataclass(frozen=True, slots=True)
 class RunningAnswers:
-    """What stands in every part of an answer."""
+    """What every part of an answer has."""
 
     id: str
     created: int

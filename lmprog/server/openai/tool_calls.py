@@ -31,11 +31,11 @@ class ParsedCall:
     """JSON text."""
 
 
-def text_of(told: Sequence[dict[str, Any]]) -> str:
+def text_of(shown: Sequence[dict[str, Any]]) -> str:
     """The system's text about the tools, for templates that have none of their own."""
     return (
         "You have these functions, each described by the JSON schema of its arguments:\n<tools>\n"
-        + "\n".join(as_json(tool) for tool in told)
+        + "\n".join(as_json(tool) for tool in shown)
         + "\n</tools>\n\nTo call one, write its name and arguments as a JSON object between tags, and nothing after:\n"
         + f'{BEGIN}\n{{"name": "the function", "arguments": {{"an argument": "its value"}}}}\n{END}'
     )
@@ -93,7 +93,7 @@ class ToolCallReader:
         keep = len(self._held) - begin if begin >= 0 else _overlap(self._held, BEGIN)
         certain = self._held[: len(self._held) - keep]
         if self._num_calls and not certain.strip():
-            return found  # white space between calls is nobody's content
+            return found  # white space between calls is not content
         self._held = self._held[len(certain) :]
         return [*found, certain] if certain else found
 

@@ -1,7 +1,7 @@
 """What a request says about tools, and the constraint under which the model calls them.
 
 With `tool_choice` "required" or a named function the opening is written for the model and the rest
-is confined to the schema of the tools' parameters, so the arguments always validate. With "auto"
+is constrained to the schema of the tools' parameters, so the arguments always validate. With "auto"
 the model writes what it likes, and what has the form of `tool_calls` becomes calls. With "auto" and
 a schema for the answer, the text is a JSON value: an answer of the schema, or a call without its
 tags. Knows no branches.
@@ -71,18 +71,18 @@ class Toolbox:
     """Those that may be called."""
     parallel: bool = True
     shown: tuple[FunctionTool, ...] = ()
-    """Those that the model is told of."""
+    """Those that the model is shown."""
     schema: wire.JsonSchema | None = None
-    """Of an answer that is no call, with "auto"."""
+    """Of an answer that is not a call, with "auto"."""
 
     @property
     def text(self) -> str:
         """For the system; "" where no tool is to be used."""
-        return "" if self.choice == "none" else text_of(self.told)
+        return "" if self.choice == "none" else text_of(self.shown_tools)
 
     @property
-    def told(self) -> list[dict[str, Any]]:
-        """The tools as a template is told of them."""
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools as a template takes them."""
         return [] if self.choice == "none" else [_described(tool) for tool in self.shown]
 
     @property
@@ -168,7 +168,7 @@ def toolbox(
         return Toolbox("named", named, shown=named)
     if choice not in (None, "none", "auto", "required"):
         raise refused(
-            f"tool_choice is {str(choice)[:60]!r}; it must be none, auto, required, or name a function.",
+            f"tool_choice is {str(choice)[:60]!r}; it must be none, auto, required, or an object.",
             "tool_choice",
             "invalid_value",
         )

@@ -31,7 +31,7 @@ class Operation:
     streams: bool = False
     """Whether it can answer with server-sent events."""
     media: str = "application/json"
-    """Of an answer that is no stream."""
+    """Of an answer that is not a stream."""
 
 
 _MODEL = Operation("The model that is served, under SGLang's names.")

@@ -88,7 +88,7 @@ class ProgramSelect(
 class ProgramFork(
     msgspec.Struct, frozen=True, tag_field="op", tag="fork", forbid_unknown_fields=True
 ):
-    """New branches that start where `branch` stands then."""
+    """New branches that start at the current end of `branch`."""
 
     branch: Name
     into: Annotated[list[Name], within("into")]

@@ -1,6 +1,6 @@
 """Runs programs for HTTP clients: one frame to the runtime, one JSON or a stream of events back.
 
-Knows exchanges; the program's names are `translation`'s, the shapes `results`'.
+Knows exchanges. Names are translated in `translation`, results shaped in `program_results`.
 """
 
 from __future__ import annotations

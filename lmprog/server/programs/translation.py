@@ -1,6 +1,6 @@
 """A program's names into the wire's numbers: every name must be known, and be given once.
 
-What is wrong is found before anything is sent, and told with the place where it stands. Knows ops
+Mistakes are found before anything is sent, and the refusal names their place. Knows ops
 of both kinds; knows no replies.
 """
 
@@ -13,7 +13,7 @@ from lmprog import wire
 from lmprog.server.http.http_errors import HttpError, refused
 from lmprog.server.http.limits import LIMITS
 from lmprog.server.http.option_fields import sampling_of
-from lmprog.server.openai.output_constraint import confined
+from lmprog.server.openai.output_constraint import constraint_of
 from lmprog.server.programs import program_body
 
 MAX_TOKENS = 128
@@ -24,7 +24,7 @@ _TAKEN = ("model", "cache_salt", "stream_options")
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """One call: its name, where it stands, what kind it is, and its choices where it is a
+    """One call: its name, its place in the program, its kind, and its choices where it is a
     select.
     """
 
@@ -137,7 +137,7 @@ class Translator:
         try:
             decided = {"max_tokens": max_tokens, "logprobs": op.logprobs}
             sampling = sampling_of(op, "openai", decided)
-            constraint = confined(op).constraint
+            constraint = constraint_of(op).constraint
         except HttpError as error:
             problem = error.problem
             raise refused(
@@ -165,7 +165,7 @@ class Translator:
         given = [name for name in names if getattr(piece, name) is not None]
         if len(given) != 1 or piece.role is not None:
             raise self._wrong(
-                "a piece has one of text, tokens, ref, gained, begin and end, or role together with text",
+                "a piece has one of text, tokens, ref, gained, begin and end, or role and text",
                 where,
             )
         if piece.tokens is not None:
@@ -184,7 +184,7 @@ class Translator:
 
     def _ref(self, name: str, index: int, where: str) -> wire.Ref:
         if name not in self._calls:
-            raise self._wrong(f"there is no call {name!r} before this", where)
+            raise self._wrong(f"unknown call {name!r}: no earlier op has this name", where)
         if index >= self._results[name]:
             raise self._wrong(
                 f"call {name!r} has {self._results[name]} results, from index 0 on", where
@@ -204,7 +204,7 @@ class Translator:
         if name in self._closed:
             raise self._wrong(f"branch {name!r} was closed before this", where)
         if name not in self._branches:
-            raise self._wrong(f"there is no branch {name!r} before this", where)
+            raise self._wrong(f"unknown branch {name!r}: no earlier op opens it", where)
         return self._branches[name]
 
     def _call(self, name: str, branch: int, asked: NamedCall, results: int) -> int:

@@ -1,7 +1,7 @@
 """A response while it is written: the items of its output, and the events that tell of each step,
 in OpenAI's order.
 
-Whoever wants no stream drops the events. Knows shapes; knows no connections and no store.
+Without a stream the events are dropped. Knows shapes; knows no connections and no store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class Writer:
-    """One response. `state` is its JSON, as it stands."""
+    """One response. `state` is its JSON so far."""
 
     def __init__(self, body: ResponsesBody, model: str, created: int) -> None:
         self.state = opened(body, model, created)

@@ -224,10 +224,11 @@ def messages_of(given: str | Sequence[ResponseItem]) -> list[ChatMessage]:
                     )
                 )
             case "reasoning":
-                continue  # of another model; it is nobody's turn
+                continue  # of another model; not a turn
             case other:
                 raise refused(
-                    f"{at}.type is {other[:60]!r}; this server takes message, function_call and function_call_output.",
+                    f"{at}.type is {other[:60]!r}; this server takes message, "
+                    "function_call and function_call_output.",
                     f"{at}.type",
                     "not_supported",
                 )

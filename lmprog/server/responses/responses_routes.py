@@ -1,6 +1,7 @@
 """`/v1/responses`, and what can be asked of a response afterwards.
 
-Knows the store and the chat's way to the runtime; fields are `asking`'s, shapes `writing`'s.
+Knows the store and how chats reach the runtime. Fields are in `responses_body`, shapes in
+`response_events`.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Responding:
             pass
 
     async def in_background(self) -> None:
-        """The same with nobody waiting: what goes wrong stands in the response."""
+        """The same without a waiting client: failures are recorded in the response."""
         try:
             await self.whole()
         except asyncio.CancelledError:
@@ -108,12 +109,12 @@ class Responding:
             self.writer.fail("failed", error.code, problem_of(error, self._names).message)
         except HttpError as error:
             self.writer.fail("failed", error.problem.code, error.problem.message)
-        except Exception:  # the border: nobody else would hear of it
+        except Exception:  # the border of a background task
             log.exception("a response in the background failed")
             self.writer.fail("failed", "server_error", "The server failed; its log says more.")
 
     def _remember(self, done: wire.CallDone) -> None:
-        """The answer is the conversation's last turn, for whoever goes on from here."""
+        """Adds the answer to the conversation, for requests that continue it."""
         content, calls = self._chat.box.read(done.outputs[0].text)
         tools = [CalledTool(CalledFunction(call.name, call.arguments)) for call in calls]
         self._messages.append(ChatMessage("assistant", content, tool_calls=tools or None))
@@ -178,7 +179,7 @@ def routes(gateway: Gateway) -> list[Route]:
 def _check(body: ResponsesBody) -> None:
     if body.background and not body.keeps:
         raise refused(
-            "background needs store=true: nobody could ask for the response.", "background"
+            "background needs store=true; else the response could not be fetched.", "background"
         )
     if body.background and body.stream:
         raise refused(
@@ -194,7 +195,8 @@ def _history(store: Store, caller: str, name: str | None) -> list[ChatMessage]:
     kept = _found(store, caller, name, "previous_response_id", 400)
     if kept.state["status"] not in ("completed", "incomplete"):
         raise refused(
-            f"Response {name[:60]!r} is {kept.state['status']}; only what is complete can be gone on from.",
+            f"Response {name[:60]!r} is {kept.state['status']}; only complete ones can be "
+            "continued.",
             "previous_response_id",
         )
     return kept.messages

@@ -1,7 +1,8 @@
 """`/generate` and `/abort_request`: prompts go out in one frame, results come back as one JSON or
 as a stream.
 
-Knows exchanges, and who may end whose requests; the fields are `asking`'s, the shapes `answers`'.
+Knows exchanges, and who may end which requests. Fields are in `generate_body`, shapes in
+`generate_answers`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class GenerateBatch:
         self._began = gateway.clock()
         self._calls: dict[int, int] = {}
         """Call -> its prompt's place."""
-        self._asides: dict[int, int] = {}
+        self._side_calls: dict[int, int] = {}
         """Calls that ask for a prompt's tokens, or for the text of the first one."""
         self._firsts: dict[int, Row] = {}
         self._done: dict[int, wire.CallDone] = {}
@@ -78,7 +79,7 @@ class GenerateBatch:
                 ),
             ]
             if prompt.start == 0:  # the first token has no log-probability, but a place in the list
-                ops += self._asides_of_first(place, prompt)
+                ops += self._first_token_calls(place, prompt)
         exchange.send(*ops)
 
     def abort(self, rid: str | None) -> None:
@@ -97,9 +98,9 @@ class GenerateBatch:
         while left:
             reply = await self._exchange.answer()
             call = getattr(reply, "call", None)
-            if call in self._asides:
-                self._take_aside(reply, self._asides[call])
-                place = self._asides[call]
+            if call in self._side_calls:
+                self._take_side_reply(reply, self._side_calls[call])
+                place = self._side_calls[call]
             elif isinstance(reply, wire.Delta):
                 place = self._calls[reply.call]
                 self.growing[place][reply.index].take(reply)
@@ -129,12 +130,10 @@ class GenerateBatch:
                     ),
                 )
 
-    def told(
+    def chunks(
         self, place: int, index: int, made: list[dict[str, Any]] | None
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """What `run` gave, as a stream tells it: (place among all results, the result as it
-        stands).
-        """
+        """What `run` gave, for a stream: (place among all results, the result so far)."""
         base = sum(prompt.results for prompt in self.prompts[:place])
         if made is not None:
             yield from enumerate(made, base)
@@ -143,28 +142,28 @@ class GenerateBatch:
         known = len(prompt.piece.ids) if isinstance(prompt.piece, wire.TokensPiece) else None
         yield base + index, self.growing[place][index].chunk(prompt, known)
 
-    def _asides_of_first(self, place: int, prompt: GeneratePrompt) -> list[wire.Op]:
+    def _first_token_calls(self, place: int, prompt: GeneratePrompt) -> list[wire.Op]:
         """What must be asked to know the prompt's first token, and its text where that is
         wanted.
         """
         if isinstance(prompt.piece, wire.TokensPiece):
             self._firsts[place] = (None, prompt.piece.ids[0], None)
-            return [self._asks_text(place, prompt.piece.ids[0])] if prompt.texts else []
+            return [self._ask_text(place, prompt.piece.ids[0])] if prompt.texts else []
         call = self._exchange.call()
-        self._asides[call] = place
+        self._side_calls[call] = place
         return [wire.Encode(call, prompt.piece.text)]
 
-    def _asks_text(self, place: int, token: int) -> wire.Op:
+    def _ask_text(self, place: int, token: int) -> wire.Op:
         call = self._exchange.call()
-        self._asides[call] = place
+        self._side_calls[call] = place
         return wire.Decode(call, (token,), special=True)
 
-    def _take_aside(self, reply: wire.Reply, place: int) -> None:
+    def _take_side_reply(self, reply: wire.Reply, place: int) -> None:
         prompt = self.prompts[place]
         if isinstance(reply, wire.TokensAre) and reply.tokens:
             self._firsts[place] = (None, reply.tokens[0], None)
             if prompt.texts:
-                self._exchange.send(self._asks_text(place, reply.tokens[0]))
+                self._exchange.send(self._ask_text(place, reply.tokens[0]))
         elif isinstance(reply, wire.TextIs):
             self._firsts[place] = (None, self._firsts[place][1], reply.text)
 
@@ -175,7 +174,7 @@ class GenerateBatch:
 
 
 class Requests:
-    """The batches under way, by who asked for them: nobody can end another's."""
+    """The batches under way by their callers, who can abort only their own."""
 
     def __init__(self) -> None:
         self._batches: dict[str, set[GenerateBatch]] = {}
@@ -196,42 +195,15 @@ class Requests:
             batch.abort(rid)
 
 
-def routes(gateway: Gateway) -> list[Route]:
-    requests = Requests()
+class GenerateRoutes:
+    """The handlers, and the batches that they have under way."""
 
-    @contextmanager
-    def begun(
-        request: Request, body: GenerateRequest, prompts: list[GeneratePrompt]
-    ) -> Iterator[GenerateBatch]:
-        caller = request.state.caller
-        salt = gateway.salt(caller, body.extra_key)
-        count = sum(prompt.results for prompt in prompts)
-        with (
-            gateway.admit(count),
-            gateway.link.exchange() as exchange,
-            requests.holding(
-                caller, GenerateBatch(gateway, exchange, prompts, salt, body)
-            ) as batch,
-        ):
-            yield batch
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._requests = Requests()
 
-    async def whole(
-        request: Request, body: GenerateRequest, prompts: list[GeneratePrompt]
-    ) -> list[dict[str, Any]]:
-        with begun(request, body, prompts) as batch:
-            found = {place: made async for place, _, made in batch.run() if made is not None}
-        return [one for place in sorted(found) for one in found[place]]
-
-    async def events(
-        request: Request, body: GenerateRequest, prompts: list[GeneratePrompt], is_list: bool
-    ) -> AsyncGenerator[bytes, None]:
-        with begun(request, body, prompts) as batch:
-            async for place, index, made in batch.run():
-                for at, one in batch.told(place, index, made):
-                    yield event({**one, "index": at} if is_list else one)
-        yield END
-
-    async def generate(request: Request) -> Response:
+    async def generate(self, request: Request) -> Response:
+        gateway = self._gateway
         read = await read_body(request, GenerateRequest, gateway.settings, SILENT)
         body = read.body
         gateway.check_model(body.model)
@@ -242,21 +214,60 @@ def routes(gateway: Gateway) -> list[Route]:
         is_list = is_batch or prompts[0].results > 1
         headers = warned(read.warnings)
         if body.stream:
-            stream = events(request, body, prompts, is_list)
+            stream = self._events(request, body, prompts, is_list)
             return await EventStream.begin(request, stream, gateway.settings, headers)
-        made = await until_gone(request, whole(request, body, prompts))
+        made = await until_gone(request, self._whole(request, body, prompts))
         return Response(
             _encode(made if is_list else made[0]), headers=headers, media_type="application/json"
         )
 
-    async def abort(request: Request) -> Response:
-        body = (await read_body(request, AbortRequest, gateway.settings)).body
+    async def abort(self, request: Request) -> Response:
+        body = (await read_body(request, AbortRequest, self._gateway.settings)).body
         if not body.rid and not body.abort_all:
             raise refused("Give the rid of a request, or abort_all: true.", "rid")
-        requests.abort(request.state.caller, None if body.abort_all else body.rid)
+        self._requests.abort(request.state.caller, None if body.abort_all else body.rid)
         return Response(_encode({"success": True}), media_type="application/json")
 
+    @contextmanager
+    def _begun(
+        self, request: Request, body: GenerateRequest, prompts: list[GeneratePrompt]
+    ) -> Iterator[GenerateBatch]:
+        gateway, caller = self._gateway, request.state.caller
+        salt = gateway.salt(caller, body.extra_key)
+        count = sum(prompt.results for prompt in prompts)
+        with (
+            gateway.admit(count),
+            gateway.link.exchange() as exchange,
+            self._requests.holding(
+                caller, GenerateBatch(gateway, exchange, prompts, salt, body)
+            ) as batch,
+        ):
+            yield batch
+
+    async def _whole(
+        self, request: Request, body: GenerateRequest, prompts: list[GeneratePrompt]
+    ) -> list[dict[str, Any]]:
+        with self._begun(request, body, prompts) as batch:
+            found = {place: made async for place, _, made in batch.run() if made is not None}
+        return [one for place in sorted(found) for one in found[place]]
+
+    async def _events(
+        self,
+        request: Request,
+        body: GenerateRequest,
+        prompts: list[GeneratePrompt],
+        is_list: bool,
+    ) -> AsyncGenerator[bytes, None]:
+        with self._begun(request, body, prompts) as batch:
+            async for place, index, made in batch.run():
+                for at, one in batch.chunks(place, index, made):
+                    yield event({**one, "index": at} if is_list else one)
+        yield END
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    made = GenerateRoutes(gateway)
     return [
-        Route("/generate", generate, methods=["POST", "PUT"]),
-        Route("/abort_request", abort, methods=["POST"]),
+        Route("/generate", made.generate, methods=["POST", "PUT"]),
+        Route("/abort_request", made.abort, methods=["POST"]),
     ]

@@ -1,7 +1,7 @@
 """What `/generate` answers: `text`, `output_ids` and `meta_info`, as SGLang shapes them.
 
 Two things differ. The first position whose log-probability is asked for has one, unless it is the
-prompt's very first token, before which nothing stands: there it is always null. And a request that
+prompt's very first token, which nothing precedes: there it is always null. And a request that
 generates nothing and asks for log-probabilities gets those of its prompt without saying where they
 begin: it can mean no others.
 

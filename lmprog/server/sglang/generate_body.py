@@ -42,7 +42,7 @@ class GenerateSampling(SGLangOptions, kw_only=True):
 
     def constraint(self) -> wire.Constraint | None:
         """The one constraint that is given."""
-        given = self.confining()
+        given = self.constraint_fields()
         if len(given) > 1:
             raise refused(f"{' and '.join(given)} are given; give one of them.", given[1])
         if self.regex is not None:
@@ -51,8 +51,8 @@ class GenerateSampling(SGLangOptions, kw_only=True):
             return wire.JsonSchema(self.json_schema)
         return None if self.ebnf is None else wire.Grammar(self.ebnf)
 
-    def confining(self) -> list[str]:
-        """The fields that confine the text."""
+    def constraint_fields(self) -> list[str]:
+        """The given fields that constrain the text."""
         return [
             name for name in ("regex", "json_schema", "ebnf") if getattr(self, name) is not None
         ]
@@ -171,7 +171,7 @@ def prompts_of(
 
 def names_of(body: GenerateRequest, prompts: list[GeneratePrompt]) -> dict[str, str]:
     """The request's names for what the runtime may complain of."""
-    given = [name for prompt in prompts for name in prompt.params.confining()]
+    given = [name for prompt in prompts for name in prompt.params.constraint_fields()]
     names = {"prompt": "input_ids" if body.text is None else "text", "max_tokens": "max_new_tokens"}
     return {**names, "constraint": given[0]} if given else names
 
