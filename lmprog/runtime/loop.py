@@ -23,8 +23,8 @@ from lmprog.transport import RuntimeChannel
 
 log = logging.getLogger("lmprog")
 
-IDLE_WAIT = 0.2
-"""Seconds to wait for messages when nothing runs."""
+IDLE_WAIT = 0.05
+"""Seconds to wait for messages when nothing runs; a signal to stop is noticed after it."""
 RETURN_WAIT = 0.001
 """The same while a place in memory is kept for programs that pause, and others wait."""
 COMPILE_WAIT = 0.001
