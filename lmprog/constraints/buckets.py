@@ -86,16 +86,19 @@ def _made_group_bytes() -> NDArray[np.int32]:
     leaves = []
     for ranges in groups():
         strings = [item for low, high in ranges for item in charset.utf8_ranges(low, high)]
-        leaves.append(net.byte_strings([tuple((pair,) for pair in item) for item in strings]))
-    starts = np.zeros(len(net.edges) + 1, np.int32)
-    np.cumsum([len(edges) for edges in net.edges], out=starts[1:])
+        leaves.append(net.byte_strings(tuple(tuple((pair,) for pair in item) for item in strings)))
+    states = [
+        (final, [(low, high, first + to) for low, high, to in edges])
+        for first, made in net.leaves
+        for final, edges in made.states()
+    ]
+    starts = np.zeros(len(states) + 1, np.int32)
+    np.cumsum([len(edges) for _, edges in states], out=starts[1:])
     flat = [
-        (low, high, -1 if net.final[to] else to) for edges in net.edges for low, high, to in edges
+        (low, high, -1 if states[to][0] else to) for _, edges in states for low, high, to in edges
     ]
     first = [net.args[leaf][0] for leaf in leaves]
-    return np.concatenate([first, [len(net.edges)], starts, np.array(flat).ravel()]).astype(
-        np.int32
-    )
+    return np.concatenate([first, [len(states)], starts, np.array(flat).ravel()]).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

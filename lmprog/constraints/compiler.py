@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from lmprog.constraints.automaton import DEAD
 from lmprog.constraints.constraint import (
+    Check,
     ChoicesSpec,
     CompileLimits,
     Constraint,
@@ -21,6 +22,7 @@ from lmprog.constraints.constraint import (
     RegexSpec,
     Spec,
     SubstringSpec,
+    never_stop,
 )
 from lmprog.constraints.costs import Net, finish
 from lmprog.constraints.expression import whole
@@ -44,14 +46,18 @@ _PROBE_TEXTS, _PROBE_BYTES = 8, 48
 
 
 def compile_constraint(
-    spec: Spec, vocabulary: Vocabulary, limits: CompileLimits = DEFAULT_LIMITS
+    spec: Spec,
+    vocabulary: Vocabulary,
+    limits: CompileLimits = DEFAULT_LIMITS,
+    check: Check = never_stop,
 ) -> Constraint:
-    """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint, saying where and why."""
+    """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint, saying where and why; and
+    what `check` raises, which is called about every ten microseconds."""
     vocabulary.prepare()
     try:
-        net = regular_net(spec, vocabulary, limits)
+        net = regular_net(spec, vocabulary, limits, check)
         if isinstance(spec, GrammarSpec):
-            _refuse_where_ambiguous(net, vocabulary)
+            _refuse_where_ambiguous(net, vocabulary, check)
     except NotOurs as why:
         assert isinstance(spec, GrammarSpec), "only grammars may be left to the other engine"
         return LlguidanceConstraint(spec.text, vocabulary, limits, str(why))
@@ -62,7 +68,7 @@ def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngi
     return native_engine(net, vocabulary, limits) or PlainEngine(net, vocabulary, limits)
 
 
-def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary) -> None:
+def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> None:
     """Raises NotOurs where some random texts can be read in so many ways that an automaton of
     stacks has no use.
     """
@@ -72,6 +78,7 @@ def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary) -> None:
         for number in range(_PROBE_TEXTS):  # the first byte again and again, the last one, any
             state = probe.start
             for _ in range(_PROBE_BYTES):
+                check()
                 following = list(
                     dict.fromkeys(after for after in probe.row(state) if after != DEAD)
                 )
@@ -88,9 +95,14 @@ def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary) -> None:
         raise NotOurs("the grammar is too ambiguous") from error
 
 
-def regular_net(spec: Spec, vocabulary: Vocabulary, limits: CompileLimits = DEFAULT_LIMITS) -> Net:
+def regular_net(
+    spec: Spec,
+    vocabulary: Vocabulary,
+    limits: CompileLimits = DEFAULT_LIMITS,
+    check: Check = never_stop,
+) -> Net:
     """Raises NotOurs, for a grammar, besides what `compile_constraint` raises."""
-    builder = NetBuilder(limits)
+    builder = NetBuilder(limits, check)
     root = _root(spec, builder, limits)
     try:
         return finish(builder, root, vocabulary.alphabet)

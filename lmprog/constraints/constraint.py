@@ -10,6 +10,7 @@ constraints, `regular.py` and `llguidance_engine.py` are the two kinds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -37,6 +38,15 @@ class MaskRow:
 
     def allows(self, token: int) -> bool:
         return token >> 5 < len(self.bits) and bool(int(self.bits[token >> 5]) >> (token & 31) & 1)
+
+
+Check: TypeAlias = Callable[[], None]
+"""Called again and again while a constraint is compiled. It may wait, and raises where compiling
+has to stop."""
+
+
+def never_stop() -> None:
+    """The check of a compile that nobody limits."""
 
 
 class State:

@@ -13,17 +13,18 @@ vocabularies have all 256, and a vocabulary without them still never meets a dea
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.constraints.net import ALT, EMPTY, LEAF, NO_LIMIT, REPEAT, SEQ, Edge, NetBuilder, Node
+from lmprog.constraints.leaves import UNREACHABLE, Leaf, text_leaf
+from lmprog.constraints.net import ALT, EMPTY, LEAF, NO_LIMIT, REPEAT, SEQ, NetBuilder, Node
 from lmprog.errors import UnsatisfiableConstraint
 
-UNREACHABLE = 1 << 40
 _LONGEST_COVER = 12
+_NODES_PER_CHECK = 64
 ALL_BYTES = frozenset(range(256))
 
 
@@ -58,69 +59,56 @@ class Alphabet:
 def finish(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
     """Trims and flattens. Raises UnsatisfiableConstraint where nothing at all would match."""
     assert not net.holes, "a hole was never filled"
-    edges = (
-        net.edges
-        if alphabet.single >= ALL_BYTES
-        else [_spelled(e, alphabet.single) for e in net.edges]
-    )
-    state_cost = _state_costs(edges, net.final)
+    leaves = [made for _, made in net.leaves]
+    if not alphabet.single >= ALL_BYTES:
+        leaves = [made.spelled(alphabet.single) for made in leaves]
+    empty = text_leaf(b"")
+    joined = _joined(leaves or [empty], [first for first, _ in net.leaves] or [0])
+    state_cost = joined.cost.tolist()
     _cover_texts(net, state_cost, alphabet)
-    node_cost, nullable = _node_costs(net, state_cost)
+    node_cost, nullable = _node_costs(net, state_cost, joined.final.tolist())
     if node_cost[root] >= UNREACHABLE:
         raise UnsatisfiableConstraint("nothing at all would match this constraint")
     kinds, args, items = _flatten(net, node_cost, nullable)
-    kept = [[edge for edge in of_state if state_cost[edge[2]] < UNREACHABLE] for of_state in edges]
-    starts = np.zeros(len(kept) + 1, np.int32)
-    np.cumsum([len(of_state) for of_state in kept], out=starts[1:])
+    cost = np.array(state_cost, np.int64)
+    edges, num_edges = joined.edges, joined.num_edges
+    is_live = joined.cost[edges[:, 2]] < UNREACHABLE
+    if not is_live.all():
+        source = np.repeat(np.arange(len(num_edges)), num_edges)
+        edges = np.ascontiguousarray(edges[is_live])
+        num_edges = np.bincount(source[is_live], minlength=len(num_edges)).astype(np.int32)
+    starts = np.zeros(len(num_edges) + 1, np.int32)
+    np.cumsum(num_edges, out=starts[1:])
     return Net(
         kind=np.array(kinds, np.uint8),
         args=np.array(args, np.int32).reshape(-1, 3),
         items=np.array(items, np.int32),
         node_cost=np.array(node_cost, np.int64),
         edge_start=starts,
-        edges=np.array([edge for of_state in kept for edge in of_state], np.int32).reshape(-1, 3),
-        final=np.array(net.final, np.uint8),
-        state_cost=np.array(state_cost, np.int64),
+        edges=edges,
+        final=joined.final,
+        state_cost=cost,
         root=root,
     )
 
 
-def _spelled(edges: list[Edge], single: frozenset[int]) -> list[Edge]:
-    """The edges over bytes that have a token of their own."""
-    return [
-        (byte, byte, to)
-        for low, high, to in edges
-        for byte in range(low, high + 1)
-        if byte in single
-    ]
-
-
-def _state_costs(edges: list[list[Edge]], final: list[bool]) -> list[int]:
-    """Fewest bytes from each state to the end of its leaf; breadth first from the ends."""
-    cost = [0 if done else UNREACHABLE for done in final]
-    sources: dict[int, list[int]] = {}
-    for state, of_state in enumerate(edges):
-        for _, _, to in of_state:
-            if to in sources:
-                sources[to].append(state)
-            else:
-                sources[to] = [state]
-    front = [state for state, done in enumerate(final) if done]
-    while front:
-        reached = []
-        for state in front:
-            for source in sources.get(state, ()):
-                if cost[source] == UNREACHABLE:
-                    cost[source] = cost[state] + 1
-                    reached.append(source)
-        front = reached
-    return cost
+def _joined(leaves: Sequence[Leaf], firsts: Sequence[int]) -> Leaf:
+    """All leaves as one, targets counted from the first of all states."""
+    edges = np.concatenate([made.edges for made in leaves])
+    edges[:, 2] += np.repeat(np.array(firsts, np.int32), [len(made.edges) for made in leaves])
+    return Leaf(
+        edges,
+        np.concatenate([made.num_edges for made in leaves]),
+        np.concatenate([made.final for made in leaves]),
+        np.concatenate([made.cost for made in leaves]),
+    )
 
 
 def _cover_texts(net: NetBuilder, cost: list[int], alphabet: Alphabet) -> None:
     """Lowers the costs along texts to the fewest tokens that spell the rest of the text."""
     tokens = alphabet.tokens
     for value, first in net.texts():
+        net.check()
         if cost[first] >= UNREACHABLE:
             continue
         end = len(value)
@@ -132,7 +120,9 @@ def _cover_texts(net: NetBuilder, cost: list[int], alphabet: Alphabet) -> None:
             cost[first + begin] = best
 
 
-def _node_costs(net: NetBuilder, state_cost: list[int]) -> tuple[list[int], list[bool]]:
+def _node_costs(
+    net: NetBuilder, state_cost: list[int], final: list[int]
+) -> tuple[list[int], list[bool]]:
     """Least fixed point over the nodes; children come before parents except through holes, so few
     passes are needed.
     """
@@ -142,8 +132,10 @@ def _node_costs(net: NetBuilder, state_cost: list[int]) -> tuple[list[int], list
     while changed:
         changed = False
         for node, (kind, args) in enumerate(zip(net.kinds, net.args, strict=True)):
+            if node % _NODES_PER_CHECK == 0:
+                net.check()
             if kind == LEAF:
-                now, empty = state_cost[args[0]], net.final[args[0]]
+                now, empty = state_cost[args[0]], bool(final[args[0]])
             elif kind == SEQ:
                 now, empty = sum(cost[item] for item in args), all(nullable[item] for item in args)
             elif kind == ALT:

@@ -27,16 +27,18 @@ class Lowering:
     def __init__(self, net: NetBuilder, json_string: bool) -> None:
         self._net = net
         self._json = json_string
-        self._done: dict[Expression, Node] = {}
+        self._done: dict[int, tuple[Expression, Node]] = {}
+        """By identity, since equality reads whole expressions. Holds them, so that ids stay
+        theirs."""
 
     def lower(self, expression: Expression) -> Node:
-        found = self._done.get(expression)
+        found = self._done.get(id(expression))
         if found is None:
             try:
-                found = self._done[expression] = self._lower(expression)
+                found = self._done[id(expression)] = (expression, self._lower(expression))
             except RecursionError as error:
                 raise GrammarError("the pattern nests too deeply", position=None) from error
-        return found
+        return found[1]
 
     def _lower(self, expression: Expression) -> Node:
         if isinstance(expression, Chars):
@@ -97,6 +99,15 @@ def json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
         if high > 0xFFFF:
             out += _surrogate_pairs(max(low, 0x10000), high)
     return tuple(out)
+
+
+@functools.lru_cache(maxsize=1024)
+def strict_json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
+    """The same, with plain ASCII written as itself only."""
+    plain_ascii = charset.intersect(_JSON_PLAIN, charset.charset([(0, 0x7F)]))
+    return char_bytes(charset.intersect(ranges, plain_ascii)) + json_char_bytes(
+        charset.subtract(ranges, plain_ascii)
+    )
 
 
 def _plain(ranges: ByteRanges) -> ByteSets:

@@ -12,11 +12,12 @@ Nothing here is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSO
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NewType, TypeAlias
 
-from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.constraint import Check, CompileLimits, never_stop
+from lmprog.constraints.leaves import Edge, Leaf, leaf, text_leaf
 from lmprog.errors import GrammarError
 
 Node = NewType("Node", int)
@@ -30,27 +31,27 @@ ByteSets: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 set.
 """
 
-Edge: TypeAlias = tuple[int, int, int]
-"""First byte, last byte, target state."""
-
 
 class NetBuilder:
     """Grows one net. Nodes and states are numbered from 0 as they are made; equal ones are made
     once.
     """
 
-    def __init__(self, limits: CompileLimits | None = None) -> None:
+    def __init__(self, limits: CompileLimits | None = None, check: Check = never_stop) -> None:
+        """`check` is called again and again by all that builds the net."""
         self._max_nodes = (limits or CompileLimits()).max_nodes
+        self.check = check
         self.kinds: list[int] = []
         self.args: list[tuple[int, ...]] = []
-        self.edges: list[list[Edge]] = []
-        self.final: list[bool] = []
+        self.leaves: list[tuple[int, Leaf]] = []
+        """Each with the number of its first state in the net."""
+        self.num_states = 0
         self.holes: set[int] = set()
         self.is_recursive = False
         """Whether some node may come before its parts."""
         self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
         self._texts: dict[bytes, Node] = {}
-        self._machines: dict[tuple[ByteSets, ...], Node] = {}
+        self._strings: dict[tuple[ByteSets, ...], Node] = {}
         assert self._node(SEQ, ()) == EMPTY
         assert self._node(ALT, ()) == FAIL
 
@@ -58,6 +59,7 @@ class NetBuilder:
         key = (kind, args)
         found = self._known.get(key)
         if found is None:
+            self.check()
             found = self._known[key] = Node(len(self.kinds))
             self.kinds.append(kind)
             self.args.append(args)
@@ -67,17 +69,15 @@ class NetBuilder:
                 )
         return found
 
-    def state(self, final: bool = False) -> int:
-        self.edges.append([])
-        self.final.append(final)
-        if len(self.edges) > 4 * self._max_nodes:
+    def leaf(self, made: Leaf) -> Node:
+        first = self.num_states
+        self.num_states += len(made.final)
+        if self.num_states > 4 * self._max_nodes:
             raise GrammarError(
                 f"the constraint needs more than {4 * self._max_nodes} byte states", position=None
             )
-        return len(self.edges) - 1
-
-    def leaf(self, state: int) -> Node:
-        return self._node(LEAF, (state,))
+        self.leaves.append((first, made))
+        return self._node(LEAF, (first,))
 
     def text(self, value: bytes) -> Node:
         """Exactly these bytes."""
@@ -85,11 +85,7 @@ class NetBuilder:
             return EMPTY
         found = self._texts.get(value)
         if found is None:
-            states = [self.state() for _ in value]
-            states.append(self.state(final=True))
-            for byte, here, after in zip(value, states, states[1:], strict=False):
-                self.edges[here].append((byte, byte, after))
-            found = self._texts[value] = self.leaf(states[0])
+            found = self._texts[value] = self.leaf(text_leaf(value))
         return found
 
     def texts(self) -> list[tuple[bytes, int]]:
@@ -98,23 +94,13 @@ class NetBuilder:
         """
         return [(value, self.args[node][0]) for value, node in self._texts.items()]
 
-    def byte_strings(self, ranges: Sequence[ByteSets]) -> Node:
+    def byte_strings(self, ranges: tuple[ByteSets, ...]) -> Node:
         """Any byte string that one of `ranges` describes: a small trie of byte ranges."""
-        key = tuple(ranges)
-        found = self._machines.get(key)
+        found = self._strings.get(ranges)
         if found is None:
-            found = self._machines[key] = (
-                FAIL if not key else self.leaf(self._copied(_machine(key)))
-            )
+            found = FAIL if not ranges else self.leaf(byte_strings_leaf(ranges))
+            self._strings[ranges] = found
         return found
-
-    def _copied(self, machine: _Machine) -> int:
-        """The machine's states as states of this net; its first one."""
-        first = len(self.edges)
-        for final, edges in machine:
-            state = self.state(final)
-            self.edges[state] = [(low, high, first + to) for low, high, to in edges]
-        return first
 
     def seq(self, items: Iterable[Node]) -> Node:
         found = tuple(item for item in items if item != EMPTY)
@@ -151,12 +137,8 @@ class NetBuilder:
         self.holes.discard(hole)
 
 
-_Machine: TypeAlias = tuple[tuple[bool, tuple[Edge, ...]], ...]
-"""Per state: whether it is final, and its edges. State 0 is the start."""
-
-
 @functools.lru_cache(maxsize=256)
-def _machine(strings: tuple[ByteSets, ...]) -> _Machine:
+def byte_strings_leaf(strings: tuple[ByteSets, ...]) -> Leaf:
     """The small trie of byte ranges for these strings; kept, since a class like `\\w` has hundreds
     of ranges.
     """
@@ -172,7 +154,7 @@ def _machine(strings: tuple[ByteSets, ...]) -> _Machine:
                 queue.append(rest)
             edges.append((first, last, numbers[rest]))
         made.append((() in items, tuple(edges)))
-    return tuple(made)
+    return leaf(made)
 
 
 def _pieces(

@@ -3,39 +3,50 @@ of expressions.
 
 Used where a schema says "and" or "not" of strings. Characters are first divided into classes that
 no expression tells apart; then states, one set of partial derivatives per expression and a length,
-are explored from the start, within a limit, and trimmed. Knows expressions; knows no bytes and no
+are explored from the start, within a limit. Knows expressions; knows no bytes and no
 JSON.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
+from lmprog.constraints.constraint import Check
+from lmprog.constraints.exclusion import CharTrie, all_but
 from lmprog.constraints.expression import EMPTY, Alt, Anchor, Chars, Expression, Repeat, Seq, seq
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import EMPTY as EMPTY_NODE
 from lmprog.constraints.net import FAIL, NetBuilder, Node
-from lmprog.errors import GrammarError
+from lmprog.constraints.text_nodes import (
+    MAX_STATES,
+    BoundedNodes,
+    TextAutomaton,
+    UnboundedNodes,
+    too_many_states,
+)
 
-_MAX_STATES = 20_000
-
-_Terms = frozenset[Expression]
+_Terms = frozenset[int]
+"""Numbers of expressions, one of which has to match the rest."""
 _State = tuple[int, tuple[_Terms, ...]]
+"""The vertex of the excluded texts, and the terms."""
+_OFF = -1
+"""No excluded text begins like this."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSet:
-    """The texts that all of `within` and none of `outside` match, with `low` to `high` characters
-    (None: no end).
+    """The texts that all of `within` and none of `outside` match and that are none of `excluded`,
+    with `low` to `high` characters (None: no end).
     """
 
     within: tuple[Expression, ...] = ()
     outside: tuple[Expression, ...] = ()
     low: int = 0
     high: int | None = None
+    excluded: tuple[str, ...] = ()
 
     def and_also(self, other: TextSet) -> TextSet:
         highs = [high for high in (self.high, other.high) if high is not None]
@@ -44,15 +55,8 @@ class TextSet:
             self.outside + other.outside,
             max(self.low, other.low),
             min(highs) if highs else None,
+            tuple(dict.fromkeys(self.excluded + other.excluded)),
         )
-
-
-@dataclass(slots=True)
-class _Automaton:
-    """State 0 is the start. Edges lead to states by class of characters."""
-
-    edges: list[dict[int, CharSet]] = field(default_factory=list)
-    final: list[bool] = field(default_factory=list)
 
 
 def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
@@ -62,17 +66,26 @@ def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
     if texts.high is not None and texts.high < texts.low:
         return FAIL
     if not texts.outside:
-        if not texts.within:
+        is_bounded = texts.low > 0 or texts.high is not None
+        if texts.excluded and not texts.within and not is_bounded:
+            return all_but(texts.excluded, net)
+        if not texts.excluded and not texts.within:
             return lowering.lower(Repeat(Chars(charset.ALL), texts.low, texts.high))
-        if len(texts.within) == 1:
+        if not texts.excluded and len(texts.within) == 1:
             direct = _bounded(texts.within[0], texts.low, texts.high)
             if direct is not None:
                 return lowering.lower(direct)
-    return _lower_automaton(_explore(texts), net, lowering)
+    automaton = _explore(texts, net.check)
+    unbounded = UnboundedNodes(automaton, net, lowering)
+    if texts.low == 0 and texts.high is None:
+        return unbounded.node(0)
+    return BoundedNodes(automaton, (texts.low, texts.high), unbounded, net, lowering).node()
 
 
 def contains(texts: TextSet, value: str) -> bool:
     """Whether the set holds one text."""
+    if value in texts.excluded:
+        return False
     if len(value) < texts.low or (texts.high is not None and len(value) > texts.high):
         return False
     return all(matches(one, value) for one in texts.within) and not any(
@@ -81,7 +94,7 @@ def contains(texts: TextSet, value: str) -> bool:
 
 
 def matches(expression: Expression, value: str) -> bool:
-    terms: _Terms = frozenset([expression])
+    terms = frozenset([expression])
     for char in value:
         terms = frozenset(after for term in terms for after in derivatives(term, ord(char)))
     return any(_nullable(term) for term in terms)
@@ -152,62 +165,100 @@ def char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
     return classes
 
 
-def _explore(texts: TextSet) -> _Automaton:
-    """Breadth first from the start, then without what cannot reach acceptance."""
-    every = texts.within + texts.outside
-    classes = char_classes(every)
-    longest = texts.high if texts.high is not None else texts.low
+def _explore(texts: TextSet, check: Check) -> TextAutomaton:
+    """Breadth first from the start, whatever the length. Dead states are trimmed with the net."""
+    classes = char_classes(texts.within + texts.outside)
+    trie = CharTrie(texts.excluded)
     # What must match is followed one by one; of what must not, any match counts, so it is one set.
-    start: _State = (0, (*(frozenset([one]) for one in texts.within), frozenset(texts.outside)))
+    terms = _Derivatives(check)
+    parts = (
+        *(frozenset([terms.number(one)]) for one in texts.within),
+        frozenset(map(terms.number, texts.outside)),
+    )
+    start: _State = (0 if texts.excluded else _OFF, parts)
     known: dict[_State, int] = {start: 0}
     queue = [start]
-    out = _Automaton()
-    stepped: dict[tuple[_Terms, int], _Terms] = {}
-    for state in queue:
-        length, parts = state
-        out.final.append(texts.low <= length and _accepts(parts, len(texts.within)))
-        edges: dict[int, CharSet] = {}
-        for chars in classes if texts.high is None or length < texts.high else ():
+    out = TextAutomaton()
+    divided: dict[int, list[list[tuple[CharSet, int]]]] = {
+        _OFF: [[(chars, _OFF)] for chars in classes]
+    }
+    num_within = len(texts.within)
+    for vertex, parts in queue:  # grows while it is read
+        check()
+        is_excluded = vertex != _OFF and trie.is_text[vertex]
+        out.final.append(not is_excluded and terms.accept(parts, num_within))
+        edges: dict[int, list[CharSet]] = {}
+        if vertex not in divided:
+            divided[vertex] = [_divided(chars, trie.children[vertex]) for chars in classes]
+        for chars, pieces in zip(classes, divided[vertex], strict=True):
             code = chars[0][0]
-            after = tuple(_step(part, code, stepped) for part in parts)
-            if not all(after[: len(texts.within)]):
+            after = tuple([terms.after(part, code) for part in parts])
+            if not all(after[:num_within]):
                 continue
-            following: _State = (min(length + 1, longest), after)
-            number = known.get(following)
-            if number is None:
-                number = known[following] = len(queue)
-                queue.append(following)
-                if number > _MAX_STATES:
-                    raise GrammarError(
-                        f"the conjunction of patterns needs more than {_MAX_STATES} states",
-                        position=None,
-                    )
-            edges[number] = charset.union(edges.get(number, ()), chars)
-        out.edges.append(edges)
+            for piece, behind in pieces:
+                number = known.setdefault((behind, after), len(queue))
+                if number == len(queue):
+                    queue.append((behind, after))
+                    if number > MAX_STATES:
+                        raise too_many_states()
+                edges.setdefault(number, []).append(piece)
+        out.edges.append({to: _united(tuple(pieces)) for to, pieces in edges.items()})
     return out
 
 
-def _accepts(parts: Sequence[_Terms], num_within: int) -> bool:
-    accepted = [any(_nullable(term) for term in part) for part in parts]
-    return all(accepted[:num_within]) and not accepted[num_within]
+@functools.lru_cache(maxsize=1024)
+def _united(pieces: tuple[CharSet, ...]) -> CharSet:
+    return pieces[0] if len(pieces) == 1 else charset.union(*pieces)
 
 
-def _step(terms: _Terms, code: int, stepped: dict[tuple[_Terms, int], _Terms]) -> _Terms:
-    key = (terms, code)
-    found = stepped.get(key)
-    if found is None:
-        found = stepped[key] = frozenset(
-            after for term in terms for after in derivatives(term, code)
-        )
-    return found
+def _divided(chars: CharSet, children: dict[str, int]) -> list[tuple[CharSet, int]]:
+    """A class cut into the characters that go on with an excluded text and all others."""
+    out: list[tuple[CharSet, int]] = []
+    for char, after in children.items():
+        if charset.contains(chars, ord(char)):
+            out.append((charset.of_text(char), after))
+    rest = charset.subtract(chars, charset.union(*(one for one, _ in out))) if out else chars
+    return [*out, (rest, _OFF)] if rest else out
 
 
-def _lower_automaton(automaton: _Automaton, net: NetBuilder, lowering: Lowering) -> Node:
-    """One node per state: a character and the next state's node. Dead states are trimmed with the
-    net.
-    """
-    nodes = [net.hole() for _ in automaton.edges]
-    for node, edges, final in zip(nodes, automaton.edges, automaton.final, strict=True):
-        ways = [net.seq([lowering.chars(chars), nodes[to]]) for to, chars in edges.items()]
-        net.fill(node, net.alt([*ways, *([EMPTY_NODE] if final else [])]))
-    return nodes[0]
+class _Derivatives:
+    """Expressions by number, so that sets of them are compared quickly, and what follows them."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._numbers: dict[Expression, int] = {}
+        self._expressions: list[Expression] = []
+        self._nullable: list[bool] = []
+        self._one: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._many: dict[tuple[_Terms, int], _Terms] = {}
+
+    def number(self, expression: Expression) -> int:
+        found = self._numbers.get(expression)
+        if found is None:
+            found = self._numbers[expression] = len(self._expressions)
+            self._expressions.append(expression)
+            self._nullable.append(_nullable(expression))
+        return found
+
+    def accept(self, parts: Sequence[_Terms], num_within: int) -> bool:
+        accepted = [any(self._nullable[term] for term in part) for part in parts]
+        return all(accepted[:num_within]) and not accepted[num_within]
+
+    def after(self, terms: _Terms, code: int) -> _Terms:
+        key = (terms, code)
+        found = self._many.get(key)
+        if found is None:
+            self._check()
+            found = self._many[key] = frozenset(
+                after for term in terms for after in self._after_one(term, code)
+            )
+        return found
+
+    def _after_one(self, term: int, code: int) -> tuple[int, ...]:
+        key = (term, code)
+        found = self._one.get(key)
+        if found is None:
+            self._check()
+            following = derivatives(self._expressions[term], code)
+            found = self._one[key] = tuple(map(self.number, following))
+        return found

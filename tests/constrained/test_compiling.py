@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
 import threading
 import time
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import pytest
 
 from lmprog import wire
-from lmprog.errors import GrammarError
+from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.constraint import JsonSchemaSpec
+from lmprog.errors import GrammarError, RequestRejected
 from lmprog.runtime.programs import call_constraints, compile_pool
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
@@ -28,7 +33,7 @@ class Later(CompilePool):
         super().__init__()
         self.jobs: list[Callable[[], None]] = []
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None], owner: Hashable = None) -> None:
         self.jobs.append(job)
 
     def turn(self, busy: bool) -> None:
@@ -64,6 +69,7 @@ class Counting:
 
     def _one(self) -> None:
         self.calls += 1
+        self.workers.pause()
 
 
 class Slow:
@@ -217,6 +223,68 @@ def test_workers_run_jobs_on_threads_of_their_own_in_order() -> None:
     workers.submit(finished.set)
     assert finished.wait(10)
     assert ran == [(number, True) for number in range(20)]
+
+
+def test_clients_take_turns_in_compiling() -> None:
+    ran: list[str] = []
+    begin, finished = threading.Event(), threading.Event()
+    workers = CompilePool()
+    workers.submit(lambda: None if begin.wait(10) else ran.append("late"), "first")
+    for client, names in (("greedy", "abcd"), ("modest", "x"), ("other", "yz")):
+        for name in names:
+            workers.submit(lambda name=name: ran.append(name), client)  # type: ignore[misc]
+    workers.submit(finished.set, "greedy")
+    begin.set()
+    assert finished.wait(10)
+    assert ran == ["a", "x", "y", "b", "z", "c", "d"]
+
+
+def test_compiling_installs_no_profile_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks: list[object] = []
+    monkeypatch.setattr(
+        call_constraints,
+        "compile_constraint",
+        lambda *args, **options: (
+            hooks.append(sys.getprofile()),
+            compile_constraint(*args, **options),
+        )[1],
+    )
+    slow = Slow()
+    slow.gen(1, "abc")
+    slow.replies(2)
+    slow.compile()
+    assert text_of(slow.replies()[1]) == "abc"
+    assert set(hooks) == {None}
+
+
+SLOW_SCHEMAS = {
+    "conjunction": {"type": "string", "allOf": [{"pattern": f"a.{{{n}}}b"} for n in (9, 10, 11)]},
+    "nested": {"oneOf": [{"properties": {f"p{i}": {"type": "string"}}} for i in range(14)]},
+    "texts": {"enum": [f"{i} " * 30 for i in range(20_000)]},
+    "bounded": {"type": "string", "pattern": r"^(\w+ ){1,90}$", "maxLength": 300},
+}
+
+
+@pytest.mark.parametrize("name", SLOW_SCHEMAS)
+def test_a_compile_is_looked_at_often_whatever_it_is_busy_with(name: str) -> None:
+    """The longest stretch of processor time without a check, which holds up a step of others."""
+    longest, last, calls = 0.0, time.thread_time(), 0
+
+    def check() -> None:
+        nonlocal longest, last, calls
+        now = time.thread_time()
+        longest, last, calls = max(longest, now - last), now, calls + 1
+        if calls > 100_000:
+            raise GrammarError("enough", position=None)
+
+    room = CallConstraints(byte_tokenizer())
+    spec = JsonSchemaSpec(json.dumps(SLOW_SCHEMAS[name]))
+    vocabulary = room.vocabulary
+    last = time.thread_time()
+    with contextlib.suppress(RequestRejected):
+        compile_constraint(spec, vocabulary, check=check)
+    assert calls > 100
+    assert longest < 0.25
 
 
 def test_the_worker_stands_still_while_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,7 +325,7 @@ KEYWORDS: list[tuple[Any, list[Any], list[Any]]] = [
             "properties": {"b": True},
             "unevaluatedProperties": False,
         },
-        [{"b": 1, "a": 1}, {"a": 1}],
+        [{"a": 1, "b": 1}, {"a": 1}],
         [{"c": 1}],
     ),
     ({"type": "array", "prefixItems": [True], "unevaluatedItems": False}, [[], [1]], [[1, 2]]),

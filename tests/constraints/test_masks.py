@@ -345,7 +345,7 @@ def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
     if native.library("masks") is None:
         pytest.skip("the plain twin makes no such promise")
     real.prepare()
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         constraint = compile_constraint(RegexSpec(pattern), real)
         state = constraint.start
@@ -365,4 +365,4 @@ def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
         assert constraint.num_bytes < 256 << 20
     except GrammarError:
         pass
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2

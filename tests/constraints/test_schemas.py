@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from typing import Any
 
 import jsonschema
 import pytest
 
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import Constraint, JsonSchemaSpec, Order, Whitespace
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
@@ -168,10 +170,15 @@ def test_properties_come_as_declared_or_in_any_order(small: Vocabulary) -> None:
 
 
 def test_an_extra_name_cannot_be_a_declared_one_in_other_spelling(small: Vocabulary) -> None:
-    constraint = compiled({"type": "object", "properties": {"a": {"type": "integer"}}}, small)
-    assert takes(constraint, '{"\\u0062": "x"}')
-    assert not takes(constraint, '{"\\u0061": "x"}')
-    assert not takes(constraint, '{"a": 1, "\\u0061": "x"}')
+    number = {"type": "integer"}
+    properties = {"a": number, "aé": number, 'a"': number, "\N{GRINNING FACE}": number}
+    constraint = compiled({"type": "object", "properties": properties}, small)
+    disguised = ["\\u0061", "a\\u00e9", "a\\u00E9", 'a\\"', "a\\u0022", "\\ud83d\\ude00"]
+    for name in ("a", "aé", "\N{GRINNING FACE}", *disguised):
+        assert not takes(constraint, f'{{"{name}": "x"}}'), name
+    others = ["", "b", "ab", "aéa", "a\\u00ea", "\\u00e9", 'a\\"\\"', "a\\\\", "a\\n", "a\\u000a"]
+    for name in (*others, "\N{GRINNING FACE}a", "\\ud83d\\ude01", "日本", "\\u65e5"):
+        assert takes(constraint, f'{{"{name}": "x"}}'), name
 
 
 def test_a_pattern_may_name_general_categories(small: Vocabulary) -> None:
@@ -236,3 +243,75 @@ def test_a_schema_that_nothing_fits_is_refused_with_the_place_of_the_contradicti
     with pytest.raises(UnsatisfiableConstraint) as caught:
         compiled(schema, small)
     assert f"no value fits the schema at {path}, {{" in str(caught.value)
+
+
+FORMAT_CASES = {
+    "email": (
+        ["first.middle.last@example.com", "a.b.c.d.e@x.org", "joe@[127.0.0.1]", "x" * 64 + "@a.de"],
+        ["a..b@c.d", ".a@b.c", "a.@b.c", "x" * 65 + "@a.de", "a@b..c", "joe@[127.0.0.300]"],
+    ),
+    "hostname": (
+        ["www.example.com", "a", "ab", "a-b.c", "a" * 63, ".".join(["a" * 31] * 7)],
+        ["xn--X", "ab--cd.de", "-a", "a-", "a" * 64, ".".join(["a" * 63] * 4), "a_b", ""],
+    ),
+    "date-time": (
+        ["1998-12-31T23:59:60Z", "2024-02-29T12:00:00.5+01:00"],
+        ["1998-12-31T22:59:60Z", "2024-02-30T00:00:00Z", "1998-12-31T23:59:61Z"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMAT_CASES)
+def test_a_format_takes_what_its_standard_says(name: str, small: Vocabulary) -> None:
+    constraint = compiled({"type": "string", "format": name}, small)
+    valid, invalid = FORMAT_CASES[name]
+    assert [text for text in valid if not takes(constraint, f'"{text}"')] == []
+    assert [text for text in invalid if takes(constraint, f'"{text}"')] == []
+
+
+def test_an_open_object_is_linear_in_the_letters_of_its_names(small: Vocabulary) -> None:
+    def num_states(count: int) -> int:
+        names = [f"property_{i:04}" for i in range(count)]
+        schema = {"type": "object", "properties": {name: {"type": "null"} for name in names}}
+        return len(regular_net(JsonSchemaSpec(json.dumps(schema)), small).final)
+
+    few, many = num_states(100), num_states(800)
+    letters = len("property_0000")
+    assert many - few < 700 * (2 * letters + 4)  # each name, and its place in the trie
+
+
+def test_a_length_beside_a_pattern_costs_nothing_where_the_pattern_says_it_already(
+    small: Vocabulary,
+) -> None:
+    def num_nodes(**bounds: int) -> int:
+        schema = {"type": "string", "pattern": "^[a-z]{2,9}-[0-9]+x$", **bounds}
+        return len(regular_net(JsonSchemaSpec(json.dumps(schema)), small).kind)
+
+    assert num_nodes(minLength=5) == num_nodes(minLength=1)
+    assert num_nodes(maxLength=40) < num_nodes(minLength=1) + 40 * 12
+
+
+def test_lengths_beside_patterns_are_exact(small: Vocabulary, rng: random.Random) -> None:
+    for pattern in ("^a*b?$", "^(ab)*c$", "a.*b", "^(a|bb)+$", "^[abc]*$"):
+        low, high = rng.randint(0, 4), rng.randint(5, 8)
+        schema = {"type": "string", "pattern": pattern, "minLength": low, "maxLength": high}
+        constraint = compiled(schema, small)
+        for _ in range(200):
+            text = "".join(rng.choice("abc") for _ in range(rng.randint(0, 10)))
+            valid = low <= len(text) <= high and re.search(pattern, text) is not None
+            assert takes(constraint, f'"{text}"') == valid, (schema, text)
+
+
+def test_merged_properties_come_in_the_order_of_the_text(small: Vocabulary) -> None:
+    null = {"type": "null"}
+    parts: dict[str, Any] = {
+        "$ref": {"$ref": "#/$defs/a"},
+        "allOf": {"allOf": [{"properties": {"a": null}, "required": ["a"]}]},
+    }
+    definitions = {"$defs": {"a": parts["allOf"]["allOf"][0]}}
+    own = {"properties": {"b": null}, "required": ["b"], "type": "object"}
+    for part in parts.values():
+        first = compiled({**part, **own, **definitions}, small)
+        assert takes(first, '{"a": null, "b": null}')
+        last = compiled({**own, **part, **definitions}, small)
+        assert takes(last, '{"b": null, "a": null}')

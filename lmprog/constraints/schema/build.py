@@ -23,6 +23,7 @@ from lmprog.constraints.net import FAIL, NetBuilder, Node
 from lmprog.constraints.schema.arrays import ArrayBuilder, unique_content
 from lmprog.constraints.schema.expand import Expander
 from lmprog.constraints.schema.flat import Bound, Flat, NumberFacet, StringFacet, type_of
+from lmprog.constraints.schema.keywords import ANNOTATIONS
 from lmprog.constraints.schema.layout import Layout
 from lmprog.constraints.schema.literals import literal
 from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
@@ -65,7 +66,7 @@ class SchemaBuilder:
         self._net = net
         self._limits = limits
         self._formats = formats
-        self._expander = Expander(document, self._are_disjoint)
+        self._expander = Expander(document, self._are_disjoint, net.check)
         self._layout = Layout(net, spec.whitespace)
         self._in_string = Lowering(net, json_string=True)
         self._plain = Lowering(net, json_string=False)
@@ -137,7 +138,7 @@ class SchemaBuilder:
         """Whether a schema takes a plain value, asked from its own automaton. Numbers are asked in
         plain digits.
         """
-        net = NetBuilder(self._limits)
+        net = NetBuilder(self._limits, self._net.check)
         other = SchemaBuilder(self._document, self._spec, net, self._limits, self._formats)
         text = format(value, "f").encode() if isinstance(value, Decimal) else _plain_text(value)
         if isinstance(value, Decimal) and value == value.to_integral_value():
@@ -261,7 +262,7 @@ class SchemaBuilder:
         key = (left.path, right.path)
         found = self._compared.get(key)
         if found is None:
-            net = NetBuilder(self._limits)
+            net = NetBuilder(self._limits, self._net.check)
             other = SchemaBuilder(
                 self._document, JsonSchemaSpec("", "compact"), net, self._limits, formats=False
             )
@@ -283,12 +284,15 @@ def _name_of(schema: Located) -> str:
     what it says.
     """
     value = schema.value
-    if isinstance(value, dict) and all(
-        isinstance(one, str | int | Decimal) and not keyword.startswith("$")
-        for keyword, one in value.items()
-    ):
-        return repr(value)  # starts with a brace, as no path does
-    return schema.path
+    if isinstance(value, bool):
+        return schema.path
+    said = [(keyword, one) for keyword, one in value.items() if keyword not in ANNOTATIONS]
+    for keyword, one in said:
+        if keyword.startswith("$") or not (
+            isinstance(one, str | int | Decimal) or keyword == "enum"
+        ):
+            return schema.path
+    return repr(said)  # starts with a bracket, as no path does
 
 
 def _exactly(value: str) -> TextSet:

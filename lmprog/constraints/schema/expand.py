@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
+from lmprog.constraints.constraint import Check, never_stop
 from lmprog.constraints.schema.disjoint import plainly_disjoint, target
 from lmprog.constraints.schema.flat import ArrayFacet, Flat, Items, ObjectFacet, Properties
 from lmprog.constraints.schema.keywords import (
@@ -25,7 +27,11 @@ from lmprog.constraints.schema.negate import complement
 from lmprog.constraints.schema.schema_document import Document, Json, Located
 
 _MAX_ALTERNATIVES = 512
-_REFUSED = ("$dynamicRef", "$recursiveRef", "disallow", "extends")
+_REFUSED = frozenset(["$dynamicRef", "$recursiveRef", "disallow", "extends"])
+_RANK = {keyword: rank for rank, keyword in enumerate(ASSERTIONS)}
+
+_JOINED = ("$ref", "allOf")
+"""Applicators whose properties are this object's own."""
 
 Disjoint = Callable[[Located, Located], bool]
 
@@ -35,7 +41,8 @@ class Expander:
     schemas.
     """
 
-    def __init__(self, document: Document, disjoint: Disjoint) -> None:
+    def __init__(self, document: Document, disjoint: Disjoint, check: Check = never_stop) -> None:
+        self._check = check
         self._document = document
         self._disjoint = disjoint
         self._following: list[str] = []
@@ -48,6 +55,7 @@ class Expander:
         return flats
 
     def _apply(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        self._check()
         if isinstance(at.value, bool):
             return flats if at.value else []
         if at.path in self._following:
@@ -67,9 +75,17 @@ class Expander:
             self._following.pop()
 
     def _keywords(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        schema = keywords_of(at)
+        if _APPLICATORS.keys().isdisjoint(schema):
+            return self._assertions(at, flats)
+        # Properties come in the order of the text: those of what stands before `properties` first.
+        before = [*takewhile(lambda keyword: keyword != "properties", schema)]
+        first = [one for one in before if one in _JOINED and "properties" in schema]
+        for keyword in first:
+            flats = self._few(at, keyword, _APPLICATORS[keyword](self, at, flats))
         flats = self._assertions(at, flats)
         for keyword, expand in _APPLICATORS.items():
-            if keyword in keywords_of(at) and flats:
+            if keyword in schema and keyword not in first and flats:
                 flats = self._few(at, keyword, expand(self, at, flats))
         return flats
 
@@ -81,14 +97,14 @@ class Expander:
 
     def _assertions(self, at: Located, flats: list[Flat]) -> list[Flat]:
         schema = keywords_of(at)
-        for keyword in _REFUSED:
-            if keyword in schema:
-                raise refuse(at, keyword, "this keyword is not supported")
+        if not _REFUSED.isdisjoint(schema):
+            keyword = next(keyword for keyword in schema if keyword in _REFUSED)
+            raise refuse(at, keyword, "this keyword is not supported")
         done: set[str] = set()
-        for keyword, narrow in ASSERTIONS.items():
-            if keyword in schema and keyword not in done:
+        for keyword in sorted(ASSERTIONS.keys() & schema.keys(), key=_RANK.__getitem__):
+            if keyword not in done:
                 done.update(*(group for group in GROUPS if keyword in group))
-                flats = [narrow(flat, schema[keyword], at) for flat in flats]
+                flats = [ASSERTIONS[keyword](flat, schema[keyword], at) for flat in flats]
         return [flat for flat in flats if not flat.impossible]
 
     def _ref(self, at: Located, flats: list[Flat]) -> list[Flat]:

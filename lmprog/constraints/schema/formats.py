@@ -13,11 +13,36 @@ _DATE = (
     rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
     r"|(\d{2}(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)-02-29)"
 )
-_CLOCK = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
+_FRACTION = r"(\.\d{1,9})?"
 _OFFSET = r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOSTNAME = rf"{_LABEL}(\.{_LABEL})*"
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,32}"
+# A leap second is the last one of a day in UTC.
+_TIME = (
+    rf"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d{_FRACTION}{_OFFSET}"
+    rf"|23:59:60{_FRACTION}(Z|[+-]00:00))"
+)
+
+
+def _label(longest: int) -> str:
+    """A name between dots. Two hyphens in third and fourth place announce an encoding (`xn--`)."""
+    end, inside = "[A-Za-z0-9]", "[A-Za-z0-9-]"
+    third = f"{end}({inside}{{0,{longest - 4}}}{end})?"
+    hyphen = f"-{end}({inside}{{0,{longest - 5}}}{end})?"
+    return f"{end}({end}|{inside}({third}|{hyphen}))?"
+
+
+# At most 253 characters: few long labels or many shorter ones.
+_HOSTNAME = "|".join(
+    rf"{_label(longest)}(\.{_label(longest)}){{{low},{high}}}"
+    for longest, low, high in ((63, 0, 2), (31, 3, 6), (15, 7, 14))
+)
+_HOSTNAME = f"({_HOSTNAME})"
+_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+# At most 64 characters: one long part or several shorter ones.
+_LOCAL = "|".join(
+    rf"{_ATEXT}{{1,{longest}}}(\.{_ATEXT}{{1,{longest}}}){{{dots}}}"
+    for longest, dots in ((64, 0), (31, 1), (20, 2), (15, 3), (12, 4))
+)
+_QUOTED = r'"([ !#-\[\]-~]|\\["\\]){0,31}"'
 _BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}"
 _GROUP = r"[0-9A-Fa-f]{1,4}"
@@ -27,6 +52,7 @@ _IPV6 = (
     rf"|({_GROUP}:){{2}}((:{_GROUP}){{1,5}}|:)|{_GROUP}:((:{_GROUP}){{1,6}}|:)|:((:{_GROUP}){{1,7}}|:)"
     rf"|({_GROUP}:){{6}}{_IPV4}|::({_GROUP}:){{0,5}}{_IPV4})"
 )
+_EMAIL = rf"({_LOCAL}|{_QUOTED})@({_HOSTNAME}|\[({_IPV4}|IPv6:{_IPV6})\])"
 _PERCENT = r"%[0-9A-Fa-f]{2}"
 _PCHAR = rf"([A-Za-z0-9._~!$&'()*+,;=:@-]|{_PERCENT})"
 _USER = rf"([A-Za-z0-9._~!$&'()*+,;=:-]|{_PERCENT})*@"
@@ -40,11 +66,11 @@ _POINTER = r"(/([^~/]|~[01])*)*"
 
 FORMATS: dict[str, str] = {
     "date": _DATE,
-    "time": rf"{_CLOCK}{_OFFSET}",
-    "date-time": rf"{_DATE}T{_CLOCK}{_OFFSET}",
+    "time": _TIME,
+    "date-time": rf"{_DATE}T{_TIME}",
     "duration": rf"P(\d+W|(\d+Y(\d+M(\d+D)?)?|\d+M(\d+D)?|\d+D)({_TIME_PARTS})?|{_TIME_PARTS})",
-    "email": rf"{_ATOM}(\.{_ATOM})?@{_HOSTNAME}",
-    "idn-email": rf"{_ATOM}(\.{_ATOM})?@{_HOSTNAME}",
+    "email": _EMAIL,
+    "idn-email": _EMAIL,
     "hostname": _HOSTNAME,
     "idn-hostname": _HOSTNAME,
     "ipv4": _IPV4,

@@ -31,6 +31,20 @@ NOT_PATTERN, NOT_VALUES, FRACTIONAL = "\0notPattern", "\0notValues", "\0fraction
 
 Keyword = Callable[[Flat, Json, Located], Flat]
 
+ANNOTATIONS = frozenset(
+    [
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+    ]
+)
+"""Keywords that say nothing about validity, whatever stands beside them."""
+
 
 def refuse(at: Located, keyword: str, why: str) -> UnsupportedSchema:
     path = f"{at.path}/{keyword}"

@@ -22,7 +22,7 @@ class Layout:
         # At most one line break and a bounded run of blanks: white space without end is how models
         # hang.
         line_break = net.optional(net.text(b"\n"))
-        blanks = net.repeat(net.byte_strings([(_BLANKS,)]), 0, _MAX_BLANKS)
+        blanks = net.repeat(net.byte_strings(((_BLANKS,),)), 0, _MAX_BLANKS)
         self._any = net.seq([line_break, blanks]) if whitespace == "flexible" else EMPTY
         separators = {
             "fixed": (b", ", b": "),

@@ -15,6 +15,7 @@ from math import lcm
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression, whole
+from lmprog.constraints.leaves import Edge, leaf
 from lmprog.constraints.net import FAIL, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.schema.flat import Bound, NumberFacet
@@ -222,17 +223,20 @@ def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
         return FAIL
     reader = _Magnitudes(limits)
     first = reader.start()
-    known = {first: net.state()}
+    known = {first: 0}
     queue = [first]
-    for at in queue:
+    states: list[tuple[bool, list[Edge]]] = []
+    for at in queue:  # grows while it is read
+        edges: list[Edge] = []
         for char in "0123456789.":
             following = reader.after(at, char)
             if following is None:
                 continue
             if following not in known:
-                known[following] = net.state(final=reader.accepts(following))
+                known[following] = len(queue)
                 queue.append(following)
                 if len(queue) > _MAX_STATES:
                     raise TooManyDigits
-            net.edges[known[at]].append((ord(char), ord(char), known[following]))
-    return net.leaf(known[first])
+            edges.append((ord(char), ord(char), known[following]))
+        states.append((at != first and reader.accepts(at), edges))
+    return net.leaf(leaf(states))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lmprog.constraints.constraint import CompileLimits, Order
-from lmprog.constraints.expression import Expression, text
+from lmprog.constraints.expression import Expression
 from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
 from lmprog.constraints.schema.flat import ObjectFacet
 from lmprog.constraints.schema.schema_document import Located
@@ -118,7 +118,7 @@ class ObjectBuilder:
         """
         if len(self._patterns) > _MAX_PATTERNS:
             raise self._refuse("patternProperties", f"more than {_MAX_PATTERNS} patterns")
-        named: tuple[Expression, ...] | None = None
+        named = tuple(self._named())
         ways = []
         for chosen in range(1 << len(self._patterns)):
             hit = [one for i, one in enumerate(self._patterns.values()) if chosen >> i & 1]
@@ -129,9 +129,8 @@ class ObjectBuilder:
             if any(schema.value is False for schema in schemas):
                 continue
             value = self._parts.compile_schemas(schemas)
-            named = named if named is not None else tuple(text(name) for name in self._named())
             for names in self._names:
-                texts = names.and_also(TextSet(tuple(hit), (*missed, *named)))
+                texts = names.and_also(TextSet(tuple(hit), tuple(missed), excluded=named))
                 ways.append(
                     self._net.seq([self._parts.lower_names(texts), self._parts.colon, value])
                 )

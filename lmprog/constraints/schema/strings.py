@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.expression import Expression, somewhere, text, whole
+from lmprog.constraints.expression import Expression, somewhere, whole
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import PatternDialect
 from lmprog.constraints.schema.flat import Sourced, StringFacet
@@ -21,8 +21,7 @@ def text_set(facet: StringFacet, limits: CompileLimits) -> TextSet:
     within = [search_pattern(pattern, limits) for pattern in facet.patterns]
     within += [_format(one.text, limits) for one in facet.formats if one.text in FORMATS]
     outside = [search_pattern(pattern, limits) for pattern in facet.not_patterns]
-    outside += [text(value) for value in facet.excluded]
-    return TextSet(tuple(within), tuple(outside), facet.low, facet.high)
+    return TextSet(tuple(within), tuple(outside), facet.low, facet.high, facet.excluded)
 
 
 def search_pattern(pattern: Sourced, limits: CompileLimits) -> Expression:

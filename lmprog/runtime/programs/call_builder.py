@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from lmprog import wire
@@ -73,13 +73,15 @@ class CallBuilder:
         """The seed of a call: the one it names, or a new one."""
         return self._rng.getrandbits(63) if given is None else given
 
-    def begin_constraint(self, op: wire.Generate) -> PendingConstraint | None:
+    def begin_constraint(
+        self, op: wire.Generate, client: Hashable = None
+    ) -> PendingConstraint | None:
         """Has the op's constraint compiled; None where it has none."""
         if op.constraint is None:
             return None
         if self.constraints is None:
             return PendingConstraint(error=NotSupported("this runtime has no constraints."))
-        return self.constraints.begin(op.constraint)
+        return self.constraints.begin(op.constraint, client)
 
     def check_length(self, branch: RuntimeBranch) -> None:
         """Raises `ContextOverflow` where the branch's text is too long to be worth tokenising."""

@@ -11,6 +11,7 @@ import logging
 import queue
 import time
 from array import array
+from collections.abc import Hashable
 from threading import Lock
 
 from lmprog import constraints, wire
@@ -24,8 +25,9 @@ from lmprog.runtime.programs.compile_pool import (
     CompilePool,
     PendingConstraint,
     Submit,
+    TimeLimit,
     at_once,
-    limited,
+    never_pause,
 )
 from lmprog.runtime.scheduling.stats import Histogram
 from lmprog.runtime.text.tokenizer import Tokenizer
@@ -76,7 +78,7 @@ class CallConstraints:
             tuple[constraints.Spec, Constraint | LmprogError, float]
         ] = queue.SimpleQueue()
         self.seconds = Histogram(COMPILE_BOUNDS)
-        """Compile times, failures included; cache hits are not counted."""
+        """Processor time of each compile, failures included; cache hits are not counted."""
 
     @property
     def is_compiling(self) -> bool:
@@ -87,8 +89,9 @@ class CallConstraints:
         if self._workers is not None and self._compiling:
             self._workers.turn(busy)
 
-    def begin(self, constraint: wire.Constraint) -> PendingConstraint:
-        """The cached constraint, else one that becomes known in a later `collect`."""
+    def begin(self, constraint: wire.Constraint, client: Hashable = None) -> PendingConstraint:
+        """The cached constraint, else one that becomes known in a later `collect`. Clients take
+        turns in compiling."""
         spec = spec_of(constraint)
         compiling = self._compiling.get(spec)
         if compiling is not None:
@@ -97,7 +100,7 @@ class CallConstraints:
         if found is not None:
             return PendingConstraint(found)
         compiling = self._compiling[spec] = PendingConstraint()
-        self._submit(lambda: self._finished.put((spec, *self._timed(spec))))
+        self._submit(lambda: self._finished.put((spec, *self._timed(spec))), client)
         return compiling
 
     def collect(self) -> list[PendingConstraint]:
@@ -128,18 +131,19 @@ class CallConstraints:
         self._cache.clear()
 
     def _timed(self, spec: constraints.Spec) -> tuple[Constraint | LmprogError, float]:
-        began = time.monotonic()
+        began = time.thread_time()
         made = self._made(spec)
-        return made, time.monotonic() - began
+        return made, time.thread_time() - began
 
     def _made(self, spec: constraints.Spec) -> Constraint | LmprogError:
         """On a worker: compiles, and makes the first mask, which often takes longest."""
         try:
             vocabulary = self.vocabulary
-            with limited(MAX_COMPILE_SECONDS):
-                made = compile_constraint(spec, vocabulary)
-                made.forced(made.start)
-                made.mask(made.start, max(1, made.distance(made.start)))
+            pause = never_pause if self._workers is None else self._workers.pause
+            limit = TimeLimit(MAX_COMPILE_SECONDS, pause)
+            made = compile_constraint(spec, vocabulary, check=limit)
+            made.forced(made.start)
+            made.mask(made.start, max(1, made.distance(made.start)))
             return made
         except LmprogError as error:
             return error

@@ -8,22 +8,26 @@ know patterns.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from typing import Protocol
 
 from lmprog.constraints.constraint import Constraint
 from lmprog.errors import GrammarError, LmprogError
 from lmprog.runtime.programs.branch import Awaited
 
-Submit = Callable[[Callable[[], None]], None]
-"""Runs a job, now or later, on this thread or another. The job never raises."""
+Job = Callable[[], None]
+
+
+class Submit(Protocol):
+    """Runs a job, now or later, on this thread or another. The job never raises. Owners, the
+    clients, take turns."""
+
+    def __call__(self, job: Job, owner: Hashable = None) -> None: ...
+
 
 TURN = 0.003
 """Seconds by which a step may take longer while something is compiled."""
@@ -31,7 +35,7 @@ STANDSTILL = 0.05
 """Seconds after which a paused worker goes on, whatever the loop does: nothing hangs for ever."""
 _SWITCH_INTERVAL = 0.0005
 """Python's switch interval, in seconds, once something was compiled."""
-_CALLS_PER_CHECK = 64
+_CALLS_PER_CHECK = 32
 
 
 class PendingConstraint(Awaited):
@@ -61,34 +65,39 @@ class PendingConstraint(Awaited):
         return self.constraint
 
 
-def at_once(job: Callable[[], None]) -> None:
+def at_once(job: Job, owner: Hashable = None) -> None:
     """Runs the job on this thread."""
     job()
 
 
 class CompilePool:
-    """A thread that runs jobs in their order, in turns that the loop gives it.
+    """A thread that runs jobs in turns that the loop gives it, one of each owner after the other.
 
     Python runs one thread at a time, and a computing thread would keep the loop waiting for the
-    interpreter lock for milliseconds at every tensor operation. So the worker pauses at its next
-    function call while a step runs, and goes on in the `turn` after it. It is a daemon: a pattern
-    that takes long must not delay the end of the process. It is started with the first job.
+    interpreter lock for milliseconds at every tensor operation. So jobs call `pause` again and
+    again: there the worker waits while a step runs, and goes on in the `turn` after it. It is a
+    daemon: a pattern that takes long must not delay the end of the process. It is started with the
+    first job.
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Condition()
+        self._jobs: OrderedDict[Hashable, deque[Job]] = OrderedDict()
+        """By owner; the next one's turn comes first."""
         self._started = False
         self._may_run = threading.Event()
         self._may_run.set()
         self._all_done = threading.Event()
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Job, owner: Hashable = None) -> None:
         if not self._started:
             self._started = True
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
             threading.Thread(target=self._work, name="constraints", daemon=True).start()
-        self._jobs.put(job)
-        self._all_done.clear()
+        with self._lock:
+            self._all_done.clear()
+            self._jobs.setdefault(owner, deque()).append(job)
+            self._lock.notify()
 
     def turn(self, busy: bool) -> None:
         """Lets the worker go on: for a moment where the loop is `busy`, else until the next turn
@@ -99,16 +108,8 @@ class CompilePool:
             self._all_done.wait(TURN)
             self._may_run.clear()
 
-    def _work(self) -> None:
-        sys.setprofile(self._pause)
-        while True:
-            job = self._jobs.get()
-            job()
-            if self._jobs.empty():
-                self._all_done.set()
-
-    def _pause(self, _frame: FrameType, _event: str, _argument: object) -> None:
-        """Called by Python at every function call and return of the worker.
+    def pause(self) -> None:
+        """Called by jobs: waits while a step of the loop runs.
 
         The worker may hold a lock here that the loop needs (the logging module's, say). A loop that
         gives no turn for `STANDSTILL` either waits for it or is in a long step: then the worker
@@ -117,29 +118,49 @@ class CompilePool:
         if not self._may_run.is_set() and not self._may_run.wait(STANDSTILL):
             self._may_run.set()
 
+    def _work(self) -> None:
+        while True:
+            job = self._next()
+            self.pause()
+            job()
+            with self._lock:
+                if not self._jobs:
+                    self._all_done.set()
 
-@contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raises GrammarError inside once this thread has computed for so long.
+    def _next(self) -> Job:
+        """The next job of the owner who waited longest; that owner comes last then."""
+        with self._lock:
+            while not self._jobs:
+                self._lock.wait()
+            owner, jobs = self._jobs.popitem(last=False)
+            job = jobs.popleft()
+            if jobs:
+                self._jobs[owner] = jobs
+            return job
 
-    That is checked at function calls.
-    """
-    outer = sys.getprofile()
-    until = time.thread_time() + seconds
-    count = itertools.count(1)
 
-    def check(frame: FrameType, event: Any, argument: object) -> None:
-        if outer is not None:
-            outer(frame, event, argument)
-        if next(count) % _CALLS_PER_CHECK == 0 and time.thread_time() > until:
+class TimeLimit:
+    """Called again and again while a constraint is compiled: pauses where it has to, and raises
+    GrammarError once this thread has computed for so many seconds."""
+
+    def __init__(self, seconds: float, pause: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._until = time.thread_time() + seconds
+        self._pause = pause
+        self._calls = 0
+
+    def __call__(self) -> None:
+        self._calls += 1
+        if self._calls % _CALLS_PER_CHECK != 1:
+            return
+        self._pause()
+        if time.thread_time() > self._until:
             raise GrammarError(
-                f"compiling the constraint takes more than {seconds:g} s of processor time; "
+                f"compiling the constraint takes more than {self._seconds:g} s of processor time; "
                 "make it smaller.",
                 position=None,
             )
 
-    sys.setprofile(check)
-    try:
-        yield
-    finally:
-        sys.setprofile(outer)
+
+def never_pause() -> None:
+    """For jobs that run at once."""

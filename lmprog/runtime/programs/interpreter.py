@@ -262,7 +262,7 @@ class Interpreter:
         num_results, constraint = 1, None
         if isinstance(op, wire.Generate):
             num_results = op.sampling.n if op.keep == "first" else 1
-            constraint = self._calls.begin_constraint(op)
+            constraint = self._calls.begin_constraint(op, client_id)
         promises = tuple(Promise(quoted=True) for _ in range(num_results))
         call = ActiveCall(client_id, op, branch, promises, constraint)
         client.add(call)

@@ -1,0 +1,170 @@
+"""Automata over characters -> nodes, whatever the length of the texts or within bounds of it.
+
+Knows nets; knows no expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lmprog.constraints.charset import CharSet
+from lmprog.constraints.lower import Lowering
+from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
+from lmprog.errors import GrammarError
+
+MAX_STATES = 20_000
+
+
+@dataclass(slots=True)
+class TextAutomaton:
+    """State 0 is the start. Edges lead to states by class of characters."""
+
+    edges: list[dict[int, CharSet]] = field(default_factory=list)
+    final: list[bool] = field(default_factory=list)
+
+
+def too_many_states() -> GrammarError:
+    return GrammarError(
+        f"the conjunction of patterns needs more than {MAX_STATES} states", position=None
+    )
+
+
+class UnboundedNodes:
+    """One node per state: a character and the next state's node."""
+
+    def __init__(self, automaton: TextAutomaton, net: NetBuilder, lowering: Lowering) -> None:
+        self._automaton = automaton
+        self._net = net
+        self._lowering = lowering
+        self._nodes: list[Node] | None = None
+
+    def node(self, state: int) -> Node:
+        if self._nodes is None:
+            self._nodes = self._made()
+        return self._nodes[state]
+
+    def _made(self) -> list[Node]:
+        automaton, net, lowering = self._automaton, self._net, self._lowering
+        nodes = [net.hole() for _ in automaton.edges]
+        for node, edges, final in zip(nodes, automaton.edges, automaton.final, strict=True):
+            ways = [net.seq([lowering.chars(chars), nodes[to]]) for to, chars in edges.items()]
+            net.fill(node, net.alt([*ways, *([EMPTY] if final else [])]))
+        return nodes
+
+
+class BoundedNodes:
+    """The texts of an automaton that have between `low` and `high` characters.
+
+    One node per state and number of characters so far, the longest first; but a state that stays
+    where it is becomes a counted repetition, and one from which the bounds hold anyway is the
+    unbounded one.
+    """
+
+    def __init__(
+        self,
+        automaton: TextAutomaton,
+        bounds: tuple[int, int | None],
+        unbounded: UnboundedNodes,
+        net: NetBuilder,
+        lowering: Lowering,
+    ) -> None:
+        self._edges = [list(edges.items()) for edges in automaton.edges]
+        self._final = automaton.final
+        self._low, self._high = bounds
+        self._unbounded, self._net, self._lowering = unbounded, net, lowering
+        self._shortest = _shortest(self._edges, self._final)
+        self._longest = _longest(self._edges, self._shortest)
+
+    def node(self) -> Node:
+        nodes: dict[tuple[int, int], Node] = {}
+        for state, length in reversed(self._reached()):
+            nodes[state, length] = self._direct(state, length) or self._net.alt(
+                [
+                    *(
+                        self._net.seq([self._lowering.chars(chars), nodes[to, length + 1]])
+                        for to, chars in self._edges[state]
+                        if (to, length + 1) in nodes
+                    ),
+                    *([EMPTY] if self._final[state] and length >= self._low else []),
+                ]
+            )
+        return nodes.get((0, 0), FAIL)
+
+    def _reached(self) -> list[tuple[int, int]]:
+        """States with their number of characters, by that number."""
+        queue = [(0, 0)] if self._may_end(0, 0) else []
+        known = set(queue)
+        for state, length in queue:  # grows while it is read
+            self._net.check()
+            if self._direct(state, length) is not None:
+                continue
+            for to, _ in self._edges[state]:
+                following = (to, length + 1)
+                if following not in known and self._may_end(*following):
+                    known.add(following)
+                    queue.append(following)
+                    if len(queue) > MAX_STATES:
+                        raise too_many_states()
+        return queue
+
+    def _may_end(self, state: int, length: int) -> bool:
+        """Whether neither bound shows that nothing can follow."""
+        shortest, longest = self._shortest[state], self._longest[state]
+        if shortest is None or (self._high is not None and length + shortest > self._high):
+            return False
+        return longest is None or length + longest >= self._low
+
+    def _direct(self, state: int, length: int) -> Node | None:
+        """The node where no counting of characters is needed."""
+        longest, shortest = self._longest[state], self._shortest[state]
+        assert shortest is not None, "only states that can end are asked for"
+        is_short = self._high is None or (longest is not None and length + longest <= self._high)
+        if is_short and length + shortest >= self._low:
+            return self._unbounded.node(state)
+        live = [(to, chars) for to, chars in self._edges[state] if self._shortest[to] is not None]
+        if self._final[state] and len(live) == 1 and live[0][0] == state:
+            high = None if self._high is None else self._high - length
+            item = self._lowering.chars(live[0][1])
+            return self._net.repeat(item, max(self._low - length, 0), high)
+        return None
+
+
+_Edges = list[list[tuple[int, CharSet]]]
+
+
+def _shortest(edges: _Edges, final: Sequence[bool]) -> list[int | None]:
+    """The fewest characters from each state to acceptance; None where it is out of reach."""
+    sources: list[list[int]] = [[] for _ in edges]
+    for state, of_state in enumerate(edges):
+        for to, _ in of_state:
+            sources[to].append(state)
+    out: list[int | None] = [0 if is_final else None for is_final in final]
+    queue = [state for state, is_final in enumerate(final) if is_final]
+    for state in queue:  # grows while it is read
+        here = out[state]
+        assert here is not None, "it was reached"
+        for source in sources[state]:
+            if out[source] is None:
+                out[source] = here + 1
+                queue.append(source)
+    return out
+
+
+def _longest(edges: _Edges, shortest: Sequence[int | None]) -> list[int | None]:
+    """The most characters from each state to acceptance; None where there is no end to them."""
+    live = [[to for to, _ in of_state if shortest[to] is not None] for of_state in edges]
+    sources: list[list[int]] = [[] for _ in edges]
+    for state, of_state in enumerate(live):
+        for to in of_state:
+            sources[to].append(state)
+    missing = [len(of_state) for of_state in live]
+    out: list[int | None] = [None] * len(edges)
+    queue = [state for state, count in enumerate(missing) if count == 0]
+    for state in queue:  # grows while it is read: a state comes after all that follow it
+        out[state] = max((1 + (out[to] or 0) for to in live[state]), default=0)
+        for source in sources[state]:
+            missing[source] -= 1
+            if missing[source] == 0:
+                queue.append(source)
+    return out
