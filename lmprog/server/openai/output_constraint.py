@@ -6,7 +6,7 @@ runtime's to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def _all(asked: GenerationFields) -> Iterator[tuple[str, wire.Constraint]]:
         if schema is not None:
             yield name, schema_of(schema, name)
     if asked.guided_choice is not None:
-        yield "guided_choice", wire.Choices(tuple(asked.guided_choice))
+        yield "guided_choice", choices_of(asked.guided_choice, "guided_choice")
 
 
 def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
@@ -110,9 +110,21 @@ def _structured(given: StructuredOutputs) -> Iterator[tuple[str, wire.Constraint
     if given.regex is not None:
         yield at + "regex", wire.Regex(given.regex)
     if given.choice is not None:
-        yield at + "choice", wire.Choices(tuple(given.choice))
+        yield at + "choice", choices_of(given.choice, at + "choice")
     if given.grammar is not None:
         yield at + "grammar", wire.Grammar(given.grammar)
+
+
+def choices_of(texts: Sequence[str], field: str) -> wire.Choices:
+    """Raises HttpError for texts that are too long together to be compiled in time."""
+    size, limit = sum(map(len, texts)), LIMITS["choices"]
+    if size > limit.maximum:
+        raise refused(
+            f"{field} has {size:,} characters in all; it may have {limit.words()}.",
+            field,
+            "invalid_value",
+        )
+    return wire.Choices(tuple(texts))
 
 
 def schema_of(schema: dict[str, Any] | str | bool, field: str) -> wire.JsonSchema:
