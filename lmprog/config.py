@@ -28,6 +28,9 @@ class SchedulerConfig:
     """Most rows in one step."""
     max_chunk: int = 0
     """Most tokens of one row in one step; 0: only the budget limits it."""
+    step_ms: int = 50
+    """Milliseconds that a step with decoding rows may last: prefills beside them are cut to what
+    the measured costs allow. Alone they take what is fastest. 0: no bound."""
     policy: PolicyName = "lpm"
     ageing: float = 60.0
     """Seconds of waiting that a whole context of cached prefix, a level of priority, or a place in

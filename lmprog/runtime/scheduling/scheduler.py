@@ -18,6 +18,7 @@ the pool (`check_fits` refuses it otherwise), so at least one sequence makes pro
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError, Overloaded
@@ -33,6 +34,7 @@ from lmprog.runtime.scheduling.program_admission import Memory, ProgramAdmission
 from lmprog.runtime.scheduling.progress import Progress, apply_results
 from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
+from lmprog.runtime.scheduling.sequence_checks import check_sequences
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import StepCosts
 from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
@@ -74,13 +76,13 @@ class Scheduler:
         self._work = 0.0
         self._clock = clock or self._work_done
         self._step_began = 0.0
+        self._step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
 
     @property
     def idle(self) -> bool:
         return not self.running and not len(self.waiting)
 
     # --- calls in and out
-    # ----------------------------------------------------------------------------------------
 
     def check_fits(self, num_tokens: int, max_tokens: int) -> None:
         """Raises `ContextOverflow` when a sequence of that length can never run."""
@@ -169,7 +171,6 @@ class Scheduler:
         self._requeue(sequence)
 
     # --- a step
-    # --------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
         """The rows of the next step. Their slots are allocated and their known tokens are in the
@@ -184,13 +185,18 @@ class Scheduler:
         planned: set[Sequence] = set()
         # Decodes first: they are short and somebody waits for each token. Then prefills in the
         # order of admission.
+        is_bounded = False
         for sequence in sorted(self.running, key=_is_prefill):
+            if _is_prefill(sequence) and not is_bounded:
+                budget, is_bounded = self._prefill_budget(budget, rows), True
             if not budget or len(rows) == self.config.max_rows:
                 break
             if (
                 sequence.state is SequenceState.RUNNING
             ):  # may have been preempted for an earlier one
                 budget -= self._extend(sequence, budget, rows, planned)
+        if not is_bounded:
+            budget = self._prefill_budget(budget, rows)
         self.waiting.refresh()
         while budget and len(rows) < self.config.max_rows:
             admitted = self._admission.next(self.running, self._step_began)
@@ -232,31 +238,24 @@ class Scheduler:
 
     def check(self) -> None:
         """All invariants of tree, pages and sequences; raises AssertionError."""
-        own = [page for sequence in self.running for page in self.tables.private_pages(sequence)]
+        private = [page for one in self.running for page in self.tables.private_pages(one)]
         self.tree.check()
-        self.pages.check([*self.tree.pages_held(), *own])
-        held = set(self.tree.pages_held())
-        for sequence in self.running:
-            assert sequence.state is SequenceState.RUNNING, "an admitted sequence runs"
-            assert sequence not in self.waiting, "an admitted sequence does not wait"
-            whole = min(sequence.shared, sequence.computed // self.config.page_size)
-            assert all(page in held for page in sequence.pages[:whole]), (
-                "shared pages are in the tree"
-            )
-            assert sequence.node is None or sequence.node.salt == sequence.namespace.root, (
-                "salts never share a page"
-            )
-            assert len(sequence.pages) * self.config.page_size >= sequence.computed, (
-                "computed tokens have pages"
-            )
+        self.pages.check([*self.tree.pages_held(), *private])
         self.programs.check(self.running, self.waiting)
-        for sequence in self.waiting:
-            assert sequence.state is SequenceState.WAITING, "a queued sequence waits"
-            assert sequence.node is None, "a waiting sequence locks nothing"
-            assert not sequence.pages, "a waiting sequence has no pages"
+        check_sequences(
+            self.running, self.waiting, set(self.tree.pages_held()), self.config.page_size
+        )
 
     # --- inside a step
-    # -------------------------------------------------------------------------------------------
+
+    def _prefill_budget(self, budget: int, decodes: list[Row]) -> int:
+        """What is left for prefills so that a step beside decodes lasts no longer than it may; at
+        least a page, so that they get on.
+        """
+        if not decodes or self._step_seconds == inf:
+            return budget
+        left = self.costs.tokens_within(self._step_seconds) - len(decodes)
+        return min(budget, max(self.config.page_size, left))
 
     def _admit(self, sequence: Sequence) -> None:
         """The sequence, whose prefix is locked, runs from now on."""
