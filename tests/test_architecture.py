@@ -122,7 +122,7 @@ DOORS = {
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
-    "tqdm": "lmprog.lang.program lmprog.runtime.engine.model lmprog.cli.batch",
+    "tqdm": "lmprog.lang.runs.batch lmprog.runtime.engine.model lmprog.cli.batch",
     "rich": "lmprog.cli lmprog.demo",
     "typing_extensions": "lmprog.lang lmprog.backends",
 }

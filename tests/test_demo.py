@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmprog import demo
+from lmprog.cli import demo_parts
 from lmprog.cli.arguments import parser
 
 ROOT = Path(__file__).parents[1]
@@ -63,8 +64,8 @@ def test_it_shows_each_program_and_what_came_out(printed: str) -> None:
     for part in demo.PARTS:
         assert f"def {part.program.function.__name__}(s: lmprog.Branch" in printed
         assert part.call in printed
-    assert printed.count("  -> ") == len(demo.REVIEWS) + len(demo.QUESTIONS)
-    assert len(re.findall(r"\(positive \d+%, negative \d+%\)", printed)) == len(demo.REVIEWS)
+    assert printed.count("  -> ") == len(demo_parts.REVIEWS) + len(demo_parts.QUESTIONS)
+    assert len(re.findall(r"\(positive \d+%, negative \d+%\)", printed)) == len(demo_parts.REVIEWS)
     assert re.search(
         r"Person\(name='.*', age=-?\d+, town='.*', animal='.*'\)", printed.replace("\n  ", " ")
     )
@@ -82,8 +83,8 @@ def test_its_figures_add_up_and_show_that_work_was_shared(printed: str) -> None:
     )
     classify, ask_all, extract, samples = range(4)
     assert in_tree[classify] > computed[classify] / 2
-    assert passes[classify] <= len(demo.REVIEWS)
-    assert in_tree[ask_all] > 2 * len(demo.PASSAGE.split())
+    assert passes[classify] <= len(demo_parts.REVIEWS)
+    assert in_tree[ask_all] > 2 * len(demo_parts.PASSAGE.split())
     assert forced[extract] > 10
     assert passes[extract] < computed[extract] / 2
     assert in_tree[samples] == 2 * (

@@ -76,7 +76,6 @@ class TextRuntime:
         self._gone: str | None = None
 
     # --- a client channel
-    # ---------------------------------------------------------------------------------------
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         ops_frames(ops)  # refuses what the wire would refuse
@@ -109,7 +108,6 @@ class TextRuntime:
         self._replies.put(None)
 
     # --- for whoever answers
-    # ------------------------------------------------------------------------------------
 
     def held(self) -> list[int]:
         """The calls that are still without an answer, oldest first."""
@@ -126,7 +124,6 @@ class TextRuntime:
             self._go_on()
 
     # --- ops
-    # ----------------------------------------------------------------------------------------------------
 
     def _take(self, op: wire.Op) -> None:
         if isinstance(op, wire.Hello):
@@ -228,7 +225,6 @@ class TextRuntime:
                 self._finish(number, op, answer)
 
     # --- ends of calls
-    # ------------------------------------------------------------------------------------------
 
     def _finish(
         self, number: int, op: wire.Generate | wire.Select, answer: TextAnswer | LmprogError

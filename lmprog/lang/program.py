@@ -13,7 +13,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -29,16 +28,9 @@ from typing import (
 from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.branch import Branch
-from lmprog.lang.runs.batch import OnBatchError, ProgramBatch
+from lmprog.lang.runs.batch import OnBatchError, ProgramBatch, in_order, progress_bar, runs_of
 from lmprog.lang.runs.event_stream import Stream
-from lmprog.lang.runs.executor import (
-    Job,
-    RunSettings,
-    awaiting,
-    blocking,
-    in_thread,
-    open_run,
-)
+from lmprog.lang.runs.executor import Job, RunSettings, awaiting, blocking, in_thread, open_run
 from lmprog.lang.runs.results import Results, Run
 from lmprog.lang.runs.run_options import RunOptions, is_setting, with_options
 from lmprog.lang.streaming.feed import Feed
@@ -96,7 +88,6 @@ class Program(Generic[P, R]):
         return self.settings.num_api_spec_tokens
 
     # --- variants
-    # -----------------------------------------------------------------------------------------------
 
     def bind(self, **arguments: Any) -> Program[..., R]:
         """The same program with some of its own arguments given, by name."""
@@ -138,7 +129,6 @@ class Program(Generic[P, R]):
         return job, self._with(options)
 
     # --- before running
-    # -----------------------------------------------------------------------------------------
 
     def preview(self, *args: P.args, **kwargs: P.kwargs) -> Preview:
         """The exact prompts, written and counted by the runtime, with marks for results; generates
@@ -189,7 +179,6 @@ class Program(Generic[P, R]):
         return views.compute_ahead(self.trace(*args, **kwargs), self._with(options))
 
     # --- running
-    # ------------------------------------------------------------------------------------------------
 
     @overload
     def __call__(self, s: Branch, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -263,9 +252,9 @@ class Program(Generic[P, R]):
         """The same without blocking the event loop. Cancelling the task ends all runs."""
         calls: list[Call] = [((item,), {}) for item in items]
         batch = self._batch(calls, concurrency, on_error, options)
-        with self._bar(len(calls), progress) as step:
+        with progress_bar(len(calls), self.function.__name__, shown=progress) as step:
             await batch.perform_async(step)
-        return Results(_ended_well(batch))
+        return Results(runs_of(batch))
 
     @overload
     def run_batch(
@@ -301,7 +290,7 @@ class Program(Generic[P, R]):
         threading.Thread(
             target=self._do, args=(batch, progress), name="lmprog-batch", daemon=True
         ).start()
-        return _in_order(batch.runs, raises=on_error == "raise")
+        return in_order(batch.runs, raises=on_error == "raise")
 
     def _batch(
         self,
@@ -316,22 +305,11 @@ class Program(Generic[P, R]):
 
     def _perform(self, batch: ProgramBatch, progress: bool) -> list[Run[R]]:
         self._do(batch, progress)
-        return _ended_well(batch)
+        return runs_of(batch)
 
     def _do(self, batch: ProgramBatch, progress: bool) -> None:
-        with self._bar(len(batch.runs), progress) as step:
+        with progress_bar(len(batch.runs), self.function.__name__, shown=progress) as step:
             batch.perform(step)
-
-    @contextmanager
-    def _bar(self, size: int, progress: bool) -> Iterator[Callable[[], object]]:
-        """What is to be called at the end of each run: it moves a progress bar, if wanted."""
-        if not progress:
-            yield lambda: None
-            return
-        from tqdm import tqdm
-
-        with tqdm(total=size, desc=self.function.__name__) as bar:
-            yield bar.update
 
     async def acall(self, s: Branch, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """`program(s, ...)` for a plain program inside an async one: it runs in a thread, where it
@@ -364,17 +342,3 @@ class AsyncProgram(Program[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
         return super().__call__(*args, **kwargs)
-
-
-def _ended_well(batch: ProgramBatch) -> list[Run[Any]]:
-    if batch.failed is not None:
-        raise batch.failed
-    return batch.runs
-
-
-def _in_order(runs: Sequence[Run[R]], *, raises: bool) -> Iterator[Run[R]]:
-    for run in runs:
-        if raises:
-            run.value  # noqa: B018  (raises)
-        run.sync()
-        yield run

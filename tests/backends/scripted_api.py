@@ -106,7 +106,6 @@ class ScriptedApi:
         self._thread.join()
 
     # --- what it writes
-    # -------------------------------------------------------------------------------------------
 
     def count(self, text: str) -> int:
         return len(self.tokens.findall(text))

@@ -191,7 +191,6 @@ def test_a_text_that_the_server_broke_off_is_no_result() -> None:
 
 
 # --- lmprog's own
-# ---------------------------------------------------------------------------------------------------
 
 USAGE = {
     "prompt_tokens": 5,

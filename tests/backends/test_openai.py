@@ -134,7 +134,6 @@ def test_going_on_inside_of_a_turn_needs_an_api_that_can_and_else_says_what_to_d
 
 
 # --- what else can be asked
-# -----------------------------------------------------------------------------------------
 
 
 def test_n_results_come_from_one_request() -> None:
@@ -263,7 +262,6 @@ def test_no_more_requests_are_open_than_allowed() -> None:
 
 
 # --- options
-# --------------------------------------------------------------------------------------------------------
 
 
 def test_unknown_options_are_refused_with_those_that_exist() -> None:

@@ -17,7 +17,6 @@ from tests.backends.programs import FACTS, chat, on
 from tests.backends.scripted_api import ScriptedApi, document
 
 # --- select
-# ---------------------------------------------------------------------------------------------------------
 
 
 @lmprog.function
@@ -75,7 +74,6 @@ def test_a_select_on_a_chat_asks_for_one_of_the_choices_and_has_no_figures() -> 
 
 
 # --- constraints
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_types_travel_as_json_schemas_and_come_back_as_values() -> None:

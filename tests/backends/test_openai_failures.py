@@ -24,7 +24,6 @@ from tests.backends.programs import FACTS, capital, on
 from tests.backends.scripted_api import Fault, ScriptedApi, until
 
 # --- failures
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])

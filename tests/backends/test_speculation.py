@@ -133,7 +133,6 @@ def test_what_was_said_is_dropped_at_the_end_of_a_turn() -> None:
 
 
 # --- where SGLang loses it
-# ------------------------------------------------------------------------------------------
 
 
 def test_22_speculation_survives_a_fork() -> None:
@@ -234,7 +233,6 @@ def test_22_speculation_survives_coroutines() -> None:
 
 
 # --- limits
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_call_shorter_than_what_is_speculated_still_ends_at_its_own_max_tokens() -> None:

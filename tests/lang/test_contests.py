@@ -155,7 +155,6 @@ def test_what_is_kept_is_one_of_four() -> None:
 
 
 # --- a backend that knows no contests: the client decides
-# -------------------------------------------------------------
 
 
 def test_without_a_runtime_that_decides_the_client_does_and_cancels() -> None:

@@ -85,7 +85,6 @@ def _grew(before: Any, after: Any) -> bool:
 
 
 # --- single cases
-# -----------------------------------------------------------------------------------------------------
 
 
 def test_members_come_one_by_one_and_are_none_before() -> None:
@@ -168,7 +167,6 @@ def test_an_event_shows_what_had_come_when_it_was_made_however_late_it_is_read()
 
 
 # --- properties
-# -------------------------------------------------------------------------------------------------------
 
 _JSON = st.recursive(
     st.none()
@@ -326,7 +324,6 @@ def test_a_long_string_costs_as_much_as_it_is_long() -> None:
 
 
 # --- in a stream
-# ------------------------------------------------------------------------------------------------------
 
 
 @lmprog.function

@@ -24,7 +24,6 @@ MODULE = (
 
 
 # --- module level
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODULE)
@@ -106,7 +105,6 @@ def test_a_select_may_draw_with_a_temperature() -> None:
 
 
 # --- gen
-# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("keyword", "value", "field", "sent"), [*SAMPLING, *BESIDES])

@@ -16,7 +16,6 @@ from lmprog.testing import Scripted
 from tests.lang.rows import BESIDES, SAMPLING, one, op_of
 
 # --- run, run_batch, bind, trace, cache, nesting
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,6 @@ def test_a_program_called_with_a_state_goes_on_there() -> None:
 
 
 # --- state
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_state_takes_text_ops_roles_and_lists_and_refuses_none() -> None:
@@ -220,7 +218,6 @@ def test_text_iter_and_text_async_iter_of_all_and_of_one_variable() -> None:
 
 
 # --- groups
-# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_is_indexed_iterated_and_appended_to_in_four_ways() -> None:

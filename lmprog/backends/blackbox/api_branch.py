@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lmprog import wire
-from lmprog.backends.blackbox.call_answers import AnswerState
+from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.transcript import Item, SaidText
-from lmprog.errors import Cancelled, LmprogError, ProgramError
+from lmprog.errors import Cancelled, LmprogError, ProgramError, ProtocolError
 
 Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
 """A call's texts, once it has ended. It never holds an exception: an error is a result like others
@@ -149,3 +149,30 @@ async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
         else:
             items.append(piece)
     return tuple(items)
+
+
+def outcome_of(call: ApiCall) -> wire.CallDone | wire.Chosen | LmprogError:
+    """How a call's task has ended."""
+    task = call.task
+    assert task is not None
+    if task.cancelled():
+        return call.why or Cancelled("the call was cancelled")
+    error = task.exception()
+    if error is None:
+        result = task.result()
+        assert isinstance(result, wire.CallDone | wire.Chosen)
+        return result
+    if isinstance(error, LmprogError):
+        return error
+    return ProtocolError(f"the API's answer was not understood: {type(error).__name__}: {error}")
+
+
+def texts_of(
+    op: wire.Generate | wire.Select | wire.Read, outcome: wire.CallDone | wire.Chosen | wire.TextIs
+) -> tuple[str, ...]:
+    if isinstance(outcome, wire.CallDone):
+        return tuple(output.text for output in outcome.outputs)
+    if isinstance(outcome, wire.TextIs):
+        return (outcome.text,)
+    assert isinstance(op, wire.Select)
+    return (op.choices[outcome.index],)

@@ -17,9 +17,10 @@ from collections.abc import Coroutine, Sequence
 
 from lmprog import wire
 from lmprog.backends.blackbox import api_branch as steps
+from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Hear
 from lmprog.backends.blackbox.api_branch import ApiBranch, ApiCall, Texts
-from lmprog.backends.blackbox.call_answers import AnswerState, CallAnswers
+from lmprog.backends.blackbox.call_answers import CallAnswers
 from lmprog.backends.blackbox.transcript import Item, TurnBegin, TurnEnd
 from lmprog.errors import (
     Cancelled,
@@ -55,7 +56,6 @@ class BlackBox:
         self._thread.start()
 
     # --- a client channel
-    # ---------------------------------------------------------------------------------------
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         ops_frames(ops)  # refuses what the wire would refuse
@@ -90,7 +90,6 @@ class BlackBox:
         self._speculating[branch] = num_tokens
 
     # --- the loop's thread
-    # --------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -125,7 +124,6 @@ class BlackBox:
         self._replies.put(wire.Failed(None, error.code, error.message, error.details()))
 
     # --- taking ops
-    # ---------------------------------------------------------------------------------------------
 
     def _take_all(self, ops: Sequence[wire.Op]) -> None:
         for op in ops:
@@ -228,7 +226,6 @@ class BlackBox:
         raise NotSupported(f"an API as a backend cannot be told {type(piece).__name__}")
 
     # --- branches
-    # -------------------------------------------------------------------------------------------------
 
     async def _live(self, branch: ApiBranch) -> None:
         """Carries out the steps of one branch until it is closed."""
@@ -276,7 +273,7 @@ class BlackBox:
         else:
             call.task = self._loop.create_task(self._ask(branch, call.op))
             await asyncio.wait([call.task])
-            outcome = _outcome(call)
+            outcome = steps.outcome_of(call)
             if isinstance(outcome, LmprogError) and not isinstance(outcome, RequestRejected):
                 branch.failed = outcome
             self._conclude(call, outcome)
@@ -298,7 +295,6 @@ class BlackBox:
         return lambda index, text, num: self._replies.put(wire.Delta(op.call, index, text, num))
 
     # --- ends
-    # -----------------------------------------------------------------------------------------------------
 
     def _end(self, call: ApiCall, why: LmprogError) -> None:
         """Ends a call from outside."""
@@ -317,7 +313,7 @@ class BlackBox:
             call.texts.set_result(outcome)
         else:
             self._replies.put(outcome)
-            call.texts.set_result(_texts(call.op, outcome))
+            call.texts.set_result(steps.texts_of(call.op, outcome))
 
     def _fail(self, call: int, error: LmprogError) -> None:
         self._replies.put(wire.Failed(call, error.code, error.message, error.details()))
@@ -334,30 +330,3 @@ class BlackBox:
         counters = self._answering.counters
         figures = {name: float(getattr(counters, name)) for name in counters.__slots__}
         return {**figures, "open_branches": float(len(self._branches))}
-
-
-def _outcome(call: ApiCall) -> wire.CallDone | wire.Chosen | LmprogError:
-    """How a call's task has ended."""
-    task = call.task
-    assert task is not None
-    if task.cancelled():
-        return call.why or Cancelled("the call was cancelled")
-    error = task.exception()
-    if error is None:
-        result = task.result()
-        assert isinstance(result, wire.CallDone | wire.Chosen)
-        return result
-    if isinstance(error, LmprogError):
-        return error
-    return ProtocolError(f"the API's answer was not understood: {type(error).__name__}: {error}")
-
-
-def _texts(
-    op: wire.Generate | wire.Select | wire.Read, outcome: wire.CallDone | wire.Chosen | wire.TextIs
-) -> tuple[str, ...]:
-    if isinstance(outcome, wire.CallDone):
-        return tuple(output.text for output in outcome.outputs)
-    if isinstance(outcome, wire.TextIs):
-        return (outcome.text,)
-    assert isinstance(op, wire.Select)
-    return (op.choices[outcome.index],)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from lmprog import wire
+from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, Hear
 from lmprog.backends.blackbox.kept_result import asked_of, is_first_kept, kept
 from lmprog.backends.blackbox.output_checks import can_be_checked, fits
@@ -23,12 +24,7 @@ from lmprog.backends.blackbox.speculation import Foretold, Speculated, beyond, m
 from lmprog.backends.blackbox.stop_strings import Certain
 from lmprog.backends.blackbox.transcript import (
     ChatPrompt,
-    Item,
     Prompt,
-    SaidText,
-    Transcript,
-    TurnBegin,
-    TurnEnd,
 )
 from lmprog.errors import (
     InvalidParameter,
@@ -40,56 +36,6 @@ from lmprog.errors import (
 
 Constraints: TypeAlias = Literal["enforced", "best_effort"]
 """What becomes of a constraint that the service does not know: refused, or looked at afterwards."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerState:
-    """Where a branch stands."""
-
-    transcript: Transcript = field(default_factory=Transcript)
-    num_spec_tokens: int = 0
-    """How many tokens a request may say for later calls; 0: no speculation."""
-    speculated: Speculated | None = None
-    has_missed: bool = False
-    """Whether the open turn was asked for as a whole, and began otherwise than it does here."""
-
-    def plus(self, items: Sequence[Item], api: Api) -> AnswerState:
-        """With `items` appended. What was speculated stays as far as it says the same."""
-        left, has_missed = self.speculated, self.has_missed
-        for item in items:
-            if isinstance(item, TurnBegin | TurnEnd):
-                left, has_missed = None, False
-            elif left is not None:
-                left = left.after(item if isinstance(item, str) else item.text)
-        transcript = self.transcript.plus(items, api.kind)
-        return replace(self, transcript=transcript, speculated=left, has_missed=has_missed)
-
-    def forked(self, size: int) -> list[AnswerState]:
-        """The states of `size` children. A text that was drawn is one sample, so one child has it;
-        at temperature 0 all would get the same.
-        """
-        rest = self if self._is_certain() else replace(self, speculated=None)
-        return [self, *(rest for _ in range(size - 1))]
-
-    def after_fork(self) -> AnswerState:
-        """The branch itself, when its first child has the sample."""
-        return self if self._is_certain() else replace(self, speculated=None)
-
-    def _is_certain(self) -> bool:
-        return self.speculated is None or self.speculated.alike.temperature == 0
-
-    def speculating(self, num_tokens: int) -> AnswerState:
-        return replace(self, num_spec_tokens=num_tokens)
-
-    def said(
-        self, text: str, left: Speculated | None = None, output: wire.Output | None = None
-    ) -> AnswerState:
-        result = (
-            SaidText(text)
-            if output is None
-            else SaidText(text, output.tokens, output.seam, output.rest)
-        )
-        return replace(self, transcript=self.transcript.said(result), speculated=left)
 
 
 class CallAnswers:
@@ -128,7 +74,6 @@ class CallAnswers:
         self._room = asyncio.Semaphore(concurrency)
 
     # --- generations
-    # --------------------------------------------------------------------------------------------
 
     async def gen(
         self, state: AnswerState, op: wire.Generate, hear: Hear | None
@@ -208,7 +153,6 @@ class CallAnswers:
         return state.said(foretold.text, foretold.left), wire.CallDone(op.call, (output,), usage)
 
     # --- speculation
-    # --------------------------------------------------------------------------------------------
 
     async def _speculate(
         self, state: AnswerState, op: wire.Generate, prompt: Prompt, hear: Hear | None
@@ -262,7 +206,6 @@ class CallAnswers:
         ), answer.usage
 
     # --- constraints that the service does not know
-    # ---------------------------------------------------------------
 
     async def _looked_at(self, op: wire.Generate, prompt: Prompt) -> ApiAnswer:
         """Asks without the constraint until the text fits. Raises `ValidationFailed` with the last
@@ -297,7 +240,6 @@ class CallAnswers:
         )
 
     # --- selections
-    # -----------------------------------------------------------------------------------------------
 
     async def select(self, state: AnswerState, op: wire.Select) -> tuple[AnswerState, wire.Chosen]:
         """By likelihood where the service tells it; else the model is asked for one of the

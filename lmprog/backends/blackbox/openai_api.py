@@ -110,7 +110,6 @@ class OpenAIApi:
                 drafts.take(piece)
 
     # --- selections
-    # -----------------------------------------------------------------------------------------------
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
         return enforceable(

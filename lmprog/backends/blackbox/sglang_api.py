@@ -80,7 +80,6 @@ class NativeApi:
         return last
 
     # --- selections
-    # -----------------------------------------------------------------------------------------------
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
         text = _text(prompt)

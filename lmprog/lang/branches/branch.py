@@ -190,7 +190,6 @@ class Branches(Sequence[Branch]):
                 cursor.close_when_done()
 
     # --- ends
-    # ---------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
         """Closes the branches: their calls and whatever else is asked of them end with

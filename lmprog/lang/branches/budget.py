@@ -69,7 +69,6 @@ class Budget:
             raise type(self.ended)(self.ended.message)
 
     # --- time
-    # ---------------------------------------------------------------------------------------------------
 
     def _first_to_end(self) -> Budget | None:
         limited = [budget for budget in self._around() if budget._deadline is not None]
@@ -94,7 +93,6 @@ class Budget:
         )
 
     # --- tokens
-    # -------------------------------------------------------------------------------------------------
 
     def _least(self) -> Budget | None:
         """The one with the fewest tokens left; None where none is limited."""
@@ -121,7 +119,6 @@ class Budget:
         )
 
     # --- calls
-    # --------------------------------------------------------------------------------------------------
 
     @property
     def limits_tokens(self) -> bool:

@@ -8,7 +8,7 @@ runtime, except for how roles are written, which only the checkpoint's template 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lmprog import wire
@@ -23,9 +23,10 @@ from lmprog.lang.branches.call_request import (
     select_request,
 )
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import GainedBy, Item, gens_of, last_item, last_role
-from lmprog.lang.branches.marks import call_of, text_of
+from lmprog.lang.branches.log import GainedBy, Item, check_role, gens_of, last_item
+from lmprog.lang.branches.marks import call_of
 from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
+from lmprog.lang.branches.pieces import ResultPiece, known
 from lmprog.lang.branches.references import Mark, split
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.site import here
@@ -40,16 +41,6 @@ from lmprog.lang.ops.expressions import (
 )
 from lmprog.lang.ops.reasoning import THOUGHT
 from lmprog.lang.streaming.listening import marks_of_op
-
-
-@dataclass(frozen=True, slots=True)
-class ResultPiece:
-    """A result in text that is not sent yet. With `is_aside` it was generated on another branch,
-    with reasoning that does not belong here: its text is waited for before it is sent.
-    """
-
-    call: PendingCall
-    is_aside: bool = False
 
 
 class Cursor:
@@ -141,15 +132,8 @@ class Cursor:
         self.scope.show()
 
     def _put_role(self, content: RoleBeginExpr | RoleEndExpr) -> None:
-        last, begins = last_role(self.log), isinstance(content, RoleBeginExpr)
-        role = last.role if isinstance(last, RoleBeginExpr) else None
-        if begins and role is not None:
-            raise ProgramError(
-                f"the turn of {content.role!r} cannot begin before that of {role!r} has ended"
-            )
-        if not begins and role != content.role:
-            found = "none" if role is None else f"that of {role!r}"
-            raise ProgramError(f"no turn of {content.role!r} can end here; open is {found}")
+        check_role(self.log, content)
+        begins = isinstance(content, RoleBeginExpr)
         self.log.append(content)
         self._pieces.append(wire.RoleBegin(content.role) if begins else wire.RoleEnd(content.role))
 
@@ -172,7 +156,7 @@ class Cursor:
                 if isinstance(piece, ResultPiece) and not piece.call.is_pending_in(self.scope):
                     piece.call.wait()
             with self.scope.posting:
-                pieces, self._pieces = tuple(_known(piece) for piece in self._pieces), []
+                pieces, self._pieces = tuple(known(piece) for piece in self._pieces), []
                 self.scope.post(wire.Append(self.id, pieces))
 
     def _speculate(self) -> None:
@@ -351,15 +335,3 @@ class Cursor:
             raise ProgramError("this branch was closed before its text was read")
         self.send_text()
         return self.scope.client.call(wire.Read(self.id, self.scope.client.number()))
-
-
-def _known(piece: wire.Piece | ResultPiece) -> wire.Piece:
-    """A reference to a result that has arrived is its text: the branch that made it may be closed
-    by now.
-    """
-    if not isinstance(piece, ResultPiece):
-        return piece
-    call = piece.call
-    if call.done() and (piece.is_aside or call.failure() is None):
-        return wire.TextPiece(text_of(call))
-    return wire.Ref(call.call.id)

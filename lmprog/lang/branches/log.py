@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from lmprog.errors import ProgramError
 from lmprog.lang.branches.marks import text_of
 from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
@@ -45,6 +46,19 @@ def last_role(items: list[Item]) -> RoleBeginExpr | RoleEndExpr | None:
         if isinstance(found, RoleBeginExpr | RoleEndExpr):
             return found
     return None
+
+
+def check_role(items: list[Item], content: RoleBeginExpr | RoleEndExpr) -> None:
+    """Raises `ProgramError` where a turn cannot begin or end here: turns do not nest."""
+    last, begins = last_role(items), isinstance(content, RoleBeginExpr)
+    role = last.role if isinstance(last, RoleBeginExpr) else None
+    if begins and role is not None:
+        raise ProgramError(
+            f"the turn of {content.role!r} cannot begin before that of {role!r} has ended"
+        )
+    if not begins and role != content.role:
+        found = "none" if role is None else f"that of {role!r}"
+        raise ProgramError(f"no turn of {content.role!r} can end here; open is {found}")
 
 
 def last_item(items: list[Item]) -> Item | None:

@@ -120,7 +120,6 @@ class OpGraph:
         self.numbers[branch] = len(self.steps)
 
     # --- as text
-    # ------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         forks = sum(isinstance(op, wire.Fork) for op in self.ops)

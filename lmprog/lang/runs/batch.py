@@ -7,13 +7,16 @@ import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeAlias
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
 from lmprog.lang.branches import scope as scopes
 from lmprog.lang.runs.executor import Job, RunSettings, awaiting, execute, open_run
+from lmprog.lang.runs.results import Run
 
+R = TypeVar("R")
 OnBatchError: TypeAlias = Literal["raise", "collect"]
 
 
@@ -129,3 +132,31 @@ class ProgramBatch:
 
 def _as_task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(coroutine)
+
+
+def runs_of(batch: ProgramBatch) -> list[Run[Any]]:
+    """The runs of a batch that was done. Raises the first failure, unless they are collected."""
+    if batch.failed is not None:
+        raise batch.failed
+    return batch.runs
+
+
+def in_order(runs: Sequence[Run[R]], *, raises: bool) -> Iterator[Run[R]]:
+    """The runs, each when it has ended."""
+    for run in runs:
+        if raises:
+            run.value  # noqa: B018  (raises)
+        run.sync()
+        yield run
+
+
+@contextmanager
+def progress_bar(size: int, name: str, *, shown: bool) -> Iterator[Callable[[], object]]:
+    """What is to be called at the end of each run: it moves a progress bar, if wanted."""
+    if not shown:
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=size, desc=name) as bar:
+        yield bar.update

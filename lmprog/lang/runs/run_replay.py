@@ -119,7 +119,6 @@ class Recording:
         return cls(welcome.model, welcome.vocab_size, scope.seed, labels, ops, results, contests)
 
     # --- files
-    # --------------------------------------------------------------------------------------------------
 
     def write(self, path: Path) -> None:
         replies = tuple(self.results.values())
@@ -188,7 +187,6 @@ class Recording:
             raise RequestRejected(f"the saved run {str(path)!r} is damaged ({error})") from None
 
     # --- doing it again
-    # -----------------------------------------------------------------------------------------
 
     def replay(self, backend: Backend) -> Replayed:
         """Does all calls again at once; blocks. Raises `ModelError` where the backend has another

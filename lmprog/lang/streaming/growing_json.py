@@ -247,7 +247,6 @@ class GrowingJson:
         return at + 1
 
     # --- what has come
-    # ------------------------------------------------------------------------------------------------
 
     def _begin(self, bracket: str) -> None:
         made: Container = Array() if bracket == "[" else Record()
