@@ -93,9 +93,12 @@ UNITS = {
     "server": Unit(
         "lmprog.server", "errors launch options http link metrics gateway operations dialects"
     ),
+    "gpu_report": Unit(
+        "lmprog.runtime.engine.device.report", "errors config wire scheduling engine batch"
+    ),
     "cli": Unit(
         "lmprog.cli lmprog.demo",
-        "errors config wire native launch backends ops branches runs lang facade constraint "
+        "errors config wire native launch gpu_report backends ops branches runs lang facade constraint "
         "simulation server options http gateway",
     ),
 }

@@ -8,7 +8,7 @@
 #pragma once
 #include "args.cuh"
 
-constexpr int kSampleThreads = 1024, kSampleWarps = kSampleThreads / 32;
+constexpr int kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
 constexpr float kColdest = 1e-6f;
 
 // Shared memory: histogram [256] u64 | warps' values [32] u64 | warps' tokens [32] u32 | found [4]
@@ -68,8 +68,11 @@ LM_DEV void block_best(float &best, u32 &token) {
             shared_store(kWarpTokens + warp_id() * 4, token);
         }
         block_sync();
-        best = shared_load<float>(kWarpValues + lane_id() * 8);
-        token = shared_load<u32>(kWarpTokens + lane_id() * 4);
+        best = minus_infinity(), token = 0xffffffffu;
+        if (lane_id() < kSampleWarps) {
+            best = shared_load<float>(kWarpValues + lane_id() * 8);
+            token = shared_load<u32>(kWarpTokens + lane_id() * 4);
+        }
         block_sync();
     }
 }

@@ -58,6 +58,7 @@ LM_DEV void load_tile(const TreeArgs<T> &args, const Item &item, int head, int t
     constexpr int pieces = dim / 8;
     const int page_size = 1 << args.page_shift;
     const u64 half = (u64)args.kv_heads * page_size * dim;  // from keys to values of a page
+#pragma unroll(dim > 128 ? 1 : 4)
     for (int i = thread_id(); i < Tile::columns * pieces; i += threads) {
         const int row = i / pieces, piece = i % pieces,
                   position = item.begin + tile * Tile::columns + row;
@@ -349,7 +350,7 @@ LM_DEV void attend_large(const TreeArgs<T> &args, const Item &item, int head) {
         const bool is_masked = item.is_masked || position + Tile::columns > item.end;
 
         float s[Tile::groups][2][4] = {};
-#pragma unroll
+#pragma unroll(Tile::keeps_queries ? 2 : dim / 16)
         for (int k = 0; k < dim / 16; k++) {
             if constexpr (Tile::keeps_queries)
                 load_matrices(q[0], Tile::ring_bytes + swizzled<pieces>(warp * 16 + (lane & 15),

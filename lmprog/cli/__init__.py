@@ -61,7 +61,7 @@ def _run(given: argparse.Namespace) -> int:
         case "doctor":
             from lmprog.cli import doctor
 
-            return doctor.run()
+            return doctor.run() if given.gpu is None else doctor.try_gpu(given.gpu)
         case "serve":
             from lmprog.cli import serve
 

@@ -31,6 +31,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+def _add_gpu(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument(
+        "--gpu",
+        nargs="?",
+        const="cuda:0",
+        metavar="DEVICE",
+        help="try the kernels on a GPU: a minute (default: cuda:0; 'emulated' needs none)",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     root = _Parser(
         prog="lmprog",
@@ -42,7 +52,10 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "demo", help="programs with forks, choices and constraints on the shipped model"
     )
-    commands.add_parser("doctor", help="what this machine has, what is missing, and how to get it")
+    doctor = commands.add_parser(
+        "doctor", help="what this machine has, what is missing, and how to get it"
+    )
+    _add_gpu(doctor)
 
     serve = commands.add_parser(
         "serve", help="serve a model over HTTP, or to programs of other processes"

@@ -49,6 +49,18 @@ def run() -> int:
     return int(failed)
 
 
+def try_gpu(device: str) -> int:
+    """1 where the kernels cannot run on `device`, or are wrong there."""
+    from lmprog.runtime.engine.device.report import gpu_report
+
+    failed = False
+    for finding in gpu_report(device):
+        failed = failed or finding.state == "fail"
+        print(f"{finding.state:>4}  {finding.name:<10}  {finding.what}", flush=True)
+    print(f"\n{device} cannot be used." if failed else f"\n{device} can be used.")
+    return int(failed)
+
+
 def python() -> Finding:
     what = f"{platform.python_version()} ({sys.executable})"
     return (
@@ -130,6 +142,12 @@ def torch() -> Finding:
     )
 
 
+def gpu() -> Finding:
+    from lmprog.runtime.engine.device.report import gpu_line
+
+    return Finding("ok", gpu_line())
+
+
 def memory() -> Finding:
     free = _free_gb()
     if free is None:
@@ -177,6 +195,7 @@ LOOKS: dict[str, Callable[[], Finding]] = {
     "kernels": kernels,
     "engine": engine,
     "torch": torch,
+    "gpu": gpu,
     "memory": memory,
     "model": model,
     "cache": cache,

@@ -5,19 +5,27 @@ does: caches, forks, chunks, preemption, copies of pages.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.device import device_engine
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
+from lmprog.runtime.engine.device.staging import Staging
+from lmprog.runtime.engine.device.step_arrays import Arrays, StepRules, step_arrays
 from lmprog.runtime.engine.selection import SelectedEngine, select_engine
 from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.wire import SamplingParams
+from tests.cuda.trees import Row, batch_of
 from tests.runtime.rig import GREEDY, Rig
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -118,6 +126,69 @@ def test_scores_are_those_of_the_processor() -> None:
         found[device] = [one.logprob for one in (*task.logprobs, *task.final_logprobs)]
     assert found["emulated"] == pytest.approx(found["cpu"], abs=1e-4)
     assert len(found["cpu"]) > 3
+
+
+def steps(engine: DeviceEngine, *batches: Batch) -> list[torch.Tensor]:
+    """The logits of each."""
+    found = []
+    for batch in batches:
+        logits = engine.forward(batch)
+        engine.driver.event().wait()
+        found.append(logits.values.clone())
+    return found
+
+
+def decode(*rows: Row) -> Batch:
+    """A step of rows with one token each, of which the logits are wanted."""
+    batch = batch_of(list(rows), 16)
+    each = np.arange(len(rows), dtype=np.int32)
+    return replace(batch, tokens=each + 7, logit_tokens=each)
+
+
+def fresh() -> DeviceEngine:
+    selected.cache_clear()
+    return engine_of("emulated")
+
+
+PROMPT = [Row(0, 40, (3, 4, 5)), Row(0, 40, (6, 7, 8))]
+NEXT = decode(Row(40, 1, (3, 4, 5)), Row(40, 1, (6, 7, 8)))
+SWAPPED = decode(Row(40, 1, (6, 7, 8)), Row(40, 1, (3, 4, 5)))
+
+
+@needs_compiler
+def test_a_graph_that_would_use_memory_that_is_gone_is_captured_anew() -> None:
+    engine = fresh()
+    engine._staging = Staging(engine.driver, 1 << 14)
+    engine._moves = engine._staging.moves
+    tokens = np.random.default_rng(0).integers(0, 256, 80).astype(np.int32)
+    prompt = replace(batch_of(PROMPT, 16), tokens=tokens)
+    long = replace(batch_of([Row(0, 100, tuple(range(9, 60)))], 16), tokens=np.zeros(100, np.int32))
+    _, before, *_, after = steps(engine, prompt, NEXT, long, NEXT)
+    engine._staging.send({"more": np.zeros(1 << 14, np.uint8)})  # grows, and moves
+    assert torch.equal(steps(engine, NEXT)[0], after)
+    assert torch.equal(before, after)
+    # The same without noticing the move: the graph reads what was sent before it.
+    right = steps(engine, SWAPPED)[0]
+    steps(engine, NEXT)
+    engine._staging.send({"more": np.zeros(1 << 17, np.uint8)})
+    engine._moves = engine._staging.moves
+    assert not torch.allclose(steps(engine, SWAPPED)[0], right, atol=1e-3)
+
+
+@needs_compiler
+def test_a_stale_page_table_would_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fresh()
+    rng = np.random.default_rng(0)
+    prompt = replace(batch_of(PROMPT, 16), tokens=rng.integers(0, 256, 80).astype(np.int32))
+    _, first, right = steps(engine, prompt, NEXT, SWAPPED)
+    assert not torch.allclose(first, right, atol=1e-3)
+    stale = step_arrays(NEXT, engine.attention.rules)["pages"]
+
+    def forgetful(batch: Batch, rules: StepRules) -> Arrays:
+        return {**step_arrays(batch, rules), "pages": stale}
+
+    monkeypatch.setattr(device_engine, "step_arrays", forgetful)
+    assert not torch.allclose(steps(engine, SWAPPED)[0], right, atol=1e-3)
 
 
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:

@@ -69,15 +69,18 @@ def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
     """The engine that `config` asks for on `device`, as `chosen_device` names it."""
     asked = _asked(config)
     key = module_key(asked.attention)
-    driver: Driver
-    if device == "emulated":
-        driver = EmulatedDriver(emulated_kernels(key))
-    else:
-        gpu = CudaDriver(int(device.partition(":")[2]), key)
-        check_device(gpu, key, gpu.name)
-        driver = gpu
+    driver = open_driver(device, key)
+    if isinstance(driver, CudaDriver):
+        check_device(driver, key, driver.name)
     with torch.inference_mode():
         return _loaded(config, asked, driver, key)
+
+
+def open_driver(device: str, key: ModuleKey) -> Driver:
+    """The kernels of `key` on `device`, as `chosen_device` names it."""
+    if device == "emulated":
+        return EmulatedDriver(emulated_kernels(key))
+    return CudaDriver(int(device.partition(":")[2]), key)
 
 
 def _loaded(config: RuntimeConfig, asked: _Asked, driver: Driver, key: ModuleKey) -> DeviceEngine:

@@ -90,6 +90,10 @@ class TreeAttention:
         numbers = 2 * shape.num_kv_heads * page_size * shape.head_dim
         return len(shape.layers) * numbers * shape.dtype.itemsize
 
+    def fill(self, value: float) -> None:
+        """Every key and value: a pool whose content does not matter, for measuring."""
+        self._pool.view(self.shape.dtype).fill_(value)
+
     def copy(self, copies: torch.Tensor) -> None:
         """Slots to slots in all layers, all sources before any target. # [copies, 2]"""
         count, shape = len(copies), self.shape

@@ -1,0 +1,151 @@
+"""Times the kernels on a GPU and compares them with the model of a step.
+
+    python -m benchmarks.gpu [--device cuda:0] [--json FILE]
+
+Copy bandwidth first; then, for each shape of the model, one layer of decode attention: with the
+prefix shared, and with each branch reading it for itself (the same kernels, the plan without
+sharing); then the sampler. Times are medians of wall-clock over replays of a graph. Nothing of this
+has run on hardware yet: `--device emulated` runs it with tiny shapes, to show that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.model import SHAPES, Hardware, Shape, fork, step
+from lmprog.errors import LmprogError
+from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.device.choice import chosen_device
+from lmprog.runtime.engine.device.driver import Driver, ModuleKey
+from lmprog.runtime.engine.device.kernels import Kernels
+from lmprog.runtime.engine.device.loading import open_driver
+from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
+from lmprog.runtime.engine.device.staging import Staging
+from lmprog.runtime.engine.device.step_arrays import step_arrays
+from lmprog.runtime.engine.device.tree_attention import TreeAttention
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest
+from lmprog.wire import SamplingParams
+
+TINY = [(2, 64, 16)]
+VOCAB = 128_256
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds of one layer, or of one call of the sampler."""
+
+    name: str
+    microseconds: float
+    limit: float  # by the model, from the copy bandwidth measured here; nan where it says nothing
+
+
+def timed(driver: Driver, work: Callable[[], None], repeats: int) -> float:
+    """Median seconds of `work`, captured as a graph and replayed ten times between two looks at the
+    clock.
+    """
+    graph = driver.capture(work)
+    found = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        for _ in range(10):
+            graph.replay()
+        driver.event().wait()
+        found.append((time.perf_counter() - began) / 10)
+    return statistics.median(found[1:])  # the first one warms up
+
+
+def copy_bandwidth(driver: Driver, num_bytes: int, repeats: int) -> float:
+    """Bytes read and written in a second."""
+    source, target = driver.memory(num_bytes), driver.memory(num_bytes)
+    seconds = timed(driver, lambda: driver.compute(lambda: target.copy_(source)), repeats)
+    return 2 * num_bytes / seconds
+
+
+def apart(batch: Batch) -> Batch:
+    """The same step with every branch on pages of its own."""
+    return replace(batch, pages=np.arange(len(batch.pages), dtype=np.int32))
+
+
+def attention(driver: Driver, key: ModuleKey, batch: Batch, shape: Shape, repeats: int) -> float:
+    """Seconds of one layer."""
+    layer = LayerAttention(shape.dim**-0.5)
+    heads = (shape.heads, shape.kv_heads, shape.dim, shape.dim)
+    described = AttentionShape((layer,), *heads, torch.bfloat16)
+    pages = int(batch.pages.max()) + 1
+    tree = TreeAttention(Kernels(driver, key), described, pages, batch.page_size, 256)
+    arrays = step_arrays(batch, tree.rules)
+    staging = Staging(driver, 2 * sum(array.nbytes for array in arrays.values()))
+    at = staging.send(arrays)
+    size = batch.num_tokens * shape.heads * shape.dim * 2
+    q, out = driver.memory(size).zero_(), driver.memory(size)
+    tree.fill(0.5)
+    return timed(driver, lambda: tree.attend(0, at, q, out), repeats)
+
+
+def sampler(driver: Driver, key: ModuleKey, rows: int, vocab: int) -> float:
+    """Seconds of drawing `rows` tokens with top-p, all of what the host does included."""
+    values = driver.memory(rows * vocab * 4).view(torch.float32).view(rows, vocab)
+    values.copy_(torch.randn(rows, vocab))
+    picks = [SampleRequest(row, SamplingParams(top_p=0.9), 1, row) for row in range(rows)]
+    made, found = DeviceSampler(Kernels(driver, key), vocab), []
+    for _ in range(5):
+        began = time.perf_counter()
+        made.sample(DeviceLogits(values, rows), picks, [])
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def measure(device: str) -> list[Timing]:
+    is_tiny = device == "emulated"
+    shape = Shape(heads=4, kv_heads=2, dim=64) if is_tiny else Shape()
+    key, repeats = ModuleKey("bf16", shape.dim), 1 if is_tiny else 50
+    driver = open_driver(device, key)
+    bandwidth = copy_bandwidth(driver, 1 << (16 if is_tiny else 30), repeats)
+    rows = [Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan"))]
+    hardware = replace(Hardware(), bytes_per_second=bandwidth)
+    for branches, prefix, own in TINY if is_tiny else SHAPES:
+        batch = fork(branches, prefix, own)
+        best = step(batch, shape, hardware)
+        for name, one, limit in (
+            ("shared", batch, best.once),
+            ("apart", apart(batch), best.paged),
+        ):
+            seconds = attention(driver, key, one, shape, repeats)
+            title = f"attention {branches} x {prefix} + {own}, {name}"
+            rows.append(Timing(title, seconds * 1e6, limit / shape.layers * 1e6))
+    for count in (1, 2) if is_tiny else (1, 64, 256):
+        seconds = sampler(driver, key, count, 300 if is_tiny else VOCAB)
+        rows.append(Timing(f"sampler {count} rows", seconds * 1e6, float("nan")))
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    try:
+        rows = measure(chosen_device(given.device))
+    except LmprogError as error:
+        print(error)
+        return 1
+    for row in rows:
+        print(f"{row.name:40} {row.microseconds:10.1f} us   limit {row.limit:10.1f} us")
+    if given.json:
+        given.json.write_text(json.dumps([asdict(row) for row in rows]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

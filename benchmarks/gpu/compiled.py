@@ -1,0 +1,135 @@
+"""Compiles every kernel for every architecture by nvcc; registers, shared memory, occupancy.
+
+    python -m benchmarks.gpu.compiled [--write]
+
+Fails where a kernel spills registers, needs a stack, or does not fit a multiprocessor. `--write`
+renews compiled.csv beside this file, which is checked in. Three minutes of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from lmprog.native import kernels_folder
+from lmprog.runtime.engine.device.driver import MODULES, ModuleKey
+from lmprog.runtime.engine.device.kernels import kernel_shapes
+from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES
+
+TABLE = Path(__file__).with_name("compiled.csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What a multiprocessor has, by the CUDA programming guide's table of compute capabilities."""
+
+    shared_kb: int
+    block_shared_kb: int
+    threads: int
+    blocks: int
+    registers: int = 65_536
+
+
+PROCESSORS = {
+    "80": Processor(164, 163, 2048, 32),
+    "86": Processor(100, 99, 1536, 16),
+    "89": Processor(100, 99, 1536, 24),
+    "90a": Processor(228, 227, 2048, 32),
+    "100a": Processor(228, 227, 2048, 32),
+    "120": Processor(100, 99, 1536, 24),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One kernel as compiled; `blocks` of it are resident on a multiprocessor."""
+
+    module: str
+    architecture: str
+    kernel: str
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    threads: int
+    blocks: int
+
+    @property
+    def is_sound(self) -> bool:
+        return self.stack == self.spills == 0 < self.blocks
+
+
+def resident(architecture: str, threads: int, registers: int, shared: int) -> int:
+    """Blocks that a multiprocessor holds: by registers, shared memory, threads, and its limit."""
+    has = PROCESSORS[architecture]
+    if shared > has.block_shared_kb << 10:
+        return 0
+    warps = threads // 32
+    by_registers = has.registers // (-(-registers * 32 // 256) * 256 * warps)
+    by_shared = (has.shared_kb << 10) // (shared + 1024)  # each block has 1 KiB of the system's
+    return min(by_registers, by_shared, has.threads // threads, has.blocks)
+
+
+def compiled(key: ModuleKey, architecture: str, nvcc: str) -> Iterator[Compiled]:
+    """Every kernel of a module. Raises CalledProcessError where it does not compile."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = str(kernels_folder() / "cuda" / "module.cu")
+        options = ["-std=c++17", f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v"]
+        command = [nvcc, *options, *key.defines, "-o", f"{folder}/out.cubin", source]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    shapes = kernel_shapes(key)
+    found = re.findall(
+        r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers",
+        said,
+        re.DOTALL,
+    )
+    assert {name for name, *_ in found} == set(shapes), said
+    for name, stack, stores, loads, registers in sorted(found):
+        shape = shapes[name]
+        blocks = resident(architecture, shape.threads, int(registers), shape.shared_bytes)
+        yield Compiled(
+            f"{key.type_name}{key.head_dim}",
+            architecture,
+            name,
+            int(registers),
+            int(stack),
+            int(stores) + int(loads),
+            shape.shared_bytes,
+            shape.threads,
+            blocks,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="renew compiled.csv")
+    given = parser.parse_args()
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        print("nvcc is not installed; the table that is checked in was made by CUDA 13.0")
+        return 1
+    rows = [row for key in MODULES for arch in ARCHITECTURES for row in compiled(key, arch, nvcc)]
+    for row in rows:
+        if row.kernel.startswith("tree_attention") or not row.is_sound:
+            print(*astuple(row))
+    if given.write:
+        with TABLE.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([field.name for field in fields(Compiled)])
+            writer.writerows(astuple(row) for row in rows)
+    wrong = [row for row in rows if not row.is_sound]
+    print(f"{len(rows)} kernels, {len(wrong)} that spill, need a stack or do not fit")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""What is said of the kernels without a GPU: the compile table, and the model of a step."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.gpu import __main__ as gpu_benchmark
+from benchmarks.gpu import model
+from benchmarks.gpu.compiled import TABLE, Compiled, compiled, resident
+from lmprog.errors import NotSupported
+from lmprog.native import compiler
+from lmprog.runtime.engine.device import nvrtc
+from lmprog.runtime.engine.device.driver import MODULES, ModuleKey
+from lmprog.runtime.engine.device.kernels import kernel_shapes
+from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES, architecture_of
+
+NUMBERS = ("registers", "stack", "spills", "shared", "threads", "blocks")
+
+
+def table() -> list[Compiled]:
+    with TABLE.open() as file:
+        return [
+            Compiled(**{name: int(x) if name in NUMBERS else x for name, x in row.items()})
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_the_table_has_every_kernel_for_every_architecture_and_none_spills() -> None:
+    rows = {(row.module, row.architecture, row.kernel): row for row in table()}
+    for key in MODULES:
+        for architecture in ARCHITECTURES:
+            for name, shape in kernel_shapes(key).items():
+                row = rows.pop((f"{key.type_name}{key.head_dim}", architecture, name))
+                assert row.is_sound, row
+                assert (row.shared, row.threads) == (shape.shared_bytes, shape.threads)
+                assert row.blocks == resident(architecture, row.threads, row.registers, row.shared)
+    assert not rows
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+def test_a_module_still_compiles_without_spilling() -> None:
+    """One of them, so that the tests stay quick; `python -m benchmarks.gpu.compiled` does all."""
+    assert all(row.is_sound for row in compiled(ModuleKey("bf16", 128), "90a", "nvcc"))
+
+
+def test_a_kernel_that_does_not_fit_has_no_resident_block() -> None:
+    assert resident("86", 128, 255, 100 << 10) == 0
+    assert resident("90a", 128, 128, 0) == 4
+    assert resident("90a", 1024, 64, 0) == 1
+
+
+def test_the_model_is_bounded_by_its_limits() -> None:
+    shape, hardware = model.Shape(), model.Hardware()
+    for branches, prefix, own in [(16, 512, 64), (64, 512, 16)]:
+        found = model.step(model.fork(branches, prefix, own), shape, hardware)
+        assert found.once <= found.tree < found.paged
+    alone = model.step(model.fork(4, 0, 512), shape, hardware)
+    assert alone.once == alone.tree == alone.paged
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_the_benchmark_runs_on_the_emulator(tmp_path: Path) -> None:
+    """Its figures mean nothing there; that it can be run on a GPU one day is what is shown."""
+    assert gpu_benchmark.main(["--device", "emulated", "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert len(rows) == 5
+    assert all(row["microseconds"] > 0 for row in rows[1:])
+
+
+def test_the_benchmark_says_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_benchmark.main(["--device", "cuda:77"]) == 1
+    assert "device 'cuda:77' cannot be used" in capsys.readouterr().out
+
+
+def test_the_newest_features_of_an_architecture_are_used_where_they_are_known() -> None:
+    assert [architecture_of(8, 0), architecture_of(9, 0), architecture_of(10, 0)] == [
+        "80",
+        "90a",
+        "100a",
+    ]
+    assert architecture_of(12, 1) == "121"
+
+
+class FakeNvrtc:
+    """Answers like cuda.bindings.nvrtc; what it is asked for is kept."""
+
+    nvrtcResult = SimpleNamespace(NVRTC_SUCCESS=SimpleNamespace(name="NVRTC_SUCCESS"))
+
+    def __init__(self, fails: bool) -> None:
+        self.status = SimpleNamespace(name="ERROR") if fails else self.nvrtcResult.NVRTC_SUCCESS
+        self.compilations: list[list[bytes]] = []
+        self.headers: list[bytes] = []
+
+    def _done(self, *answer: object) -> tuple[object, ...]:
+        return (self.nvrtcResult.NVRTC_SUCCESS, *answer)
+
+    def nvrtcVersion(self) -> tuple[object, ...]:
+        return self._done(13, 0)
+
+    def nvrtcCreateProgram(self, *given: object) -> tuple[object, ...]:
+        self.headers = given[4]  # type: ignore[assignment]
+        return self._done("program")
+
+    def nvrtcCompileProgram(self, _: object, count: int, options: list[bytes]) -> tuple[object]:
+        assert count == len(options)
+        self.compilations.append(options)
+        return (self.status,)
+
+    def nvrtcGetCUBINSize(self, _: object) -> tuple[object, ...]:
+        return self._done(5)
+
+    def nvrtcGetCUBIN(self, _: object, room: bytes) -> tuple[object, ...]:
+        assert len(room) == 5
+        return self._done()
+
+    def nvrtcGetProgramLogSize(self, _: object) -> tuple[object, ...]:
+        return self._done(3)
+
+    def nvrtcGetProgramLog(self, _: object, room: bytes) -> tuple[object, ...]:
+        return self._done()
+
+    def nvrtcDestroyProgram(self, _: object) -> tuple[object, ...]:
+        return self._done()
+
+
+def test_a_cubin_is_compiled_once(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvrtc(fails=False)
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: fake)
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
+    key = ModuleKey("bf16", 64)
+    first = nvrtc.compiled(key, "90a")
+    assert nvrtc.compiled(key, "90a") == first
+    assert len(fake.compilations) == 1
+    nvrtc.compiled(key, "80")
+    assert len(fake.compilations) == 2
+    assert b"-arch=sm_90a" in fake.compilations[0]
+    assert b"-DLM_TYPE=bf16" in fake.compilations[0]
+    assert b"dev.cuh" in fake.headers
+
+
+def test_what_the_compiler_refuses_is_said(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: FakeNvrtc(fails=True))
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
+    with pytest.raises(NotSupported, match="the kernels cannot be compiled"):
+        nvrtc.compiled(ModuleKey("bf16", 64), "90a")
