@@ -38,7 +38,7 @@ def test_a_run_stops_where_its_tokens_are_used_up(
         TokenBudgetExceeded, match=r"this run are used up \(max_total_tokens=40"
     ) as caught:
         program.using(backend=backend, max_total_tokens=40).run()
-    assert caught.value.code == "deadline"
+    assert caught.value.code == "token_budget"
     # prompts and results: 3+4, 7+4, 11+4 are 33; the fourth call's prompt alone is beyond the
     # budget
     assert describe(backend)["generated_tokens"] in range(12, 20)
