@@ -61,7 +61,7 @@ def test_a_terminal_gets_color_and_a_wide_one_keeps_a_margin(
 
 
 def test_it_shows_each_program_and_what_came_out(printed: str) -> None:
-    for part in demo.PARTS:
+    for part in demo_parts.PARTS:
         assert f"def {part.program.function.__name__}(s: lmprog.Branch" in printed
         assert part.call in printed
     assert printed.count("  -> ") == len(demo_parts.REVIEWS) + len(demo_parts.QUESTIONS)
@@ -75,7 +75,7 @@ def test_it_shows_each_program_and_what_came_out(printed: str) -> None:
 def test_its_figures_add_up_and_show_that_work_was_shared(printed: str) -> None:
     table = _table(printed)
     total = table.pop("all")
-    assert list(table) == [part.program.function.__name__ for part in demo.PARTS]
+    assert list(table) == [part.program.function.__name__ for part in demo_parts.PARTS]
     for column, figure in enumerate(total[:5]):
         assert figure == sum(row[column] for row in table.values())
     prompt, in_tree, computed, forced, passes = zip(
