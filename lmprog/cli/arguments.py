@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from lmprog.cli.client_arguments import add_clients
 from lmprog.config import RuntimeConfig, SchedulerConfig
@@ -41,6 +41,9 @@ def _add_gpu(doctor: argparse.ArgumentParser) -> None:
     )
 
 
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+
+
 def parser() -> argparse.ArgumentParser:
     root = _Parser(
         prog="lmprog",
@@ -56,7 +59,17 @@ def parser() -> argparse.ArgumentParser:
         "doctor", help="what this machine has, what is missing, and how to get it"
     )
     _add_gpu(doctor)
+    _add_serve(commands)
+    _add_run(commands)
+    add_clients(commands, _positive)
+    _add_top(commands)
+    _add_replay(commands)
+    _add_constraint(commands)
+    _add_sim(commands)
+    return root
 
+
+def _add_serve(commands: _Commands) -> None:
     serve = commands.add_parser(
         "serve", help="serve a model over HTTP, or to programs of other processes"
     )
@@ -74,6 +87,8 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--address", help="the same, at tcp://127.0.0.1:PORT or ipc://PATH")
     _add_configuration(serve)
 
+
+def _add_run(commands: _Commands) -> None:
     run = commands.add_parser("run", help="run one program of a file")
     run.add_argument(
         "program", metavar="FILE.py::FUNCTION", help="a function decorated with @lmprog.function"
@@ -90,8 +105,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--temperature", type=float, help="where the program says none (default: 1)")
     run.add_argument("--seed", type=int, help="makes the run repeat itself")
 
-    add_clients(commands, _positive)
 
+def _add_top(commands: _Commands) -> None:
     top = commands.add_parser("top", help="watch a server or a runtime: who runs, memory, the tree")
     top.add_argument(
         "where", metavar="URL|ADDRESS", nargs="?", help="default: http://127.0.0.1:8000"
@@ -99,6 +114,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--api-key", metavar="KEY", help="of the server (default: LMPROG_API_KEY)")
     top.add_argument("--once", action="store_true", help="one picture, and no more")
 
+
+def _add_replay(commands: _Commands) -> None:
     replay = commands.add_parser(
         "replay", help="do a saved run again and compare it token for token"
     )
@@ -108,6 +125,8 @@ def parser() -> argparse.ArgumentParser:
         "--model", help="folder of the run's model, for a runtime of its own (default: its name)"
     )
 
+
+def _add_constraint(commands: _Commands) -> None:
     constraint = commands.add_parser(
         "constraint", help="what a regex or a JSON schema means, without a model"
     )
@@ -124,6 +143,8 @@ def parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--seed", type=int, default=0, help="of the example (default: 0)")
 
+
+def _add_sim(commands: _Commands) -> None:
     sim = commands.add_parser(
         "sim", help="run the core against a simulated model and check every step"
     )
@@ -137,7 +158,6 @@ def parser() -> argparse.ArgumentParser:
         default=100,
         help="how many, each with the next seed (default: 100)",
     )
-    return root
 
 
 def options_of(given: argparse.Namespace) -> dict[str, Any]:

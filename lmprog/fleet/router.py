@@ -63,13 +63,11 @@ class RoutedProgram:
     branches: set[int] = field(default_factory=set)
     calls: set[int] = field(default_factory=set)
     held: deque[wire.Op] = field(default_factory=deque)
-    """Ops behind one that refers to a result of another program, which is not known yet."""
+    """Ops behind one that refers to another program's result, which is not known yet."""
 
 
 class Router:
-    """`outgoing` are frames for replicas, by name; `replies` are the client's. Whoever drives the
-    router takes both from there.
-    """
+    """`outgoing` are frames for replicas, by name; `replies` are the client's."""
 
     def __init__(
         self, draw: random.Random | None = None, clock: Callable[[], float] = time.monotonic
@@ -99,7 +97,7 @@ class Router:
     def join(self, name: str, welcome: wire.Welcome, slots: int) -> None:
         """A replica is there; programs that wait for one may go to it."""
         taken = {one.number for one in self._replicas.values()}
-        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        number = min(set(range(len(taken) + 1)) - taken)
         self._replicas[name] = Replica(name, number, slots)
         characters = welcome.num_pages * welcome.page_size * CHARACTERS_PER_TOKEN
         self._memory.add(number, characters // BLOCK)

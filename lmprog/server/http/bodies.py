@@ -21,10 +21,11 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from lmprog.server.http.field_errors import MAX_SHOWN, kind_of, wrong_field
 from lmprog.server.http.foreign_fields import check_foreign, unknown_field
 from lmprog.server.http.http_errors import ClientGone, HttpError, Problem, refused
 from lmprog.server.http.json_size import size_problem
-from lmprog.server.http.limits import LIMITS, OPTION_OF_SPELLING, Limit
+from lmprog.server.http.limits import LIMITS
 from lmprog.server.options.server_settings import ServerSettings
 
 log = logging.getLogger("lmprog.server")
@@ -36,28 +37,7 @@ SMALL = 64 * 1024
 time: so at most one large body is in memory as parsed values before it is checked.
 """
 _parsing_thread = ThreadPoolExecutor(1, thread_name_prefix="lmprog-parse")
-_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-_SHOWN = 60
-_TYPES = {
-    str: "str",
-    bool: "bool",
-    type(None): "null",
-    int: "int",
-    float: "float",
-    dict: "object",
-    list: "array",
-}
-"""What msgspec calls them."""
-_EXPECTED = {
-    "str": "a string",
-    "bool": "a boolean",
-    "int": "an integer",
-    "float": "a number",
-    "object": "an object",
-    "array": "an array",
-}
-"""What messages call msgspec's types. null, which means that a field is left out, is not said."""
 _logged: set[str] = set()
 """Unknown fields that the log has already. At most `_MOST_LOGGED`: clients choose these names."""
 _MOST_LOGGED = 1000
@@ -91,7 +71,9 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         # Any page may send other types, or none, to another site without that site's consent.
-        sent = f"The content-type is {kind[:_SHOWN]!r}" if kind else "The body has no content-type"
+        sent = (
+            f"The content-type is {kind[:MAX_SHOWN]!r}" if kind else "The body has no content-type"
+        )
         raise refused(
             f"{sent}; send JSON with the header 'content-type: application/json'.",
             code="unsupported_media_type",
@@ -100,7 +82,7 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise refused(
-            f"The content-encoding is {coding[:_SHOWN]!r}; send the body without compression.",
+            f"The content-encoding is {coding[:MAX_SHOWN]!r}; send the body without compression.",
             code="unsupported_media_type",
             status=415,
         )
@@ -137,11 +119,13 @@ def parse(
     """JSON bytes as a `kind`."""
     value = parse_json(raw)
     if not isinstance(value, dict):
-        raise refused(f"The body is {_kind(value)}; it must be a JSON object.", code="invalid_json")
+        raise refused(
+            f"The body is {kind_of(value)}; it must be a JSON object.", code="invalid_json"
+        )
     try:
         body = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _wrong_field(str(error), value) from None
+        raise wrong_field(str(error), value) from None
     ignored = []
     for field in _unknown_fields(value, body):
         if field.name in silent:
@@ -150,7 +134,7 @@ def parse(
         if strict:
             message = unknown_field(field.path, field.name, field.valid)
             raise refused(
-                f"{message} This server was started with --strict-api.", field.path[:_SHOWN]
+                f"{message} This server was started with --strict-api.", field.path[:MAX_SHOWN]
             )
         ignored.append(_ignored(field.path))
     return RequestBody(body, tuple(ignored[:8]))
@@ -228,8 +212,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise refused(
-            f"duplicate key {json.dumps(twice[:_SHOWN])} in one object.",
-            twice[:_SHOWN],
+            f"duplicate key {json.dumps(twice[:MAX_SHOWN])} in one object.",
+            twice[:MAX_SHOWN],
             "invalid_json",
         )
     return made
@@ -242,7 +226,7 @@ def _no_constant(name: str) -> None:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise refused(f"The number {text[:_SHOWN]} is too large.", code="invalid_json")
+        raise refused(f"The number {text[:MAX_SHOWN]} is too large.", code="invalid_json")
     return value
 
 
@@ -269,93 +253,8 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
-    """msgspec's complaint as a sentence: which field, what was sent, what is allowed."""
-    found = _AT.search(said)
-    what = said[: found.start()] if found else said
-    path = _spelled(found["path"] if found else "", what, value)
-    sent = _find(value, path)
-    limit = _limit_of(path)
-    if limit is not None and limit.unit == "items" and isinstance(sent, str):
-        limit = _limit_of(f"{path}[]") or limit
-    if limit is not None and (" >= " in what or " <= " in what or "length" in what):
-        if "length" in what and isinstance(sent, str | list | dict):
-            message = f"{path} has {len(sent):,} {limit.unit}; it may have {limit.words()}."
-        else:
-            message = f"{path} is {_show(sent)}; it must be {limit.words()}."
-    elif what.startswith("Object missing required field"):
-        name = what.rpartition("`")[0].rpartition("`")[2]
-        path = f"{path}.{name}" if path else name
-        message = f"{path} is missing."
-    elif what.startswith("Object contains unknown field"):
-        name = what.rpartition("`")[0].rpartition("`")[2]
-        path = f"{path}.{name}" if path else name
-        message = f"unknown field {json.dumps(path[:_SHOWN])}."
-    elif what.startswith("Invalid"):
-        message = (
-            f"{path} is {_show(sent)}, which is none of its values; docs/server.md lists them."
-        )
-    else:
-        expected = (
-            what.partition(", got")[0].removeprefix("Expected ").replace("`", "").split(" | ")
-        )
-        words = " or ".join(_EXPECTED.get(one, one) for one in expected if one != "null")
-        message = f"{path or 'The body'} is {_show(sent)}; it must be {words}."
-    return refused(message, path or None, "invalid_value")
-
-
-def _limit_of(path: str) -> Limit | None:
-    """`stop[3]` has the limits of `stop[]`; `a.b` those of `b`."""
-    last = re.sub(r"\[[^\]]*\]", "[]", path).rpartition(".")[2]
-    name, brackets, _ = last.partition("[]")
-    last = OPTION_OF_SPELLING.get(name, name) + brackets
-    return LIMITS.get(last) or LIMITS.get(last.replace("[]", ""))
-
-
-def _spelled(path: str, what: str, value: Any) -> str:
-    """The path with the key of the object's value that is wrong, where msgspec says `[...]` for
-    it.
-    """
-    before, dots, after = path.partition("[...]")
-    inside = _find(value, before)
-    if not dots or not isinstance(inside, dict):
-        return path
-    limit = _limit_of(f"{before}[]")
-    for key, one in inside.items():
-        is_number = isinstance(one, int | float) and not isinstance(one, bool)
-        beyond = is_number and limit is not None and not limit.minimum <= one <= limit.maximum
-        if beyond or what.endswith(f"got `{_TYPES.get(type(one))}`"):
-            return f"{before}[{key[:_SHOWN]}]{after}"
-    return path
-
-
-def _find(value: Any, path: str) -> Any:
-    """The value at msgspec's path; of `[...]`, which names no key, the whole."""
-    for key in re.findall(r"[^.\[\]]+", path):
-        try:
-            value = value[int(key)] if isinstance(value, list) else value[key]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return value
-    return value
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return _kind(value)
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"an array of {len(value):,}"
-    return {str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
-
-
 def _ignored(name: str) -> str:
-    shown = name[:_SHOWN].encode("ascii", "backslashreplace").decode()
+    shown = name[:MAX_SHOWN].encode("ascii", "backslashreplace").decode()
     if shown not in _logged and len(_logged) < _MOST_LOGGED:
         _logged.add(shown)
         log.warning("a request has the unknown field %r, which is ignored", shown)

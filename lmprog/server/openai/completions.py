@@ -105,12 +105,7 @@ def understood(
         raise refused(
             "max_tokens is 0; it must be at least 1, or echo true.", "max_tokens", "invalid_value"
         )
-    n = body.n or 1
-    best_of = body.best_of or n
-    if best_of < n:
-        raise refused(f"best_of is {best_of}, less than n, {n}.", "best_of")
-    if best_of > n and (body.stream or body.logprobs is not None):
-        raise refused("best_of more than n goes with neither stream nor logprobs.", "best_of")
+    n, best_of = _counts(body)
     made = constraint_of(body)
     check_stream(body)
     decided = {
@@ -147,6 +142,17 @@ def understood(
         warnings=everything,
         names=names,
     )
+
+
+def _counts(body: CompletionBody) -> tuple[int, int]:
+    """Results to give, and to choose them from. Raises HttpError."""
+    n = body.n or 1
+    best_of = body.best_of or n
+    if best_of < n:
+        raise refused(f"best_of is {best_of}, less than n, {n}.", "best_of")
+    if best_of > n and (body.stream or body.logprobs is not None):
+        raise refused("best_of more than n goes with neither stream nor logprobs.", "best_of")
+    return n, best_of
 
 
 def _prompt_logprobs(body: CompletionBody) -> int | None:

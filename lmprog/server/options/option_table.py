@@ -66,7 +66,7 @@ _HELP: Mapping[str, str] = {
     "drain_seconds": "seconds that requests may take to finish after SIGTERM",
     "stall": "seconds without progress after which the runtime is restarted",
     "longest_step": "longest step, in seconds: a runtime that computes may take this to answer",
-    "device": "what computes: auto (a GPU where one can be used), cpu, cuda, cuda:<number>, emulated",
+    "device": "what computes: cpu, auto (a GPU where one can be used), cuda, cuda:<number>, emulated",
     "dtype": "of weights and activations; "
     "default: the checkpoint's own, where this machine supports it",
     "kv_dtype": "of cached keys and values; default: dtype",
