@@ -4,8 +4,8 @@ The two JSON programs of `benchmarks.workloads.documents`, on one engine, in one
 ways: *off* (no constraint, as many tokens as the constrained run wrote, call by call), *masks*
 (every token is picked under a mask), *jump-forward* (forced tokens are appended as well). All
 programs of a way run at once; ways take turns, and the median of the repetitions counts. Tokens are
-those of the results, forced ones included; forward passes are rows of the batches (one sequence in one
-step), and steps are batches. Processor time is disturbed less by other work than seconds.
+those of the results, forced ones included; forward passes are rows of the batches (one sequence in
+one step), and steps are batches. Processor time is disturbed less by other work than seconds.
 """
 
 from __future__ import annotations

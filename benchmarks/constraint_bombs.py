@@ -119,7 +119,8 @@ def main() -> None:
         gaps, answered = bench.gaps(those, steps)
         p50, p99 = gaps[len(gaps) // 2], gaps[int(0.99 * len(gaps))]
         print(
-            f"{name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {gaps[-1]:.1f} ms; {answered} answered meanwhile",
+            f"{name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {gaps[-1]:.1f} ms; "
+            f"{answered} answered meanwhile",
             flush=True,
         )
 

@@ -68,7 +68,8 @@ _REGEXES: list[tuple[str, str, list[str], list[str]]] = [
     ("unicode", r"\w{1,16}", ["naïveté", "日本語"], ["a b", ""]),
     (
         "character",
-        r'\{\n  "name": "[\w\d\s]{1,16}",\n  "house": "(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)",'
+        r'\{\n  "name": "[\w\d\s]{1,16}",\n  "house": '
+        r'"(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)",'
         r'\n  "blood status": '
         r'"(Pure-blood|Half-blood|Muggle-born)",\n  "alive": "(Alive|Deceased)",'
         r'\n  "wand": \{\n    "wood": "[\w\d\s]{1,16}",'
@@ -262,7 +263,8 @@ _SCHEMAS: list[tuple[str, Any, list[Any], list[Any]]] = [
                 "title": "Attention Is All You Need",
                 "year": 2017,
                 "authors": [{"given": "Ashish", "family": "Vaswani"}],
-                "abstract": "The dominant sequence transduction models are based on complex recurrent or "
+                "abstract": "The dominant sequence transduction models are based on complex "
+                "recurrent or "
                 "convolutional neural networks.",
                 "open_access": True,
             }

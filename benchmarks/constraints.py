@@ -56,7 +56,8 @@ def report(name: str, figures: Figures, setup: float, megabytes: float) -> None:
     print(f"\n{name}: set-up {setup:.2f} s, {megabytes:.0f} MB more at the end")
     print(f"  compiled {f.compiled} of {len(CASES)}, fully right {f.right}, stopped {f.stopped}")
     print(
-        f"  valid taken {f.valid_taken} of {f.num_valid}, invalid taken {f.invalid_taken} of {f.num_invalid}"
+        f"  valid taken {f.valid_taken} of {f.num_valid}, invalid taken {f.invalid_taken} of "
+        f"{f.num_invalid}"
     )
     rows = {"first mask, compile included": f.first_mask, "uncached mask": f.uncached}
     rows |= {"  inside JSON strings": f.in_strings, "warm mask + advance": f.warm}
@@ -161,7 +162,8 @@ def steps(vocabulary: Vocabulary, encode: Encode) -> None:
                 at += len(taken)
             if i == 0:
                 print(
-                    f"{case.name:14s} {len(tokens):4d} tokens, forward passes per token {passes / len(tokens):.2f}"
+                    f"{case.name:14s} {len(tokens):4d} tokens, forward passes per token "
+                    f"{passes / len(tokens):.2f}"
                 )
     print(f"{stretches} forced stretches, {strange} of them not the tokenizer's own")
 

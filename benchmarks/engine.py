@@ -84,7 +84,9 @@ def make(folder: Path, size: str) -> None:
 
 
 def batch(rows: int, tokens: int, start: int) -> Batch:
-    """`rows` sequences of `tokens` tokens from position `start`; the last ones' logits are wanted."""
+    """`rows` sequences of `tokens` tokens from position `start`; the last ones' logits are
+    wanted.
+    """
     each = -(-(start + tokens) // PAGE)
     rng = np.random.default_rng(rows)
     made = [

@@ -1,5 +1,5 @@
-"""What a step costs outside the model: planning while many sequences wait, and planning a full batch of
-decodes.
+"""What a step costs outside the model: planning while many sequences wait, and planning a full
+batch of decodes.
 
 Sections of `benchmarks.micro`.
 """
@@ -50,8 +50,8 @@ def _median_ms(action: Callable[[], None], repetitions: int) -> float:
 
 
 def policy_costs(repetitions: int) -> Iterator[tuple[str, float]]:
-    """Milliseconds by which a plan grows when 1,000 sequences wait and none can be admitted: (policy,
-    ms).
+    """Milliseconds by which a plan grows when 1,000 sequences wait and none can be admitted:
+    (policy, ms).
     """
     dice = random.Random(1)
     prefixes = [[dice.randrange(32_000) for _ in range(600)] for _ in range(10)]
@@ -70,8 +70,8 @@ def policy_costs(repetitions: int) -> Iterator[tuple[str, float]]:
 
 
 def decode_costs(repetitions: int) -> Iterator[tuple[str, float]]:
-    """Milliseconds for plan, batch, masks and commit of a step that decodes so many sequences: (rows,
-    ms).
+    """Milliseconds for plan, batch, masks and commit of a step that decodes so many sequences:
+    (rows, ms).
     """
     for rows in (1, 16, 64, 256):
         scheduler = Scheduler(SchedulerConfig(num_pages=40_000), 8192)

@@ -71,8 +71,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _OPS = (
-    "assistant", "assistant_begin", "assistant_end", "gen", "gen_int", "gen_string", "image", "role",
-    "select", "separate_reasoning", "system", "system_begin", "system_end", "user", "user_begin", "user_end", "video",
+    "assistant", "assistant_begin", "assistant_end", "gen", "gen_int", "gen_string", "image",
+    "role", "select", "separate_reasoning", "system", "system_begin", "system_end", "user",
+    "user_begin", "user_end", "video",
 )  # fmt: skip
 _CHOICES = (
     "greedy_token_selection",

@@ -55,8 +55,8 @@ class RuntimeConfig:
 
     model: str = "nano"
     device: str = "cpu"
-    """cpu, auto (a GPU where one can be used: not the default before a GPU has been met), cuda, cuda:<number>, or emulated: the kernels of a
-    GPU on the processor, for tests."""
+    """cpu, auto (a GPU where one can be used: not the default before a GPU has been met), cuda,
+    cuda:<number>, or emulated: the kernels of a GPU on the processor, for tests."""
     dtype: DtypeName | None = None
     kv_dtype: DtypeName | None = None
     engine: Literal["native", "torch"] | None = None

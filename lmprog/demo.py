@@ -1,9 +1,9 @@
 """`lmprog demo` (and `make demo`): four small programs on the shipped model, and what each of them
 shared.
 
-Everything shown is done while one looks: the sources are those of `lmprog.cli.demo_parts`, the texts are the
-model's, the figures are the runtime's own counters before and after. Knows how to print; what a
-program is, it only uses.
+Everything shown is done while one looks: the sources are those of `lmprog.cli.demo_parts`, the
+texts are the model's, the figures are the runtime's own counters before and after. Knows how to
+print; what a program is, it only uses.
 """
 
 from __future__ import annotations
@@ -68,10 +68,14 @@ def _introduce(console: Console, backend: Backend, seconds: float) -> None:
     _flow(
         console,
         Text.from_markup(
-            f"A runtime has started in {seconds:.1f} s, with the model [bold]nano[/bold] ({info['vocab_size']:,} "
-            f"tokens, {info['context_len']:,} of context), which comes with lmprog. It is tiny and was trained on a "
-            "small invented world: it knows the forms used below and little else, and it makes mistakes. Nothing is "
-            "staged: the answers are what it says now, the figures are the runtime's counters. The same programs run "
+            f"A runtime has started in {seconds:.1f} s, with the model [bold]nano[/bold] "
+            f"({info['vocab_size']:,} "
+            f"tokens, {info['context_len']:,} of context), which comes with lmprog. It is "
+            "tiny and was trained on a "
+            "small invented world: it knows the forms used below and little else, and it "
+            "makes mistakes. Nothing is "
+            "staged: the answers are what it says now, the figures are the runtime's "
+            "counters. The same programs run "
             "on any Llama, Mistral or Qwen checkpoint.\n"
         ),
     )
@@ -109,7 +113,8 @@ def _told(work: Work) -> str:
     written = f"{work.generated} tokens generated{forced}. " if work.generated else ""
     passes = f"{work.passes} forward passes" if work.passes > 1 else "one forward pass"
     return (
-        f"{work.needed} tokens were needed: {work.found} found in the tree, {work.computed} computed, in {passes}. "
+        f"{work.needed} tokens were needed: {work.found} found in the tree, {work.computed} "
+        f"computed, in {passes}. "
         f"{written}{1e3 * work.seconds:.0f} ms."
     )
 
@@ -133,9 +138,12 @@ def _sum_up(console: Console, works: Sequence[Work]) -> None:
     _flow(
         console,
         Text.from_markup(
-            "[bold]prompt[/bold]: of all calls, as written. [bold]in tree[/bold]: found there, so not computed: "
-            f"{found / needed:.0%} of what was needed. [bold]computed[/bold]: went through the model, prompts and "
-            "answers. [bold]forced[/bold]: known without sampling. [bold]passes[/bold]: of the model, each for all "
+            "[bold]prompt[/bold]: of all calls, as written. [bold]in tree[/bold]: found "
+            "there, so not computed: "
+            f"{found / needed:.0%} of what was needed. [bold]computed[/bold]: went through "
+            "the model, prompts and "
+            "answers. [bold]forced[/bold]: known without sampling. [bold]passes[/bold]: of "
+            "the model, each for all "
             "that were due together. The first pass after a start is slower than the others.\n"
         ),
     )

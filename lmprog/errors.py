@@ -4,10 +4,10 @@
 
     LmprogError
     ├── RequestRejected            the request itself is wrong; sending it again cannot help
-    │   ├── InvalidParameter       a value outside its declared range          (name, value, allowed)
-    │   ├── ContextOverflow        more tokens than the model or pool can hold (prompt, max_tokens, limit)
-    │   ├── GrammarError           a pattern or grammar that is malformed, not regular, or too large (position)
-    │   ├── UnsupportedSchema      a JSON schema keyword that cannot be enforced exactly (keyword, path)
+    │   ├── InvalidParameter       a value outside its range     (name, value, allowed)
+    │   ├── ContextOverflow        more tokens than can be held  (prompt, max_tokens, limit)
+    │   ├── GrammarError           a pattern or grammar that is wrong or too large (position)
+    │   ├── UnsupportedSchema      a keyword that cannot be enforced exactly  (keyword, path)
     │   ├── UnsatisfiableConstraint  nothing at all would match
     │   ├── UnknownName            a variable, role, model or option that does not exist
     │   └── NotSupported           this model or backend cannot do that
@@ -19,7 +19,7 @@
     ├── Cancelled                  the caller, or a sibling's failure, ended the call
     ├── DeadlineExceeded           the time ran out
     ├── TokenBudgetExceeded        the tokens of `max_total_tokens` are used up
-    ├── ProgramError               a program was used wrongly (a value read before it exists, a closed branch)
+    ├── ProgramError               a program was used wrongly (a closed branch, say)
     └── ValidationFailed           the model's text does not parse as the requested type (text)
         └── IncompleteValue        the token limit ended a typed value early            (text)
 

@@ -138,8 +138,8 @@ UNSHARED = [(32, 0, 4096)]
 
 
 CACHES = (5.5e12, 8.0e12)
-"""Bandwidths of the second-level cache between which the truth may lie; the model hangs on them where
-a prefix has more branches than a tile has rows."""
+"""Bandwidths of the second-level cache between which the truth may lie; the model hangs on them
+where a prefix has more branches than a tile has rows."""
 
 
 def main() -> None:
@@ -150,7 +150,8 @@ def main() -> None:
         low, high = step(batch, shape, slow), step(batch, shape, fast)
         print(
             f"{branches:8} {prefix:6} {own:4} | {low.paged * 1e3:8.2f} {low.once * 1e3:8.2f} "
-            f"{low.tree * 1e3:5.2f}-{high.tree * 1e3:.2f} {low.of_limit:5.0%}-{high.of_limit:.0%} | "
+            f"{low.tree * 1e3:5.2f}-{high.tree * 1e3:.2f} "
+            f"{low.of_limit:5.0%}-{high.of_limit:.0%} | "
             f"{(low.paged + low.rest) * 1e3:.2f} -> {(low.tree + low.rest) * 1e3:.2f}"
         )
 

@@ -62,7 +62,10 @@ def in_lockstep(peer: Peer, items: list[Serial]) -> list[str]:
 
 class React(Workload):
     name = "react"
-    about = "constant 1,750 + question 40; 2-5 serial steps of gen 100 and an observation of 60-160; 100 programs"
+    about = (
+        "constant 1,750 + question 40; 2-5 serial steps of gen 100 and an observation of "
+        "60-160; 100 programs"
+    )
 
     def prepare(self, w: Writer) -> None:
         shared, size = w.text(1750), w.size(100)
@@ -95,7 +98,10 @@ def event(s: lmprog.Branch, function: Function, what: str) -> str:
 
 class GenerativeAgents(Workload):
     name = "generative agents"
-    about = "five one-gen functions with constants 31-450, events of 30, outputs 2-20, strictly serial; 1,000 events"
+    about = (
+        "five one-gen functions with constants 31-450, events of 30, outputs 2-20, "
+        "strictly serial; 1,000 events"
+    )
 
     def prepare(self, w: Writer) -> None:
         sizes = [(31, 2), (120, 20), (240, 10), (360, 5), (450, 16)]

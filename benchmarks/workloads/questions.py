@@ -68,7 +68,10 @@ class InBatch(_Grouped):
 
 class Rag(_Grouped):
     name = "dspy rag"
-    about = "constant demonstrations 1,500, retrieved passages 100 and question 20, output 40; 150 questions"
+    about = (
+        "constant demonstrations 1,500, retrieved passages 100 and question 20, output "
+        "40; 150 questions"
+    )
 
     def prepare(self, w: Writer) -> None:
         demonstrations, size = w.text(1500), w.size(40)

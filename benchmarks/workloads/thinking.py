@@ -67,7 +67,10 @@ class TreeOfThought(Workload):
 
 class TreeSearch(TreeOfThought):
     name = "agents, tree search"
-    about = "depth 3, branch 5: 155 gens of 73 after texts of 60, question 290 (467 in on average); 8 questions"
+    about = (
+        "depth 3, branch 5: 155 gens of 73 after texts of 60, question 290 (467 in on "
+        "average); 8 questions"
+    )
 
     def prepare(self, w: Writer) -> None:
         levels = [w.texts(w.number(5), 60) for _ in range(3)]
@@ -111,7 +114,10 @@ async def skeleton_of_thought(s: lmprog.Branch, item: Skeleton) -> list[str]:
 
 class SkeletonOfThought(Workload):
     name = "skeleton of thought"
-    about = "5 gens of 24 in a row, each starts a program with a constant 370 and a gen of 128; 64 topics"
+    about = (
+        "5 gens of 24 in a row, each starts a program with a constant 370 and a gen of "
+        "128; 64 topics"
+    )
 
     def prepare(self, w: Writer) -> None:
         prompt, before, literals = w.text(370), w.text(8), w.texts(5, 6)

@@ -22,8 +22,9 @@ class Runtime(RuntimeBackend):
     """Starts a runtime with `model` (a name or a folder) and is the backend on it; ended by `close`
     or its `with`.
 
-    `options` are those of `lmprog.launch.RuntimeProcess`: its own, and the fields of `RuntimeConfig` and
-    `SchedulerConfig`. `model_path` and `shutdown` are SGLang's names of `model` and `close`.
+    `options` are those of `lmprog.launch.RuntimeProcess`: its own, and the fields of
+    `RuntimeConfig` and `SchedulerConfig`. `model_path` and `shutdown` are SGLang's names of `model`
+    and `close`.
     """
 
     def __init__(self, model: str | RuntimeConfig | None = None, **options: Any) -> None:

@@ -98,7 +98,8 @@ class Scripted:
         """Raises `ProgramError` when answers are left that nobody asked for."""
         if self._script:
             raise ProgramError(
-                f"{len(self._script)} answers of the script are left, the first is {self._script[0]!r}"
+                f"{len(self._script)} answers of the script are left, the first is "
+                f"{self._script[0]!r}"
             )
 
     def close(self) -> None:

@@ -81,7 +81,8 @@ def ask_what(url: str, api_key: str | None) -> Found:
     if about is not None and about.get("model_path"):
         return Found("sglang", str(about["model_path"]), int(about.get("context_length") or 0))
     raise ProtocolError(
-        f"the server at {url} has neither /v1/models nor /get_model_info; is it one for language models?"
+        f"the server at {url} has neither /v1/models nor /get_model_info; is it one for "
+        "language models?"
     )
 
 

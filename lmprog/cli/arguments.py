@@ -161,7 +161,9 @@ def _add_sim(commands: _Commands) -> None:
 
 
 def options_of(given: argparse.Namespace) -> dict[str, Any]:
-    """The configuration fields that were given, by name, for `launch.RuntimeProcess(model, **options)`."""
+    """The configuration fields that were given, by name, for `launch.RuntimeProcess(model,
+    **options)`.
+    """
     names = [field.name for field in _fields()]
     return {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
 

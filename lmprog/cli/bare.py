@@ -61,9 +61,11 @@ def _announce(runtime: RuntimeProcess) -> None:
         "dtype": runtime.facts.get("dtype"),
         "engine": runtime.facts.get("engine"),
         "context": f"{info.context_len} tokens",
-        "pool": f"{slots} tokens in {info.num_pages} pages, {slots // 1024} requests of 1,024 tokens at once",
+        "pool": f"{slots} tokens in {info.num_pages} pages, {slots // 1024} requests of "
+        "1,024 tokens at once",
         "address": runtime.address,
-        "connect": f'backend = lmprog.connect("{runtime.address}"), or: lmprog run FILE.py::FUNCTION '
+        "connect": f'backend = lmprog.connect("{runtime.address}"), or: lmprog run '
+        "FILE.py::FUNCTION "
         f"--address {runtime.address}",
     }
     for name, value in lines.items():

@@ -126,5 +126,6 @@ def _tell(seen: StreamTimes, given: argparse.Namespace, model: str, seconds: flo
         table.add_row(name, *(f"{1e3 * percentile(values, percent):,.1f}" for percent in PERCENTS))
     Console().print(table)
     print(
-        f"{seen.num_tokens / seconds:,.1f} tokens/s, {len(seen.whole) / seconds:,.2f} requests/s, {seconds:.1f} s"
+        f"{seen.num_tokens / seconds:,.1f} tokens/s, {len(seen.whole) / seconds:,.2f} "
+        f"requests/s, {seconds:.1f} s"
     )

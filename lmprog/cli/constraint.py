@@ -46,14 +46,16 @@ def _schema_of(file: Path) -> str:
         return file.read_text("utf-8-sig")
     except OSError as error:
         raise InvalidParameter(
-            f"the schema's file {str(file)!r} cannot be read: {error.strerror} (a regex may end in [.]json)",
+            f"the schema's file {str(file)!r} cannot be read: {error.strerror} (a regex may "
+            "end in [.]json)",
             name="what",
             value=str(file),
             allowed="a file that can be read",
         ) from error
     except UnicodeDecodeError as error:
         raise InvalidParameter(
-            f"the schema's file {str(file)!r} is not UTF-8 text: {error.reason} at byte {error.start}",
+            f"the schema's file {str(file)!r} is not UTF-8 text: {error.reason} at byte "
+            f"{error.start}",
             name="what",
             value=str(file),
             allowed="UTF-8 text",

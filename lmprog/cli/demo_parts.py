@@ -42,7 +42,10 @@ async def classify(s: lmprog.Branch, review: str) -> lmprog.Selected:
     return await s.select(" positive", " negative")
 
 
-PASSAGE = "Mia is 31 years old. Mia lives in Oslo. Ben is a baker. Mia has a dog. Ben likes the color green.\n"
+PASSAGE = (
+    "Mia is 31 years old. Mia lives in Oslo. Ben is a baker. Mia has a dog. Ben likes "
+    "the color green.\n"
+)
 QUESTIONS = ("How old is Mia?", "What is Ben's job?", "Where does Mia live?")
 
 
@@ -161,7 +164,8 @@ def _extracted(run: lmprog.Run[Person]) -> list[str]:
     share = usage.forced / max(1, usage.generated)
     return [
         repr(run.value),
-        f"{usage.forced} of its {usage.generated} tokens ({share:.0%}) were forced: the type left no choice.",
+        f"{usage.forced} of its {usage.generated} tokens ({share:.0%}) were forced: the type "
+        "left no choice.",
     ]
 
 
@@ -172,7 +176,8 @@ def _tipped(run: lmprog.Run[list[str]]) -> list[str]:
 PARTS = (
     DemoPart(
         "select: one label for each of four messages",
-        "All options are scored in one step. The examples in the prompt are computed once, by whoever comes first.",
+        "All options are scored in one step. The examples in the prompt are computed once, "
+        "by whoever comes first.",
         classify,
         "results = classify.map(REVIEWS)",
         lambda backend: classify.map(REVIEWS, backend=backend),
@@ -180,7 +185,8 @@ PARTS = (
     ),
     DemoPart(
         "fork: three questions about one passage",
-        "A branch is a cursor in the tree of what was computed. All branches go through the model together.",
+        "A branch is a cursor in the tree of what was computed. All branches go through the "
+        "model together.",
         ask_all,
         "run = ask_all.using(temperature=0).run()",
         lambda backend: ask_all.using(backend=backend, temperature=0).run(),
@@ -188,7 +194,8 @@ PARTS = (
     ),
     DemoPart(
         "gen(T): an object of a Python type",
-        "The type is compiled to an automaton. Where it leaves one way on (braces, keys, quotes), nothing is asked.",
+        "The type is compiled to an automaton. Where it leaves one way on (braces, keys, "
+        "quotes), nothing is asked.",
         extract,
         "run = extract.using(temperature=0).run()",
         lambda backend: extract.using(backend=backend, temperature=0).run(),
@@ -196,7 +203,8 @@ PARTS = (
     ),
     DemoPart(
         "n=3: three samples of one prompt",
-        "Samples are forks, too: they share the prompt from the step that computes it. The seed makes them replay.",
+        "Samples are forks, too: they share the prompt from the step that computes it. The "
+        "seed makes them replay.",
         three_tips,
         "run = three_tips.using(seed=7).run()",
         lambda backend: three_tips.using(backend=backend, seed=7).run(),

@@ -138,7 +138,8 @@ def torch() -> Finding:
     cuda = bool(module.cuda.is_available())
     return Finding(
         "ok",
-        f"{importlib.metadata.version('torch')}, {'CUDA ' + str(module.version.cuda) if cuda else 'CPU'}",
+        f"{importlib.metadata.version('torch')}, "
+        f"{'CUDA ' + str(module.version.cuda) if cuda else 'CPU'}",
     )
 
 

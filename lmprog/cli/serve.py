@@ -127,12 +127,14 @@ def _announce(runtime: RuntimeProcess, service: Any, url: str) -> None:
         "dtype": runtime.facts.get("dtype"),
         "engine": runtime.facts.get("engine"),
         "context": f"{info.context_len:,} tokens",
-        "pool": f"{slots:,} tokens in {info.num_pages:,} pages, about {max(1, slots // 1024):,} requests of 1 k",
+        "pool": f"{slots:,} tokens in {info.num_pages:,} pages, about "
+        f"{max(1, slots // 1024):,} requests of 1 k",
         "cache": {"shared": "one for everybody", "key": "one for each key", "strict": "none"}[
             settings.isolation
         ],
         "url": url,
-        "try": f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'",
+        "try": f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d "
+        f"'{body}'",
     }
     for name, value in lines.items():
         if value is not None:

@@ -35,7 +35,8 @@ def pictures(where: str, key: str | None) -> Iterator[Picture]:
     if where.startswith(("ipc://", "tcp://")):
         return _over_wire(where)
     raise InvalidParameter(
-        f"{where!r} is neither a URL nor an address; write http://HOST:PORT, ipc://PATH or tcp://HOST:PORT.",
+        f"{where!r} is neither a URL nor an address; write http://HOST:PORT, ipc://PATH or "
+        "tcp://HOST:PORT.",
         name="where",
         value=where,
     )

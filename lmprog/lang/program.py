@@ -69,7 +69,8 @@ class Program(Generic[P, R]):
             )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ProgramError(
-                f"{function.__name__} yields; a program returns its value, and .stream(...) tells of it early"
+                f"{function.__name__} yields; a program returns its value, and .stream(...) "
+                "tells of it early"
             )
         self.function = function
         self.settings = settings or RunSettings()

@@ -124,7 +124,10 @@ def _jobs(
         [given or {}] * len(prompts) if given is None or isinstance(given, Mapping) else list(given)
     )
     if len(each) != len(prompts):
-        message = f"{len(each)} sampling_params for {len(prompts)} prompts; give one for all, or one for each"
+        message = (
+            f"{len(each)} sampling_params for {len(prompts)} prompts; give one for "
+            "all, or one for each"
+        )
         raise InvalidParameter(
             message, name="sampling_params", value=len(each), allowed=f"1 or {len(prompts)}"
         )

@@ -195,5 +195,7 @@ def _environment() -> dict[str, str]:
 
 
 def python(module: str) -> list[str]:
-    """The command that runs a module; `-P`, so that files in the current folder shadow no module."""
+    """The command that runs a module; `-P`, so that files in the current folder shadow no
+    module.
+    """
     return [sys.executable, "-P", "-m", module]

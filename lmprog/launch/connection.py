@@ -33,7 +33,9 @@ class Connection:
         return self._channel.receive(timeout)
 
     def close(self) -> None:
-        """Ends the connection: waiting calls fail, the runtime frees their branches. Safe to repeat."""
+        """Ends the connection: waiting calls fail, the runtime frees their branches. Safe to
+        repeat.
+        """
         self._channel.close()
 
     def __enter__(self) -> Connection:

@@ -37,11 +37,15 @@ class Parent:
         self._pid = os.getppid()
 
     def stage(self, stage: str) -> None:
-        """Reports a stage of the start, as words that follow "the runtime" (`loads the weights`)."""
+        """Reports a stage of the start, as words that follow "the runtime" (`loads the
+        weights`).
+        """
         self._write({"stage": stage})
 
     def ready(self, address: str, facts: Mapping[str, object]) -> None:
-        """The last report: the runtime serves at `address`; `facts` (plain JSON) are for the user."""
+        """The last report: the runtime serves at `address`; `facts` (plain JSON) are for the
+        user.
+        """
         self._write({"ready": True, "address": address, **facts})
         os.close(self._ready_fd)
 

@@ -1,4 +1,5 @@
-"""The prefix tree of pages: what has been computed, what is locked or pinned, what is evicted first.
+"""The prefix tree of pages: what has been computed, what is locked or pinned, what is evicted
+first.
 
 Integers only: it knows tokens and page numbers, and neither tensors, text, branches nor clocks.
 """

@@ -55,7 +55,9 @@ class EvictionOrder:
             self.num_pinned += by
 
     def touch(self, node: Node) -> None:
-        """The path from the root to `node` was used just now. Locked nodes and roots are not queued."""
+        """The path from the root to `node` was used just now. Locked nodes and roots are not
+        queued.
+        """
         plain, pinned, now = self._plain, self._pinned, self.now
         while (parent := node.parent) is not None:
             if not node.locks:

@@ -45,7 +45,9 @@ class PageAllocator:
         self._free.extend(reversed(back))
 
     def check(self, held: Iterable[int]) -> None:
-        """`held` are the pages of all owners: with the free ones they must be all pages, each once."""
+        """`held` are the pages of all owners: with the free ones they must be all pages, each
+        once.
+        """
         owned = list(held)
         twice = len(owned) - len(set(owned))
         assert not twice, f"{twice} pages have two owners"

@@ -145,7 +145,8 @@ class References:
     # -- nodes that change or go
 
     def update_reserve(self, node: Node) -> None:
-        """Recompute `node.reserves_page`, after any change to its counts, end, children or end page.
+        """Recompute `node.reserves_page`, after any change to its counts, end, children or end
+        page.
 
         A locked node that ends inside a page, has no page for its end, and has no locked child must
         keep one page of its last child when that is evicted. So one page fewer below it can be

@@ -58,7 +58,9 @@ class RadixTree:
     # -- matching and inserting
 
     def match(self, tokens: Tokens, salt: str = "", limit: int | None = None) -> Match:
-        """The longest prefix of `tokens[:limit]` in the tree, exact to the token. Counts as a use."""
+        """The longest prefix of `tokens[:limit]` in the tree, exact to the token. Counts as a
+        use.
+        """
         end = len(tokens) if limit is None else min(limit, len(tokens))
         found = self._shape.find(self._refs.root(salt), tokens, tokens.tobytes(), end)
         self._refs.order.touch(found.node)
@@ -178,7 +180,9 @@ class RadixTree:
         return freed
 
     def clear(self) -> int:
-        """Evict everything that is not locked, even if pinned; returns the number of pages freed."""
+        """Evict everything that is not locked, even if pinned; returns the number of pages
+        freed.
+        """
         return self.evict(self._pages.num_pages + 1)
 
     def discard(self, node: Node, start: int | None = None) -> None:
@@ -187,10 +191,10 @@ class RadixTree:
 
         All that continues from there goes too. Pages go back at once, or when the last lock at or
         below their node is taken back. Whoever stands on discarded tokens finds `node.alive` false,
-        and reserves_page only the unlock. Tokens before `start` go too where only the discarded pages held
-        them (less than a page of them). Give `start` whenever others may have split the node since
-        it was inserted: what a split puts above `node` is wrong as well. Discarding twice is
-        allowed.
+        and reserves_page only the unlock. Tokens before `start` go too where only the discarded
+        pages held them (less than a page of them). Give `start` whenever others may have split the
+        node since it was inserted: what a split puts above `node` is wrong as well. Discarding
+        twice is allowed.
         """
         top = node
         if start is not None:

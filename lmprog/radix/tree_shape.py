@@ -1,4 +1,5 @@
-"""The shape of the prefix tree: walks along tokens, adds leaves, splits nodes, removes what is not needed.
+"""The shape of the prefix tree: walks along tokens, adds leaves, splits nodes, removes what is not
+needed.
 
 Keeps which node owns which page (see `node`). Does not decide what is kept or evicted.
 """

@@ -270,7 +270,8 @@ class Gateway:
         """The cache that a request of `caller` (a digest of its key) sees, as the wire's salt."""
         if asked is not None and not self.settings.allow_cache_salt:
             raise refused(
-                "This server does not allow cache_salt in requests; leave it out, or start the server "
+                "This server does not allow cache_salt in requests; leave it out, or start "
+                "the server "
                 "with --allow-cache-salt.",
                 "cache_salt",
                 "not_allowed",

@@ -58,8 +58,8 @@ class RuntimeLink:
     """The gateway's way to its runtime. All methods belong to the event loop's thread."""
 
     def __init__(self, when_lost: Callable[[LmprogError], None] | None = None) -> None:
-        """`when_lost` is called once for each connection that ended by itself; its owner then brings
-        a new one.
+        """`when_lost` is called once for each connection that ended by itself; its owner then
+        brings a new one.
         """
         self.when_lost = when_lost
         self.observer: Observer | None = None
@@ -159,8 +159,7 @@ class RuntimeLink:
             return RuntimeGone("The runtime ended while it worked on this.")
         return RuntimeRestarted(_RESTARTED)
 
-    # --- for exchanges
-    # -------------------------------------------------------------------------------------------
+    # --- for exchanges ----------------------------------------------------------------------------
 
     def sent(self, ops: Sequence[wire.Op]) -> None:
         if self.observer is not None:
@@ -183,8 +182,7 @@ class RuntimeLink:
     def leave(self, exchange: Exchange) -> None:
         self._exchanges.discard(exchange)
 
-    # --- replies
-    # -------------------------------------------------------------------------------------------------
+    # --- replies ----------------------------------------------------------------------------------
 
     def _read(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         """Body of the reading thread; ends with its connection."""

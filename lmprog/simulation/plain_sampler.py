@@ -1,5 +1,5 @@
-"""A plain numpy sampler, one row at a time: used by the simulation, and as the reference in tests of
-the real sampler.
+"""A plain numpy sampler, one row at a time: used by the simulation, and as the reference in tests
+of the real sampler.
 
 Slow and obvious. Knows requests and results; knows no torch.
 """

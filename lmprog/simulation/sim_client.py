@@ -1,4 +1,6 @@
-"""A client of the simulation: issues random programs op by op, and checks every reply on arrival."""
+"""A client of the simulation: issues random programs op by op, and checks every reply on
+arrival.
+"""
 
 from __future__ import annotations
 

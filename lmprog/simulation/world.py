@@ -224,7 +224,9 @@ class World:
             )
 
     def _check_overtaking(self) -> None:
-        """Bounded waiting: no sequence is overtaken by one of its client that came too much later."""
+        """Bounded waiting: no sequence is overtaken by one of its client that came too much
+        later.
+        """
         order = self.scheduler.waiting.order
         waiting: dict[object, list[Sequence]] = {}
         for sequence in self.scheduler.waiting:

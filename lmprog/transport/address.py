@@ -58,7 +58,9 @@ class CurveClient:
 
 
 def check(address: str, has_keys: bool) -> str:
-    """Returns the address. Raises `InvalidParameter` with what is wrong and what to write instead."""
+    """Returns the address. Raises `InvalidParameter` with what is wrong and what to write
+    instead.
+    """
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in ("ipc", "tcp"):
         raise _refused(address, "ipc://PATH or tcp://127.0.0.1:PORT", "has an unknown scheme")

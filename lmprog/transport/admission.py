@@ -98,7 +98,8 @@ class Admission:
         return wire.Failed(
             call=None,
             code="overloaded",
-            message=f"More than {limit} bytes of replies were waiting for this client to read them, "
+            message=f"More than {limit} bytes of replies were waiting for this client to "
+            "read them, "
             "so its branches were freed; read replies as they come, and connect again.",
         )
 

@@ -43,7 +43,9 @@ class _Backlog:
 
 
 class ZmqRuntimeChannel:
-    """Binds `address`; a port `*` becomes a free one, see `.address`. Other machines need `keys`."""
+    """Binds `address`; a port `*` becomes a free one, see `.address`. Other machines need
+    `keys`.
+    """
 
     def __init__(self, address: str, keys: CurveServer | None = None) -> None:
         addresses.check(address, keys is not None)

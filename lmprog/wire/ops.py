@@ -54,9 +54,9 @@ class Conversation(Message, frozen=True):
     begins.
 
     `messages` and `tools` are JSON, in the shapes that templates know. A template whose source does
-    not contain `mark` writes `plain` instead, without tools. `variables` is a JSON object of further
-    names for the template. Turns opened later do not depend on these. Only the template writes
-    special tokens: their names in messages, tools and variables are text.
+    not contain `mark` writes `plain` instead, without tools. `variables` is a JSON object of
+    further names for the template. Turns opened later do not depend on these. Only the template
+    writes special tokens: their names in messages, tools and variables are text.
     """
 
     messages: Annotated[str, Meta(max_length=33_554_432)]
@@ -193,8 +193,8 @@ class Describe(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """Takes a snapshot of the runtime: the tree's largest nodes, running and waiting sequences. Does
-    not count as a use of the tree.
+    """Takes a snapshot of the runtime: the tree's largest nodes, running and waiting sequences.
+    Does not count as a use of the tree.
 
     `with_text`: with the first words of each node, for clients that may read every prompt.
     """

@@ -147,8 +147,8 @@ class NodeSeen(Message, frozen=True):
 
 
 class SequenceSeen(Message, frozen=True):
-    """One token sequence that runs or waits: one of the `n` results of a gen, or of those that score
-    a select.
+    """One token sequence that runs or waits: one of the `n` results of a gen, or of those that
+    score a select.
     """
 
     program: int

@@ -96,7 +96,10 @@ def test_help_takes_less_than_300_ms_of_processor_time() -> None:
 
 
 def test_importing_the_package_or_the_command_imports_neither_torch_nor_sockets() -> None:
-    code = "import sys, lmprog, lmprog.cli; print({'torch', 'zmq', 'numpy', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys, lmprog, lmprog.cli; print({'torch', 'zmq', 'numpy', 'transformers'} "
+        "& set(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=SOURCE, check=True
     )

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 Fault = tuple[str, str, str]
 _TREE, _SAMPLE, _PLAN = "tree_attention.cuh", "mask_sample.cuh", "items.py"
-_SMALL_WAIT = "        copy_wait<Tile::stages - 2>();\n        block_sync();\n        const int next = tile + Tile::stages - 1;\n        if (next < num_tiles) load_tile<T, dim, Tile::small_threads>"
+_SMALL_WAIT = (
+    "        copy_wait<Tile::stages - 2>();\n        block_sync();\n        const "
+    "int next = tile + Tile::stages - 1;\n        if (next < num_tiles) load_tile<T, dim, "
+    "Tile::small_threads>"
+)
 _LARGE_WAIT = _SMALL_WAIT.replace("small_threads", "large_threads")
 
 ATTENTION: dict[str, Fault] = {
@@ -21,19 +25,19 @@ ATTENTION: dict[str, Fault] = {
         "load_tile<T, dim, Tile::large_threads>(args, item, head, next, next % Tile::stages",
         "load_tile<T, dim, Tile::large_threads>(args, item, head, next, tile % Tile::stages",
     ),
-    "wrong column of a matrix load": (_TREE, "step * 2 + ((lane >> 3) & 1)", "step * 2 + ((lane >> 4) & 1)"),
+    "wrong column of a matrix load": (_TREE, "step * 2 + ((lane >> 3) & 1)", "step * 2 + " "((lane >> 4) & 1)"),
     "wrong row of a transposed load": (_TREE, "swizzled<dim / 8>(row + (lane & 15)", "swizzled<dim / 8>(row + (lane & 7)"),
     "no causal mask": (_TREE, " || at > seen.upto", ""),
     "no window": (_TREE, " || at <= seen.after) s[j][e]", ") s[j][e]"),
-    "window one too long": (_TREE, "? position - args.window : -1", "? position - args.window - 1 : -1"),
+    "window one too long": (_TREE, "? position - args.window : -1", "? position - " "args.window - 1 : -1"),
     "keys beyond the end count": (_TREE, "if (at >= end || ", "if ("),
-    "no barrier between maxima and weights": (_TREE, "        block_sync();\n        float base[2];", "        float base[2];"),
+    "no barrier between maxima and weights": (_TREE, "        block_sync();\n        " "float " "base[2];", "        float base[2];"),
     "no barrier between weights and values": (
         _TREE,
         "a[x]);\n        }\n        block_sync();",
         "a[x]);\n        }",
     ),
-    "no barrier between items": (_TREE, "        block_sync();  // the ring", "        // the ring"),
+    "no barrier between items": (_TREE, "        block_sync();  // the ring", "        // " "the ring"),
     "small tile: sums are not rescaled": (_TREE, "            sum[x] *= factor;\n", ""),
     "large tile: sums are not rescaled": (_TREE, "sum[g][x] *= factor;", ";"),
     "a row without a visible key yet": (_TREE, "now == minus_infinity() ? 0.0f : now", "now"),
@@ -44,41 +48,41 @@ ATTENTION: dict[str, Fault] = {
     "keys in place of values": (_TREE, "swizzled<pieces>(row, piece), from + half", "swizzled<pieces>(row, piece), from"),
     "heads in the wrong order": (
         _TREE,
-        "at_head[x] = head * group + row % group;\n        sight[x] = sight_of(args, token[x]);\n    }\n    u32 q[dim / 16][4];",
-        "at_head[x] = row % group * args.kv_heads + head;\n        sight[x] = sight_of(args, token[x]);\n    }\n    u32 q[dim / 16][4];",
+        "at_head[x] = head * group + row % group;\n        sight[x] = sight_of(args, " "token[x]);\n    }\n    u32 q[dim / 16][4];",
+        "at_head[x] = row % group * args.kv_heads + head;\n        sight[x] = " "sight_of(args, " "token[x]);\n    }\n    u32 q[dim / 16][4];",
     ),
-    "several partials written directly": (_TREE, "if (end - start == 1) {", "if (end - start >= 1) {"),
+    "several partials written directly": (_TREE, "if (end - start == 1) {", "if (end - " "start " ">= 1) {"),
     "weights packed in the wrong order": (_TREE, "a[1] = pack<T>(s[0][2], s[0][3]);", "a[1] = pack<T>(s[0][3], s[0][2]);"),
-    "weight of a partial in base e": (_TREE, "maximum[x] + log2_fast(total));\n    }\n}\n\n// --- 64", "maximum[x] + log_exact(total));\n    }\n}\n\n// --- 64"),
+    "weight of a partial in base e": (_TREE, "maximum[x] + log2_fast(total));\n    " "}\n}\n\n// --- 64", "maximum[x] + log_exact(total));\n    }\n}\n\n// --- 64"),
     "merge in base e": ("tree_merge.cuh", "exp2_fast(", "exp_exact("),
-    "merge without the last partial": ("tree_merge.cuh", "float o[own] = {}, sum = 0.0f;", "float o[own] = {}, sum = 0.0f; if (end - start > 2) continue;"),
+    "merge without the last partial": ("tree_merge.cuh", "float o[own] = {}, sum = " "0.0f;", "float o[own] = {}, sum = 0.0f; if (end - start > 2) continue;"),
     "merge of what was written directly": ("tree_merge.cuh", "if (end - start < 2) continue;", ""),
-    "barrier that half of the threads reach": (_TREE, "    block_sync();\n    for (int x = 0; x < 2; x++) {\n        float total", "    if (warp) block_sync();\n    for (int x = 0; x < 2; x++) {\n        float total"),
+    "barrier that half of the threads reach": (_TREE, "    block_sync();\n    for (int x " "= " "0; x < 2; x++) {\n        float total", "    if (warp) block_sync();\n    for (int x = 0; x < 2; x++) {\n        float total"),
 }  # fmt: skip
 
 SAMPLING: dict[str, Fault] = {
-    "histogram read before it is empty": (_SAMPLE, "shared_store<u64>(kHistogram + i * 8, 0);\n        block_sync();", "shared_store<u64>(kHistogram + i * 8, 0);"),
+    "histogram read before it is empty": (_SAMPLE, "shared_store<u64>(kHistogram + i * " "8, " "0);\n        block_sync();", "shared_store<u64>(kHistogram + i * 8, 0);"),
     "top-p one token too many": (_SAMPLE, "if (own[i] && (double)before < wanted)", "if (own[i] && (double)before <= wanted)"),
     "logits are not restored": (_SAMPLE, "            restore_row(args, pick, logits);\n", ""),
     "mask bits from the wrong end": (_SAMPLE, ">> (token & 31) & 1", ">> (31 - (token & 31)) & 1"),
     "choice without what lies before": (_SAMPLE, "            point -= own;", ""),
     "greedy takes the last of equals": (_SAMPLE, "other == best && its < token", "other == best && its > token"),
-    "penalty multiplies what is positive": (_SAMPLE, "old > 0.0f ? divide(old, repeat) : old * repeat", "old * repeat"),
-    "edits of one thread race with the scan": (_SAMPLE, "            edit_row(args, pick, logits);\n            block_sync();", "            edit_row(args, pick, logits);"),
-    "scores of the warps are not joined": ("score_rows.cuh", "join(maximum, sum, part.x, part.y);", "maximum = part.x, sum = part.y;"),
+    "penalty multiplies what is positive": (_SAMPLE, "old > 0.0f ? divide(old, repeat) : " "old " "* repeat", "old * repeat"),
+    "edits of one thread race with the scan": (_SAMPLE, "            edit_row(args, " "pick, " "logits);\n            block_sync();", "            edit_row(args, pick, logits);"),
+    "scores of the warps are not joined": ("score_rows.cuh", "join(maximum, sum, " "part.x, " "part.y);", "maximum = part.x, sum = part.y;"),
 }  # fmt: skip
 
 PLAN: dict[str, Fault] = {
-    "split counted one too late": (_PLAN, "(positions >= self._split[rows])", "(positions > self._split[rows])"),
-    "every chunk taken for whole": (_PLAN, "is_whole = (index + 1) * chunk <= self._lens[row]", "is_whole = index >= 0"),
-    "lists begin at 0": (_PLAN, "tile_begin += np.repeat(np.cumsum(lengths) - lengths, num_tiles)", "pass"),
+    "split counted one too late": (_PLAN, "(positions >= self._split[rows])", "(positions " "> " "self._split[rows])"),
+    "every chunk taken for whole": (_PLAN, "is_whole = (index + 1) * chunk <= " "self._lens[row]", "is_whole = index >= 0"),
+    "lists begin at 0": (_PLAN, "tile_begin += np.repeat(np.cumsum(lengths) - lengths, " "num_tiles)", "pass"),
     "tiles dropped that still see the run": (_PLAN, "(least_low[tile] < end)", "(least_low[tile] <= begin)"),
-    "mask left out for the first queries of a tile": (_PLAN, "(end - 1 > least_at[tile])", "(end - 1 > most_at[tile])"),
+    "mask left out for the first queries of a tile": (_PLAN, "(end - 1 > " "least_at[tile])", "(end - 1 > most_at[tile])"),
     "mask left out for windows": (_PLAN, "| (start < most_low[tile])", ""),
-    "run begins where the last query looks": (_PLAN, "np.maximum(least_low[tile] - begin, 0)", "np.maximum(most_low[tile] - begin, 0)"),
-    "row sets told apart by size only": (_PLAN, "names = np.add.reduceat(marks, segments.row_starts)", "names = segments.num_rows"),
-    "parting at the longest common beginning": (_PLAN, "num_shared = np.minimum.reduceat", "num_shared = np.maximum.reduceat"),
-    "pages told apart without those before them": (_PLAN, "names: NDArray[np.uint64] = sums - np.repeat(before, counts)", "names = self._batch.page_size * np.ones_like(sums)"),
-    "stale page table: the next row's": (_PLAN, "items[:, 0] = self._page_starts[segments.rows", "items[:, 0] = self._page_starts[1:][segments.rows"),
+    "run begins where the last query looks": (_PLAN, "np.maximum(least_low[tile] - " "begin, " "0)", "np.maximum(most_low[tile] - begin, 0)"),
+    "row sets told apart by size only": (_PLAN, "names = np.add.reduceat(marks, " "segments.row_starts)", "names = segments.num_rows"),
+    "parting at the longest common beginning": (_PLAN, "num_shared = " "np.minimum.reduceat", "num_shared = np.maximum.reduceat"),
+    "pages told apart without those before them": (_PLAN, "names: NDArray[np.uint64] = " "sums " "- np.repeat(before, counts)", "names = self._batch.page_size * np.ones_like(sums)"),
+    "stale page table: the next row's": (_PLAN, "items[:, 0] = " "self._page_starts[segments.rows", "items[:, 0] = self._page_starts[1:][segments.rows"),
     "window longer by one": (_PLAN, "- (window - 1), 0)", "- window, 0)"),
 }  # fmt: skip

@@ -52,8 +52,7 @@ def lines_of(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> list[st
     return printed_by(example, capsys).splitlines()
 
 
-# --- all of them
-# -------------------------------------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------------------
 
 
 def test_every_file_of_the_folder_is_tested_here() -> None:
@@ -99,8 +98,7 @@ def test_the_command_runs_a_program_of_an_example(nano: lmprog.Runtime) -> None:
     assert "\nresult: " in done.stdout
 
 
-# --- one by one
-# -------------------------------------------------------------------------------------------------
+# --- one by one -----------------------------------------------------------------------------------
 
 
 def test_hello_answers_from_the_text_and_finds_it_again(capsys: pytest.CaptureFixture[str]) -> None:

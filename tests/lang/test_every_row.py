@@ -22,12 +22,14 @@ PLAIN = {
     "lang/test_rows_plain.py::test_nothing_hidden",
     "select is scored and a str with scores": "lang/test_program.py::test_a_select_is_a_string",
     "gen(Literal) is confined and typed": "lang/test_typed.py::test_strings_to_choose_from",
-    "gen of every type": "lang/test_typed.py::test_a_generation_comes_back lang/test_typed.py::test_a_pydantic_model "
+    "gen of every type": "lang/test_typed.py::test_a_generation_comes_back "
+    "lang/test_typed.py::test_a_pydantic_model "
     "constraints/test_types.py::test_a_type_takes_its_values",
     "gen by regex, schema, choices, grammar": "lang/test_program.py::test_constraints_by_keyword "
     "lang/test_rows_plain.py::test_a_schema_and_a_grammar",
     "a typed value may be reasoned about": "lang/test_typed_reasoning.py::test_thoughts_are_free",
-    "mypy infers the type": "lang/test_typing.py::test_mypy_infers lang/test_typing.py::test_mypy_reveals",
+    "mypy infers the type": "lang/test_typing.py::test_mypy_infers "
+    "lang/test_typing.py::test_mypy_reveals",
     "fork has the semantics of a TaskGroup": "lang/test_fork.py::test_one_failure_cancels "
     "lang/test_fork.py::test_leaving_a_fork_waits lang/test_fork.py::test_several_failures",
     "fork(on_error='keep') collects": "lang/test_fork.py::test_a_refused_call_leaves",
@@ -55,7 +57,8 @@ PLAIN = {
     "cancelling frees pages": "lang/test_with_runtime.py::test_cancelling_a_task",
     "errors are one tree": "lang/test_rows_plain.py::test_errors_are_one_tree",
     "an error has the program's line": "lang/test_defects.py::test_01_the_traceback",
-    "a seed replays": "lang/test_with_runtime.py::test_a_seed_replays lang/test_replay.py::test_the_seed_of_a_run",
+    "a seed replays": "lang/test_with_runtime.py::test_a_seed_replays "
+    "lang/test_replay.py::test_the_seed_of_a_run",
     "save and replay": "lang/test_replay.py::test_a_saved_run_is_done_again",
     "embedded, remote, HTTP, API, scripted": "lang/test_embedded.py::test_a_program_runs_on_the_shipped_model "
     "lang/test_embedded.py::test_a_second_client backends/test_endpoint.py::test_on_lmprogs_server "
@@ -72,13 +75,16 @@ OPERATOR = {
     "cache": "lang/test_rows_operator_states.py::test_cache",
     "f(s, ...)": "lang/test_rows_operator_states.py::test_a_program_called_with_a_state",
     "every method of a state": "lang/test_rows_operator_states.py::test_a_state_takes "
-    "lang/test_rows_operator_states.py::test_variables lang/test_rows_operator_states.py::test_var_scope "
+    "lang/test_rows_operator_states.py::test_variables "
+    "lang/test_rows_operator_states.py::test_var_scope "
     "lang/test_rows_operator_states.py::test_text_iter",
     "groups and joins": "lang/test_rows_operator_states.py::test_a_group "
     "lang/test_rows_operator_states.py::test_a_join",
-    "separate_reasoning": "lang/test_reasoning.py::test_a_chat_keeps lang/test_typed_reasoning.py::test_where_the",
+    "separate_reasoning": "lang/test_reasoning.py::test_a_chat_keeps "
+    "lang/test_typed_reasoning.py::test_where_the",
     "choice methods in one call over one prefix": "runtime/test_interpreter.py::test_a_select_scores_all_options "
-    "runtime/test_select_is_exact.py::test_every_method lang/test_rows_operator.py::test_a_select_may_draw",
+    "runtime/test_select_is_exact.py::test_every_method "
+    "lang/test_rows_operator.py::test_a_select_may_draw",
     "Engine, global_config": "lang/test_engine.py::test_",
     "an SGLang program runs with its import changed": "lang/test_ported_programs.py::test_ "
     "lang/test_ported_examples.py::test_",
@@ -87,17 +93,21 @@ BEYOND = {
     "token-level state": "lang/test_fork.py::test_branches_share "
     "runtime/test_cache_never_changes_the_answer.py::test_the_answer",
     "healing": "runtime/test_healing.py::test_",
-    "programs on the wire": "lang/test_references.py::test_a_pending lang/test_program.py::test_the_ops_of_one_turn",
+    "programs on the wire": "lang/test_references.py::test_a_pending "
+    "lang/test_program.py::test_the_ops_of_one_turn",
     "select in one pass": "runtime/test_interpreter.py::test_a_select_scores_all_options",
     "budget-aware constraints": "constrained/test_always_closes.py::test_every_finished_text",
-    "structured concurrency": "lang/test_fork.py::test_one_failure lang/test_budget.py::test_a_fork_has",
+    "structured concurrency": "lang/test_fork.py::test_one_failure "
+    "lang/test_budget.py::test_a_fork_has",
     "best-of, vote, race in the runtime": "runtime/test_keeping.py::test_the_best "
     "runtime/test_keeping.py::test_the_majority runtime/test_keeping.py::test_the_fastest "
     "lang/test_contests.py::test_a_race lang/test_contests.py::test_a_vote",
-    "a race of branches": "lang/test_racing.py::test_pending_results lang/test_racing.py::test_coroutines_race",
+    "a race of branches": "lang/test_racing.py::test_pending_results "
+    "lang/test_racing.py::test_coroutines_race",
     "a thousand programs at once": "lang/test_thousand.py::test_every_program",
     "speculation on APIs": "backends/test_speculation.py::test_three_fields",
-    "preview, explain, replay": "lang/test_rehearsal.py::test_what_is_previewed lang/test_replay.py::test_a_saved_run",
+    "preview, explain, replay": "lang/test_rehearsal.py::test_what_is_previewed "
+    "lang/test_replay.py::test_a_saved_run",
 }
 DEFECTS = {
     1: "lang/test_defects.py::test_01_",
@@ -117,14 +127,19 @@ DEFECTS = {
     15: "lang/test_defects.py::test_15_",
     16: "lang/test_defects.py::test_16_",
     17: "lang/test_defects.py::test_17_",
-    18: "lang/test_defects.py::test_18_ runtime/test_interpreter.py::test_a_select_that_is_repeated "
+    18: "lang/test_defects.py::test_18_ "
+    "runtime/test_interpreter.py::test_a_select_that_is_repeated "
     "runtime/test_select_is_exact.py::test_every_method",
     19: "lang/test_defects.py::test_19_",
-    20: "text/test_chat.py::test_a_checkpoint_without_a_template text/test_chat.py::test_the_plain_template "
+    20: "text/test_chat.py::test_a_checkpoint_without_a_template "
+    "text/test_chat.py::test_the_plain_template "
     "text/test_chat.py::test_the_texts_around",
-    21: "lang/test_defects.py::test_21_a_hundred_coroutines lang/test_defects.py::test_21_a_hundred_plain "
-    "lang/test_running.py::test_a_run_out_of_time backends/test_openai_failures.py::test_a_passing_failure",
-    22: "lang/test_defects.py::test_22_a_generated_string lang/test_defects.py::test_22_a_generated_float "
+    21: "lang/test_defects.py::test_21_a_hundred_coroutines "
+    "lang/test_defects.py::test_21_a_hundred_plain "
+    "lang/test_running.py::test_a_run_out_of_time "
+    "backends/test_openai_failures.py::test_a_passing_failure",
+    22: "lang/test_defects.py::test_22_a_generated_string "
+    "lang/test_defects.py::test_22_a_generated_float "
     "backends/test_anthropic.py::test_22_ backends/test_speculation.py::test_22_",
 }
 ROWS = [

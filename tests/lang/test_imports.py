@@ -17,7 +17,8 @@ def _python(code: str) -> str:
 
 def test_importing_the_frontend_loads_nothing_heavy() -> None:
     loaded = _python(
-        "import sys, lmprog, lmprog.testing, lmprog.lang.program, lmprog.backends.default; lmprog.function\n"
+        "import sys, lmprog, lmprog.testing, lmprog.lang.program, lmprog.backends.default; "
+        "lmprog.function\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert loaded == "[]"
@@ -26,7 +27,8 @@ def test_importing_the_frontend_loads_nothing_heavy() -> None:
 def test_no_module_of_the_client_half_loads_anything_heavy() -> None:
     code = (
         "import importlib, pkgutil, sys, lmprog.lang\n"
-        "found = [module.name for module in pkgutil.walk_packages(lmprog.lang.__path__, 'lmprog.lang.')]\n"
+        "found = [module.name for module in pkgutil.walk_packages(lmprog.lang.__path__, "
+        "'lmprog.lang.')]\n"
         "for name in found: importlib.import_module(name)\n"
         f"print(len(found) > 40, [name for name in {HEAVY!r} if name in sys.modules])"
     )
@@ -42,7 +44,10 @@ def test_importing_lmprog_takes_less_than_three_tenths_of_a_second() -> None:
 
 
 def test_every_public_name_can_be_loaded() -> None:
-    code = "import lmprog\nfor name in lmprog.__all__: getattr(lmprog, name)\nprint(len(lmprog.__all__) > 30)"
+    code = (
+        "import lmprog\nfor name in lmprog.__all__: getattr(lmprog, "
+        "name)\nprint(len(lmprog.__all__) > 30)"
+    )
     assert _python(code) == "True"
 
 

@@ -152,9 +152,11 @@ def test_the_engine_counts_the_weights_that_a_token_meets(judged: Judge) -> None
 
 def test_loading_a_native_model_imports_nothing_that_takes_seconds() -> None:
     code = (
-        "import sys; from lmprog.config import RuntimeConfig; from lmprog.runtime.engine.engine import load_engine\n"
+        "import sys; from lmprog.config import RuntimeConfig; from "
+        "lmprog.runtime.engine.engine import load_engine\n"
         "load_engine(RuntimeConfig(model='nano', kv_memory_mb=16))\n"
-        "print([m for m in ('torch', 'transformers', 'safetensors', 'sympy', 'huggingface_hub') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'safetensors', 'sympy', "
+        "'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

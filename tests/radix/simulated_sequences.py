@@ -86,7 +86,9 @@ class Sequences:
     # -- what a scheduler does
 
     def start(self, tokens: array[int], salt: str = "", keep: bool = True) -> Sequence | None:
-        """A new sequence: finds its prefix, computes the rest, and puts it into the tree if `keep`."""
+        """A new sequence: finds its prefix, computes the rest, and puts it into the tree if
+        `keep`.
+        """
         match = self.tree.match(tokens, salt)
         self.check_match(match, tokens, salt)
         exact = (
@@ -141,8 +143,8 @@ class Sequences:
         return True
 
     def keep(self, sequence: Sequence, let_go_first: bool = False) -> None:
-        """Everything of the sequence goes into the tree. Nothing is evicted meanwhile, so it may let go
-        before.
+        """Everything of the sequence goes into the tree. Nothing is evicted meanwhile, so it may
+        let go before.
         """
         length = len(sequence.tokens)
         table = list(sequence.table)
@@ -203,8 +205,8 @@ class Sequences:
         return freed
 
     def discard(self, sequence: Sequence, start: int | None) -> None:
-        """The step that computed the sequence from `start` on failed. Sequences that stood on that go, at
-        once or later.
+        """The step that computed the sequence from `start` on failed. Sequences that stood on that
+        go, at once or later.
         """
         node = sequence.node
         first = node.begin if start is None else start

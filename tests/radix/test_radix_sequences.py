@@ -1,5 +1,5 @@
-"""Sequences that come, go on, go and fail, on a tree with too little memory: any order of them keeps
-every invariant.
+"""Sequences that come, go on, go and fail, on a tree with too little memory: any order of them
+keeps every invariant.
 """
 
 from __future__ import annotations

@@ -54,8 +54,7 @@ def seam_of(call: SequenceGroup) -> bytes | None:
     return task.settings.seam.text if task.settings.seam else None
 
 
-# --- the distribution, enumerated
-# -----------------------------------------------------------------------------------
+# --- the distribution, enumerated -----------------------------------------------------------------
 
 
 @functools.cache
@@ -165,8 +164,7 @@ def test_with_a_constraint_every_text_is_the_prompt_and_a_whole_match(seed: int)
     assert abs(sum(found.values()) - 1) < 1e-9
 
 
-# --- which seams
-# ----------------------------------------------------------------------------------------------------
+# --- which seams ----------------------------------------------------------------------------------
 
 SEAMS: dict[str, tuple[str, bytes | None]] = {
     "http: becomes ://": ("see http:", b":"),
@@ -274,8 +272,7 @@ def test_a_stop_token_may_be_in_the_seam_and_not_go_beyond_it() -> None:
     assert seam_of(built(URL, "see http:", stop_token_ids=(URL.ids[b"://"],))) is None
 
 
-# --- in the runtime
-# -------------------------------------------------------------------------------------------------
+# --- in the runtime -------------------------------------------------------------------------------
 
 GREEDY = wire.SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 

@@ -236,8 +236,7 @@ def test_a_kept_one_that_is_cancelled_leaves_nothing() -> None:
     assert free(talk)
 
 
-# --- contests of calls
-# ----------------------------------------------------------------------------------------------
+# --- contests of calls ----------------------------------------------------------------------------
 
 
 def branches(

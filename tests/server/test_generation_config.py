@@ -126,7 +126,8 @@ def test_a_checkpoints_file_is_read_as_it_stands(tmp_path: Path) -> None:
     assert suggested_sampling(None) == suggested_sampling(tmp_path) == wire.SuggestedSampling()
     file = tmp_path / "generation_config.json"
     file.write_text(
-        '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true, "eos_token_id": [1, 2]}'
+        '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true, "eos_token_id": '
+        "[1, 2]}"
     )
     assert suggested_sampling(tmp_path) == wire.SuggestedSampling(temperature=0.6, top_k=20)
 

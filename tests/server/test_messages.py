@@ -17,8 +17,10 @@ from lmprog.server.openai.tools import Tool, Toolbox, toolbox
 
 SHOWING = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
 OWN = (
-    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
-    "{% for c in m['tool_calls'] or [] %}<tool_call>{{ c['function']['name'] }}:{{ c['function']['arguments']['a'] }}"
+    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ "
+    "m['role'] }}>{{ m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}<tool_call>{{ c['function']['name'] }}:{{ "
+    "c['function']['arguments']['a'] }}"
     "{% endfor %}{% endfor %}<assistant>"
 )
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 4}'}}

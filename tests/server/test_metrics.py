@@ -19,17 +19,24 @@ from tests.server.fake_runtime import Fake, asking
 
 BOARD = Path(__file__).parents[2] / "docs" / "grafana" / "lmprog.json"
 MIRRORED = (
-    "num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries prefix_cache_hits "
-    "prompt_tokens prompt_tokens_cached generation_tokens time_to_first_token_seconds inter_token_latency_seconds "
-    "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds "
-    "num_preemptions request_success admission_rejections corrupted_requests cache_hit_rate evicted_tokens "
+    "num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries "
+    "prefix_cache_hits "
+    "prompt_tokens prompt_tokens_cached generation_tokens time_to_first_token_seconds "
+    "inter_token_latency_seconds "
+    "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "
+    "request_decode_time_seconds "
+    "num_preemptions request_success admission_rejections corrupted_requests cache_hit_rate "
+    "evicted_tokens "
     "num_retracted_reqs kv_evictable_tokens num_aborted_requests scheduler_idle_seconds "
     "grammar_compilation_time_seconds request_inference_time_seconds "
     "request_time_per_output_token_seconds request_prefill_kv_computed_tokens request_params_n "
     "request_params_max_tokens"
 )
 """Of vLLM and SGLang, with our prefix."""
-OURS = "fork_shared_tokens programs engine_restarts wait_passes invariant_failures computed_tokens forced_tokens"
+OURS = (
+    "fork_shared_tokens programs engine_restarts wait_passes invariant_failures "
+    "computed_tokens forced_tokens"
+)
 Samples = dict[str, float]
 
 

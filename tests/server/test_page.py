@@ -80,8 +80,7 @@ def last(found: list[tuple[str, Any]], name: str) -> dict[str, Any]:
     return values[-1]
 
 
-# --- files
-# --------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_the_files_need_no_key_and_bring_a_policy_that_runs_nothing_else(fake: Fake) -> None:
@@ -128,8 +127,7 @@ def test_every_file_that_a_file_names_is_there() -> None:
     assert named == set(FILES) - {"index.html"}
 
 
-# --- pictures
-# -----------------------------------------------------------------------------------------------------
+# --- pictures -------------------------------------------------------------------------------------
 
 
 def test_a_viewer_is_told_what_runs_and_then_what_it_looks_like(fake: Fake) -> None:
@@ -231,8 +229,7 @@ def test_viewers_are_let_go_when_the_server_drains(fake: Fake) -> None:
     asyncio.run(run())
 
 
-# --- the playground
-# -----------------------------------------------------------------------------------------------
+# --- the playground -------------------------------------------------------------------------------
 
 
 def test_a_text_is_told_as_it_comes_and_its_deltas_are_the_text(fake: Fake) -> None:

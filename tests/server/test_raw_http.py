@@ -70,7 +70,8 @@ def is_whole(said: bytes) -> bool:
         (GET + b"".join(b"x-%d: y\r\n" % number for number in range(20_000)),),
         (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",),
         (
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
+            b"5\r\ncontent-length: 6\r\n\r\nhello",
         ),
         (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: nine\r\n\r\n",),
         (b"GET /health HTTP/1.1\r\nhost : x\r\n\r\n",),

@@ -73,7 +73,8 @@ def test_failures_are_marked_and_texts_are_nowhere(fake: Fake) -> None:
 def test_without_a_place_to_send_them_nothing_is_imported() -> None:
     assert isinstance(tracing.traces({}, lambda: "m"), NoTraces)
     code = (
-        "import sys, lmprog.server.service, lmprog.server.observability.tracing as t; t.traces({}, str);"
+        "import sys, lmprog.server.service, lmprog.server.observability.tracing as t; "
+        "t.traces({}, str);"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

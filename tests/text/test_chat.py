@@ -113,7 +113,10 @@ def test_a_template_that_moves_earlier_text_is_refused_with_the_role() -> None:
 
 def test_a_template_that_rewrites_an_earlier_turn_is_refused_with_the_role() -> None:
     """It numbers turns from the end, so each new one changes all before."""
-    source = "{% for m in messages %}<{{ loop.revindex }} {{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+    source = (
+        "{% for m in messages %}<{{ loop.revindex }} {{ m['role'] }}>{{ m['content'] "
+        "}}</>{% endfor %}"
+    )
     template = ChatTemplate(source, {})
     assert template.begin([], "user") == "<1 user>"
     with pytest.raises(NotSupported, match=r"rewrites earlier turns when a 'user' turn"):
@@ -155,14 +158,15 @@ def test_a_template_of_a_long_conversation_costs_a_few_renders_per_turn() -> Non
     assert renders <= 40 * 16
 
 
-# --- rendering
-# ---------------------------------------------------------------------------------------------------
+# --- rendering ------------------------------------------------------------------------------------
 
 
 def test_templates_find_the_names_that_transformers_gives_them() -> None:
     source = (
-        "{{ tools | tojson }} {{ {'a': 'ü<'} | tojson(indent=1) }} {{ strftime_now('%Y') | length }}"
-        "{% generation %} made{% endgeneration %}{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}"
+        "{{ tools | tojson }} {{ {'a': 'ü<'} | tojson(indent=1) }} {{ strftime_now('%Y') | "
+        "length }}"
+        "{% generation %} made{% endgeneration %}{% for i in [1, 2, 3] %}{% if i == 2 %}{% "
+        "break %}{% endif %}"
         " {{ i }}{% endfor %} [{{ bos_token }}]{{ eos_token is defined }}"
     )
     text = ChatTemplate(source, {"bos_token": "<s>"}).render(
@@ -186,7 +190,8 @@ def test_templates_find_the_names_that_transformers_gives_them() -> None:
         "{{ '%999999999d' % 1 }}",
         "{{ 9 ** 64 ** 64 ** 64 }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ "
+        "f(40) }}",
         "{% for i in range(9999) %}{{ messages[0]['content'] }}{% endfor %}",
     ],
 )
@@ -211,8 +216,7 @@ def test_a_template_that_does_not_parse_or_is_too_large_is_a_fault_of_the_checkp
         ChatTemplate(source, {})
 
 
-# --- where templates come from
-# -----------------------------------------------------------------------------------
+# --- where templates come from --------------------------------------------------------------------
 
 
 def folder_with(tmp_path: Path, config: object = None, jinja: str | None = None) -> Path:

@@ -167,23 +167,30 @@ def test_quoted_text_is_tokenised_as_well_as_any(checkpoint: Path) -> None:
 
 
 STYLES = {
-    "trim": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}",
+    "trim": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim "
+    "}}<|im_end|>\n{% endfor %}",
     "string or parts": (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
-        "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ "
+        "m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{% endif "
+        "%}<|im_end|>\n{% endfor %}"
     ),
     "names before contents": (
-        "{% for m in messages %}<|im_start|>{{ m.name or m.role }}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.name or m.role }}{{ m.content "
+        "}}<|im_end|>\n{% endfor %}"
     ),
     "thoughts taken out": (
         "{% for m in messages %}<|im_start|>{% set c = m.content %}{% if '</think>' in c %}"
-        "{% set c = c.split('</think>')[-1].lstrip('\\n') %}{% endif %}{{ c }}<|im_end|>\n{% endfor %}"
+        "{% set c = c.split('</think>')[-1].lstrip('\\n') %}{% endif %}{{ c }}<|im_end|>\n{% "
+        "endfor %}"
     ),
     "tags taken out": (
-        "{% for m in messages %}<|im_start|>{{ m.content | replace('</think>', '') }}<|im_end|>\n{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.content | replace('</think>', '') "
+        "}}<|im_end|>\n{% endfor %}"
     ),
     "as JSON": "{% for m in messages %}<|im_start|>{{ m | tojson }}<|im_end|>\n{% endfor %}",
-    "as ASCII": "{% for m in messages %}<|im_start|>{{ m | tojson(ensure_ascii=True) }}<|im_end|>\n{% endfor %}",
+    "as ASCII": "{% for m in messages %}<|im_start|>{{ m | tojson(ensure_ascii=True) "
+    "}}<|im_end|>\n{% endfor %}",
     "cut short": "{% for m in messages %}<|im_start|>{{ m.content[:12] }}<|im_end|>\n{% endfor %}",
 }
 
@@ -215,9 +222,12 @@ def test_whatever_a_template_does_with_contents_no_forged_token_comes_of_it(
 def test_parts_of_contents_tools_and_their_calls_are_users_too(tmp_path: Path) -> None:
     tokenizer = HfTokenizer(save(tmp_path, with_marks("byte_level")))
     source = (
-        "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}:"
-        "{% for p in m.content %}{{ p.text }}{% endfor %}{% for c in m.tool_calls %}{{ c.function.name }}"
-        "{% for k, v in c.function.arguments.items() %}<arg>{{ k }}={{ v }}</arg>{% endfor %}{% endfor %}<|im_end|>"
+        "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages "
+        "%}<|im_start|>{{ m.role }}:"
+        "{% for p in m.content %}{{ p.text }}{% endfor %}{% for c in m.tool_calls %}{{ "
+        "c.function.name }}"
+        "{% for k, v in c.function.arguments.items() %}<arg>{{ k }}={{ v }}</arg>{% endfor "
+        "%}{% endfor %}<|im_end|>"
         "{% endfor %}"
     )
     bad = "<|im_end|>"

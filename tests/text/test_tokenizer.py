@@ -141,8 +141,7 @@ def test_a_copied_stream_goes_its_own_way(tokenizers: dict[str, AnyTokenizer]) -
     assert second.push(tokens[3]) + second.push(tokens[4]) == "日"
 
 
-# --- a checkpoint's files
-# ----------------------------------------------------------------------------------------
+# --- a checkpoint's files -------------------------------------------------------------------------
 
 
 def test_the_prefix_is_what_the_post_processor_puts_in_front_and_no_suffix_is_added(

@@ -152,7 +152,8 @@ def _body(ask: ApiRequest, model: str, wrapping: ResponseSchema | None) -> Json:
     system, rest = prompt.messages[:begin], prompt.messages[begin:]
     if any(turn.role == "system" for turn in rest):
         raise NotSupported(
-            "Anthropic's API takes system turns at the beginning only; put this one into a user's turn"
+            "Anthropic's API takes system turns at the beginning only; put this one into a "
+            "user's turn"
         )
     if system:
         body["system"] = [{"type": "text", "text": turn.content} for turn in system]

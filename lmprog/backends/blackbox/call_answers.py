@@ -216,8 +216,10 @@ class CallAnswers:
         kind = type(constraint).__name__
         if self._constraints != "best_effort" or not can_be_checked(constraint):
             raise NotSupported(
-                f"{self.api.model} cannot be confined by a {kind}; use a type or schema where it has JSON schemas, "
-                "a backend on lmprog's runtime, or constraints='best_effort' (asks, looks at the text, asks again)"
+                f"{self.api.model} cannot be confined by a {kind}; use a type or schema "
+                "where it has JSON schemas, "
+                "a backend on lmprog's runtime, or constraints='best_effort' (asks, looks at "
+                "the text, asks again)"
             )
         total = wire.Usage()
         seed = op.sampling.seed
@@ -235,7 +237,8 @@ class CallAnswers:
             output.text for output, fit in zip(answer.outputs, fitting, strict=True) if fit is None
         )
         raise ValidationFailed(
-            f"the model wrote {wrong!r}, which is not what the {kind} allows, and was asked {self._tries} times",
+            f"the model wrote {wrong!r}, which is not what the {kind} allows, and was asked "
+            f"{self._tries} times",
             text=wrong,
         )
 
@@ -265,7 +268,8 @@ class CallAnswers:
         """
         if op.method == "unconditional_likelihood_normalized":
             raise NotSupported(
-                "this API does not tell how likely a text is, which unconditional_likelihood_normalized compares; "
+                "this API does not tell how likely a text is, which "
+                "unconditional_likelihood_normalized compares; "
                 "leave the method out: then the model is asked for one of the choices"
             )
         sampling = wire.SamplingParams(

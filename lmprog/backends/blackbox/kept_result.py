@@ -44,6 +44,7 @@ def kept(op: wire.Generate, outputs: tuple[wire.Output, ...]) -> tuple[wire.Outp
 def _mean(output: wire.Output) -> float:
     if not output.logprobs and output.text:
         raise NotSupported(
-            "this API does not tell how likely its results are, which keep='best' compares; use keep='majority'"
+            "this API does not tell how likely its results are, which keep='best' compares; "
+            "use keep='majority'"
         )
     return sum(token.logprob for token in output.logprobs) / max(len(output.logprobs), 1)

@@ -151,7 +151,8 @@ class OpenAIApi:
             numbers = echoed(choice, len(text))
             if not numbers or any(number is None for number in numbers):
                 raise NotSupported(
-                    f"the API does not tell the likelihood of all tokens of {text!r}: a text's first token has none"
+                    f"the API does not tell the likelihood of all tokens of {text!r}: a "
+                    "text's first token has none"
                 )
             found.append(tuple(number for number in numbers if number is not None))
         return tuple(found), usage_of(answer)

@@ -38,7 +38,8 @@ def _is_valid(schema: str, text: str) -> bool:
         import jsonschema
     except ImportError:
         raise NotSupported(
-            "to look at JSON afterwards, the package jsonschema is needed: pip install 'lmprog[openai]'"
+            "to look at JSON afterwards, the package jsonschema is needed: pip install "
+            "'lmprog[openai]'"
         ) from None
     try:
         value = json.loads(text)

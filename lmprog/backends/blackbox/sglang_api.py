@@ -189,7 +189,8 @@ def _tail(meta: Mapping[str, Any], choice: str) -> tuple[float, ...]:
     numbers = last_tokens([row[2] or "" for row in rows], [row[0] for row in rows], len(choice))
     if not numbers or any(number is None for number in numbers):
         raise NotSupported(
-            f"the server does not tell the likelihood of all tokens of {choice!r}: a text's first token has none"
+            f"the server does not tell the likelihood of all tokens of {choice!r}: a text's "
+            "first token has none"
         )
     return tuple(number for number in numbers if number is not None)
 

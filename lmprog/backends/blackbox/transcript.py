@@ -143,7 +143,8 @@ class Transcript:
             return TextPrompt(self.plain)
         if self.role not in (None, "assistant"):
             raise NotSupported(
-                f"a chat model writes the assistant's turns only, and this generation stands in one of {self.role!r}; "
+                "a chat model writes the assistant's turns only, and this generation stands "
+                f"in one of {self.role!r}; "
                 "put it into s.assistant(...)"
             )
         turns = self._turns()
@@ -181,10 +182,12 @@ class Transcript:
 
 
 _OUTSIDE = (
-    "the text {text!r} stands outside of turns, and a chat model is told turns only; put it into s.user(...), "
+    "the text {text!r} stands outside of turns, and a chat model is told turns only; put it "
+    "into s.user(...), "
     "s.system(...) or s.assistant(...), or use a completion model (is_chat_model=False)"
 )
 _NO_ROLES = (
-    "a completion model knows no turns, and this program begins one of {role!r}; append plain text, or use a chat "
+    "a completion model knows no turns, and this program begins one of {role!r}; append "
+    "plain text, or use a chat "
     "model (is_chat_model=True)"
 )

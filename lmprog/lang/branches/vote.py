@@ -96,7 +96,8 @@ class Contested(Generic[T]):
         if not self.done():
             if running_loop() is not None:
                 raise ProgramError(
-                    "waiting for the contest here would stop the event loop; write `await` before it"
+                    "waiting for the contest here would stop the event loop; write `await` "
+                    "before it"
                 )
             self._gens[0].run.client.flush()
             self._decided.wait()

@@ -101,7 +101,10 @@ class Explanation:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"{self.name}: {len(self.calls)} calls on {self.num_branches} branches, {self.num_forks} forks"
+        yield (
+            f"{self.name}: {len(self.calls)} calls on {self.num_branches} branches, "
+            f"{self.num_forks} forks"
+        )
         width = max((len(call.label) for call in self.calls), default=0)
         for call in self.calls:
             shared = (
@@ -125,7 +128,10 @@ class Explanation:
         where = f", in {pages}{fits}" if self.num_pages else ""  # an API does not tell its memory
         yield f"{about}at most {self.worst_tokens:,} tokens computed{where}"
         for call in self.refused:
-            yield f"{call.label} can need {call.longest:,} tokens, and the context is {self.context_len:,}"
+            yield (
+                f"{call.label} can need {call.longest:,} tokens, and the context is "
+                f"{self.context_len:,}"
+            )
         if not self.knows_tokens:
             yield "(this backend has no tokenizer: all counts are approximate)"
         elif not self.is_exact:

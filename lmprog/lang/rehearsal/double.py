@@ -138,7 +138,8 @@ def rehearse(job: Job, settings: RunSettings) -> Rehearsed:
         failure = run.failure
         if failure is not None:
             failure.add_note(
-                "raised in a rehearsal, where generations are placeholders and choices their first option"
+                "raised in a rehearsal, where generations are placeholders and choices their "
+                "first option"
             )
             raise failure
         ops = tuple(op for frame in double.runtime.frames for op in frame)

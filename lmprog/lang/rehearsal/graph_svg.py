@@ -200,11 +200,14 @@ def to_svg(drawing: Drawing) -> str:
     height = max([box.y + box.height for box in boxes], default=_TITLE) + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="monospace" font-size="12" fill="#222">',
-        '<defs><marker id="lmprog-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="monospace" font-size="12" '
+        'fill="#222">',
+        '<defs><marker id="lmprog-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" '
         'orient="auto"><path d="M0 0 8 4 0 8z" fill="#666"/></marker></defs>',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
-        f'<text x="{_MARGIN:.0f}" y="{_TITLE - 8:.0f}" font-size="14" font-weight="bold">{_escaped(title)}</text>',
+        f'<text x="{_MARGIN:.0f}" y="{_TITLE - 8:.0f}" font-size="14" '
+        f'font-weight="bold">{_escaped(title)}</text>',
         *(
             _line(boxes[edge.source], boxes[edge.target], is_use=edge.is_use)
             for edge in drawing.edges
@@ -242,12 +245,18 @@ def _line(source: Box, target: Box, *, is_use: bool) -> str:
             source.middle,
             target.middle,
         )
-        path = f"M{x1:.0f} {y1:.0f}C{x1 + 34:.0f} {y1:.0f} {x2 + 34:.0f} {y2:.0f} {x2 + 1:.0f} {y2:.0f}"
+        path = (
+            f"M{x1:.0f} {y1:.0f}C{x1 + 34:.0f} {y1:.0f} {x2 + 34:.0f} {y2:.0f} "
+            f"{x2 + 1:.0f} {y2:.0f}"
+        )
     elif abs(x1 - x2) < 1:
         path = f"M{x1:.0f} {y1:.0f}V{y2:.0f}"
     else:
         bend = min(_GAP_Y, (y2 - y1) / 2) + 12
-        path = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"
+        path = (
+            f"M{x1:.0f} {y1:.0f}C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} "
+            f"{x2:.0f} {y2:.0f}"
+        )
     return (
         f'<path d="{path}" fill="none"{style} stroke-width="1.3" marker-end="url(#lmprog-arrow)"/>'
     )
@@ -266,10 +275,16 @@ def _box(box: Box, tip: str) -> Iterator[str]:
         yield f'<text {place} y="{baseline:.1f}" font-weight="bold">{_escaped(words.head)}</text>'
     if words.where:
         right = left + box.width - 8
-        yield f'<text x="{right:.1f}" y="{baseline:.1f}" text-anchor="end" fill="#777">{_escaped(words.where)}</text>'
+        yield (
+            f'<text x="{right:.1f}" y="{baseline:.1f}" text-anchor="end" '
+            f'fill="#777">{_escaped(words.where)}</text>'
+        )
     for line in words.lines:
         baseline += _LINE if line is not words.lines[0] or words.head else 0
-        yield f'<text x="{left + 8:.1f}" y="{baseline:.1f}" xml:space="preserve">{_escaped(line)}</text>'
+        yield (
+            f'<text x="{left + 8:.1f}" y="{baseline:.1f}" '
+            f'xml:space="preserve">{_escaped(line)}</text>'
+        )
     yield "</g>"
 
 

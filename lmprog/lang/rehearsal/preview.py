@@ -61,9 +61,15 @@ class Preview:
         for prompt in self.prompts:
             about = "" if prompt.is_exact else "about "
             plus = f", and the results of {len(prompt.results)} calls" if prompt.results else ""
-            yield f"{prompt.label:<{width}}  branch {prompt.branch}  {about}{prompt.num_tokens:,} tokens{plus}"
+            yield (
+                f"{prompt.label:<{width}}  branch {prompt.branch}  "
+                f"{about}{prompt.num_tokens:,} tokens{plus}"
+            )
         if self.prompts:
-            yield "(⟨...⟩ stands for a result; where the program decides on values, the placeholders' way is shown)"
+            yield (
+                "(⟨...⟩ stands for a result; where the program decides on values, the "
+                "placeholders' way is shown)"
+            )
 
 
 def preview_of(graph: Graph, reader: PromptReader) -> Preview:

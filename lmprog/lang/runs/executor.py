@@ -117,7 +117,8 @@ def execute(job: Job, run: Run[Any]) -> None:
         if inspect.iscoroutine(value):
             value.close()
             raise ProgramError(
-                f"{job.name} gives a coroutine that nobody awaits; make it `async def` and await inside"
+                f"{job.name} gives a coroutine that nobody awaits; make it `async def` and "
+                "await inside"
             )
         raise_together([failure for task in run.scope.tasks for failure in task.finish()])
         for gen in run.scope.gens:
@@ -240,7 +241,8 @@ def blocking(job: Job, run: Run[Any]) -> None:
     if running_loop() is not None:
         if scopes.current.get() is not None:
             raise ProgramError(
-                "inside an async program, write `await program.arun(...)` instead of `program.run(...)`"
+                "inside an async program, write `await program.arun(...)` instead of "
+                "`program.run(...)`"
             )
         in_thread(job, run).join()  # a notebook: its loop is busy with this very cell
     elif job.is_async:

@@ -238,8 +238,10 @@ class Recording:
         )  # a folder may stand elsewhere
         if not same_name or welcome.vocab_size != self.vocab_size:
             raise ModelError(
-                f"the run was made with model {self.model!r} ({self.vocab_size:,} tokens), and this runtime has "
-                f"{welcome.model!r} ({welcome.vocab_size:,} tokens); replay it on a runtime with the run's model"
+                f"the run was made with model {self.model!r} ({self.vocab_size:,} tokens), "
+                "and this runtime has "
+                f"{welcome.model!r} ({welcome.vocab_size:,} tokens); replay it on a runtime "
+                "with the run's model"
             )
 
 

@@ -24,7 +24,8 @@ from lmprog.lang.branches.log import plain_text
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
 
 Kind: TypeAlias = Literal[
-    "role", "cached", "partly cached", "computed", "generated", "partly forced", "forced", "selected", "failed",
+    "role", "cached", "partly cached", "computed", "generated", "partly forced", "forced",
+    "selected", "failed",
     "unused",
 ]  # fmt: skip
 
@@ -140,7 +141,10 @@ def _result(gen: Gen[Any]) -> ShownPart:
         if usage.forced
         else "generated"
     )
-    note = f"{name}{usage.generated} tokens generated, {usage.forced} of them forced, in {usage.decode_ms:.0f} ms"
+    note = (
+        f"{name}{usage.generated} tokens generated, {usage.forced} of them forced, in "
+        f"{usage.decode_ms:.0f} ms"
+    )
     if gen.meta.reasoning_tokens is not None:
         of_them = "of them were" if gen.thought is None else "more were"
         note += f"; {gen.meta.reasoning_tokens} {of_them} reasoning, which is not shown"
@@ -150,7 +154,8 @@ def _result(gen: Gen[Any]) -> ShownPart:
 def work(usage: wire.Usage) -> str:
     """One line for a whole run."""
     return (
-        f"{usage.prompt:,} prompt tokens, {usage.cached:,} of them cached; {usage.generated:,} generated, "
+        f"{usage.prompt:,} prompt tokens, {usage.cached:,} of them cached; "
+        f"{usage.generated:,} generated, "
         f"{usage.forced:,} of them forced; {usage.computed:,} computed"
     )
 

@@ -1,4 +1,6 @@
-"""What this machine has: cores for threads, memory that is free. Knows the operating system only."""
+"""What this machine has: cores for threads, memory that is free. Knows the operating system
+only.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from lmprog.errors import InvalidParameter
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register. Everything that `Region.take` returns starts on a multiple."""
+"""Bytes: a cache line, and the widest vector register. Everything that `Region.take` returns starts
+on a multiple.
+"""
 
 Bytes = NDArray[np.uint8]
 
@@ -26,7 +28,8 @@ def pages_that_fit(num_bytes: int, bytes_per_page: int) -> int:
     fit = num_bytes // bytes_per_page
     if fit < 1:
         raise InvalidParameter(
-            f"{num_bytes} bytes of key/value memory hold no page: one needs {bytes_per_page} bytes. "
+            f"{num_bytes} bytes of key/value memory hold no page: one needs {bytes_per_page} "
+            "bytes. "
             "Give more memory or a smaller page size.",
             name="kv_memory",
             value=num_bytes,

@@ -56,7 +56,8 @@ def context_length(config: RuntimeConfig, limit: int) -> int:
     wanted = limit if config.context_len is None else config.context_len
     if not 1 <= wanted <= limit:
         raise InvalidParameter(
-            f"context_len = {wanted} is not possible: {config.model} was made for at most {limit} tokens",
+            f"context_len = {wanted} is not possible: {config.model} was made for at most "
+            f"{limit} tokens",
             name="context_len",
             value=wanted,
             allowed=f"1 .. {limit}",

@@ -126,8 +126,7 @@ def _choose(rows: Tensor, finite: Tensor, picks: Sequence[SampleRequest]) -> tup
     return usable, tokens
 
 
-# --- drawing
-# -----------------------------------------------------------------------------------------------------
+# --- drawing --------------------------------------------------------------------------------------
 
 
 def _draw(relative: Tensor, picks: Sequence[SampleRequest]) -> Tensor:
@@ -199,8 +198,7 @@ def _least_of_nucleus(best: Tensor, wanted: Tensor) -> Tensor:
     return best.gather(1, last)
 
 
-# --- log-probabilities
-# -------------------------------------------------------------------------------------------
+# --- log-probabilities ----------------------------------------------------------------------------
 
 
 def _read(

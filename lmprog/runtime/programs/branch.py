@@ -154,7 +154,9 @@ class RuntimeBranch:
         self.failure = parent.failure
 
     def append(self, text: str, quoted: Sequence[Span] = ()) -> None:
-        """Adds literal text, to be tokenised when needed. Inside a chat turn all of it is quoted."""
+        """Adds literal text, to be tokenised when needed. Inside a chat turn all of it is
+        quoted.
+        """
         if text:
             length = len(self.pending)
             spans = [(0, len(text))] if self.role is not None else quoted

@@ -49,7 +49,9 @@ class ClientState:
         )
 
     def promise(self, ref: wire.Ref) -> Promise:
-        """The text that `ref` refers to; one with an error where there is no such call or result."""
+        """The text that `ref` refers to; one with an error where there is no such call or
+        result.
+        """
         call = self.calls.get(ref.call)
         if call is None or ref.index >= len(call.promises):
             error = UnknownName(

@@ -114,7 +114,9 @@ class Delivery:
     def _unsent_logprobs(
         self, call: ActiveCall, run: GenerateRun, index: int
     ) -> tuple[wire.TokenLogprob, ...]:
-        """Log-probabilities of tokens whose text has been given out, each once; only for streams."""
+        """Log-probabilities of tokens whose text has been given out, each once; only for
+        streams.
+        """
         op, task = call.op, run.group.sequences[index].task
         assert isinstance(task, Generation)
         if not (isinstance(op, wire.Generate) and op.stream and op.sampling.logprobs is not None):

@@ -111,7 +111,8 @@ class Interpreter:
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
             error = ProtocolError(
-                f"the client speaks protocol {hello.version}, this runtime {wire.PROTOCOL_VERSION}; "
+                f"the client speaks protocol {hello.version}, this runtime "
+                f"{wire.PROTOCOL_VERSION}; "
                 "install the same version of lmprog on both sides."
             )
             self._completion.send(client_id, failed(None, error))

@@ -102,7 +102,9 @@ class RunningContest(Generic[C]):
     is_decided: bool = False
 
     def enter(self, call: C, text: str | None) -> list[C]:
-        """A call ended, with a text or (None) without. Returns the running calls that lost by it."""
+        """A call ended, with a text or (None) without. Returns the running calls that lost by
+        it.
+        """
         place = self.entrants.index(call)
         if text is None:
             self.failed.add(place)

@@ -120,7 +120,9 @@ class Generation:
         return self.may_end and self.generated >= self.settings.sampling.min_tokens
 
     def logits_from(self, num_tokens: int) -> int:
-        """The last known token gives the logits to sample from; scored prompts need earlier ones."""
+        """The last known token gives the logits to sample from; scored prompts need earlier
+        ones.
+        """
         sampling = self.settings.sampling
         next_scored = max(sampling.prompt_logprobs_start, 1) + len(self.prompt_logprobs)
         if sampling.prompt_logprobs is None or next_scored >= self.settings.prompt_len:

@@ -22,7 +22,9 @@ _LEAST = -(2**31)  # the tree keeps 32-bit integers
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """`root` is the salt for the tree. Where `shift` is not 0, tokens from `border` on are private."""
+    """`root` is the salt for the tree. Where `shift` is not 0, tokens from `border` on are
+    private.
+    """
 
     root: str = ""
     border: int = 0
@@ -41,16 +43,22 @@ SHARED_NAMESPACE = Namespace()
 
 
 class Namespaces:
-    """Finds a sequence's namespace. `prefixes` are the public ones, as tokens below `vocab_size`."""
+    """Finds a sequence's namespace. `prefixes` are the public ones, as tokens below
+    `vocab_size`.
+    """
 
     def __init__(self, vocab_size: int = 1, prefixes: Sequence[Sequence[int]] = ()) -> None:
         self._vocab_size = vocab_size
         self._prefixes = sorted((array("i", one) for one in prefixes if one), key=len, reverse=True)
         self._numbers: dict[str, int] = {}
-        """By salt, for those that share public prefixes. There is one for each API key; they are kept."""
+        """By salt, for those that share public prefixes. There is one for each API key; they are
+        kept.
+        """
 
     def of(self, tokens: array[int], salt: str) -> Namespace:
-        """Call this with a sequence's first tokens: when it grows, it keeps the namespace it had."""
+        """Call this with a sequence's first tokens: when it grows, it keeps the namespace it
+        had.
+        """
         if not salt.startswith(SHARES_PUBLIC):
             return Namespace(salt)
         border = next((len(one) for one in self._prefixes if tokens[: len(one)] == one), 0)
@@ -62,7 +70,9 @@ class Namespaces:
         return key % self._vocab_size if key < 0 else key
 
     def _shift(self, salt: str) -> int:
-        """Shifts of two salts differ by at least a whole vocabulary. 0 when there are too many salts."""
+        """Shifts of two salts differ by at least a whole vocabulary. 0 when there are too many
+        salts.
+        """
         number = self._numbers.get(salt, len(self._numbers) + 1)
         shift = number * self._vocab_size
         if -shift < _LEAST:

@@ -23,7 +23,9 @@ from lmprog.runtime.scheduling.sequence import Sequence
 
 
 class PageTables:
-    """Attaches sequences to the tree, extends and releases them; collects a step's copies and mirrors."""
+    """Attaches sequences to the tree, extends and releases them; collects a step's copies and
+    mirrors.
+    """
 
     def __init__(self, config: SchedulerConfig, tree: RadixTree, pages: PageAllocator) -> None:
         self._page_size = config.page_size
@@ -41,8 +43,7 @@ class PageTables:
         self._inserted: set[Sequence] = set()
         """Sequences whose rows of this step have been inserted into the tree."""
 
-    # --- the step being planned
-    # ----------------------------------------------------------------------------------
+    # --- the step being planned -------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start a new plan."""
@@ -55,8 +56,7 @@ class PageTables:
         """The copies and mirrors of the plan."""
         return tuple(self._copies), tuple(self._mirrors)
 
-    # --- one sequence
-    # ------------------------------------------------------------------------------------------------
+    # --- one sequence -----------------------------------------------------------------------------
 
     def cached_prefix(self, sequence: Sequence) -> int:
         """Length of the sequence's prefix that is in the tree now."""
@@ -111,7 +111,8 @@ class PageTables:
         )
 
     def release(self, sequence: Sequence, *, pin: bool) -> Node | None:
-        """The sequence ends or is preempted: what it computed enters the tree, other pages are freed.
+        """The sequence ends or is preempted: what it computed enters the tree, other pages are
+        freed.
 
         Returns the node where it ends, pinned, when `pin` and something was computed.
         """
@@ -169,8 +170,7 @@ class PageTables:
         """The pages that only this sequence uses."""
         return sequence.pages[sequence.shared :]
 
-    # --- inside
-    # --------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _shares_part(self, sequence: Sequence) -> bool:
         """Whether the next token's slot is in a page of the tree."""

@@ -18,8 +18,8 @@ from lmprog.runtime.scheduling.sequence import Sequence
 class Row:
     """Tokens `start .. start+count` of `sequence` are computed in this step.
 
-    `pages` is the sequence's page table over positions `0 .. start+count`: position `i` lives in slot
-    `pages[i // page_size] * page_size + i % page_size`. Logits are needed for the positions
+    `pages` is the sequence's page table over positions `0 .. start+count`: position `i` lives in
+    slot `pages[i // page_size] * page_size + i % page_size`. Logits are needed for the positions
     `logits_from .. start+count` (none where `logits_from == start + count`).
     """
 

@@ -1,5 +1,5 @@
-"""The admission order of waiting sequences: pure functions from a sequence to a key. The smaller key
-goes first.
+"""The admission order of waiting sequences: pure functions from a sequence to a key. The smaller
+key goes first.
 
 Keys do not change while a sequence waits, apart from the length of its cached prefix, so the queue
 is kept in order and never sorted again. Preempted sequences go before new ones. A level of priority

@@ -1,8 +1,8 @@
 """Which waiting sequence is admitted next, and whether memory allows it.
 
 Clients take turns by what they were served. Within a client, sequences of programs in memory go
-before others, unless another one has waited longer by more than the policy's margin. A sequence of a
-program that is not in memory needs a place: room for its pages and for what it and all active
+before others, unless another one has waited longer by more than the policy's margin. A sequence of
+a program that is not in memory needs a place: room for its pages and for what it and all active
 programs are expected to add, if need be the places of programs that pause. An overdue one gets the
 places of all paused programs, and meanwhile nobody is admitted before it.
 
@@ -96,7 +96,9 @@ class ProgramAdmission:
         return queue.others.least_rank + self._waiting.order.margin < queue.active.least_rank
 
     def _has_pages(self, sequence: Sequence, running: Items[Sequence]) -> bool:
-        """Locks the sequence's prefix; False, and nothing is locked, when there are too few pages."""
+        """Locks the sequence's prefix; False, and nothing is locked, when there are too few
+        pages.
+        """
         tables = self._memory.tables
         tables.attach(sequence)
         needed = tables.pages_for(sequence, len(sequence.tokens))

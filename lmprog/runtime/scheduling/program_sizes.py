@@ -42,6 +42,8 @@ class ProgramSizes:
         return (total + self._guess(size)) / (count + 1) - size
 
     def _guess(self, size: float) -> float:
-        """The mean of a size that exceeds k times `size` with a chance of 1/k, up to the longest."""
+        """The mean of a size that exceeds k times `size` with a chance of 1/k, up to the
+        longest.
+        """
         low = max(1.0, size)
         return low * (1.0 + log(max(1.0, self._longest / low)))

@@ -1,8 +1,7 @@
 """Decides which sequences compute how many tokens in a step, and owns every page that is not free.
 
-Pure: no clock, no randomness, no transport, no tensors. A step is `plan`, the forward pass, and
-`commit`. There is one kind of step: prefill chunks, decodes, forced tokens and scorings are rows of
-one plan under one token budget.
+Pure: no randomness, no transport, no tensors. A step is `plan`, the forward pass, and `commit`. All
+work (prefill chunks, decodes, forced tokens, scorings) is rows of one plan under one token budget.
 
 Life of a sequence: it waits in the queue; it is *admitted* once its prefix is matched and locked
 and the pages it needs next can be freed; then each step gives it a row. Known tokens enter the tree
@@ -11,9 +10,8 @@ tokens enter when the sequence ends.
 
 When memory runs out, unlocked pages are evicted first. Then the sequences admitted last are
 *preempted*: they are unlocked and keep only their tokens; what they computed stays in the tree
-until its pages are needed. The sequence admitted first can preempt all others, and alone it fits
-the pool (`check_fits` refuses it otherwise), so at least one sequence makes progress in each step.
-"""
+until its pages are needed. The sequence admitted first can preempt all others and fits the pool
+alone (`check_fits` refuses it otherwise), so at least one makes progress in each step."""
 
 from __future__ import annotations
 
@@ -115,8 +113,8 @@ class Scheduler:
         return self._work
 
     def submit(self, group: SequenceGroup) -> None:
-        """Queues all sequences of `group`. Raises `Overloaded` when the queue is full, and then queues
-        none of them.
+        """Queues all sequences of `group`. Raises `Overloaded` when the queue is full, and then
+        queues none of them.
         """
         if len(self.waiting) + len(group.sequences) > self.config.max_waiting:
             raise Overloaded(
@@ -212,7 +210,9 @@ class Scheduler:
         return plan
 
     def commit(self, plan: Plan, requests: LogitsRequests, results: StepResults) -> list[Progress]:
-        """Applies the results of a step. Sequences that ended stay admitted until `end` is called."""
+        """Applies the results of a step. Sequences that ended stay admitted until `end` is
+        called.
+        """
         self.costs.observe(plan.num_tokens, self._clock() - self._step_began)
         progress = []
         for index, row in enumerate(plan.rows):
@@ -230,7 +230,9 @@ class Scheduler:
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:
-        """The step raised: its sequences fail, and nothing it should have computed stays anywhere."""
+        """The step raised: its sequences fail, and nothing it should have computed stays
+        anywhere.
+        """
         for row in plan.rows:
             self.tables.discard_row(row)
         self._restart_discarded({row.sequence for row in plan.rows})
@@ -288,7 +290,9 @@ class Scheduler:
     def _extend(
         self, sequence: Sequence, budget: int, rows: list[Row], planned: set[Sequence]
     ) -> int:
-        """Plans the sequence's next tokens, at most `budget`; returns how many. 0: no memory yet."""
+        """Plans the sequence's next tokens, at most `budget`; returns how many. 0: no memory
+        yet.
+        """
         if sequence.remaining > 1:
             self.tables.attach(sequence)  # others may have computed more of it since
         count = min(sequence.remaining, budget, self.config.max_chunk or budget)

@@ -132,11 +132,15 @@ class Sequence:
         """Known tokens when it was last put into the queue. They enter the tree when they are
         planned; tokens generated since enter when the sequence ends."""
         self.matched = 0
-        """Length of its cached prefix at the last look-up while it waited: a hint for the policy."""
+        """Length of its cached prefix at the last look-up while it waited: a hint for the
+        policy.
+        """
         self.arrival = 0
         """Number of the scheduler's step in which the sequence was submitted."""
         self.admission_order = 0
-        """Order of first admission; the sequence with the highest admission order is preempted first."""
+        """Order of first admission; the sequence with the highest admission order is preempted
+        first.
+        """
         self.num_memory_preemptions = 0
         """How often it was preempted because memory ran out."""
         self.sweep = 0

@@ -76,7 +76,9 @@ class Stats:
     """Scheduler steps between a sequence's arrival and its first admission."""
 
     def count_admission(self, passes: int, num_tokens: int, cached: int) -> None:
-        """A sequence of `num_tokens` was admitted for the first time; the tree had `cached` of them."""
+        """A sequence of `num_tokens` was admitted for the first time; the tree had `cached` of
+        them.
+        """
         self.wait_passes.see(passes)
         self.looked_up_tokens += num_tokens
         self.cached_tokens += cached

@@ -1,5 +1,5 @@
-"""The waiting queue: sequences in admission order, apart by client and by whether their program is in
-memory.
+"""The waiting queue: sequences in admission order, apart by client and by whether their program is
+in memory.
 
 Pushing and removing cost a binary search; nothing is sorted again in a step. Only under `lpm` do
 keys change while a sequence waits (another one computed its prefix): a few sequences are looked up

@@ -35,7 +35,8 @@ MAX_MESSAGES = 4096
 PLAIN = "plain"
 """Name of the template of `Role: text` lines, for models that have none."""
 _PLAIN_SOURCE = (
-    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n{% endfor %}"
+    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] "
+    "}}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 _BYTES_SOURCE = (
@@ -195,8 +196,10 @@ class ChatTemplate:
                 stable = False
         if not stable:
             raise NotSupported(
-                f"the chat template rewrites earlier turns when a {roles[-1]!r} turn is added after "
-                f"{', '.join(before) or 'nothing'}, so such a conversation cannot grow turn by turn."
+                f"the chat template rewrites earlier turns when a {roles[-1]!r} turn is "
+                "added after "
+                f"{', '.join(before) or 'nothing'}, so such a conversation cannot grow turn "
+                "by turn."
             )
         return parts[-1][len(closing) :]
 
@@ -272,7 +275,8 @@ class ChatTemplate:
                 name=roles[-1],
             )
         return NotSupported(
-            f"the chat template does not keep the order of the turns when a {roles[-1]!r} turn comes after {before}, "
+            f"the chat template does not keep the order of the turns when a {roles[-1]!r} "
+            f"turn comes after {before}, "
             "so such a conversation cannot grow turn by turn."
         )
 
@@ -293,7 +297,8 @@ def load_template(folder: Path | None, explicit: str | None = None) -> ChatTempl
     source = template_source(folder, config)
     if source is None:
         raise NotSupported(
-            f"{folder.name} has no chat template, so there are no roles: write the prompt as plain text, "
+            f"{folder.name} has no chat template, so there are no roles: write the prompt as "
+            "plain text, "
             "put a chat_template.jinja into the folder, or give a template explicitly "
             f'("{PLAIN}" writes "User: ..." lines).'
         )

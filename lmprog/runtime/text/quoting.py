@@ -138,7 +138,8 @@ class _Quoter:
             if self._special.isdisjoint(tokens):
                 return [self._ids.get(token, token) for token in tokens if token != self._broken]
         raise NotSupported(
-            "a text spells a special token of this model, and the tokenizer has no other tokens for it. "
+            "a text spells a special token of this model, and the tokenizer has no other "
+            "tokens for it. "
             "Take the token's name out of the text."
         )
 

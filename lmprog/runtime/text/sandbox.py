@@ -53,7 +53,9 @@ class Sandbox:
             raise ModelError(f"the chat template does not parse: {error}") from error
 
     def render(self, names: Mapping[str, object]) -> str:
-        """Raises NotSupported, with the template's own message, where it refuses or does too much."""
+        """Raises NotSupported, with the template's own message, where it refuses or does too
+        much.
+        """
         self._environment.work_left = MAX_WORK
         pieces: list[str] = []
         length = 0

@@ -146,7 +146,8 @@ class _RegexNet:
             ) from error
         if parsed.getwidth()[0] == 0:
             raise InvalidParameter(
-                f"the stop regex {pattern!r} matches the empty text, so every text would stop at once.",
+                f"the stop regex {pattern!r} matches the empty text, so every text would "
+                "stop at once.",
                 name="stop_regex",
                 value=pattern,
                 allowed="patterns that match at least one character",
@@ -204,7 +205,8 @@ class _RegexNet:
             return self._after(state, _AFTER_BREAK if is_line else _AT_START)
         raise NotSupported(
             f"the stop regex {self._pattern!r} uses "
-            f"{str(value if op == 'AT' else op).lower()}, which depends on text behind or ahead; a stop "
+            f"{str(value if op == 'AT' else op).lower()}, which depends on text behind or "
+            "ahead; a stop "
             "is found while the text still grows."
         )
 

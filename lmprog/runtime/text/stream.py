@@ -23,9 +23,9 @@ from lmprog.runtime.text.tokenizer import Tokenizer
 class TextEnd:
     """The end of a generation. `text` is all of it, cut before the stop.
 
-    The first `num_tokens` tokens spell the seam, if there is one, and `text`, without the end of both,
-    `rest`, which is to be tokenised anew with what follows. `delta` is the text that `push` held
-    back.
+    The first `num_tokens` tokens spell the seam, if there is one, and `text`, without the end of
+    both, `rest`, which is to be tokenised anew with what follows. `delta` is the text that `push`
+    held back.
     """
 
     text: str
@@ -185,7 +185,9 @@ class TextStream:
 
     @property
     def num_certain(self) -> int:
-        """Tokens, with the seam's, wholly inside the text given out; all at an end without a stop."""
+        """Tokens, with the seam's, wholly inside the text given out; all at an end without a
+        stop.
+        """
         if self._ended:
             return len(self._borders)
         certain = self._length - len(self._held) if self._stop_at is None else self._stop_at[0]

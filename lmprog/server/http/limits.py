@@ -1,8 +1,8 @@
 """Every limit of a request in one table, from which validation, documentation and the tests of
 borders are made.
 
-The limits of sampling options come from the table of these options. Other fields get their range
-by `Annotated[str, within("name")]`. What depends on the model (vocabulary, context) is checked by the
+The limits of sampling options come from the table of these options. Other fields get their range by
+`Annotated[str, within("name")]`. What depends on the model (vocabulary, context) is checked by the
 runtime. Knows no bodies.
 """
 

@@ -150,7 +150,8 @@ def _spelling(name: str, dialect: wire.Dialect) -> str:
 def markdown() -> str:
     """The table of options in docs/server.md."""
     lines = [
-        "| option | chats, completions, programs | responses | messages | `/generate` | what it does |",
+        "| option | chats, completions, programs | responses | messages | `/generate` | what "
+        "it does |",
         "|---|---|---|---|---|---|",
     ]
     for line in wire.SAMPLING_OPTIONS.values():

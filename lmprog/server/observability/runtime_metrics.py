@@ -2,8 +2,8 @@
 reads it.
 
 Names are those of vLLM and SGLang where these count the same, so that their boards need another
-prefix only. Counters continue over restarts of the runtime, whose own begin again at 0. Knows figures
-by name; does not fetch them.
+prefix only. Counters continue over restarts of the runtime, whose own begin again at 0. Knows
+figures by name; does not fetch them.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Co
         return box, made.constraint or box.constraint
     if not isinstance(made.constraint, wire.JsonSchema):
         raise refused(
-            f"{made.field} constrains the text, which then cannot be a call of a tool; leave out the "
+            f"{made.field} constrains the text, which then cannot be a call of a tool; leave "
+            "out the "
             'tools, or say tool_choice "none".',
             "tool_choice",
             "conflict",

@@ -79,7 +79,8 @@ def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
         case "json_schema":
             if given.json_schema is None or given.json_schema.schema is None:
                 raise refused(
-                    "response_format.json_schema.schema is missing; give the schema, or type 'json_object'.",
+                    "response_format.json_schema.schema is missing; give the schema, or type "
+                    "'json_object'.",
                     "response_format.json_schema.schema",
                 )
             yield (
@@ -88,7 +89,8 @@ def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
             )
         case other:
             raise refused(
-                f"response_format.type is {other[:60]!r}; it must be text, json_object or json_schema.",
+                f"response_format.type is {other[:60]!r}; it must be text, json_object or "
+                "json_schema.",
                 "response_format.type",
                 "invalid_value",
             )

@@ -36,7 +36,8 @@ def text_of(shown: Sequence[dict[str, Any]]) -> str:
     return (
         "You have these functions, each described by the JSON schema of its arguments:\n<tools>\n"
         + "\n".join(as_json(tool) for tool in shown)
-        + "\n</tools>\n\nTo call one, write its name and arguments as a JSON object between tags, and nothing after:\n"
+        + "\n</tools>\n\nTo call one, write its name and arguments as a JSON object between "
+        "tags, and nothing after:\n"
         + f'{BEGIN}\n{{"name": "the function", "arguments": {{"an argument": "its value"}}}}\n{END}'
     )
 

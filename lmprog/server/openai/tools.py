@@ -162,7 +162,8 @@ def toolbox(
         named = tuple(function for function in functions if function.name == choice.function.name)
         if not named:
             raise refused(
-                f"tool_choice names {choice.function.name!r}, and the tools are {', '.join(names) or 'none'}.",
+                f"tool_choice names {choice.function.name!r}, and the tools are "
+                f"{', '.join(names) or 'none'}.",
                 "tool_choice",
             )
         return Toolbox("named", named, shown=named)
@@ -218,7 +219,8 @@ def _described(tool: FunctionTool) -> dict[str, Any]:
 def _function(tool: Tool, at: int) -> FunctionTool:
     if tool.type != "function":
         raise refused(
-            f"tools[{at}].type is {tool.type[:60]!r}; only tools of the type 'function' are supported.",
+            f"tools[{at}].type is {tool.type[:60]!r}; only tools of the type 'function' are "
+            "supported.",
             f"tools[{at}].type",
             "not_supported",
         )
@@ -227,7 +229,8 @@ def _function(tool: Tool, at: int) -> FunctionTool:
     size = len(as_json(tool.function.parameters or {}))
     if size > LIMITS["schema"].maximum:
         raise refused(
-            f"tools[{at}].function.parameters has {size:,} characters as JSON; it may have {LIMITS['schema'].words()}.",
+            f"tools[{at}].function.parameters has {size:,} characters as JSON; it may have "
+            f"{LIMITS['schema'].words()}.",
             f"tools[{at}].function.parameters",
             "invalid_value",
         )

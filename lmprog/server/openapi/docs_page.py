@@ -20,13 +20,17 @@ from lmprog.server.http.auth import LocalRoute
 from lmprog.server.openapi.openapi_document import Json, document
 
 _STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 "
+    "1rem;color-scheme:light dark}"
     "code{font:14px ui-monospace,monospace}summary{cursor:pointer;padding:.3rem 0}"
     "details{border-top:1px solid #8884}b{display:inline-block;min-width:4.5rem}"
     "table{border-collapse:collapse;margin:.5rem 0 1rem;width:100%}"
     "td,th{text-align:left;vertical-align:top;padding:.2rem .6rem;border-bottom:1px solid #8883}"
 )
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action "
+    "'none'; frame-ancestors 'none'"
+)
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -51,9 +55,11 @@ def page(made: Json) -> str:
     """The document as HTML."""
     return "".join(
         [
-            "<!doctype html><html lang=en><meta charset=utf-8><title>lmprog: the HTTP interface</title>",
+            "<!doctype html><html lang=en><meta charset=utf-8><title>lmprog: the HTTP "
+            "interface</title>",
             f"<style>{_STYLE}</style><h1>lmprog {html.escape(made['info']['version'])}</h1>",
-            "<p>Every route of this server. The same for programs: <a href=openapi.json>openapi.json</a>.</p>",
+            "<p>Every route of this server. The same for programs: <a "
+            "href=openapi.json>openapi.json</a>.</p>",
             *(
                 _operation(path, method, one)
                 for path, of in made["paths"].items()
@@ -81,7 +87,8 @@ def _operation(path: str, method: str, one: Json) -> str:
         lines.append("<p>With <code>stream: true</code> it answers with server-sent events.</p>")
     what = html.escape(one["summary"])
     return (
-        f"<details><summary><b>{method.upper()}</b> <code>{html.escape(path)}</code> &ensp;{what}</summary>"
+        f"<details><summary><b>{method.upper()}</b> <code>{html.escape(path)}</code> "
+        f"&ensp;{what}</summary>"
         f"{''.join(lines)}</details>"
     )
 
@@ -89,13 +96,15 @@ def _operation(path: str, method: str, one: Json) -> str:
 def _shape(name: str, schema: Json) -> str:
     needed = set(schema.get("required", ()))
     rows = "".join(
-        f"<tr><td><code>{html.escape(field)}</code>{'' if field in needed else ' <small>optional</small>'}"
+        f"<tr><td><code>{html.escape(field)}</code>"
+        f"{'' if field in needed else ' <small>optional</small>'}"
         f"<td>{_type(of)}<td>{html.escape(', '.join(_ranges(of)))}"
         for field, of in schema.get("properties", {}).items()
     )
     about = html.escape(schema.get("description", ""))
     return (
-        f'<details id="{html.escape(name)}"><summary><code>{html.escape(name)}</code></summary><p>{about}</p>'
+        f'<details id="{html.escape(name)}"><summary><code>{html.escape(name)}</code></summary>'
+        f"<p>{about}</p>"
         f"<table><tr><th>field<th>type<th>range{rows}</table></details>"
     )
 

@@ -60,17 +60,20 @@ _HELP: Mapping[str, str] = {
     "start_wait": "seconds that a request waits for a runtime that is starting; 0: refuse it",
     "request_timeout": "seconds after which a call fails",
     "body_timeout": "seconds that a client may take to send a request",
-    "first_reply_wait": "seconds that a stream waits for its first text before its headers are sent",
+    "first_reply_wait": "seconds that a stream waits for its first text before its headers "
+    "are sent",
     "keep_alive": "seconds of silence after which a stream gets a comment",
     "write_stall": "seconds after which a client that reads nothing is disconnected",
     "drain_seconds": "seconds that requests may take to finish after SIGTERM",
     "stall": "seconds without progress after which the runtime is restarted",
     "longest_step": "longest step, in seconds: a runtime that computes may take this to answer",
-    "device": "what computes: cpu, auto (a GPU where one can be used), cuda, cuda:<number>, emulated",
+    "device": "what computes: cpu, auto (a GPU where one can be used), cuda, cuda:<number>, "
+    "emulated",
     "dtype": "of weights and activations; "
     "default: the checkpoint's own, where this machine supports it",
     "kv_dtype": "of cached keys and values; default: dtype",
-    "engine": "what computes the model; default: native where a compiler is found and the architecture is known",
+    "engine": "what computes the model; default: native where a compiler is found and the "
+    "architecture is known",
     "quantize": "round weights to 8 or 4 bits (native engine)",
     "attention": "which kernels the torch engine uses; default: the best that this machine has",
     "threads": "processor threads; default: all cores; small steps of small models use one",
@@ -84,7 +87,8 @@ _HELP: Mapping[str, str] = {
     "max_rows": "rows of one step",
     "max_chunk": "tokens of one row in one step; 0: only the budget limits it",
     "step_ms": "milliseconds that a step with decoding rows may last; 0: no bound",
-    "policy": "order of the waiting queue: arrival (fcfs), longest cached prefix (lpm), depth first",
+    "policy": "order of the waiting queue: arrival (fcfs), longest cached prefix (lpm), "
+    "depth first",
     "ageing": "seconds of waiting that a level of priority or a cached context is worth",
     "admission": "who gets memory: as many programs as fit until they end, or all",
     "share": "enable prefix caching",

@@ -38,7 +38,9 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class SupervisedRuntime:
-    """Owner of the runtime process; `stop` ends it, and `run`. Belongs to the event loop's thread."""
+    """Owner of the runtime process; `stop` ends it, and `run`. Belongs to the event loop's
+    thread.
+    """
 
     def __init__(
         self,
@@ -96,8 +98,7 @@ class SupervisedRuntime:
         await _in_thread(lambda: runtime.close(grace))
         return runtime.exit_code == 0
 
-    # --- the supervisor's actions
-    # ----------------------------------------------------------------------------------
+    # --- the supervisor's actions -----------------------------------------------------------------
 
     def start(self) -> None:
         self._spawn(self._start())
@@ -118,8 +119,7 @@ class SupervisedRuntime:
         self._link.replace(None)
         self._spawn(self._end())
 
-    # --- carried out
-    # ---------------------------------------------------------------------------------------------
+    # --- carried out ------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

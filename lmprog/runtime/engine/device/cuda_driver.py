@@ -1,4 +1,5 @@
-"""The driver on a GPU: kernels loaded and launched by `cuda.bindings`, memory and products by torch.
+"""The driver on a GPU: kernels loaded and launched by `cuda.bindings`, memory and products by
+torch.
 
 Everything runs on one stream of torch's. This file has not run on hardware yet.
 """

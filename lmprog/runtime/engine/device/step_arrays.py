@@ -27,7 +27,9 @@ class StepRules:
 
 
 def step_arrays(batch: Batch, rules: StepRules) -> Arrays:
-    """Small arrays first; those that grow with contexts last. Arrays of window number w end in w."""
+    """Small arrays first; those that grow with contexts last. Arrays of window number w end in
+    w.
+    """
     plans = [plan_items(batch, rules.tiling, window, rules.most_parts) for window in rules.windows]
     arrays: Arrays = {
         "tokens": batch.tokens,

@@ -1,4 +1,5 @@
-"""Attention of a step on the device: pages, what is written to them, and the kernels that read them.
+"""Attention of a step on the device: pages, what is written to them, and the kernels that read
+them.
 
 Knows layers, heads and addresses of arrays; knows neither weights nor requests.
 """

@@ -1,8 +1,10 @@
-"""Reads a checkpoint's safetensors files: which there are, what is in them, and what is wrong with them.
+"""Reads a checkpoint's safetensors files: which there are, what is in them, and what is wrong with
+them.
 
-Files are memory-mapped; nothing is read before it is asked for. Names, sizes and places are checked first: a damaged
-or hostile file is an error, never a read beyond its end. Pickled checkpoints (`.bin`) are refused: reading them runs
-their code. Knows numpy and files; knows no torch and no model but the sizes it is told to expect.
+Files are memory-mapped; nothing is read before it is asked for. Names, sizes and places are checked
+first: a damaged or hostile file is an error, never a read beyond its end. Pickled checkpoints
+(`.bin`) are refused: reading them runs their code. Knows numpy and files; knows no torch and no
+model but the sizes it is told to expect.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from numpy.typing import NDArray
 from lmprog.errors import ModelError
 
 FLOATS: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-"""Types that are read, as safetensors spells them, and how numpy holds them: bfloat16 as its bits."""
+"""Types that are read, as safetensors spells them, and how numpy holds them: bfloat16 as its
+bits.
+"""
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _SHOWN = 8
 """Names in an error message; more are counted."""
@@ -71,7 +75,9 @@ class Checkpoint:
         )
 
     def release(self, name: str) -> None:
-        """Lets the system take back the memory that holds the weight; it is read from the file if asked for again."""
+        """Lets the system take back the memory that holds the weight; it is read from the file if
+        asked for again.
+        """
         stored = self._stored[name]
         page = mmap.PAGESIZE
         start, end = -(-stored.start // page) * page, stored.end // page * page
@@ -138,7 +144,9 @@ def _place(memory: mmap.mmap, entry: Mapping[str, Any], first: int) -> Stored:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those its index names, else the only ones there are."""
+    """The safetensors files of a checkpoint: those its index names, else the only ones there
+    are.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -157,8 +165,10 @@ def checkpoint_files(folder: Path) -> list[Path]:
         return files
     if list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
         raise ModelError(
-            f"{folder} has its weights as pickled files (.bin, .pt), which lmprog does not read: unpickling runs code "
-            "from the file. Save them as safetensors, with save_pretrained of transformers for example."
+            f"{folder} has its weights as pickled files (.bin, .pt), which lmprog does not "
+            "read: unpickling runs code "
+            "from the file. Save them as safetensors, with save_pretrained of transformers "
+            "for example."
         )
     raise ModelError(f"{folder} has no weights: no model.safetensors and no index of one")
 

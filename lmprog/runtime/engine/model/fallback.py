@@ -180,7 +180,8 @@ def foreign_config(folder: Path) -> Any:
 def _loaded(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> Any:
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ModelError(
-            f"{folder} is no language model that transformers can generate with ({config.model_type})"
+            f"{folder} is no language model that transformers can generate with "
+            f"({config.model_type})"
         )
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -207,7 +208,8 @@ def _loaded(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> An
         raise ModelError(f"the weights of {folder} do not fit its config.json; " + "; ".join(wrong))
     if getattr(model, "_is_stateful", False):
         raise ModelError(
-            f"{config.model_type} keeps a state that is not keys and values: it cannot share prefixes"
+            f"{config.model_type} keeps a state that is not keys and values: it cannot share "
+            "prefixes"
         )
     return model.eval()
 
@@ -219,7 +221,8 @@ def _context_len(folder: Path, text: Any) -> int:
     limit = getattr(text, "max_position_embeddings", None)
     if not isinstance(limit, int):
         raise ModelError(
-            f"the config of {folder} does not say how long a context may be (max_position_embeddings)"
+            f"the config of {folder} does not say how long a context may be "
+            "(max_position_embeddings)"
         )
     rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     nested = bool(rope) and all(

@@ -1,5 +1,5 @@
-"""Shapes of the families that only the native engine decodes: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM 3,
-Granite.
+"""Shapes of the families that only the native engine decodes: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM
+3, Granite.
 
 Each is a Llama but for some fields: what is its own is taken out of config.json here, the rest is
 read as a Llama's, which refuses what nobody knows by name.
@@ -23,8 +23,8 @@ def is_native(model_type: str) -> bool:
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
-    """The shape of a checkpoint that `is_native`. Raises ModelError for what the native engine cannot
-    compute."""
+    """The shape of a checkpoint that `is_native`. Raises ModelError for what the native engine
+    cannot compute."""
     name = config["model_type"]
     if name in FAMILIES:
         return read_shape(config)

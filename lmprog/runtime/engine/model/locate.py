@@ -44,7 +44,8 @@ def locate(model: str) -> Path | None:
     if _HUB_ID.fullmatch(model) and not model.startswith("."):
         return _from_hub(model)
     raise ModelError(
-        f"there is no model {model!r}: give a folder, 'nano', 'dummy:tiny' or a hub id like 'owner/name'"
+        f"there is no model {model!r}: give a folder, 'nano', 'dummy:tiny' or a hub id like "
+        "'owner/name'"
     )
 
 
@@ -83,7 +84,8 @@ def _from_hub(model: str) -> Path:
         )
     except ImportError:
         raise ModelError(
-            f"there is no folder {model!r}, and without huggingface_hub it cannot be fetched as a hub id: "
+            f"there is no folder {model!r}, and without huggingface_hub it cannot be fetched "
+            "as a hub id: "
             "pip install 'lmprog[hub]'"
         ) from None
     try:

@@ -85,14 +85,17 @@ class Probe:
         wanted = int(config.num_hidden_layers)
         if numbers != list(range(wanted)):
             raise ModelError(
-                f"{folder} ({config.model_type}) has {wanted} layers, of which {len(numbers)} attend through the "
-                "attention interface of transformers: models with other layers, or with attention of their own, cannot "
+                f"{folder} ({config.model_type}) has {wanted} layers, of which "
+                f"{len(numbers)} attend through the "
+                "attention interface of transformers: models with other layers, or with "
+                "attention of their own, cannot "
                 "run on pages"
             )
         layers = tuple(layer for _, layer in self._seen)
         if len({layer.sizes for layer in layers}) != 1:
             raise ModelError(
-                f"{folder} ({config.model_type}) has layers with different heads, which is not supported"
+                f"{folder} ({config.model_type}) has layers with different heads, which is "
+                "not supported"
             )
         _refuse_hidden_windows(folder, config, layers)
         return layers
@@ -102,7 +105,8 @@ def _refuse_options(layer: int, options: dict[str, Any]) -> None:
     given = {name for name, value in options.items() if value is not None} - _IRRELEVANT
     if unknown := sorted(given - _UNDERSTOOD):
         raise ModelError(
-            f"attention of layer {layer} wants {', '.join(unknown)}, which paged attention does not have"
+            f"attention of layer {layer} wants {', '.join(unknown)}, which paged attention "
+            "does not have"
         )
     if options.get("is_causal") is False:
         raise ModelError(f"attention of layer {layer} is not causal: it looks ahead")
@@ -115,7 +119,8 @@ def _refuse_hidden_windows(folder: Path, config: Any, layers: tuple[ProbedLayer,
     kinds = list(getattr(config, "layer_types", None) or [])
     if strange := sorted(set(kinds) - _KINDS):
         raise ModelError(
-            f"{folder} ({config.model_type}) has layers of the types {strange}, which are not supported"
+            f"{folder} ({config.model_type}) has layers of the types {strange}, which are "
+            "not supported"
         )
     if getattr(config, "attention_chunk_size", None) is not None:
         raise ModelError(
@@ -130,6 +135,7 @@ def _refuse_hidden_windows(folder: Path, config: Any, layers: tuple[ProbedLayer,
     )
     if unsaid:
         raise ModelError(
-            f"{folder} ({config.model_type}) has a sliding window that its attention layers do not state: "
+            f"{folder} ({config.model_type}) has a sliding window that its attention layers "
+            "do not state: "
             f"layers with one by the config: {declared}, by the layers: {windowed}"
         )

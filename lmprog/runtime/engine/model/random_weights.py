@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 
 class RandomSource:
-    """Weights drawn from a seed and their names: a model that computes like any other and says nothing sensible."""
+    """Weights drawn from a seed and their names: a model that computes like any other and says
+    nothing sensible.
+    """
 
     def __init__(self, sizes: Mapping[str, tuple[int, ...]], seed: int) -> None:
         self._sizes = sizes

@@ -77,11 +77,13 @@ def read_rope(config: Mapping[str, Any], context_len: int) -> Rope:
     partial = config.get("partial_rotary_factor") if partial is None else partial
     if partial not in (None, 1.0):
         raise ModelError(
-            f"partial_rotary_factor = {partial} is not supported: the native decoder rotates whole heads"
+            f"partial_rotary_factor = {partial} is not supported: the native decoder rotates "
+            "whole heads"
         )
     if kind not in _FIELDS:
         raise ModelError(
-            f"rope type {kind!r} is not supported by the native decoder; it knows {', '.join(sorted(_FIELDS))}. "
+            f"rope type {kind!r} is not supported by the native decoder; it knows "
+            f"{', '.join(sorted(_FIELDS))}. "
             "Rotations that change with the length of the sequence would make kept keys wrong."
         )
     unknown = sorted(name for name in set(scaling) - _FIELDS[kind] if scaling[name] is not None)

@@ -48,8 +48,10 @@ def check(model: Checked, folder: Path, dtype: torch.dtype) -> None:
     difference = float((torch.cat(steps) - own).abs().mean() / own.std().clamp_min(1e-12))
     if not difference <= _TOLERANCE[dtype]:
         raise ModelError(
-            f"{folder} computes something else on paged keys and values than by itself: its logits differ by "
-            f"{difference:.2g} standard deviations. It probably keeps a state that is not keys and values"
+            f"{folder} computes something else on paged keys and values than by itself: its "
+            "logits differ by "
+            f"{difference:.2g} standard deviations. It probably keeps a state that is not "
+            "keys and values"
         )
 
 

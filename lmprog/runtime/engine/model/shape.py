@@ -116,9 +116,10 @@ def _words(text: str) -> frozenset[str]:
 
 _READ = _words(
     """
-    model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
-    num_key_value_heads head_dim hidden_act max_position_embeddings original_max_position_embeddings rms_norm_eps
-    tie_word_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor
+    model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers
+    num_attention_heads num_key_value_heads head_dim hidden_act max_position_embeddings
+    original_max_position_embeddings rms_norm_eps tie_word_embeddings rope_theta rope_scaling
+    rope_parameters partial_rotary_factor
     """
 )
 _WINDOW_FIELDS = {
@@ -128,14 +129,16 @@ _WINDOW_FIELDS = {
 }
 _HARMLESS = _words(
     """
-    transformers_version torch_dtype dtype use_cache initializer_range attention_dropout hidden_dropout
-    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id decoder_start_token_id
-    pretraining_tp unsloth_fixed unsloth_version name_or_path task_specific_params id2label label2id num_labels
-    problem_type return_dict return_dict_in_generate output_hidden_states output_attentions output_scores
-    tokenizer_class prefix torchscript chunk_size_feed_forward is_decoder max_length min_length do_sample early_stopping
-    num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
-    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
-    forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    transformers_version torch_dtype dtype use_cache initializer_range attention_dropout
+    hidden_dropout bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id
+    decoder_start_token_id pretraining_tp unsloth_fixed unsloth_version name_or_path
+    task_specific_params id2label label2id num_labels problem_type return_dict
+    return_dict_in_generate output_hidden_states output_attentions output_scores tokenizer_class
+    prefix torchscript chunk_size_feed_forward is_decoder max_length min_length do_sample
+    early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    bad_words_ids num_return_sequences forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
     finetuning_task tf_legacy_loss use_bfloat16 pruned_heads
     """
 )
@@ -154,7 +157,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{path} does not say which model it is: no model_type")
     if config.get("auto_map"):
         raise ModelError(
-            f"{path} wants code of its own to be run (auto_map), which lmprog never does. If the model is an ordinary "
+            f"{path} wants code of its own to be run (auto_map), which lmprog never does. If "
+            "the model is an ordinary "
             f"{config['model_type']}, remove auto_map from the file."
         )
     return config
@@ -177,7 +181,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         raise ModelError(f"heads of {head_dim} dimensions cannot be rotated in pairs")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(
-            f"hidden_act = {config['hidden_act']!r} is not supported by the native decoder, only 'silu'"
+            f"hidden_act = {config['hidden_act']!r} is not supported by the native decoder, "
+            "only 'silu'"
         )
     context_len = _size(config, "max_position_embeddings", family.context_len)
     attention_bias = "attention_bias" in family.biases and bool(config.get("attention_bias"))
@@ -208,7 +213,8 @@ def _refuse_unknown(config: Mapping[str, Any], name: str, family: _Family) -> No
         )
     if config.get("quantization_config"):
         raise ModelError(
-            "the checkpoint is quantized (quantization_config); lmprog reads float32, bfloat16 and float16"
+            "the checkpoint is quantized (quantization_config); lmprog reads float32, "
+            "bfloat16 and float16"
         )
     known = _READ | _HARMLESS | family.biases | _WINDOW_FIELDS[family.windows]
     unknown = sorted(
@@ -221,7 +227,8 @@ def _refuse_unknown(config: Mapping[str, Any], name: str, family: _Family) -> No
     if unknown:
         raise ModelError(
             f"config.json has fields that the native decoder of {name} does not know: "
-            f"{', '.join(f'{field} = {config[field]!r}' for field in unknown)}. They may change what the model "
+            f"{', '.join(f'{field} = {config[field]!r}' for field in unknown)}. They may "
+            "change what the model "
             "computes; remove those from the file that do not."
         )
 
@@ -255,7 +262,8 @@ def _windows(config: Mapping[str, Any], family: _Family) -> tuple[int | None, ..
         ]
     if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
         raise ModelError(
-            f"layer_types must name sliding_attention or full_attention for each of {layers} layers: {kinds}"
+            f"layer_types must name sliding_attention or full_attention for each of {layers} "
+            f"layers: {kinds}"
         )
     if "sliding_attention" in kinds and window is None:
         raise ModelError("layer_types has sliding_attention, but use_sliding_window is not set")

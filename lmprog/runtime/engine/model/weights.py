@@ -1,4 +1,5 @@
-"""The weights of a checkpoint, or random ones, in the fused form that the torch decoder computes with.
+"""The weights of a checkpoint, or random ones, in the fused form that the torch decoder computes
+with.
 
 Files are memory-mapped and read one layer at a time, so that the peak is the model plus one layer.
 """

@@ -1,6 +1,8 @@
-"""The native engine: a batch in, logits out, in one call of C++ (`kernels/include/lmprog_engine.h`).
+"""The native engine: a batch in, logits out, in one call of C++
+(`kernels/include/lmprog_engine.h`).
 
-Owns packed weights, key/value memory and the handle. Knows batches and numpy; knows no request, and no torch.
+Owns packed weights, key/value memory and the handle. Knows batches and numpy; knows no request, and
+no torch.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ class NativeEngine:
         """
         if batch.page_size != self.memory.page_size:
             raise ValueError(
-                f"the batch has pages of {batch.page_size} slots, the memory of {self.memory.page_size}"
+                f"the batch has pages of {batch.page_size} slots, the memory of "
+                f"{self.memory.page_size}"
             )
         step = interface.CStep(
             rows=self._rows(batch),

@@ -1,7 +1,7 @@
 """Packs a model's weights for the native engine, one by one, into one block of memory.
 
-Where weights come from is a `Source`: a checkpoint's files, or random numbers. Each is given back to the system as soon
-as it is packed, so that the peak is the packed model and one weight.
+Where weights come from is a `Source`: a checkpoint's files, or random numbers. Each is given back
+to the system as soon as it is packed, so that the peak is the packed model and one weight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _SOURCE_TYPES[np.dtype(np.uint16)] = interface.BF16
 
 
 class Source(Protocol):
-    """Weights by their names in a checkpoint: float32, float16, or the bits of bfloat16 as uint16."""
+    """Weights by their names in a checkpoint: float32, float16, or the bits of bfloat16 as
+    uint16.
+    """
 
     def array(self, name: str) -> NDArray[Any]: ...
 
@@ -41,7 +43,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A model's packed weights. `layers` have a place for each product and vector of the C interface."""
+    """A model's packed weights. `layers` have a place for each product and vector of the C
+    interface.
+    """
 
     weight_type: str
     layers: tuple[Mapping[str, Bytes], ...]

@@ -14,7 +14,9 @@ from lmprog.runtime.engine.native.interface import up32
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows `begin .. begin + rows` of a weight; they become outputs of a product (lmprog_engine.h says which)."""
+    """Rows `begin .. begin + rows` of a weight; they become outputs of a product (lmprog_engine.h
+    says which).
+    """
 
     name: str
     begin: int
@@ -79,7 +81,9 @@ def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
 
 
 def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
-    """The layer's biases and norms by the names of the C interface; what the model lacks is absent."""
+    """The layer's biases and norms by the names of the C interface; what the model lacks is
+    absent.
+    """
     prefix = f"model.layers.{layer}."
     found = dict(_biases(shape, prefix))
     for name, weight in _NORMS[shape.norms].items():
@@ -149,7 +153,9 @@ def _biases(shape: ModelShape, prefix: str) -> Iterator[tuple[str, Vector]]:
 
 
 def _own_bias_sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The three biases of queries, keys and values, which one vector joins, are not equally long."""
+    """The three biases of queries, keys and values, which one vector joins, are not equally
+    long.
+    """
     if not shape.qkv_bias:
         return
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -1,5 +1,6 @@
-"""Tokens and log-probabilities from logits in one call of C++ (`kernels/include/lmprog_sampling.h`),
-on the threads of a native engine. Chooses what `TorchSampler` chooses. Knows picks and numpy.
+"""Tokens and log-probabilities from logits in one call of C++
+(`kernels/include/lmprog_sampling.h`), on the threads of a native engine. Chooses what
+`TorchSampler` chooses. Knows picks and numpy.
 """
 
 from __future__ import annotations
