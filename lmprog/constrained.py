@@ -12,7 +12,7 @@ import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
@@ -22,6 +22,8 @@ from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import InvalidParameter, UnsupportedSchema
 from lmprog.lang.ops import typed
+from lmprog.lang.ops.json_layout import JsonLayout, with_layout
+from lmprog.lang.ops.sampling import unknown_option
 from lmprog.runtime.programs.call_constraints import spec_of, vocabulary_of
 
 EXAMPLE_BYTES = 160
@@ -184,30 +186,41 @@ class Constrained:
         return found, finals
 
 
-def constraint(
-    *,
-    regex: str | None = None,
-    schema: Mapping[str, Any] | str | None = None,
-    choices: Sequence[str] | None = None,
-    grammar: str | None = None,
-    type: object = None,
-) -> Constrained:
-    """The constraint that `gen` would use for the same keyword; exactly one is given.
+class ConstraintKeywords(JsonLayout, total=False):
+    """What a text can be confined to, one of them, and how JSON is written; as in `gen`."""
+
+    regex: str | None
+    schema: Mapping[str, Any] | str | None
+    choices: Sequence[str] | None
+    grammar: str | None
+    type: object
+
+
+_KINDS = ("regex", "schema", "choices", "grammar", "type")
+
+
+def constraint(**options: Unpack[ConstraintKeywords]) -> Constrained:
+    """The constraint that `gen` would use for the same keywords; exactly one of regex, schema,
+    choices, grammar and type is given. `whitespace` and `order` say how JSON is written.
 
     Raises RequestRejected where it is malformed, not supported, or nothing would match.
     """
-    given = {"regex": regex, "schema": schema, "choices": choices, "grammar": grammar, "type": type}
+    rest: dict[str, Any] = {**options}
+    given = {name: rest.pop(name, None) for name in _KINDS}
     said = [name for name, value in given.items() if value is not None]
     if len(said) != 1:
         raise InvalidParameter(
-            f"{' and '.join(said) or 'nothing'} was given; give one of {', '.join(given)}",
+            f"{' and '.join(said) or 'nothing'} was given; give one of {', '.join(_KINDS)}",
             name=" and ".join(said),
             allowed="exactly one",
         )
-    return Constrained(_asked(said[0], given[said[0]]))
+    asked = with_layout(_asked(said[0], given[said[0]]), rest)
+    if rest:
+        raise unknown_option(next(iter(rest)), ConstraintKeywords.__annotations__)
+    return Constrained(asked or wire.Regex("(?s:.*)"))
 
 
-def _asked(name: str, value: Any) -> wire.Constraint:
+def _asked(name: str, value: Any) -> wire.Constraint | None:
     if name == "regex":
         return wire.Regex(
             _text(
@@ -224,7 +237,7 @@ def _asked(name: str, value: Any) -> wire.Constraint:
         return wire.Choices(tuple(_text("a choice", choice, "text") for choice in value))
     if name == "grammar":
         return wire.Grammar(_text(name, value, "text"))
-    return typed.constraint_of(value) or wire.Regex("(?s:.*)")
+    return typed.constraint_of(value)
 
 
 def _schema_text(schema: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -124,6 +124,22 @@ def test_a_regex_is_refused_where_the_api_cannot_enforce_it() -> None:
     with ScriptedApi(document("When? 1815")) as api, on(api) as backend:
         with pytest.raises(NotSupported, match="best_effort"):
             dated.using(backend=backend).run()
+        assert api.requests == []
+
+
+@pytest.mark.parametrize("layout", [{"whitespace": "compact"}, {"order": "any"}])
+@pytest.mark.parametrize("options", [{}, {"dialect": "vllm"}, {"constraints": "best_effort"}])
+def test_a_layout_of_json_is_refused_as_no_api_has_a_field_for_it(
+    layout: dict[str, Any], options: dict[str, Any]
+) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> list[int]:
+        s.user("numbers")
+        return s.gen(list[int], **layout).value
+
+    with ScriptedApi(chat({"numbers": "[1]"})) as api, on(api, **options) as backend:
+        with pytest.raises(NotSupported, match="whitespace and order"):
+            program.using(backend=backend).run()
         assert api.requests == []
 
 

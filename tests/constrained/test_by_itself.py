@@ -51,6 +51,30 @@ def test_every_kind_accepts_what_it_says() -> None:
         assert made.engine == "lmprog"
 
 
+def test_json_is_taken_in_the_layout_that_is_given() -> None:
+    number = {"type": "integer"}
+    schema = {
+        "type": "object",
+        "properties": {"a": number, "b": number},
+        "additionalProperties": False,
+    }
+    texts = ['{"a": 1, "b": 2}', '{"a":1,"b":2}', '{"b": 2, "a": 1}', '{\n  "a": 1\n}']
+    cases: list[tuple[dict[str, Any], list[bool]]] = [
+        ({}, [True, False, False, False]),
+        ({"whitespace": "compact"}, [False, True, False, False]),
+        ({"whitespace": "indented"}, [False, False, False, True]),
+        ({"whitespace": "flexible"}, [True, True, False, True]),
+        ({"order": "any"}, [True, False, True, False]),
+        ({"whitespace": "flexible", "order": "any"}, [True, True, True, True]),
+    ]
+    for layout, expected in cases:
+        made = lmprog.constraint(schema=schema, **layout)
+        assert [made.accepts(text) for text in texts] == expected, layout
+    assert lmprog.constraint(type=list[int], whitespace="compact").accepts("[1,2]")
+    with pytest.raises(InvalidParameter, match="unknown option 'shema'; did you mean 'schema'"):
+        lmprog.constraint(regex="a", shema={})  # type: ignore[call-arg]
+
+
 def test_a_grammar_says_which_engine_serves_it() -> None:
     pytest.importorskip("llguidance")
     assert (

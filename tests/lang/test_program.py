@@ -178,6 +178,48 @@ def test_constraints_by_keyword_travel_as_they_are() -> None:
     ]
 
 
+def test_how_json_is_written_travels_with_schemas_and_types() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s += "x" + lmprog.gen("a", schema={"type": "object"}, whitespace="compact", order="any")
+        s.gen(json_schema='{"type": "array"}', whitespace="indented")
+        s.gen(list[int], order="any")
+        s.gen(schema={}, whitespace=None, order="declared")
+
+    with Scripted(["{}", "[]", "[]", "1"]) as scripted:
+        program.using(backend=scripted).run()
+    assert [
+        asked.op.constraint for asked in scripted.asked if isinstance(asked.op, wire.Generate)
+    ] == [
+        wire.JsonSchema('{"type": "object"}', whitespace="compact", any_order=True),
+        wire.JsonSchema('{"type": "array"}', whitespace="indented"),
+        wire.JsonSchema('{"type": "array", "items": {"type": "integer"}}', any_order=True),
+        wire.JsonSchema("{}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schema": {}, "whitespace": "none"}, "'fixed', 'compact', 'indented', 'flexible'"),
+        ({"schema": {}, "order": "random"}, "valid: 'declared', 'any'"),
+        ({"schema": {}, "order": True}, "valid: 'declared', 'any'"),
+        ({"regex": "a", "whitespace": "compact"}, "whitespace is an option of JSON only"),
+        ({"order": "any"}, "order is an option of JSON only"),
+        ({"schema": {}, "whitespaces": "compact"}, "did you mean 'whitespace'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_layout_that_does_not_exist_is_refused_where_it_is_written(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        lmprog.gen("a", **options)
+    if not {"regex", "schema"}.isdisjoint(options):
+        with pytest.raises(InvalidParameter, match=message):
+            lmprog.constraint(**options)
+
+
 def test_a_variable_that_does_not_exist_is_named_with_those_that_do(one: Scripted) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:

@@ -81,6 +81,7 @@ class CallAnswers:
         """Raises `LmprogError`; then nothing has happened to the branch. Gives one where the state
         has changed with it.
         """
+        _refuse_layout(op.constraint)
         foretold = (
             None
             if state.speculated is None
@@ -334,3 +335,12 @@ def _sum(a: wire.Usage, b: wire.Usage) -> wire.Usage:
 def _room(choices: Sequence[str]) -> int:
     """Tokens enough for any choice, in JSON and with an escape for each character."""
     return 32 + max(len(choice.encode()) for choice in choices)
+
+
+def _refuse_layout(constraint: wire.Constraint | None) -> None:
+    """No API has a field for it."""
+    if isinstance(constraint, wire.JsonSchema) and constraint != wire.JsonSchema(constraint.schema):
+        raise NotSupported(
+            "whitespace and order of JSON cannot be asked of an API; leave them out, or use a backend "
+            "on lmprog's runtime"
+        )

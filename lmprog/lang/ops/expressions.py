@@ -18,6 +18,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter
 from lmprog.lang.ops import typed
 from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
+from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
 
@@ -100,12 +101,13 @@ class SelectOp(Expr):
     priority: int = 0
 
 
-class GenOptions(SamplingKeywords, total=False):
+class GenOptions(SamplingKeywords, JsonLayout, total=False):
     """The keywords of `gen` besides its type, its name and `max_tokens`.
 
     `heal` (on by default): the last token of literal text before the generation is decided once
     more, by the model. `keep`: which of the `n` results the branch goes on from, "first", "best",
-    "fastest" or "majority". `on_incomplete`: what becomes of a typed value that the token limit ended early.
+    "fastest" or "majority". `on_incomplete`: what becomes of a typed value that the token limit
+    ended early. `whitespace` and `order`: how JSON is written; see `JsonLayout`.
     """
 
     regex: str | None
@@ -225,7 +227,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
             name="choices_method",
             allowed="an option of select",
         )
-    constraint = _constraint(rest) or typed.constraint_of(tp)
+    constraint = with_layout(_constraint(rest) or typed.constraint_of(tp), rest)
     timeout, priority = _urgency(rest)
     marks = marks_of(rest.pop("reasoning", None))
     if not isinstance(rest.get("heal", True), bool):
