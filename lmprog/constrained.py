@@ -23,6 +23,7 @@ from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import InvalidParameter, UnsupportedSchema
 from lmprog.lang.ops import typed
 from lmprog.lang.ops.json_layout import JsonLayout, with_layout
+from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.sampling import unknown_option
 from lmprog.runtime.programs.call_constraints import spec_of, vocabulary_of
 
@@ -197,16 +198,18 @@ class ConstraintKeywords(JsonLayout, total=False):
 
 
 _KINDS = ("regex", "schema", "choices", "grammar", "type")
+_FIRST = "the first argument"
 
 
-def constraint(**options: Unpack[ConstraintKeywords]) -> Constrained:
+def constraint(what: object = None, /, **options: Unpack[ConstraintKeywords]) -> Constrained:
     """The constraint that `gen` would use for the same keywords; exactly one of regex, schema,
-    choices, grammar and type is given. `whitespace` and `order` say how JSON is written.
+    choices, grammar and type is given. A type, or a term of Outlines, may come without its keyword.
+    `whitespace` and `order` say how JSON is written.
 
     Raises RequestRejected where it is malformed, not supported, or nothing would match.
     """
     rest: dict[str, Any] = {**options}
-    given = {name: rest.pop(name, None) for name in _KINDS}
+    given = {_FIRST: what, **{name: rest.pop(name, None) for name in _KINDS}}
     said = [name for name, value in given.items() if value is not None]
     if len(said) != 1:
         raise InvalidParameter(
@@ -237,7 +240,7 @@ def _asked(name: str, value: Any) -> wire.Constraint | None:
         return wire.Choices(tuple(_text("a choice", choice, "text") for choice in value))
     if name == "grammar":
         return wire.Grammar(_text(name, value, "text"))
-    return typed.constraint_of(value)
+    return constraint_of_term(value) if is_term(value) else typed.constraint_of(value)
 
 
 def _schema_text(schema: object) -> str:

@@ -128,6 +128,7 @@ DOORS = {
     **dict.fromkeys(_MODEL_LIBRARIES, "lmprog.runtime.engine.model"),
     "llguidance": "lmprog.constraints",
     "pydantic": "lmprog.lang",
+    "outlines": "lmprog.lang.ops.outlines_terms",
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),

@@ -17,7 +17,6 @@ from lmprog.constraints.constraint import (
     RegexSpec,
     Spec,
     State,
-    SubstringSpec,
 )
 
 __all__ = [
@@ -30,5 +29,4 @@ __all__ = [
     "RegexSpec",
     "Spec",
     "State",
-    "SubstringSpec",
 ]

@@ -8,7 +8,6 @@ is decided here and nowhere else.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 
 from lmprog.constraints.automaton import DEAD
@@ -21,7 +20,6 @@ from lmprog.constraints.constraint import (
     JsonSchemaSpec,
     RegexSpec,
     Spec,
-    SubstringSpec,
     never_stop,
 )
 from lmprog.constraints.costs import Net, finish
@@ -31,7 +29,7 @@ from lmprog.constraints.grammar.rules import NotOurs
 from lmprog.constraints.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.native_masks import native_engine
-from lmprog.constraints.net import EMPTY, NetBuilder, Node
+from lmprog.constraints.net import NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.build import schema_node
@@ -121,8 +119,6 @@ def _root(spec: Spec, builder: NetBuilder, limits: CompileLimits) -> Node:
         return _choices(spec.texts, builder)
     if isinstance(spec, JsonSchemaSpec):
         return schema_node(spec, builder, limits)
-    if isinstance(spec, SubstringSpec):
-        return _substring(spec.document, builder)
     return grammar_node(spec.text, builder, limits)
 
 
@@ -138,13 +134,3 @@ def _choices(texts: Sequence[str], builder: NetBuilder) -> Node:
                 position=None,
             )
     return builder.alt(builder.text(text.encode()) for text in texts)
-
-
-def _substring(document: str, builder: NetBuilder) -> Node:
-    """Any run of words, with the white space that stands between them."""
-    pieces = re.findall(r"\s*\S+", document)
-    following, starts = EMPTY, list[Node]()
-    for piece in reversed(pieces):
-        starts.append(builder.seq([builder.text(piece.lstrip().encode()), following]))
-        following = builder.optional(builder.seq([builder.text(piece.encode()), following]))
-    return builder.alt(starts)

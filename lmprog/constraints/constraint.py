@@ -176,14 +176,7 @@ class GrammarSpec:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SubstringSpec:
-    """Any contiguous run of the document's words, at least one word long."""
-
-    document: str
-
-
-Spec: TypeAlias = RegexSpec | JsonSchemaSpec | ChoicesSpec | GrammarSpec | SubstringSpec
+Spec: TypeAlias = RegexSpec | JsonSchemaSpec | ChoicesSpec | GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 
 from lmprog.constraints.automaton import LazyAutomaton
 from lmprog.constraints.compiler import compile_constraint, regular_net
-from lmprog.constraints.constraint import ChoicesSpec, CompileLimits, RegexSpec, SubstringSpec
+from lmprog.constraints.constraint import ChoicesSpec, CompileLimits, RegexSpec
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from tests.constraints.random_patterns import LETTERS, random_pattern, random_text
@@ -280,17 +280,6 @@ def test_choices_take_exactly_the_given_texts(small: Vocabulary) -> None:
     for text in (*texts, "", "ye", "yes ", "nope", "日", "n"):
         state = constraint.advance_bytes(constraint.start, text.encode())
         assert (state is not None and constraint.is_final(state)) == (text in texts), text
-
-
-def test_a_substring_is_a_run_of_the_documents_words(small: Vocabulary) -> None:
-    constraint = compile_constraint(SubstringSpec("the quick  brown\nfox jumps"), small)
-    for text in ("the", "quick  brown", "brown\nfox jumps", "jumps", "the quick  brown\nfox jumps"):
-        state = constraint.advance_bytes(constraint.start, text.encode())
-        assert state is not None
-        assert constraint.is_final(state), text
-    for text in ("", "qui", "quick brown", "the brown", " the", "jumps ", "the quick "):
-        state = constraint.advance_bytes(constraint.start, text.encode())
-        assert state is None or not constraint.is_final(state), text
 
 
 def test_every_letter_of_the_test_alphabet_is_one_that_patterns_can_meet() -> None:

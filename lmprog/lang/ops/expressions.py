@@ -19,6 +19,7 @@ from lmprog.errors import InvalidParameter
 from lmprog.lang.ops import typed
 from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
 from lmprog.lang.ops.json_layout import JsonLayout, with_layout
+from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
 
@@ -192,6 +193,20 @@ def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
     return None
 
 
+def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | None, object]:
+    """The constraint, and the type that the text is read as: a term of Outlines gives text."""
+    asked = _constraint(options)
+    if is_term(tp):
+        if asked is not None:
+            raise InvalidParameter(
+                "a term of Outlines cannot be combined with another constraint; give one",
+                name="type",
+                allowed="one constraint",
+            )
+        asked, tp = constraint_of_term(tp), str
+    return with_layout(asked or typed.constraint_of(tp), options), tp
+
+
 def _urgency(options: dict[str, Any]) -> tuple[float | None, int]:
     """`timeout` (seconds) and `priority`, taken out of `options`. Raises `InvalidParameter` out of
     their range.
@@ -227,7 +242,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
             name="choices_method",
             allowed="an option of select",
         )
-    constraint = with_layout(_constraint(rest) or typed.constraint_of(tp), rest)
+    constraint, tp = _confined(tp, rest)
     timeout, priority = _urgency(rest)
     marks = marks_of(rest.pop("reasoning", None))
     if not isinstance(rest.get("heal", True), bool):

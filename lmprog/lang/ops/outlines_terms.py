@@ -1,0 +1,49 @@
+"""Terms of Outlines (`outlines.types`) as constraints, so that its users can bring what they have.
+
+Outlines is imported for a term only: whoever has one has it installed. Its own `to_regex` writes
+the terms that are regular; this module knows the fields of the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from lmprog import wire
+from lmprog.errors import InvalidParameter, NotSupported
+
+_MODULE = "outlines.types.dsl"
+
+
+def is_term(value: object) -> bool:
+    """Whether this is one of Outlines' terms; finds out without importing Outlines."""
+    return any(
+        base.__name__ == "Term" and base.__module__ == _MODULE for base in type(value).__mro__
+    )
+
+
+def constraint_of_term(term: Any) -> wire.Constraint:
+    """Raises NotSupported for a term that cannot be a constraint here."""
+    dsl = importlib.import_module("outlines.types.dsl")
+    if isinstance(term, dsl.JsonSchema):
+        if term.whitespace_pattern is not None:
+            raise NotSupported(
+                "a whitespace_pattern is not supported; leave it out, and give whitespace= beside "
+                "the term"
+            )
+        return wire.JsonSchema(term.schema)
+    if isinstance(term, dsl.CFG):
+        return wire.Grammar(term.definition)
+    if isinstance(term, dsl.String):
+        return wire.Choices((term.value,))
+    if isinstance(term, dsl.Choice):
+        if not term.items:
+            raise InvalidParameter("the Outlines term Choice has no items", name="type")
+        if all(type(item) is str for item in term.items):
+            return wire.Choices(tuple(term.items))
+    try:
+        return wire.Regex(dsl.to_regex(term))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise NotSupported(
+            f"Outlines cannot write the term {type(term).__name__} as a regular expression: {error}"
+        ) from error
