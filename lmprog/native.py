@@ -109,11 +109,16 @@ def compiler() -> str | None:
     return None
 
 
-@functools.cache
 def library(name: str) -> ctypes.CDLL | None:
     """The opened library, built first where needed; None (after one log line) where that is
     impossible.
     """
+    return _library(name, os.environ.get("LMPROG_NATIVE"), os.environ.get("CXX"))
+
+
+@functools.cache
+def _library(name: str, *_environment: str | None) -> ctypes.CDLL | None:
+    """Once for each setting of the variables that decide about compilers."""
     found = compiler()
     if found is None:
         log.warning("no C++ compiler: `%s` runs on its plain twin, which is slower", name)

@@ -140,7 +140,8 @@ def test_sixty_four_streams_finish_within_the_drain_and_nothing_new_is_taken() -
 
 @pytest.mark.timeout(1800)
 def test_a_second_sigterm_ends_sixty_four_streams_at_once_each_with_a_last_word() -> None:
-    with served("--drain-seconds", "900") as server:
+    # All of them begin at once, though their whole texts would not fit the memory together.
+    with served("--drain-seconds", "900", "--admission", "unlimited") as server:
         running = streams(server, MANY, LONG)
         server.signal(signal.SIGTERM)
         server.until(lambda: any("finishing" in line for line in server.logged))
