@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import JsonSchemaSpec, RegexSpec
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
 
@@ -80,7 +80,7 @@ class Ours:
         )  # opens the kernel, the index and this Python's character classes
 
     def compile(self, kind: str, source: str) -> Walk:
-        spec = RegexSpec(source) if kind == "regex" else JsonSchemaSpec(source)
+        spec = wire.Regex(source) if kind == "regex" else wire.JsonSchema(source)
         try:
             return OurWalk(compile_constraint(spec, self._vocabulary))
         except RequestRejected as error:

@@ -28,8 +28,8 @@ from benchmarks.constraint_engines import Llguidance, OurWalk, Refused, Walk
 from benchmarks.constraint_walks import quantile
 from benchmarks.constraints import TEKKEN
 from benchmarks.schema_generator import generated
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import JsonSchemaSpec
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
@@ -52,7 +52,7 @@ class AsServed:
         assert kind == "schema"
         try:
             limit = TimeLimit(MAX_COMPILE_SECONDS, self._pool.pause)
-            made = compile_constraint(JsonSchemaSpec(source), self._vocabulary, check=limit)
+            made = compile_constraint(wire.JsonSchema(source), self._vocabulary, check=limit)
             made.forced(made.start)
             made.mask(made.start, max(1, made.distance(made.start)))
         except RequestRejected as error:

@@ -41,8 +41,8 @@ from benchmarks.constraint_walks import (
     run_case,
     run_case_in_child,
 )
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import JsonSchemaSpec, RegexSpec
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.inspect import byte_vocabulary, example
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
@@ -143,7 +143,7 @@ def steps(vocabulary: Vocabulary, encode: Encode) -> None:
     stretches = strange = 0
     plain = byte_vocabulary()
     for case in CASES:
-        spec = RegexSpec(case.source) if case.kind == "regex" else JsonSchemaSpec(case.source)
+        spec = wire.Regex(case.source) if case.kind == "regex" else wire.JsonSchema(case.source)
         constraint, bare = compile_constraint(spec, vocabulary), compile_constraint(spec, plain)
         for i, text in enumerate([*case.valid, *(example(bare, plain, seed) for seed in range(6))]):
             tokens = list(encode(text))

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import Constraint, Spec, State
+from lmprog.constraints.constraint import Constraint, State
 from lmprog.constraints.diagram import to_svg
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
@@ -25,7 +25,7 @@ from lmprog.lang.ops import typed
 from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.sampling import unknown_option
-from lmprog.runtime.programs.call_constraints import spec_of, vocabulary_of
+from lmprog.runtime.programs.call_constraints import vocabulary_of
 
 EXAMPLE_BYTES = 160
 """An example is drawn to its end within so many bytes, or within the fewest that any instance
@@ -46,8 +46,8 @@ class Constrained:
     """One compiled constraint; make it with `lmprog.constraint`."""
 
     def __init__(self, asked: wire.Constraint) -> None:
-        self._spec: Spec = spec_of(asked)
-        self._constraint = compile_constraint(self._spec, _bytes())
+        self._asked = asked
+        self._constraint = compile_constraint(self._asked, _bytes())
         self._over_tokens: dict[object, tuple[Constraint, int, object]] = {}
         """The constraint over a tokenizer's tokens, how many there are, and the tokenizer, so that
         its id stays its.
@@ -120,7 +120,7 @@ class Constrained:
         if found is None:
             own = hasattr(tokenizer, "token_bytes")
             vocabulary = vocabulary_of(tokenizer) if own else vocabulary_of_tokenizer(tokenizer)
-            made = compile_constraint(self._spec, vocabulary)
+            made = compile_constraint(self._asked, vocabulary)
             found = self._over_tokens[key] = (made, len(vocabulary), tokenizer)
         return found[0], found[1]
 

@@ -56,7 +56,7 @@ UNITS = {
     "facade": Unit("lmprog", "errors lang backends ops streaming branches runs constraint"),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
-    "constraints": Unit("lmprog.constraints", "errors native"),
+    "constraints": Unit("lmprog.constraints", "errors native wire"),
     "text": Unit("lmprog.runtime.text", "errors wire"),
     "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints"),
     "programs": Unit(

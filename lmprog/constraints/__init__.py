@@ -8,25 +8,15 @@ asks it for masks.
 from __future__ import annotations
 
 from lmprog.constraints.constraint import (
-    ChoicesSpec,
     CompileLimits,
     Constraint,
-    GrammarSpec,
-    JsonSchemaSpec,
     MaskRow,
-    RegexSpec,
-    Spec,
     State,
 )
 
 __all__ = [
-    "ChoicesSpec",
     "CompileLimits",
     "Constraint",
-    "GrammarSpec",
-    "JsonSchemaSpec",
     "MaskRow",
-    "RegexSpec",
-    "Spec",
     "State",
 ]

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from threading import Lock
 
+from lmprog import wire
 from lmprog.constraints.compiler import DEFAULT_LIMITS, compile_constraint
-from lmprog.constraints.constraint import CompileLimits, Constraint, Spec
+from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 
-_Key = tuple[Spec, str, CompileLimits]
+_Key = tuple[wire.Constraint, str, CompileLimits]
 _OTHER_ENGINE_BYTES = 1 << 20
 
 
@@ -27,7 +28,7 @@ class ConstraintCache:
         self._held: OrderedDict[_Key, Constraint] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, spec: Spec, vocabulary: Vocabulary) -> Constraint:
+    def get(self, spec: wire.Constraint, vocabulary: Vocabulary) -> Constraint:
         """The constraint, compiled if need be. Raises what `compile_constraint` raises; failures
         are not kept.
         """
@@ -36,7 +37,7 @@ class ConstraintCache:
             spec, vocabulary, compile_constraint(spec, vocabulary, self._limits)
         )
 
-    def put(self, spec: Spec, vocabulary: Vocabulary, made: Constraint) -> Constraint:
+    def put(self, spec: wire.Constraint, vocabulary: Vocabulary, made: Constraint) -> Constraint:
         """Keeps `made`, unless there is one already; returns the one that is kept."""
         key = (spec, vocabulary.digest, self._limits)
         with self._lock:
@@ -46,7 +47,7 @@ class ConstraintCache:
                 self._held.popitem(last=False)
         return made
 
-    def peek(self, spec: Spec, vocabulary: Vocabulary) -> Constraint | None:
+    def peek(self, spec: wire.Constraint, vocabulary: Vocabulary) -> Constraint | None:
         """The constraint if it is there already."""
         key = (spec, vocabulary.digest, self._limits)
         with self._lock:

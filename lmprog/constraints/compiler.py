@@ -10,16 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from lmprog import wire
 from lmprog.constraints.automaton import DEAD
 from lmprog.constraints.constraint import (
     Check,
-    ChoicesSpec,
     CompileLimits,
     Constraint,
-    GrammarSpec,
-    JsonSchemaSpec,
-    RegexSpec,
-    Spec,
     never_stop,
 )
 from lmprog.constraints.costs import Net, finish
@@ -44,7 +40,7 @@ _PROBE_TEXTS, _PROBE_BYTES = 8, 48
 
 
 def compile_constraint(
-    spec: Spec,
+    spec: wire.Constraint,
     vocabulary: Vocabulary,
     limits: CompileLimits = DEFAULT_LIMITS,
     check: Check = never_stop,
@@ -54,10 +50,10 @@ def compile_constraint(
     vocabulary.prepare()
     try:
         net = regular_net(spec, vocabulary, limits, check)
-        if isinstance(spec, GrammarSpec):
+        if isinstance(spec, wire.Grammar):
             _refuse_where_ambiguous(net, vocabulary, check)
     except NotOurs as why:
-        assert isinstance(spec, GrammarSpec), "only grammars may be left to the other engine"
+        assert isinstance(spec, wire.Grammar), "only grammars may be left to the other engine"
         return LlguidanceConstraint(spec.text, vocabulary, limits, str(why))
     return RegularConstraint(_engine(net, vocabulary, limits), vocabulary, limits)
 
@@ -94,7 +90,7 @@ def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> N
 
 
 def regular_net(
-    spec: Spec,
+    spec: wire.Constraint,
     vocabulary: Vocabulary,
     limits: CompileLimits = DEFAULT_LIMITS,
     check: Check = never_stop,
@@ -105,19 +101,19 @@ def regular_net(
     try:
         return finish(builder, root, vocabulary.alphabet)
     except UnsatisfiableConstraint as error:
-        if isinstance(spec, JsonSchemaSpec):
+        if isinstance(spec, wire.JsonSchema):
             raise UnsatisfiableConstraint(why_nothing_fits(spec, limits)) from error
         raise
 
 
-def _root(spec: Spec, builder: NetBuilder, limits: CompileLimits) -> Node:
-    if isinstance(spec, RegexSpec):
+def _root(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
+    if isinstance(spec, wire.Regex):
         return Lowering(builder, json_string=False).lower(
             whole(parse_pattern(spec.pattern, limits))
         )
-    if isinstance(spec, ChoicesSpec):
+    if isinstance(spec, wire.Choices):
         return _choices(spec.texts, builder)
-    if isinstance(spec, JsonSchemaSpec):
+    if isinstance(spec, wire.JsonSchema):
         return schema_node(spec, builder, limits)
     return grammar_node(spec.text, builder, limits)
 

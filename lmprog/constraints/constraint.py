@@ -1,5 +1,5 @@
-"""What the runtime sees of a constraint: the protocol, the mask value, the specifications that can
-be compiled.
+"""What the runtime sees of a constraint: the protocol, the mask value, the limits of a
+compile.
 
 A *constraint* is an automaton over token ids, compiled once for one vocabulary and shared by all
 calls; a *guide* is a `State` of it, so forking a guide is copying a reference. A constraint keeps
@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 NARROW = 512
 """A mask that allows at most this many tokens carries their ids beside its bits."""
-
-Whitespace: TypeAlias = Literal["fixed", "compact", "indented", "flexible"]
-Order: TypeAlias = Literal["declared", "any"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,41 +139,6 @@ class Constraint(Protocol):
     def advance_bytes(self, state: State, text: bytes) -> State | None:
         """The state after these bytes, or None where they are not allowed."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RegexSpec:
-    """A regular expression in the dialect of `pattern.py`; the whole text has to match."""
-
-    pattern: str
-
-
-@dataclass(frozen=True, slots=True)
-class JsonSchemaSpec:
-    """`text` is the JSON text of the schema (its order of properties is the order of
-    generation).
-    """
-
-    text: str
-    whitespace: Whitespace = "fixed"
-    order: Order = "declared"
-
-
-@dataclass(frozen=True, slots=True)
-class ChoicesSpec:
-    """Exactly one of these texts."""
-
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarSpec:
-    """A context-free grammar, Lark or GBNF."""
-
-    text: str
-
-
-Spec: TypeAlias = RegexSpec | JsonSchemaSpec | ChoicesSpec | GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)

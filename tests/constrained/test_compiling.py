@@ -15,7 +15,6 @@ import pytest
 
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import JsonSchemaSpec
 from lmprog.errors import GrammarError, RequestRejected
 from lmprog.runtime.programs import call_constraints, compile_pool
 from lmprog.runtime.programs.call_constraints import CallConstraints
@@ -277,7 +276,7 @@ def test_a_compile_is_looked_at_often_whatever_it_is_busy_with(name: str) -> Non
             raise GrammarError("enough", position=None)
 
     room = CallConstraints(byte_tokenizer())
-    spec = JsonSchemaSpec(json.dumps(SLOW_SCHEMAS[name]))
+    spec = wire.JsonSchema(json.dumps(SLOW_SCHEMAS[name]))
     vocabulary = room.vocabulary
     begin = time.thread_time()
     with contextlib.suppress(RequestRejected):

@@ -15,15 +15,9 @@ from decimal import Decimal, localcontext
 import jsonschema
 import pytest
 
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import (
-    CompileLimits,
-    Constraint,
-    GrammarSpec,
-    JsonSchemaSpec,
-    RegexSpec,
-    Spec,
-)
+from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.grammar.gbnf import read_gbnf
 from lmprog.constraints.grammar.rules import (
     Part,
@@ -69,15 +63,15 @@ class Theirs:
         eos_token=list(_vocabulary.eos_ids),
     )
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: wire.Constraint) -> None:
         """Raises ValueError where it refuses."""
         matcher = llguidance.LLMatcher
-        if isinstance(spec, RegexSpec):
+        if isinstance(spec, wire.Regex):
             grammar = matcher.grammar_from_regex(spec.pattern)
-        elif isinstance(spec, JsonSchemaSpec):
-            grammar = matcher.grammar_from_json_schema(spec.text, overrides=SPACING)
+        elif isinstance(spec, wire.JsonSchema):
+            grammar = matcher.grammar_from_json_schema(spec.schema, overrides=SPACING)
         else:
-            assert isinstance(spec, GrammarSpec)
+            assert isinstance(spec, wire.Grammar)
             grammar = llguidance.grammar_from("gbnf" if "::=" in spec.text else "lark", spec.text)
         self._root = matcher(self._tokenizer, grammar, log_level=0)
         if self._root.is_error():
@@ -90,7 +84,7 @@ class Theirs:
         return bool(taken == len(tokens) and matcher.is_accepting())
 
 
-def ours(spec: Spec) -> Constraint | None:
+def ours(spec: wire.Constraint) -> Constraint | None:
     """None where nothing at all matches, or we refuse."""
     try:
         return compile_constraint(spec, byte_vocabulary())
@@ -98,7 +92,7 @@ def ours(spec: Spec) -> Constraint | None:
         return None
 
 
-def both(spec: Spec) -> tuple[Constraint, Theirs] | None:
+def both(spec: wire.Constraint) -> tuple[Constraint, Theirs] | None:
     made = ours(spec)
     if made is None or made.engine != "lmprog":
         return None
@@ -137,7 +131,7 @@ def test_patterns_mean_the_same_but_for_characters_that_unicode_classes_otherwis
     pairs = disagreements = 0
     while pairs < PATTERN_PAIRS:
         pattern = random_pattern(rng)
-        found = both(RegexSpec(pattern))
+        found = both(wire.Regex(pattern))
         if found is None:  # it has no `{,2}`
             continue
         made, theirs = found
@@ -160,7 +154,7 @@ def test_schemas_mean_the_same_but_for_spellings_that_only_we_take(rng: random.R
     pairs = disagreements = 0
     while pairs < SCHEMA_PAIRS:
         text = json.dumps(random_schema(rng, 2))
-        found = both(JsonSchemaSpec(text)) if text.startswith("{") else None
+        found = both(wire.JsonSchema(text)) if text.startswith("{") else None
         if found is None:
             continue
         made, theirs = found
@@ -196,7 +190,7 @@ def test_grammars_mean_the_same_but_where_their_lexer_is_greedy(rng: random.Rand
     while pairs < GRAMMAR_PAIRS:
         gbnf, lark = random_grammar(rng)
         for text in (gbnf, lark):
-            found = both(GrammarSpec(text))
+            found = both(wire.Grammar(text))
             if found is None:
                 continue
             made, theirs = found
@@ -210,9 +204,9 @@ def test_grammars_mean_the_same_but_where_their_lexer_is_greedy(rng: random.Rand
                     disagreements += 1
                     assert here, (text, one)
                     assert text == gbnf, (text, one)
-                    other = ours(GrammarSpec(lark))
+                    other = ours(wire.Grammar(lark))
                     ambiguous = other is None or other.engine == "llguidance"
-                    assert ambiguous or Theirs(GrammarSpec(lark)).accepts(one), (text, one)
+                    assert ambiguous or Theirs(wire.Grammar(lark)).accepts(one), (text, one)
     print(f"{pairs} pairs, {disagreements} disagreements")
 
 
@@ -272,7 +266,7 @@ def test_a_gbnf_grammar_takes_what_some_way_of_cutting_allows(rng: random.Random
     while pairs < NAIVE_PAIRS:
         gbnf, _ = random_grammar(rng)
         try:
-            made = compile_constraint(GrammarSpec(gbnf), byte_vocabulary())
+            made = compile_constraint(wire.Grammar(gbnf), byte_vocabulary())
         except UnsatisfiableConstraint:
             continue
         if made.engine != "lmprog":

@@ -7,8 +7,8 @@ import json
 import jsonschema
 import pytest
 
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import JsonSchemaSpec, RegexSpec
 from lmprog.constraints.inspect import accepts, byte_vocabulary, example, forced_share
 
 SCHEMA = {
@@ -23,7 +23,7 @@ SCHEMA = {
 
 
 def test_examples_match_and_repeat_with_their_seed() -> None:
-    constraint = compile_constraint(JsonSchemaSpec(json.dumps(SCHEMA)), byte_vocabulary())
+    constraint = compile_constraint(wire.JsonSchema(json.dumps(SCHEMA)), byte_vocabulary())
     texts = [example(constraint, byte_vocabulary(), seed) for seed in range(20)]
     assert texts == [example(constraint, byte_vocabulary(), seed) for seed in range(20)]
     assert len(set(texts)) > 10
@@ -40,5 +40,5 @@ def test_examples_match_and_repeat_with_their_seed() -> None:
 def test_the_forced_share_is_that_of_the_bytes_without_a_choice(
     pattern: str, low: float, high: float
 ) -> None:
-    constraint = compile_constraint(RegexSpec(pattern), byte_vocabulary())
+    constraint = compile_constraint(wire.Regex(pattern), byte_vocabulary())
     assert low <= forced_share(constraint, byte_vocabulary()) <= high

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import ChoicesSpec, Constraint, RegexSpec
+from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.vocabulary import Vocabulary
 
@@ -31,12 +32,12 @@ def test_forced_bytes_are_those_without_a_choice(small: Vocabulary) -> None:
         ("é", "é".encode()),
         ("[éè]", b"\xc3"),
     ]:
-        constraint = compile_constraint(RegexSpec(pattern), small)
+        constraint = compile_constraint(wire.Regex(pattern), small)
         assert constraint.forced(constraint.start) == expected, pattern
 
 
 def test_nothing_is_forced_where_the_text_may_end(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec("(abc)?"), small)
+    constraint = compile_constraint(wire.Regex("(abc)?"), small)
     assert constraint.forced(constraint.start) == b""
     assert constraint.forced(constraint.advance(constraint.start, 1 + ord("a"))) == b"bc"
 
@@ -44,7 +45,7 @@ def test_nothing_is_forced_where_the_text_may_end(small: Vocabulary) -> None:
 def test_a_whole_forced_text_is_taken_whole(
     real: Vocabulary, encode: Callable[[str], Sequence[int]]
 ) -> None:
-    constraint = compile_constraint(ChoicesSpec(("the quick brown fox",)), real)
+    constraint = compile_constraint(wire.Choices(("the quick brown fox",)), real)
     assert list(forced_tokens(constraint, constraint.start, real, encode)) == list(
         encode("the quick brown fox")
     )
@@ -53,7 +54,7 @@ def test_a_whole_forced_text_is_taken_whole(
 def test_a_token_that_a_longer_one_could_swallow_is_held_back(
     real: Vocabulary, encode: Callable[[str], Sequence[int]]
 ) -> None:
-    constraint = compile_constraint(RegexSpec(r"\{\"the_customer_order(Id)?\": [0-9]+\}"), real)
+    constraint = compile_constraint(wire.Regex(r"\{\"the_customer_order(Id)?\": [0-9]+\}"), real)
     tokens = forced_tokens(constraint, constraint.start, real, encode)
     for text in ('{"the_customer_order": 1}', '{"the_customer_orderId": 1}'):
         assert list(encode(text))[: len(tokens)] == list(tokens)
@@ -96,7 +97,7 @@ def test_forced_tokens_are_canonical_in_every_run(
     ]
     checked = 0
     for pattern in patterns:
-        constraint = compile_constraint(RegexSpec(pattern), real)
+        constraint = compile_constraint(wire.Regex(pattern), real)
         for _ in range(12):
             state, written = constraint.start, ""
             while not constraint.is_final(state):

@@ -10,9 +10,10 @@ import time
 
 import pytest
 
+from lmprog import wire
 from lmprog.constraints import llguidance_engine
 from lmprog.constraints.compiler import compile_constraint, regular_net
-from lmprog.constraints.constraint import CompileLimits, GrammarSpec
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NotOurs
 from lmprog.constraints.inspect import accepts
@@ -54,7 +55,7 @@ ws ::= [ \t\n]*
     ("text", "engine"), [(NESTED, "lmprog"), (GBNF, "lmprog"), (THEIRS, "llguidance")]
 )
 def test_a_grammar_takes_its_texts(text: str, engine: str, small: Vocabulary) -> None:
-    constraint = compile_constraint(GrammarSpec(text), small)
+    constraint = compile_constraint(wire.Grammar(text), small)
     assert constraint.engine == engine
     for good in (b"c", b"acb", b"aaaacbbbb"):
         state = constraint.advance_bytes(constraint.start, good)
@@ -99,7 +100,7 @@ def test_a_grammar_takes_its_texts(text: str, engine: str, small: Vocabulary) ->
 def test_our_reader_means_what_is_written(
     text: str, good: list[str], bad: list[str], small: Vocabulary
 ) -> None:
-    constraint = compile_constraint(GrammarSpec(text), small)
+    constraint = compile_constraint(wire.Grammar(text), small)
     assert constraint.engine == "lmprog"
     for one in good:
         assert accepts(constraint, one), one
@@ -131,7 +132,7 @@ def test_what_our_reader_does_not_take_says_why(text: str, word: str) -> None:
 
 @pytest.mark.parametrize("text", [NESTED, GBNF, CALCULATOR, ASSIGNMENTS])
 def test_a_grammar_of_ours_always_closes(text: str, small: Vocabulary, rng: random.Random) -> None:
-    constraint = compile_constraint(GrammarSpec(text), small)
+    constraint = compile_constraint(wire.Grammar(text), small)
     shortest = constraint.distance(constraint.start)
     for budget in (shortest, shortest + 1, shortest + 30):
         for _ in range(20):
@@ -139,7 +140,7 @@ def test_a_grammar_of_ours_always_closes(text: str, small: Vocabulary, rng: rand
 
 
 def test_masks_agree_with_advances_and_forks_are_independent(small: Vocabulary) -> None:
-    constraint = compile_constraint(GrammarSpec(THEIRS), small)
+    constraint = compile_constraint(wire.Grammar(THEIRS), small)
     state = constraint.advance_bytes(constraint.start, b"a")
     assert state is not None
     row = constraint.mask(state)
@@ -155,7 +156,7 @@ def test_masks_agree_with_advances_and_forks_are_independent(small: Vocabulary) 
 
 
 def test_end_of_sequence_is_allowed_exactly_in_accepting_states(small: Vocabulary) -> None:
-    constraint = compile_constraint(GrammarSpec('start: "a" ("b" "c")*'), small)
+    constraint = compile_constraint(wire.Grammar('start: "a" ("b" "c")*'), small)
     state = constraint.start
     for letter, final in [(b"a", True), (b"b", False), (b"c", True)]:
         after = constraint.advance_bytes(state, letter)
@@ -168,7 +169,7 @@ def test_a_forgotten_matcher_is_made_again(
     small: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llguidance_engine, "_MAX_MATCHERS", 2)
-    constraint = compile_constraint(GrammarSpec(THEIRS), small)
+    constraint = compile_constraint(wire.Grammar(THEIRS), small)
     states = [constraint.start]
     for _ in range(12):
         states.append(constraint.advance(states[-1], 1 + ord("a")))
@@ -181,7 +182,7 @@ def test_a_forgotten_matcher_is_made_again(
 @pytest.mark.parametrize("text", ["start: x", "root ::= (", "", "start: ("])
 def test_a_bad_grammar_is_refused(text: str, small: Vocabulary) -> None:
     with pytest.raises(GrammarError):
-        compile_constraint(GrammarSpec(text), small)
+        compile_constraint(wire.Grammar(text), small)
 
 
 def test_without_llguidance_the_refusal_says_what_to_install(
@@ -189,8 +190,8 @@ def test_without_llguidance_the_refusal_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(NotSupported, match="install"):
-        compile_constraint(GrammarSpec(THEIRS), small)
-    assert compile_constraint(GrammarSpec(NESTED), small).engine == "lmprog"
+        compile_constraint(wire.Grammar(THEIRS), small)
+    assert compile_constraint(wire.Grammar(NESTED), small).engine == "lmprog"
 
 
 @pytest.mark.parametrize(
@@ -199,12 +200,12 @@ def test_without_llguidance_the_refusal_says_what_to_install(
 def test_a_grammar_that_reads_a_text_in_too_many_ways_is_not_ours(
     text: str, small: Vocabulary
 ) -> None:
-    assert compile_constraint(GrammarSpec(text), small).engine == "llguidance"
+    assert compile_constraint(wire.Grammar(text), small).engine == "llguidance"
 
 
 def test_an_ambiguous_net_is_refused_soon_and_not_walked_for_ever(small: Vocabulary) -> None:
     text = 'root ::= "a" root root | "a" root* "b"? | "a"'
-    engine = native_engine(regular_net(GrammarSpec(text), small), small, CompileLimits())
+    engine = native_engine(regular_net(wire.Grammar(text), small), small, CompileLimits())
     if engine is None:
         pytest.skip("no C++ compiler")
     begin = time.process_time()

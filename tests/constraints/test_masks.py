@@ -10,10 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from lmprog import native
+from lmprog import native, wire
 from lmprog.constraints.cache import ConstraintCache
 from lmprog.constraints.compiler import compile_constraint, regular_net
-from lmprog.constraints.constraint import CompileLimits, Constraint, RegexSpec, Spec
+from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
@@ -39,7 +39,7 @@ def compiled(patterns: list[str], vocabulary: Vocabulary, rng: random.Random) ->
     out: list[Constraint] = []
     for pattern in [*patterns, *(random_pattern(rng) for _ in range(40))]:
         try:
-            out.append(compile_constraint(RegexSpec(pattern), vocabulary))
+            out.append(compile_constraint(wire.Regex(pattern), vocabulary))
         except UnsatisfiableConstraint:
             continue
     return out
@@ -79,7 +79,7 @@ def test_the_native_engine_and_its_twin_make_the_same_masks(
         r"[a-z]+( [a-z]+)*",
         r"(\w+\s?){1,200}",
     ]:
-        net = regular_net(RegexSpec(pattern), real)
+        net = regular_net(wire.Regex(pattern), real)
         kernel = native_engine(net, real, CompileLimits())
         if kernel is None:
             pytest.skip("no C++ compiler")
@@ -154,7 +154,7 @@ def test_buckets_taken_whole_are_what_a_walk_would_find(rng: random.Random) -> N
     compared = 0
     for pattern in [*SHAPES, JSON_STRING, *(random_pattern(rng) for _ in range(60))]:
         try:
-            net = regular_net(RegexSpec(pattern), vocabulary)
+            net = regular_net(wire.Regex(pattern), vocabulary)
         except UnsatisfiableConstraint:
             continue
         kernel, twin = (
@@ -228,12 +228,12 @@ def test_some_allowed_token_lowers_the_distance_by_one(
 
 
 def test_a_text_costs_its_fewest_tokens(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec("hello world"), small)
+    constraint = compile_constraint(wire.Regex("hello world"), small)
     assert constraint.distance(constraint.start) == 2
 
 
 def test_end_of_sequence_is_allowed_exactly_in_accepting_states(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec("ab?"), small)
+    constraint = compile_constraint(wire.Regex("ab?"), small)
     state = constraint.advance(constraint.start, 1 + ord("a"))
     assert not constraint.mask(constraint.start).allows(EOS)
     assert constraint.mask(state).allows(EOS)
@@ -244,14 +244,14 @@ def test_end_of_sequence_is_allowed_exactly_in_accepting_states(small: Vocabular
 
 
 def test_a_forbidden_token_raises(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec("ab?"), small)
+    constraint = compile_constraint(wire.Regex("ab?"), small)
     for token in (EOS, 1 + ord("b"), len(small), -1):
         with pytest.raises(ValueError, match="not allowed"):
             constraint.advance(constraint.start, token)
 
 
 def test_masks_are_shared_and_read_only(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec("a*"), small)
+    constraint = compile_constraint(wire.Regex("a*"), small)
     row = constraint.mask(constraint.start)
     assert constraint.mask(constraint.start) is row
     with pytest.raises(ValueError, match="read-only"):
@@ -259,9 +259,9 @@ def test_masks_are_shared_and_read_only(small: Vocabulary) -> None:
 
 
 def test_forgotten_masks_and_rows_are_made_anew(small: Vocabulary, rng: random.Random) -> None:
-    roomy = compile_constraint(RegexSpec(JSON_STRING), small)
+    roomy = compile_constraint(wire.Regex(JSON_STRING), small)
     tight = compile_constraint(
-        RegexSpec(JSON_STRING), small, CompileLimits(max_mask_bytes=1, max_row_bytes=1)
+        wire.Regex(JSON_STRING), small, CompileLimits(max_mask_bytes=1, max_row_bytes=1)
     )
     text = b'"' + b"abc hello" * 4
     for length in (*range(len(text)), *range(len(text))):
@@ -272,7 +272,7 @@ def test_forgotten_masks_and_rows_are_made_anew(small: Vocabulary, rng: random.R
 
 def test_an_automaton_that_outgrows_its_limits_refuses(small: Vocabulary) -> None:
     limits = CompileLimits(max_states=50)
-    net = regular_net(RegexSpec(".*a.{24}"), small)
+    net = regular_net(wire.Regex(".*a.{24}"), small)
     for engine in (native_engine(net, small, limits), PlainEngine(net, small, limits)):
         if engine is None:
             continue
@@ -286,27 +286,27 @@ def test_a_vocabulary_without_some_bytes_meets_no_dead_end(rng: random.Random) -
         token if token and token.isascii() and token.isalpha() else None for token in whole.tokens
     ]
     vocabulary = Vocabulary(letters, [EOS], use_cache=False)
-    constraint = compile_constraint(RegexSpec("(a|é|1)+(b|日)"), vocabulary)
+    constraint = compile_constraint(wire.Regex("(a|é|1)+(b|日)"), vocabulary)
     for _ in range(20):
         text = finish(constraint, 6, rng, vocabulary)
         assert set(text) <= set(b"ab")
     with pytest.raises(UnsatisfiableConstraint):
-        compile_constraint(RegexSpec("a1"), vocabulary)
+        compile_constraint(wire.Regex("a1"), vocabulary)
 
 
 def test_equal_specifications_share_one_constraint(small: Vocabulary) -> None:
     cache = ConstraintCache()
-    first = cache.get(RegexSpec("a+"), small)
-    assert cache.get(RegexSpec("a+"), small) is first
-    assert cache.get(RegexSpec("b+"), small) is not first
-    assert cache.get(RegexSpec("a+"), make_vocabulary(["x"])) is not first
+    first = cache.get(wire.Regex("a+"), small)
+    assert cache.get(wire.Regex("a+"), small) is first
+    assert cache.get(wire.Regex("b+"), small) is not first
+    assert cache.get(wire.Regex("a+"), make_vocabulary(["x"])) is not first
 
 
 def test_the_cache_forgets_the_least_recently_used_beyond_its_bytes(small: Vocabulary) -> None:
-    one = compile_constraint(RegexSpec("a"), small)
+    one = compile_constraint(wire.Regex("a"), small)
     assert isinstance(one, RegularConstraint)
     cache = ConstraintCache(max_bytes=4 * one.num_bytes)
-    specs: list[Spec] = [RegexSpec("a" * n) for n in range(1, 12)]
+    specs: list[wire.Constraint] = [wire.Regex("a" * n) for n in range(1, 12)]
     for spec in specs:
         cache.get(spec, small)
         assert cache.num_bytes <= 6 * one.num_bytes
@@ -347,7 +347,7 @@ def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
     real.prepare()
     begin = time.process_time()
     try:
-        constraint = compile_constraint(RegexSpec(pattern), real)
+        constraint = compile_constraint(wire.Regex(pattern), real)
         state = constraint.start
         rng = random.Random(7)
         for _ in range(8):

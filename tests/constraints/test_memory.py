@@ -10,15 +10,9 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint, regular_net
-from lmprog.constraints.constraint import (
-    CompileLimits,
-    Constraint,
-    GrammarSpec,
-    JsonSchemaSpec,
-    RegexSpec,
-    State,
-)
+from lmprog.constraints.constraint import CompileLimits, Constraint, State
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import PlainEngine
@@ -62,7 +56,7 @@ def test_generations_never_use_a_constraint_up_and_its_memory_stays_bounded(
     pattern: str, which: str, request: pytest.FixtureRequest, rng: random.Random
 ) -> None:
     vocabulary: Vocabulary = request.getfixturevalue(which)
-    constraint = compile_constraint(RegexSpec(pattern), vocabulary, TIGHT)
+    constraint = compile_constraint(wire.Regex(pattern), vocabulary, TIGHT)
     assert isinstance(constraint, RegularConstraint)
     for _ in range(60):
         assert constraint.is_final(generate(constraint, vocabulary, written(pattern, rng)))
@@ -74,8 +68,8 @@ def test_generations_never_use_a_constraint_up_and_its_memory_stays_bounded(
 def test_states_that_somebody_holds_survive_and_allow_the_same(
     small: Vocabulary, rng: random.Random
 ) -> None:
-    tight = compile_constraint(RegexSpec(SENTENCES), small, TIGHT)
-    roomy = compile_constraint(RegexSpec(SENTENCES), small)
+    tight = compile_constraint(wire.Regex(SENTENCES), small, TIGHT)
+    roomy = compile_constraint(wire.Regex(SENTENCES), small)
     assert isinstance(tight, RegularConstraint)
     held: list[tuple[State, State]] = []
     for _ in range(30):
@@ -94,9 +88,9 @@ def test_states_that_somebody_holds_survive_and_allow_the_same(
 
 def test_the_plain_automaton_forgets_and_keeps_as_the_native_one_does(small: Vocabulary) -> None:
     limits = CompileLimits(max_states=300)
-    net = regular_net(RegexSpec(SENTENCES), small, limits)
+    net = regular_net(wire.Regex(SENTENCES), small, limits)
     plain = RegularConstraint(PlainEngine(net, small, limits), small, limits)
-    reference = compile_constraint(RegexSpec(SENTENCES), small)
+    reference = compile_constraint(wire.Regex(SENTENCES), small)
     rng = random.Random(5)
     for _ in range(3):
         text = written(SENTENCES, rng)[:40]
@@ -108,7 +102,7 @@ def test_the_plain_automaton_forgets_and_keeps_as_the_native_one_does(small: Voc
 
 
 def test_masks_used_last_are_still_there_after_states_were_forgotten(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec(SENTENCES), small, TIGHT)
+    constraint = compile_constraint(wire.Regex(SENTENCES), small, TIGHT)
     assert isinstance(constraint, RegularConstraint)
     row = constraint.mask(constraint.start)
     rng = random.Random(1)
@@ -119,7 +113,7 @@ def test_masks_used_last_are_still_there_after_states_were_forgotten(small: Voca
 
 
 def test_what_nobody_holds_is_freed_with_the_constraint(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec(SENTENCES), small)
+    constraint = compile_constraint(wire.Regex(SENTENCES), small)
     states = WeakSet[State]()
     generate(constraint, small, written(SENTENCES, random.Random(2)), states)
     assert len(states) > 20
@@ -133,13 +127,13 @@ def test_what_nobody_holds_is_freed_with_the_constraint(small: Vocabulary) -> No
 
 def test_a_long_pattern_with_a_length_bound_is_taken_token_by_token(real: Vocabulary) -> None:
     schema = r'{"type":"string","maxLength":300,"pattern":"^(?:\\S+\\s+){0,29}\\S+$"}'
-    constraint = compile_constraint(JsonSchemaSpec(schema), real)
+    constraint = compile_constraint(wire.JsonSchema(schema), real)
     text = '"' + "The quick brown fox jumps over the lazy dog again " * 2 + 'end"'
     assert constraint.is_final(generate(constraint, real, text.encode()))
 
 
 def test_one_step_that_needs_too_much_fails_by_itself_and_says_so(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec(".*a.{24}"), small, CompileLimits(max_states=50))
+    constraint = compile_constraint(wire.Regex(".*a.{24}"), small, CompileLimits(max_states=50))
     long = bytes(random.Random(3).choice(b"ab") for _ in range(2000))
     with pytest.raises(GrammarError, match="one token of this generation needs too much"):
         constraint.advance_bytes(constraint.start, long)
@@ -150,7 +144,7 @@ def test_states_of_a_grammar_left_to_llguidance_are_freed_too(small: Vocabulary)
     pytest.importorskip("llguidance")
     text = 'start: a | "x"\na: b "y"\nb: a | "z" | "w"'  # begins with itself by way of another rule
     limits = CompileLimits(max_mask_bytes=0)  # then only the last few masks are kept
-    constraint = compile_constraint(GrammarSpec(text), small, limits)
+    constraint = compile_constraint(wire.Grammar(text), small, limits)
     assert constraint.engine == "llguidance"
     states = WeakSet[State]()
     last = generate(constraint, small, b"z" + b"y" * 400, states)

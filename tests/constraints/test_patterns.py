@@ -8,9 +8,10 @@ import warnings
 
 import pytest
 
+from lmprog import wire
 from lmprog.constraints.automaton import LazyAutomaton
 from lmprog.constraints.compiler import compile_constraint, regular_net
-from lmprog.constraints.constraint import ChoicesSpec, CompileLimits, RegexSpec
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from tests.constraints.random_patterns import LETTERS, random_pattern, random_text
@@ -170,7 +171,7 @@ TEXTS += ["abab", "cab", "l", "٣", "_", ".", "\x7f", "\x80", "\uffff"]
 
 
 def accepts(pattern: str, text: str, vocabulary: Vocabulary) -> bool:
-    constraint = compile_constraint(RegexSpec(pattern), vocabulary)
+    constraint = compile_constraint(wire.Regex(pattern), vocabulary)
     state = constraint.advance_bytes(constraint.start, text.encode())
     return state is not None and constraint.is_final(state)
 
@@ -181,11 +182,11 @@ def test_random_patterns_mean_what_re_means(small: Vocabulary, rng: random.Rando
         pattern = random_pattern(rng)
         oracle = re.compile(pattern)
         try:
-            constraint = compile_constraint(RegexSpec(pattern), small)
+            constraint = compile_constraint(wire.Regex(pattern), small)
         except UnsatisfiableConstraint:
             continue
         twin = (
-            LazyAutomaton(regular_net(RegexSpec(pattern), small), CompileLimits())
+            LazyAutomaton(regular_net(wire.Regex(pattern), small), CompileLimits())
             if rng.random() < 0.15
             else None
         )
@@ -221,7 +222,7 @@ def test_the_dialect_is_that_of_re(pattern: str, small: Vocabulary) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         oracle = re.compile(pattern)
-    constraint = compile_constraint(RegexSpec(pattern), small)
+    constraint = compile_constraint(wire.Regex(pattern), small)
     for text in TEXTS:
         state = constraint.advance_bytes(constraint.start, text.encode())
         found = state is not None and constraint.is_final(state)
@@ -233,7 +234,7 @@ def test_what_is_not_regular_or_malformed_is_refused_with_its_position(
     pattern: str, position: int, word: str, small: Vocabulary
 ) -> None:
     with pytest.raises(GrammarError) as caught:
-        compile_constraint(RegexSpec(pattern), small)
+        compile_constraint(wire.Regex(pattern), small)
     assert caught.value.position == position
     assert word in str(caught.value)
     assert f"at position {position} of the pattern" in str(caught.value)
@@ -242,11 +243,11 @@ def test_what_is_not_regular_or_malformed_is_refused_with_its_position(
 def test_a_pattern_that_matches_nothing_is_refused(small: Vocabulary) -> None:
     for pattern in (r"[^\s\S]", r"a[^\w\W]b", r"\ud800"):
         with pytest.raises(UnsatisfiableConstraint):
-            compile_constraint(RegexSpec(pattern), small)
+            compile_constraint(wire.Regex(pattern), small)
 
 
 def test_overlong_and_surrogate_sequences_are_refused(small: Vocabulary) -> None:
-    constraint = compile_constraint(RegexSpec("(?s).*"), small)
+    constraint = compile_constraint(wire.Regex("(?s).*"), small)
     for bad in (
         b"\xc0\x80",
         b"\xc1\xbf",
@@ -276,7 +277,7 @@ def test_overlong_and_surrogate_sequences_are_refused(small: Vocabulary) -> None
 
 def test_choices_take_exactly_the_given_texts(small: Vocabulary) -> None:
     texts = ("yes", "yes please", "no", "né", "日本", "y", "a" * 50)
-    constraint = compile_constraint(ChoicesSpec(texts), small)
+    constraint = compile_constraint(wire.Choices(texts), small)
     for text in (*texts, "", "ye", "yes ", "nope", "日", "n"):
         state = constraint.advance_bytes(constraint.start, text.encode())
         assert (state is not None and constraint.is_final(state)) == (text in texts), text

@@ -11,8 +11,9 @@ from typing import Any
 
 import jsonschema
 
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import Constraint, JsonSchemaSpec
+from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected, UnsatisfiableConstraint
 from tests.constraints.conftest import EOS
@@ -132,7 +133,7 @@ def test_every_output_for_a_random_schema_is_finished_and_valid(
         schema = random_schema(rng, 2)
         text = json.dumps(schema)
         try:
-            constraint = compile_constraint(JsonSchemaSpec(text), small)
+            constraint = compile_constraint(wire.JsonSchema(text), small)
         except UnsatisfiableConstraint:
             unsatisfiable += 1
             continue

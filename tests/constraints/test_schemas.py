@@ -12,17 +12,22 @@ from typing import Any
 import jsonschema
 import pytest
 
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint, regular_net
-from lmprog.constraints.constraint import Constraint, JsonSchemaSpec, Order, Whitespace
+from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
 from tests.constraints.schema_cases import FORMATS, KEYWORDS, OBJECT
 
 
 def compiled(
-    schema: Any, vocabulary: Vocabulary, whitespace: Whitespace = "fixed", order: Order = "declared"
+    schema: Any,
+    vocabulary: Vocabulary,
+    whitespace: wire.Whitespace = "fixed",
+    any_order: bool = False,
 ) -> Constraint:
-    return compile_constraint(JsonSchemaSpec(json.dumps(schema), whitespace, order), vocabulary)
+    spec = wire.JsonSchema(json.dumps(schema), whitespace, any_order)
+    return compile_constraint(spec, vocabulary)
 
 
 def takes(constraint: Constraint, text: str) -> bool:
@@ -124,7 +129,7 @@ def test_an_unsatisfiable_schema_is_refused(schema: Any, small: Vocabulary) -> N
 )
 def test_a_text_that_is_no_schema_is_refused(text: str, small: Vocabulary) -> None:
     with pytest.raises(UnsupportedSchema):
-        compile_constraint(JsonSchemaSpec(text), small)
+        compile_constraint(wire.JsonSchema(text), small)
 
 
 NESTED = {
@@ -164,9 +169,9 @@ def test_properties_come_as_declared_or_in_any_order(small: Vocabulary) -> None:
         '{"b": null}',
     ]
     assert [takes(compiled(schema, small), text) for text in texts] == [True, False, False, True]
-    assert all(takes(compiled(schema, small, order="any"), text) for text in texts)
+    assert all(takes(compiled(schema, small, any_order=True), text) for text in texts)
     for bad in ('{"a": null}', '{"b": null, "b": null}', "{}"):
-        assert not takes(compiled(schema, small, order="any"), bad)
+        assert not takes(compiled(schema, small, any_order=True), bad)
 
 
 def test_an_extra_name_cannot_be_a_declared_one_in_other_spelling(small: Vocabulary) -> None:
@@ -273,7 +278,7 @@ def test_an_open_object_is_linear_in_the_letters_of_its_names(small: Vocabulary)
     def num_states(count: int) -> int:
         names = [f"property_{i:04}" for i in range(count)]
         schema = {"type": "object", "properties": {name: {"type": "null"} for name in names}}
-        return len(regular_net(JsonSchemaSpec(json.dumps(schema)), small).final)
+        return len(regular_net(wire.JsonSchema(json.dumps(schema)), small).final)
 
     few, many = num_states(100), num_states(800)
     letters = len("property_0000")
@@ -285,7 +290,7 @@ def test_a_length_beside_a_pattern_costs_nothing_where_the_pattern_says_it_alrea
 ) -> None:
     def num_nodes(**bounds: int) -> int:
         schema = {"type": "string", "pattern": "^[a-z]{2,9}-[0-9]+x$", **bounds}
-        return len(regular_net(JsonSchemaSpec(json.dumps(schema)), small).kind)
+        return len(regular_net(wire.JsonSchema(json.dumps(schema)), small).kind)
 
     assert num_nodes(minLength=5) == num_nodes(minLength=1)
     assert num_nodes(maxLength=40) < num_nodes(minLength=1) + 40 * 12

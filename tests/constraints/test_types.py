@@ -17,8 +17,8 @@ import jsonschema
 import pydantic
 import pytest
 
+from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import JsonSchemaSpec
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsupportedSchema, ValidationFailed
 from lmprog.lang.ops.type_schemas import schema_of, value_of
@@ -129,7 +129,7 @@ def test_a_type_takes_its_values_and_gives_them_back(
     schema = schema_of(tp)
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(json.loads(text), schema)
-    constraint = compile_constraint(JsonSchemaSpec(json.dumps(schema)), small)
+    constraint = compile_constraint(wire.JsonSchema(json.dumps(schema)), small)
     state = constraint.advance_bytes(constraint.start, text.encode())
     assert state is not None
     assert constraint.is_final(state)
@@ -143,7 +143,7 @@ def test_what_a_random_model_writes_for_a_type_is_a_value_of_it(
     tp: Any, small: Vocabulary, rng: random.Random
 ) -> None:
     schema = schema_of(tp)
-    constraint = compile_constraint(JsonSchemaSpec(json.dumps(schema)), small)
+    constraint = compile_constraint(wire.JsonSchema(json.dumps(schema)), small)
     for _ in range(3):
         state, out = constraint.start, b""
         for left in range(constraint.distance(state) + 30, 0, -1):

@@ -14,8 +14,9 @@ from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 
+from lmprog import wire
 from lmprog.constraints.automaton import LazyAutomaton
-from lmprog.constraints.constraint import CompileLimits, JsonSchemaSpec
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.costs import Alphabet, finish
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.lower import Lowering
@@ -38,11 +39,11 @@ _MAX_DEPTH = 120
 _MAX_INDENT = 40
 
 
-def schema_node(spec: JsonSchemaSpec, net: NetBuilder, limits: CompileLimits) -> Node:
+def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -> Node:
     """Raises UnsupportedSchema (keyword, path), UnsatisfiableConstraint or GrammarError (too
     large).
     """
-    document = Document(spec.text)
+    document = Document(spec.schema)
     builder = SchemaBuilder(document, spec, net, limits)
     try:
         return builder.compile([document.root], 0)
@@ -56,7 +57,7 @@ class SchemaBuilder:
     def __init__(
         self,
         document: Document,
-        spec: JsonSchemaSpec,
+        spec: wire.JsonSchema,
         net: NetBuilder,
         limits: CompileLimits,
         formats: bool = True,
@@ -224,7 +225,7 @@ class SchemaBuilder:
         parts = ObjectParts(
             net=self._net,
             limits=self._limits,
-            order=self._spec.order,
+            any_order=self._spec.any_order,
             comma=self._layout.comma(depth),
             colon=self._layout.colon,
             compile_schemas=lambda schemas: self.compile(schemas, depth + 1),
@@ -264,7 +265,7 @@ class SchemaBuilder:
         if found is None:
             net = NetBuilder(self._limits, self._net.check)
             other = SchemaBuilder(
-                self._document, JsonSchemaSpec("", "compact"), net, self._limits, formats=False
+                self._document, wire.JsonSchema("", "compact"), net, self._limits, formats=False
             )
             other._compared = self._compared
             self._compared[key] = False  # met again while it is being decided: no claim is made

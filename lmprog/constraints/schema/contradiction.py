@@ -12,7 +12,8 @@ import json
 from collections.abc import Iterator
 from decimal import Decimal
 
-from lmprog.constraints.constraint import CompileLimits, JsonSchemaSpec
+from lmprog import wire
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.costs import Alphabet, finish
 from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.schema.build import SchemaBuilder
@@ -26,9 +27,9 @@ _SHOWN = 160
 """Characters of a schema in a message."""
 
 
-def why_nothing_fits(spec: JsonSchemaSpec, limits: CompileLimits) -> str:
+def why_nothing_fits(spec: wire.JsonSchema, limits: CompileLimits) -> str:
     """The message for a schema whose every instance is contradicted; `spec` is known to be one."""
-    document = Document(spec.text)
+    document = Document(spec.schema)
     at, seen, left = document.root, {document.root.path}, _MAX_LOOKS
     while True:
         for inner in _demanded(document, at):
@@ -46,7 +47,7 @@ def why_nothing_fits(spec: JsonSchemaSpec, limits: CompileLimits) -> str:
 
 
 def _takes_nothing(
-    schema: Located, document: Document, spec: JsonSchemaSpec, limits: CompileLimits
+    schema: Located, document: Document, spec: wire.JsonSchema, limits: CompileLimits
 ) -> bool:
     net = NetBuilder(limits)
     try:

@@ -4,8 +4,8 @@ no schemas.
 
 from __future__ import annotations
 
-from lmprog.constraints.constraint import Whitespace
 from lmprog.constraints.net import EMPTY, NetBuilder, Node
+from lmprog.wire import Whitespace
 
 _MAX_BLANKS = 24
 _BLANKS = ((9, 9), (32, 32))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lmprog.constraints.constraint import CompileLimits, Order
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression
 from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
 from lmprog.constraints.schema.flat import ObjectFacet
@@ -39,7 +39,7 @@ class ObjectParts:
 
     net: NetBuilder
     limits: CompileLimits
-    order: Order
+    any_order: bool
     comma: Node
     colon: Node
     compile_schemas: Callable[[Sequence[Located]], Node]
@@ -72,7 +72,7 @@ class ObjectBuilder:
         if high is not None and high < low:
             return FAIL, False
         members = {entry.name: self._member(entry) for entry in entries}
-        if self._parts.order == "any":
+        if self._parts.any_order:
             return self._any_order(entries, members, further, low, high), low == 0
         counted = self._facet.low > sum(entry.required for entry in entries) or high is not None
         if counted:

@@ -1,7 +1,7 @@
 """Compiles and caches the constraints of calls, and finds forced tokens.
 
-Joins three things that know nothing of each other: the wire's specifications, the automata of
-`lmprog.constraints`, and the tokenizer. A worker compiles a constraint and makes its first mask;
+Joins two things that know nothing of each other: the automata of `lmprog.constraints`, and the
+tokenizer. A worker compiles a constraint and makes its first mask;
 from then on the constraint belongs to the loop's thread.
 """
 
@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Hashable
 from threading import Lock
 
-from lmprog import constraints, wire
+from lmprog import wire
 from lmprog.constraints.cache import ConstraintCache
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint, State
@@ -73,9 +73,9 @@ class CallConstraints:
         self._vocabulary: Vocabulary | None = None
         self._lock = Lock()
         self._cache = ConstraintCache()
-        self._compiling: dict[constraints.Spec, PendingConstraint] = {}
+        self._compiling: dict[wire.Constraint, PendingConstraint] = {}
         self._finished: queue.SimpleQueue[
-            tuple[constraints.Spec, Constraint | LmprogError, float]
+            tuple[wire.Constraint, Constraint | LmprogError, float]
         ] = queue.SimpleQueue()
         self.seconds = Histogram(COMPILE_BOUNDS)
         """Processor time of each compile, failures included; cache hits are not counted."""
@@ -92,15 +92,14 @@ class CallConstraints:
     def begin(self, constraint: wire.Constraint, client: Hashable = None) -> PendingConstraint:
         """The cached constraint, else one that becomes known in a later `collect`. Clients take
         turns in compiling."""
-        spec = spec_of(constraint)
-        compiling = self._compiling.get(spec)
+        compiling = self._compiling.get(constraint)
         if compiling is not None:
             return compiling
-        found = self._cache.peek(spec, self._vocabulary) if self._vocabulary is not None else None
+        found = None if self._vocabulary is None else self._cache.peek(constraint, self._vocabulary)
         if found is not None:
             return PendingConstraint(found)
-        compiling = self._compiling[spec] = PendingConstraint()
-        self._submit(lambda: self._finished.put((spec, *self._timed(spec))), client)
+        compiling = self._compiling[constraint] = PendingConstraint()
+        self._submit(lambda: self._finished.put((constraint, *self._timed(constraint))), client)
         return compiling
 
     def collect(self) -> list[PendingConstraint]:
@@ -124,18 +123,18 @@ class CallConstraints:
         """At once. Raises RequestRejected (`GrammarError`, `UnsupportedSchema`, ...), saying where
         and why.
         """
-        return self._cache.get(spec_of(constraint), self.vocabulary)
+        return self._cache.get(constraint, self.vocabulary)
 
     def flush(self) -> None:
         """Drops the cached constraints."""
         self._cache.clear()
 
-    def _timed(self, spec: constraints.Spec) -> tuple[Constraint | LmprogError, float]:
+    def _timed(self, spec: wire.Constraint) -> tuple[Constraint | LmprogError, float]:
         began = time.thread_time()
         made = self._made(spec)
         return made, time.thread_time() - began
 
-    def _made(self, spec: constraints.Spec) -> Constraint | LmprogError:
+    def _made(self, spec: wire.Constraint) -> Constraint | LmprogError:
         """On a worker: compiles, and makes the first mask, which often takes longest."""
         try:
             vocabulary = self.vocabulary
@@ -162,7 +161,7 @@ class CallConstraints:
         with self._lock:
             if self._vocabulary is None:
                 made = vocabulary_of(self._tokenizer, self._num_logits)
-                first = compile_constraint(constraints.RegexSpec(r"\w?"), made)
+                first = compile_constraint(wire.Regex(r"\w?"), made)
                 first.mask(first.start)  # loads kernel and index
                 _ = made.ordered, made.longest, made.alphabet
                 self._vocabulary = made
@@ -186,18 +185,3 @@ class CallConstraints:
                 constraint, state, self.vocabulary, self._tokenizer.encode, before
             )
         return forced
-
-
-def spec_of(constraint: wire.Constraint) -> constraints.Spec:
-    """The wire's constraint as the compiler's specification."""
-    match constraint:
-        case wire.Regex(pattern=pattern):
-            return constraints.RegexSpec(pattern)
-        case wire.JsonSchema(schema=schema, whitespace=whitespace, any_order=any_order):
-            return constraints.JsonSchemaSpec(
-                schema, whitespace, "any" if any_order else "declared"
-            )
-        case wire.Choices(texts=texts):
-            return constraints.ChoicesSpec(texts)
-        case wire.Grammar(text=text):
-            return constraints.GrammarSpec(text)
