@@ -395,7 +395,7 @@ def test_a_play_whose_viewer_leaves_is_cancelled() -> None:
 
 def test_a_play_without_a_runtime_is_told_so(fake: Fake) -> None:
     async def run() -> None:
-        async with asking(fake) as (client, gateway):
+        async with asking(fake, start_wait=0) as (client, gateway):
             gateway.link.replace(None)
             with pytest.raises(RuntimeGone):
                 gateway.link.exchange()

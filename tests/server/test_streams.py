@@ -186,7 +186,7 @@ def test_when_the_runtime_dies_those_under_way_hear_of_it_and_the_next_one_serve
 ):
     async def run() -> None:
         with Fake(pace=0.002) as first, Fake() as second:
-            gateway = Gateway(ServerSettings(), RuntimeLink())
+            gateway = Gateway(ServerSettings(start_wait=0), RuntimeLink())
             app = build_app(gateway)
             assert await Asgi(app, "GET", "/ready").started() == 503
             gateway.link.replace(first.connect())
