@@ -1,5 +1,5 @@
-"""Where programs run. A backend is anything with a connected `Client`; everything else is the same
-for all.
+"""Backends: where programs run. A backend is any object with a connected `Client`; the frontend
+treats all of them alike.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ class Backend(Protocol):
 
     @property
     def client(self) -> Client:
-        """The conversation that programs talk through. Raises `RuntimeGone` when the backend was
-        closed.
+        """The client that programs send their ops through. Raises `RuntimeGone` when the backend
+        was closed.
         """
         ...
 
     def close(self) -> None:
-        """Ends it: calls still waiting fail. Safe to repeat."""
+        """Closes the client; pending calls fail. Idempotent."""
         ...
 
 
 @runtime_checkable
 class Speculates(Protocol):
-    """A backend on which a request may say more than its call asks for; see `lmprog.function`."""
+    """A backend that can request more tokens than a call needs, for later calls; see
+    `lmprog.function`.
+    """
 
     def speculate(self, branch: int, num_tokens: int) -> None:
-        """Told before `branch` is opened or forked: its calls may say so many tokens for later
-        ones.
+        """Sets the token budget for speculation on `branch`. Called before it is opened or
+        forked.
         """
         ...

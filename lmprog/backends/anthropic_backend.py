@@ -1,5 +1,5 @@
-"""`lmprog.Anthropic`: programs on Anthropic's API, through the `anthropic` package, imported when
-one is made.
+"""`lmprog.Anthropic`: programs on Anthropic's API, through the `anthropic` package, which is
+imported when a backend is created.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 
 class AnthropicOptions(ApiOptions, total=False):
-    """What `Anthropic` can be told besides the model and where it is."""
+    """Options of `Anthropic` besides the model and the address."""
 
     prefill: Literal["none", "message"]
-    """"message": the model goes on in a turn that was begun for it, which older models can."""
+    """"message": prefill the assistant's turn by sending its beginning; older models support this.
+    """
     client: Any
-    """An `AsyncAnthropic`, made and not used yet, in the place of `base_url` and `api_key`."""
+    """An unused `AsyncAnthropic` client, in place of `base_url` and `api_key`."""
 
 
 class Anthropic(ApiBackend):
-    """A backend on Anthropic's API. `api_key` is by default that of the environment,
+    """A backend on Anthropic's API. `api_key` defaults to the environment variable
     `ANTHROPIC_API_KEY`.
     """
 

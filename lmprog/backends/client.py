@@ -1,11 +1,11 @@
-"""A client of a runtime: numbers branches and calls, sends ops in frames, hands every reply to the
-call it answers.
+"""A client of a runtime: numbers branches and calls, sends ops in frames, and hands every reply to
+its call.
 
-Ops wait in an outbox until somebody needs them to be sent: a call in a thread is sent at once,
-together with the ops before it; a call on an event loop at the end of the loop's turn, so that the
-ops of one turn are one frame. One background thread receives. When the channel says that the
-runtime is gone, every waiting call and every later one fails with that error. This module knows
-neither programs nor what a reply means.
+Ops are buffered in an outbox. A call made in a plain thread is sent at once, together with the ops
+before it; a call made on an event loop is sent at the end of the loop's turn, so that the ops of
+one turn form one frame. One background thread receives. When the channel reports that the runtime
+is gone, every pending and later call fails with that error. This module knows neither programs nor
+the meaning of replies.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LastReply: TypeAlias = (
 )
 DeltaListener: TypeAlias = Callable[[wire.Delta], None]
 
-READ_SECONDS = 1.0  # how long closing waits for texts that were asked for
-POLL_SECONDS = 0.2  # how often the receiving thread looks whether it is to end
+READ_SECONDS = 1.0  # how long `close` waits for pending reads
+POLL_SECONDS = 0.2  # poll interval of the receiving thread for `close`
 
 
 class ClientCall:
-    """One call in flight: its number, and its last reply once there is one. Any thread may wait for
+    """A call in flight: its number, and its final reply once there is one. Any thread may wait for
     it.
     """
 
@@ -48,16 +48,14 @@ class ClientCall:
         self.id = call_id
         self.on_delta = on_delta
         self.on_last: Callable[[LastReply | LmprogError], None] | None = None
-        """Called with the last reply before anybody else can read it, on whatever thread it
-        arrives.
-        """
+        """Called with the final reply before any waiter sees it, on the thread that receives it."""
         self.future: Future[LastReply | LmprogError] = Future()
 
     def done(self) -> bool:
         return self.future.done()
 
     def finish(self, outcome: LastReply | LmprogError) -> None:
-        """The last reply, or why there is none. A second one is dropped: the first counts."""
+        """Sets the final reply, or the error in its place. Only the first one counts."""
         if not self.future.done():
             on_last, self.on_last = self.on_last, None
             if on_last is not None:
@@ -69,13 +67,11 @@ class ClientCall:
         self.future.add_done_callback(lambda _: callback())
 
     def wait(self, timeout: float | None = None) -> LastReply | LmprogError:
-        """Blocks until the last reply. Raises `TimeoutError` after `timeout` seconds."""
+        """Blocks until the final reply. Raises `TimeoutError` after `timeout` seconds."""
         return self.future.result(timeout)
 
     async def arrive(self) -> LastReply | LmprogError:
-        """The same without blocking the thread. Being cancelled while waiting does not end the
-        call.
-        """
+        """Awaits the final reply. Cancelling the wait does not cancel the call."""
         if not self.future.done():
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
@@ -85,8 +81,8 @@ class ClientCall:
 
 
 def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
-    """Completes `waiter` on its own loop, from any thread; does nothing when the loop or the waiter
-    is over.
+    """Completes `waiter` on its own loop, from any thread; does nothing if the loop is closed or
+    the waiter is done.
     """
 
     def complete() -> None:
@@ -96,14 +92,12 @@ def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
     try:
         loop.call_soon_threadsafe(complete)
     except RuntimeError:
-        if not loop.is_closed():  # a closed loop has nobody left who waits
+        if not loop.is_closed():  # nobody can wait on a closed loop
             raise
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that this thread is just now running, and that must not be blocked; None in a
-    plain thread.
-    """
+    """The event loop running in this thread, which must not be blocked; None in a plain thread."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -111,7 +105,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class Client:
-    """One conversation with a runtime. Owns `channel`, and closes it."""
+    """A connection to a runtime. Owns `channel`, and closes it."""
 
     def __init__(
         self,
@@ -121,17 +115,15 @@ class Client:
         name: str = "",
         timeout: float = 60.0,
     ) -> None:
-        """Greets the runtime, unless `welcome` says that this has been done, and waits `timeout` s
-        for its answer.
-        """
+        """Sends the greeting and waits `timeout` s for its answer, unless `welcome` is given."""
         self._channel = channel
         self._numbers = itertools.count(1)
-        self._state = threading.Lock()  # outbox, calls, gone
+        self._state = threading.Lock()  # guards outbox, calls, gone
         self._sending = threading.Lock()  # keeps frames in the order of the ops
         self._outbox: list[wire.Op] = []
         self._calls: dict[int, ClientCall] = {}
-        self._reads: set[int] = set()  # calls that ask for a text
-        self._held = threading.local()  # .depth: how many `together` this thread is in
+        self._reads: set[int] = set()  # calls that read a text
+        self._held = threading.local()  # .depth: nesting of `together` in this thread
         self._spoiled: dict[
             int, LmprogError
         ] = {}  # branch -> why one of its ops could not even be sent
@@ -144,30 +136,28 @@ class Client:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be asked any more: closed here, or the runtime is gone."""
+        """Whether no more calls are possible: closed here, or the runtime is gone."""
         return self._gone is not None
 
     def number(self) -> int:
-        """A number that no branch and no call of this client has had."""
+        """A number not yet used by any branch or call of this client."""
         return next(self._numbers)
 
     def post(self, *ops: wire.Op) -> None:
-        """Puts ops into the outbox, in order. They travel with the next call or `flush`."""
+        """Puts ops into the outbox, in order. They are sent with the next call or `flush`."""
         with self._state:
             if self._gone is None:
                 self._outbox.extend(ops)
 
     def call(self, op: CallOp, on_delta: DeltaListener | None = None) -> ClientCall:
-        """Posts a call and sees to it that it is sent. It fails at once when the runtime is
-        gone.
-        """
+        """Posts a call and schedules it for sending. It fails at once if the runtime is gone."""
         call = ClientCall(op.call, on_delta)
         self.begin(op, call)
         return call
 
     def begin(self, op: CallOp, call: ClientCall) -> None:
-        """The same for a `call` that exists already, so that others could know of it before
-        anything comes.
+        """The same for an existing `call`, so that others can register with it before any reply
+        arrives.
         """
         with self._state:
             gone = self._gone or self._spoiled.get(getattr(op, "branch", 0))
@@ -183,7 +173,7 @@ class Client:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What this thread asks for inside is sent as one frame at the end."""
+        """Sends everything that this thread posts inside the block as one frame at its end."""
         self._held.depth = getattr(self._held, "depth", 0) + 1
         try:
             yield
@@ -202,8 +192,8 @@ class Client:
             loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Sends what is in the outbox as one frame. What the channel refuses fails its calls; it is
-        not raised.
+        """Sends the outbox as one frame. If the channel rejects an op, its call fails; nothing is
+        raised.
         """
         with self._sending:
             with self._state:
@@ -219,12 +209,14 @@ class Client:
         except LmprogError as error:
             if len(ops) == 1:
                 self._refuse(ops[0], error)
-            else:  # only the op that is wrong fails, not its neighbors of other branches
+            else:  # only the invalid op fails, not those of other branches
                 for op in ops:
                     self._send([op])
 
     def _refuse(self, op: wire.Op, error: LmprogError) -> None:
-        """`op` could not be sent: its call fails, or else every later call of its branch."""
+        """Handles an `op` that could not be sent: fails its call, or every later call of its
+        branch.
+        """
         if isinstance(op, CallOp):
             self._finish(op.call, error)
         elif isinstance(op, wire.Append | wire.Fork):
@@ -232,10 +224,9 @@ class Client:
                 self._spoiled[op.branch] = error
 
     def close(self) -> None:
-        """Ends the conversation; calls still waiting fail with `Cancelled`. Safe to repeat.
+        """Closes the connection; pending calls fail with `Cancelled`. Idempotent.
 
-        Texts that were asked for, as a run does at its end, are waited for: they are there in no
-        time.
+        Pending reads of texts, which a run issues at its end, are waited for briefly.
         """
         self.flush()
         with self._state:
@@ -305,9 +296,7 @@ class Client:
             call.finish(outcome)
 
     def _fail(self, error: LmprogError) -> None:
-        """Nothing more will come: every waiting call ends with `error`, and so will every later
-        one.
-        """
+        """Fails every pending and every later call with `error`: no more replies will come."""
         with self._state:
             if self._gone is None:
                 self._gone = error

@@ -1,8 +1,7 @@
-"""The backend of programs that name none: what `set_default_backend` was given, or an embedded
-runtime.
+"""The default backend of programs: the one given to `set_default_backend`, or an embedded runtime.
 
-The embedded runtime is started when the first program needs it, and stopped when the process ends.
-This is the one place of the frontend with state of the whole process.
+The embedded runtime is started on first use, and stopped when the process exits. This is the only
+module of the frontend with process-wide state.
 """
 
 from __future__ import annotations
@@ -57,24 +56,24 @@ _default = _Default()
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Programs that name no backend run on `backend` from now on; with None, on an embedded runtime
-    again.
+    """Programs without a backend of their own run on `backend` from now on; None: on an embedded
+    runtime again.
     """
     _default.give(backend)
 
 
 def given_backend() -> Backend | None:
-    """What `set_default_backend` was given last."""
+    """The argument of the last `set_default_backend`."""
     return _default.given
 
 
 def default_backend() -> Backend:
-    """The backend of programs that name none; starts the embedded runtime where none was set."""
+    """The backend of programs without one; starts the embedded runtime if none was set."""
     return _default.get()
 
 
 def backend_at(address: str) -> Backend:
-    """The backend on the runtime or server at `address` (see `lmprog.connect`), connected when it
-    is first named, and closed when the process ends.
+    """The backend on the runtime or server at `address` (see `lmprog.connect`), connected on first
+    use, and closed when the process exits.
     """
     return _default.at(address)

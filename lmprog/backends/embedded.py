@@ -1,7 +1,6 @@
-"""Backends over a runtime process: one that is started here, or one that runs already.
+"""Backends over a runtime process: one started here, or one that is already running.
 
-Joins `lmprog.launch`, which knows processes, with the client. Imported when the first of them is
-asked for.
+Combines `lmprog.launch`, which manages processes, with the client. Imported on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`lmprog.Fleet`: programs on several runtimes, which are one backend.
+"""`lmprog.Fleet`: programs on several runtimes behind one backend.
 
-Joins `lmprog.fleet` with the client. Imported when the first fleet is asked for.
+Combines `lmprog.fleet` with the client. Imported on first use.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from lmprog.transport import CurveClient
 class Fleet(RuntimeBackend):
     """The backend on the runtimes at `addresses`, all with the same model.
 
-    A program stays on one of them, where its prefixes are; when that one dies, the program goes on
-    on another, token for token. `slots` is how many programs one runtime serves well at a time.
+    A program stays on one runtime, which holds its prefixes; if that runtime dies, the program
+    continues on another one, token for token. `slots` is the number of programs that one runtime
+    serves well concurrently.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Fleet(RuntimeBackend):
         slots: int = DEFAULT_SLOTS,
         **options: Any,
     ) -> Self:
-        """Starts `replicas` runtimes on this machine, and starts one again that dies. `options` are
+        """Starts `replicas` runtimes on this machine, and restarts those that die. `options` are
         those of `lmprog.Runtime`.
         """
         if replicas < 1:

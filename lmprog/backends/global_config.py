@@ -1,8 +1,7 @@
-"""`lmprog.global_config`: SGLang's object for settings of the whole process, as far as there is
-anything to set.
+"""`lmprog.global_config`: SGLang's object of process-wide settings, as far as they apply here.
 
-The default backend is one. The others say what lmprog does in any case: they can be read, and a
-value that would mean something else is refused instead of being kept for nothing.
+The default backend can be set. The other attributes describe fixed behavior of lmprog: they can be
+read, and setting one to a value that does not match is an error instead of being ignored.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`lmprog.LiteLLM`: programs on whatever the `litellm` package reaches; it is imported when one is
-made.
+"""`lmprog.LiteLLM`: programs on the services that the `litellm` package supports; it is imported
+when a backend is created.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 
 
 class LiteLLMOptions(ApiOptions, total=False):
-    """What `LiteLLM` can be told besides the model."""
+    """Options of `LiteLLM` besides the model."""
 
     is_chat_model: bool
     """False: every call is a completion of a text."""
     parameters: Mapping[str, Any]
-    """Given to litellm with every call: `api_key`, `api_base`, a service's own."""
+    """Passed to litellm with every call: `api_key`, `api_base`, options of the service."""
     module: Any
-    """What stands in the place of the package: something with `acompletion` and
-    `atext_completion`.
-    """
+    """Replaces the package: an object with `acompletion` and `atext_completion`."""
 
 
 class LiteLLM(ApiBackend):
@@ -59,7 +57,7 @@ def _package() -> Any:
 
 
 class LiteLLMTransport:
-    """Calls in the place of requests; answers have OpenAI's shape."""
+    """A transport that calls litellm; answers have OpenAI's form."""
 
     def __init__(self, module: Any, parameters: Mapping[str, Any]) -> None:
         self._module = module
@@ -92,7 +90,7 @@ async def _pieces(stream: Any) -> AsyncGenerator[Mapping[str, Any], None]:
 
 
 def _plain(answer: Any) -> Mapping[str, Any]:
-    """litellm's answers are models of pydantic."""
+    """Converts litellm's answers, which are pydantic models."""
     found: Mapping[str, Any] = answer if isinstance(answer, Mapping) else answer.model_dump()
     return found
 

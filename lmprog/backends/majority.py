@@ -1,4 +1,4 @@
-"""Which of several results is kept, where no runtime decides it. Knows texts and keys."""
+"""Chooses which of several results is kept, if no runtime does. Knows texts and keys."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from lmprog import wire
 
 
 def majority(keys: Mapping[int, Hashable], left: int) -> int | None:
-    """The earliest place with the key that most have, once `left` more cannot change which key that
-    is.
+    """The earliest index with the most frequent key, once `left` more results cannot change that
+    key; else None.
     """
     groups: dict[Hashable, list[int]] = {}
     for place in sorted(keys):
@@ -21,7 +21,7 @@ def majority(keys: Mapping[int, Hashable], left: int) -> int | None:
 
 
 def kept_first(keep: wire.Keep, texts: Sequence[str]) -> list[int]:
-    """The places of `n` results, the one that is kept first."""
+    """The indices of `n` results, the kept one first."""
     winner = (
         majority({index: text.strip() for index, text in enumerate(texts)}, 0)
         if keep == "majority"

@@ -1,7 +1,7 @@
-"""`lmprog.OpenAI`: programs on OpenAI's API, or on any service that speaks it, through the `openai`
+"""`lmprog.OpenAI`: programs on OpenAI's API, or on any compatible service, through the `openai`
 package.
 
-This module is where that package enters; it is imported when a backend is made.
+The only module that uses that package; it is imported when a backend is created.
 """
 
 from __future__ import annotations
@@ -27,28 +27,23 @@ _COMPLETION_MODEL = re.compile(r"(davinci|babbage|curie|ada)(-|$)|-instruct")
 
 
 class OpenAIOptions(ApiOptions, total=False):
-    """What `OpenAI` can be told besides the model and where it is."""
+    """Options of `OpenAI` besides the model and the address."""
 
     is_chat_model: bool | None
     """True: every call is a chat; False: a completion; None: guessed, see `OpenAI`."""
     dialect: str
     """How the service differs from OpenAI's: "openai", "plain", "vllm", "sglang", "lmprog"."""
     prefill: Prefill
-    """How a chat is asked to go on inside of the assistant's turn; "none" where the service
-    cannot.
-    """
+    """How a chat continues within the assistant's turn; "none" if the service cannot do that."""
     echo: bool
-    """Whether `/completions` tells the log-probabilities of an echoed prompt, by which a select is
-    scored.
+    """Whether `/completions` returns the log-probabilities of an echoed prompt, which selects need.
     """
     extra_body: Mapping[str, Any]
-    """Fields to be added to every request."""
+    """Fields added to every request."""
     leave_out: Collection[str]
-    """Fields that the service refuses, never to be sent: `("seed",)`, say."""
+    """Fields that the service rejects, so that they are never sent: for example `("seed",)`."""
     client: AsyncOpenAI
-    """A client of the `openai` package, made and not used yet, in the place of `base_url` and
-    `api_key`.
-    """
+    """An unused client of the `openai` package, in place of `base_url` and `api_key`."""
 
 
 class OpenAI(ApiBackend):
@@ -91,7 +86,7 @@ class OpenAI(ApiBackend):
 
 
 def kind_of(model: str, is_chat_model: bool | None, is_own: bool) -> Kind:
-    """What the model is asked by."""
+    """The kind of prompt that the model takes."""
     if is_chat_model is not None:
         return "chat" if is_chat_model else "text"
     if not is_own:
@@ -122,7 +117,7 @@ def _door(client: AsyncOpenAI | None, base_url: str | None, api_key: str | None)
             "lmprog.OpenAI needs the openai package: pip install 'lmprog[openai]'"
         ) from None
     if api_key is None and base_url is not None and not os.environ.get("OPENAI_API_KEY"):
-        api_key = "none"  # local servers ask for no key, the package does
+        api_key = "none"  # local servers need no key, but the package does
     try:
         return SdkTransport(
             openai, client or openai.AsyncOpenAI(base_url=base_url, api_key=api_key)

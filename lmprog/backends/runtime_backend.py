@@ -1,7 +1,6 @@
 """A backend over any client channel: a runtime process over ZeroMQ, or one in this process.
 
-Knows the calls that are about a runtime as a whole (its figures, forgetting its cache); it starts
-no processes.
+Knows the calls about a runtime as a whole (statistics, clearing the cache); it starts no processes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class RuntimeBackend:
 
 
 def ask(backend: Backend, op: CallOp) -> LastReply:
-    """One call about the runtime as a whole; blocks. Raises why it failed."""
+    """Makes one call about the runtime as a whole; blocks. Raises the error it fails with."""
     call = backend.client.call(op)
     backend.client.flush()
     outcome = call.wait()
@@ -56,7 +55,7 @@ def ask(backend: Backend, op: CallOp) -> LastReply:
 
 
 def describe(backend: Backend) -> dict[str, float]:
-    """The runtime's figures, by name."""
+    """The runtime's statistics, by name."""
     reply = ask(backend, wire.Describe(backend.client.number()))
     if not isinstance(reply, wire.Described):
         raise ProtocolError(f"asked for figures, the runtime answered {type(reply).__name__}")
@@ -64,5 +63,5 @@ def describe(backend: Backend) -> dict[str, float]:
 
 
 def flush(backend: Backend) -> None:
-    """Makes the runtime forget every page that no live branch stands on."""
+    """Evicts every page of the runtime's cache that no live branch uses."""
     ask(backend, wire.Flush(backend.client.number()))

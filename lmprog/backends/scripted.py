@@ -1,9 +1,9 @@
-"""A double for tests: a backend whose answers are written down beforehand.
+"""A test double: a backend with answers written in advance.
 
 Programs run on it unchanged and without a model. `Scripted(["Paris", "yes"])` answers the calls in
-the order in which they are asked; `Scripted(lambda prompt: ...)` answers each from its prompt. It
-checks that a scripted answer is one that the real runtime could give (an option of the select, a
-match of the regex), and, when it is left, that no answer is left over.
+the order in which they are made; `Scripted(lambda prompt: ...)` answers each from its prompt. It
+checks that a scripted answer is one that a real runtime could give (an option of the select, a
+match of the regex), and, on exit, that no answer is left over.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from lmprog.errors import LmprogError, ProgramError
 
 
 class Hold:
-    """In place of an answer: the call stays open until the test releases it or the program cancels
+    """In place of an answer: keeps the call open until the test releases it or the program cancels
     it.
     """
 
 
 Scripting: TypeAlias = str | Sequence[str] | LmprogError | Hold
-"""A text; several texts for a generation with `n`; an error that the call ends with; or
-`Hold()`.
+"""A text; several texts for a generation with `n`; an error that the call fails with; or `Hold()`.
 """
 
 
@@ -42,7 +41,7 @@ class ScriptedRequest:
 
 
 class Scripted:
-    """A backend over a script. A context manager: leaving it well checks that the script was used
+    """A backend over a script. A context manager: a normal exit checks that the script was used
     up.
     """
 
@@ -65,13 +64,13 @@ class Scripted:
 
     @property
     def prompts(self) -> list[str]:
-        """The text that stood before each call."""
+        """The text before each call."""
         return [asked.prompt for asked in self.asked]
 
     def answer(
         self, prompt: str, op: wire.Generate | wire.Select
     ) -> TextAnswer | LmprogError | None:
-        """For the runtime: the next answer of the script."""
+        """Called by the runtime: the next answer of the script."""
         with self._lock:
             self.asked.append(ScriptedRequest(prompt, op))
             if self._function is not None:
@@ -85,7 +84,7 @@ class Scripted:
         return None if isinstance(given, Hold) else _checked(given, op)
 
     def release(self, given: Scripting) -> None:
-        """Answers the oldest call that is held. Raises `ProgramError` when none is."""
+        """Answers the oldest held call. Raises `ProgramError` if none is held."""
         held = self.runtime.held()
         if not held:
             raise ProgramError("no call is held")
@@ -95,7 +94,7 @@ class Scripted:
         self.runtime.release(held[0], _checked(given, op))
 
     def check(self) -> None:
-        """Raises `ProgramError` when answers are left that nobody asked for."""
+        """Raises `ProgramError` if answers are left over."""
         if self._script:
             raise ProgramError(
                 f"{len(self._script)} answers of the script are left, the first is "

@@ -1,7 +1,7 @@
-"""A backend on a server over HTTP: lmprog's own, SGLang's, vLLM's, or any other that speaks
-OpenAI's API.
+"""A backend on a server over HTTP: lmprog's own, SGLang's, vLLM's, or any other OpenAI-compatible
+one.
 
-Which one it is, is found out by asking it; what a program can do there follows from that.
+The kind of server is detected by a request; it determines what a program can do there.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class RuntimeEndpoint(ApiBackend):
-    """A backend on the server at `base_url`, which is asked what it is.
+    """A backend on the server at `base_url`, whose kind is detected.
 
-    On lmprog's server a program does what it does on a runtime of its own. On SGLang's, programs of
-    plain text use `/generate`, those with turns its chats; on vLLM's and all others, both use
-    OpenAI's API. `kind` says what was found.
+    On lmprog's server a program has the features of a runtime of its own. On SGLang's, programs of
+    plain text use `/generate`, those with turns its chat route; on vLLM's and all others, both use
+    OpenAI's API. `kind` is the detected kind.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class RuntimeEndpoint(ApiBackend):
         )
 
     def speculate(self, branch: int, num_tokens: int) -> None:
-        """Nothing is to be gained from it where the server keeps its cache for whole branches."""
+        """Sets the speculation of `branch`. Not used where the server caches whole branches."""
         if self.kind != "lmprog":
             super().speculate(branch, num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a server said of itself."""
+    """What a server reported about itself."""
 
     kind: str
     """"lmprog", "sglang", "vllm" or "plain"."""
@@ -67,8 +67,8 @@ class Found:
 
 
 def ask_what(url: str, api_key: str | None) -> Found:
-    """Asks a server which one it is. Raises `RuntimeGone` where nobody answers, `ProtocolError` for
-    a stranger.
+    """Detects the kind of a server. Raises `RuntimeGone` if it cannot be reached, `ProtocolError`
+    if it is of no known kind.
     """
     models = look(url, "/v1/models", api_key)
     cards = (models or {}).get("data") or []
@@ -87,7 +87,7 @@ def ask_what(url: str, api_key: str | None) -> Found:
 
 
 def _by_routes(url: str, api_key: str | None) -> str:
-    """For servers that name somebody else as the owner of their model."""
+    """Detection by routes, for servers whose model list does not name them as the owner."""
     if (
         look(url, "/get_server_info", api_key) is not None
         or look(url, "/server_info", api_key) is not None
@@ -109,7 +109,7 @@ def _api(found: Found, door: HttpTransport, patience: RetryPolicy) -> Api:
 
 
 class Either:
-    """SGLang's server: texts by its own route, chats by OpenAI's. The two share a door."""
+    """SGLang's server: texts by its own route, chats by OpenAI's. Both use the same transport."""
 
     kind: Kind = "both"
 

@@ -10,12 +10,12 @@ from lmprog.backends.runtime_backend import describe, flush
 
 
 def flush_cache(backend: Backend | None = None) -> None:
-    """Makes the runtime forget everything that no live branch stands on; blocks."""
+    """Evicts everything from the runtime's cache that no live branch uses; blocks."""
     flush(backend or default_backend())
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """What the runtime is (model, sizes) and its figures; blocks."""
+    """The runtime's description (model, sizes) and statistics; blocks."""
     chosen = backend or default_backend()
     welcome = chosen.client.welcome
     about = {name: getattr(welcome, name) for name in welcome.__struct_fields__}

@@ -1,10 +1,10 @@
-"""A runtime of plain text in this process: runs ops over branches that are strings, asking somebody
-for the answers.
+"""A plain-text runtime in this process: runs ops over branches that are strings, with answers from
+an `Answerer`.
 
-It is a client channel, so that programs, client and wire messages are the same as with a real
-runtime: ops of a branch in their order, references that wait, one last reply for each call, a
-failed call that spoils its branch. It knows no tokens, no cache and no model; where answers come
-from is its `Answerer`. Everything happens in `send`.
+It implements the client channel, so programs, client and wire messages are the same as with a real
+runtime: ops of a branch run in order, references wait for their values, each call gets exactly one
+final reply, and a failed call fails its branch. It knows no tokens, no cache and no model.
+Everything runs inside `send`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BranchOp: TypeAlias = wire.Append | wire.Generate | wire.Select | wire.Fork | wi
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """The texts of a generation (`n` of them), or the scores of a selection's options, the highest
-    the best.
+    """The texts of a generation (`n` of them), or the scores of a select's options; the highest
+    wins.
     """
 
     texts: tuple[str, ...] = ()
@@ -45,9 +45,7 @@ class Answerer(Protocol):
     def answer(
         self, prompt: str, op: wire.Generate | wire.Select
     ) -> TextAnswer | LmprogError | None:
-        """What the model says after `prompt`; None: nothing yet, `TextRuntime.release` will
-        come.
-        """
+        """The model's answer to `prompt`; None: not yet, `TextRuntime.release` will be called."""
         ...
 
 
@@ -62,10 +60,10 @@ class _Branch:
 
 
 class TextRuntime:
-    """The runtime and its one client's channel in one."""
+    """The runtime and the channel of its single client in one object."""
 
     def __init__(self, answerer: Answerer, model: str = "text") -> None:
-        self.frames: list[tuple[wire.Op, ...]] = []  # all that was sent, for whoever wants to look
+        self.frames: list[tuple[wire.Op, ...]] = []  # all frames that were sent, for inspection
         self._answerer = answerer
         self._model = model
         self._lock = threading.RLock()
@@ -78,14 +76,14 @@ class TextRuntime:
     # --- a client channel
 
     def send(self, ops: Sequence[wire.Op]) -> None:
-        ops_frames(ops)  # refuses what the wire would refuse
+        ops_frames(ops)  # raises for what the wire would reject
         with self._lock:
             if self._gone is not None:
                 raise RuntimeGone(self._gone)
             self.frames.append(tuple(ops))
             for op in ops:
                 if isinstance(op, wire.Close):
-                    self._go_on()  # what stands before a close, and can be done, is done
+                    self._go_on()  # runs what comes before a close, as far as possible
                 self._take(op)
             self._go_on()
 
@@ -103,21 +101,21 @@ class TextRuntime:
         self.die("the channel was closed")
 
     def die(self, why: str) -> None:
-        """From now on this runtime is gone."""
+        """Simulates that the runtime is gone, with reason `why`."""
         self._gone = self._gone or why
         self._replies.put(None)
 
-    # --- for whoever answers
+    # --- for the answerer
 
     def held(self) -> list[int]:
-        """The calls that are still without an answer, oldest first."""
+        """The calls without an answer, oldest first."""
         return list(self._held)
 
     def open_branches(self) -> int:
         return len(self._branches)
 
     def release(self, call: int, answer: TextAnswer | LmprogError) -> None:
-        """Answers a call that was held."""
+        """Answers a held call."""
         with self._lock:
             number, op = self._held.pop(call)
             self._finish(number, op, answer)
@@ -127,7 +125,7 @@ class TextRuntime:
 
     def _take(self, op: wire.Op) -> None:
         if isinstance(op, wire.Hello):
-            no_tokens = 0  # it counts words
+            no_tokens = 0  # token counts are in words
             self._replies.put(wire.Welcome(op.version, self._model, 2**20, no_tokens, 1, 2**20, 0))
         elif isinstance(op, wire.Open):
             self._branches[op.branch] = _Branch()
@@ -136,7 +134,7 @@ class TextRuntime:
         elif isinstance(op, wire.Cancel):
             self._cancel(op.call)
         elif isinstance(op, wire.Contest):
-            pass  # the client comes to the same decision by itself
+            pass  # the client makes the same decision itself
         elif isinstance(op, wire.Describe | wire.Flush):
             self._replies.put(wire.Described(op.call, {"branches": float(len(self._branches))}))
         elif isinstance(op, wire.Inspect):
@@ -153,7 +151,7 @@ class TextRuntime:
             self._fail(op.call, ProgramError(f"there is no branch {op.branch}"))
 
     def _go_on(self) -> None:
-        """Runs every branch as far as it goes, until none goes further."""
+        """Runs every branch as far as possible, until none can advance."""
         while sum(self._run(number) for number in list(self._branches)):
             pass
 
@@ -184,7 +182,7 @@ class TextRuntime:
         return moved
 
     def _resolved(self, branch: _Branch, pieces: Iterable[wire.Piece]) -> str | None:
-        """The pieces as text; None as long as one of them is not known. A failed one spoils the
+        """The pieces as text; None while one of them is unresolved. A failed one fails the
         branch.
         """
         parts: list[str] = []
@@ -224,7 +222,7 @@ class TextRuntime:
             else:
                 self._finish(number, op, answer)
 
-    # --- ends of calls
+    # --- completing calls
 
     def _finish(
         self, number: int, op: wire.Generate | wire.Select, answer: TextAnswer | LmprogError
@@ -234,7 +232,7 @@ class TextRuntime:
         if isinstance(answer, LmprogError):
             if not isinstance(
                 answer, RequestRejected
-            ):  # a refused call has begun nothing: the program may go on
+            ):  # a rejected call had no effect: the branch goes on
                 branch.failed = answer
             self._fail(op.call, answer)
             return

@@ -1,9 +1,9 @@
-"""The command `lmprog`: reads the command line, hands over to one command, turns errors into
-sentences.
+"""The command `lmprog`: parses the command line, runs one command, and prints errors as one
+sentence.
 
-Each command is a module of this room with `run(given) -> int`, imported only when it is called, so
-that `lmprog --help` starts at once. Exit codes: 0 done, 1 failed, 2 the command line (or what it
-names) is wrong. Only this room prints, and only this room touches signals.
+Each command is a module of this package with `run(given) -> int`, imported only when it is called,
+so that `lmprog --help` starts quickly. Exit codes: 0 success, 1 failure, 2 an invalid command line
+(or something it names). Only this package prints and handles signals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"lmprog: {error}", file=sys.stderr)
         return WRONG_USE if isinstance(error, RequestRejected) else 1
-    except ExceptionGroup as errors:  # of several branches of a program
+    except ExceptionGroup as errors:  # from several branches of a program
         ours, others = errors.split(LmprogError)
         if given.debug or others is not None or ours is None:
             raise
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has left; nothing more can be said
+        sys.stderr.close()  # the reader has closed our output; nothing more can be printed
         return 1
 
 
@@ -97,8 +97,8 @@ def _run(given: argparse.Namespace) -> int:
         case "sim":
             from lmprog.simulation.command import main as simulate
 
-            # The faults that it plants on purpose are logged like any others; here they are no
-            # news.
+            # The faults that it injects on purpose are logged like any others; that would only
+            # clutter the output.
             logging.getLogger("lmprog").setLevel(logging.CRITICAL)
             return simulate(given.seed, given.steps, given.worlds)
     raise AssertionError(given.command)

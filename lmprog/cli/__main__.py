@@ -1,4 +1,4 @@
-"""`python -m lmprog.cli`, for where the command is not on the path."""
+"""`python -m lmprog.cli`, for when the command is not on the path."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The command line's grammar: commands, their arguments, and one option for every field of the
+"""The command line's syntax: commands, their arguments, and one option for every field of the
 configurations.
 
-Options of `serve` are made from the configurations (`server.options`), so that none can be
-forgotten or do nothing. This module imports nothing heavy and runs nothing.
+Options of `serve` are derived from the configurations (`server.options`), so that none is missing
+or without effect. This module imports nothing heavy and runs nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHAT = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without the whole usage."""
+    """Reports an error in one sentence, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -1,8 +1,9 @@
-"""`lmprog serve --no-http`, or with `--address`: a runtime alone in the foreground, for clients of
-the wire.
+"""`lmprog serve --no-http`, or with `--address`: a runtime without a gateway in the foreground, for
+clients of the wire protocol.
 
-The first SIGINT or SIGTERM asks the runtime to end, a second one ends everything at once. Exit code
-0 means that the runtime was asked to end and ended well; a runtime that dies is 1.
+The first SIGINT or SIGTERM asks the runtime to shut down, a second one stops everything at once.
+Exit code 0 means that the runtime was asked to shut down and did so cleanly; a runtime that dies
+gives 1.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from lmprog.cli.arguments import options_of
 from lmprog.launch import RuntimeProcess
 
 STOP_GRACE = 30.0
-"""Seconds that the runtime has for its orderly end."""
+"""Seconds that the runtime has for an orderly shutdown."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LOOK = 0.2  # seconds between two looks whether the runtime still runs
+_LOOK = 0.2  # poll interval in seconds for whether the runtime still runs
 
 
 def run(given: argparse.Namespace) -> int:
@@ -47,7 +48,7 @@ def run(given: argparse.Namespace) -> int:
         finally:
             _on_signals(
                 signal.SIG_DFL
-            )  # a second one ends us, and the runtime notices that within two seconds
+            )  # a second one ends this process; the runtime notices within two seconds
             runtime.close(STOP_GRACE)
     return 0 if asked and runtime.exit_code == 0 else 1
 

@@ -1,9 +1,9 @@
-"""`lmprog batch`: a file of requests in OpenAI's batch format, answered into another, and gone on
-with after a stop.
+"""`lmprog batch`: answers a file of requests in OpenAI's batch format into an output file, and
+resumes after an interruption.
 
-Each line of the input is `{"custom_id", "method", "url", "body"}`; each of the output has the same
-`custom_id` with a `response`, or an `error` where there was none. What the output has a response
-for already is not asked again. Knows files and lines; an `Endpoint` knows HTTP.
+Each line of the input is `{"custom_id", "method", "url", "body"}`; each line of the output has the
+same `custom_id` with a `response`, or an `error` if there was none. Requests with a response in the
+output are not sent again. Knows files and lines; an `Endpoint` knows HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lmprog.errors import InvalidParameter, LmprogError
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/programs", "/generate")
 MOST_TRIES = 8
-LONGEST_PAUSE = 30.0  # seconds between two tries
+LONGEST_PAUSE = 30.0  # maximum seconds between two tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def server(given: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-    """The server that was named, or one of our own."""
+    """The given server, or one started here."""
     if given.url:
         yield given.url, given.api_key
         return
@@ -79,7 +79,7 @@ def server(given: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
 
 
 class BatchFile:
-    """Asks with as many threads as requests may be under way; one thread writes."""
+    """Sends requests from one thread per concurrent request; one thread writes."""
 
     def __init__(self, url: str, key: str | None, concurrency: int) -> None:
         self._url = url
@@ -90,7 +90,7 @@ class BatchFile:
         self._stopping = threading.Event()
 
     def answer(self, lines: list[BatchLine], target: Path, counts: Counts) -> bool:
-        """Appends every answer as it comes. False where Ctrl-C ended it."""
+        """Appends each answer as it arrives. False if Ctrl-C interrupted it."""
         try:
             return self._answer(lines, target, counts)
         finally:
@@ -107,7 +107,7 @@ class BatchFile:
             upcoming = iter(lines)
             try:
                 while True:
-                    # Only as many as can run: a file of millions need not stand in a queue.
+                    # Only as many as can run: bounds memory for files with millions of lines.
                     while (
                         len(waiting) < 2 * self._concurrency
                         and (line := next(upcoming, None)) is not None
@@ -136,7 +136,7 @@ class BatchFile:
         counts.failed += not is_good
 
     def _ask(self, line: BatchLine) -> dict[str, Any]:
-        """The output's line for one request; never raises for what the server does."""
+        """The output line of one request; no response of the server makes it raise."""
         made: dict[str, Any] = {
             "id": f"batch_req_{secrets.token_hex(12)}",
             "custom_id": line.custom_id,
@@ -149,7 +149,7 @@ class BatchFile:
                 "response": None,
                 "error": {"code": error.code, "message": error.message},
             }
-        if answer.status in (429, 503):  # it may be asked again, so it has no response
+        if answer.status in (429, 503):  # may be retried later, so it gets no response
             why = {
                 "code": "overloaded",
                 "message": f"the server answered {answer.status} {MOST_TRIES} times",
@@ -163,7 +163,7 @@ class BatchFile:
         return {**made, "response": response, "error": None}
 
     def _tried(self, line: BatchLine) -> HttpAnswer:
-        """Asks again, and waits longer each time, while the server has no room."""
+        """Retries with increasing delays while the server is overloaded."""
         if not hasattr(self._own, "endpoint"):
             self._own.endpoint = Endpoint(self._url, self._key)
             self._endpoints.append(self._own.endpoint)
@@ -178,8 +178,8 @@ class BatchFile:
 
 
 def check_input(path: Path) -> set[str]:
-    """All custom_ids. Raises InvalidParameter for the first line that is wrong: nothing has been
-    asked then.
+    """All custom_ids. Raises InvalidParameter for the first invalid line, before any request is
+    sent.
     """
     seen: set[str] = set()
     for line in read_input(path):
@@ -225,7 +225,7 @@ def _line(raw: bytes, where: str) -> BatchLine:
 
 
 def repair(path: Path) -> set[str]:
-    """The custom_ids that have a response; a last line that was torn by a stop is cut off."""
+    """The custom_ids that have a response; truncates a last line that was written only in part."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return set()

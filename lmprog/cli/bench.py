@@ -1,8 +1,7 @@
-"""`lmprog bench URL`: a closed loop of streaming clients against a server, and how long they
-waited.
+"""`lmprog bench URL`: a closed loop of streaming clients against a server, and their latencies.
 
-Each client asks, reads its stream to the end, and asks again. Times are the client's own: to the
-first text, between texts, to the end. Knows an `Endpoint` and numbers.
+Each client sends a request, reads its stream to the end, and sends the next one. Times are measured
+by the client: to the first text, between texts, to the end. Knows an `Endpoint` and numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PERCENTS = (50, 90, 99)
 
 @dataclass(slots=True)
 class StreamTimes:
-    """What one or all clients saw, in seconds."""
+    """The times that one client or all clients measured, in seconds."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -98,7 +97,7 @@ def _joined(all_seen: Sequence[StreamTimes]) -> StreamTimes:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The least value that so many percent are not above; nan of nothing."""
+    """The nearest-rank percentile of the values; nan if there are none."""
     if not values:
         return float("nan")
     ordered = sorted(values)

@@ -1,8 +1,8 @@
 """`lmprog chat`: a conversation in the terminal, with a model started here, a runtime, or a server
-by its URL.
+given by its URL.
 
-Ctrl-C stops the answer and keeps what was said of it; Ctrl-D ends. Knows terminals; `ChatSession`s
-know how to ask.
+Ctrl-C stops the answer and keeps the part that was generated; Ctrl-D quits. Knows terminals; a
+`ChatSession` makes the requests.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ HELP = """/reset         forget the conversation
 
 
 class ChatSession(Protocol):
-    """What was said so far, and how to go on."""
+    """A conversation: its history, and how to continue it."""
 
     name: str
 
     def say(self, text: str) -> Iterator[str]:
-        """Adds the user's turn; gives the answer piece by piece. Closing it early keeps what was
-        given.
+        """Adds the user's turn and streams the answer. Closing the iterator early keeps what was
+        streamed.
         """
         ...
 
     def reset(self, system: str | None) -> None:
-        """Forgets everything; begins with `system` where there is one."""
+        """Clears the conversation; begins with `system` if given."""
         ...
 
 
@@ -68,7 +68,7 @@ def _conversation(given: argparse.Namespace, sampling: dict[str, Any]) -> Iterat
 
 
 def _loop(talk: ChatSession, system: str | None) -> None:
-    """Reads lines until they end."""
+    """Reads lines until end of input."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):
@@ -106,7 +106,7 @@ def _loop(talk: ChatSession, system: str | None) -> None:
 
 
 def _answer(talk: ChatSession, line: str) -> None:
-    """Prints an answer as it comes; Ctrl-C stops it."""
+    """Prints an answer as it is streamed; Ctrl-C stops it."""
     pieces = talk.say(line)
     try:
         for piece in pieces:
@@ -121,7 +121,7 @@ def _answer(talk: ChatSession, line: str) -> None:
 
 
 class OverHttp:
-    """By `/v1/chat/completions`: the whole conversation travels each time."""
+    """By `/v1/chat/completions`: the whole conversation is sent each time."""
 
     def __init__(self, endpoint: Endpoint, sampling: dict[str, Any]) -> None:
         self._endpoint = endpoint
@@ -149,9 +149,10 @@ class OverHttp:
 
 
 class OnBranch:
-    """On one branch of a runtime: only what is new travels. An answer is written on a fork, which
-    becomes the conversation when it is complete; of one that was stopped, what was said is taken
-    over as text."""
+    """On one branch of a runtime: only new text is sent. An answer is generated on a fork, which
+    becomes the conversation when it is complete; of a stopped answer, the generated part is
+    appended as text.
+    """
 
     def __init__(self, backend: Backend, sampling: dict[str, Any]) -> None:
         self._client = backend.client

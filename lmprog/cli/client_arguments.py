@@ -1,4 +1,4 @@
-"""The grammar of the commands that are clients of a server: chat, batch, bench. Imports nothing
+"""The syntax of the commands that are clients of a server: chat, batch, bench. Imports nothing
 heavy.
 """
 
@@ -12,7 +12,7 @@ KEY_VARIABLE = "LMPROG_API_KEY"
 
 
 def add_clients(commands: Any, positive: Any) -> None:
-    """Adds their parsers. `positive` reads a number of at least 1."""
+    """Adds their parsers. `positive` parses a number of at least 1."""
     chat = commands.add_parser("chat", help="talk with a model in the terminal")
     chat.add_argument(
         "where",

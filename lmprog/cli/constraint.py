@@ -1,4 +1,4 @@
-"""`lmprog constraint explain`: what a pattern or a schema means, as text or as a drawing."""
+"""`lmprog constraint explain`: what a pattern or a schema matches, as text or as a diagram."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN_NAME = re.compile(r"[\w./:~ -]+")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints; raises RequestRejected for what cannot be compiled."""
+    """Prints the explanation; raises RequestRejected for what cannot be compiled."""
     found = _constraint(given.what)
     if given.dot or given.svg:
         print(found.dot() if given.dot else found.svg(), end="")
@@ -33,9 +33,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _constraint(what: str) -> Constrained:
-    """A .json file, or text that begins like a JSON object, is a schema; all else is a regex. A
-    name that ends in .json and has nothing of a regex in it is meant as a file also where there is
-    none."""
+    """A .json file, or text that begins like a JSON object, is a schema; anything else is a regex.
+    A name that ends in .json and contains no regex syntax is treated as a file even if it does not
+    exist.
+    """
     if what.endswith(".json") and (_PLAIN_NAME.fullmatch(what) or Path(what).exists()):
         return constraint(schema=_schema_of(Path(what)))
     return constraint(schema=what) if what.lstrip().startswith("{") else constraint(regex=what)

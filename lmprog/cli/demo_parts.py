@@ -1,4 +1,4 @@
-"""The programs that `lmprog demo` shows, and how each is run and its work counted."""
+"""The programs that `lmprog demo` shows, how each is run, and how its usage is measured."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def three_tips(s: lmprog.Branch) -> list[str]:
     return tip.values
 
 
-# --- running one and counting its work
+# --- running one and measuring its usage
 
 
 class DemoResult(Protocol):
-    """What one run and many have in common."""
+    """The interface common to the results of one run and of many."""
 
     @property
     def usage(self) -> wire.Usage: ...
@@ -91,8 +91,8 @@ class DemoResult(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DemoPart:
-    """One program of the demo: its source and `call` are shown, `run` does that call, `lines` say
-    what came out.
+    """One program of the demo: its source and `call` are shown, `run` makes that call, `lines`
+    describe the result.
     """
 
     title: str
@@ -105,8 +105,8 @@ class DemoPart:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the runtime's counters gained. `found` + `computed` is what a runtime without a tree
-    would compute.
+    """Increments of the runtime's counters. `found` + `computed` is what a runtime without prefix
+    sharing would compute.
     """
 
     prompt: int
@@ -123,7 +123,7 @@ class Work:
 
 
 def measured(backend: Backend, part: DemoPart) -> tuple[DemoResult, Work]:
-    """Runs the program; its result and its work."""
+    """Runs the program; its result and its usage."""
     before = lmprog.get_server_info(backend)
     start = time.perf_counter()
     result = part.run(backend)

@@ -1,7 +1,7 @@
-"""`lmprog doctor`: what this machine has for lmprog, one line each, with the fix where something is
+"""`lmprog doctor`: what this machine offers to lmprog, one line each, with the fix if something is
 missing.
 
-Each look is a function that returns a `Finding`; none of them changes anything but the cache
+Each check is a function that returns a `Finding`; none of them changes anything except the cache
 folder.
 """
 
@@ -28,7 +28,7 @@ _LEAST_MEMORY_GB = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`fix` says what to do; empty where there is nothing to do."""
+    """The result of a check. `fix` says what to do; empty if nothing is needed."""
 
     state: Literal["ok", "warn", "fail"]
     what: str
@@ -36,7 +36,7 @@ class Finding:
 
 
 def run() -> int:
-    """1 where something is missing without which nothing runs."""
+    """Exit code 1 if something required is missing."""
     failed = False
     for name, look in LOOKS.items():
         finding = look()
@@ -50,7 +50,7 @@ def run() -> int:
 
 
 def try_gpu(device: str) -> int:
-    """1 where the kernels cannot run on `device`, or are wrong there."""
+    """Exit code 1 if the kernels cannot run on `device`, or give wrong results there."""
     from lmprog.runtime.engine.device.report import gpu_report
 
     failed = False
@@ -121,7 +121,7 @@ def kernels() -> Finding:
 
 
 def engine() -> Finding:
-    """What computes models of known architectures."""
+    """The engine that computes models of supported architectures."""
     library = native.library("engine")
     if library is None:
         what = "torch: the native engine needs a C++ compiler"
@@ -204,8 +204,8 @@ LOOKS: dict[str, Callable[[], Finding]] = {
 
 
 def _free_gb() -> float | None:
-    """What this process may still take: the machine's available memory, or less where a control
-    group limits it.
+    """Memory that this process may still allocate: the machine's available memory, or less if a
+    control group limits it.
     """
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -220,5 +220,5 @@ def _free_gb() -> float | None:
         if limit != "max":
             free = min(free, int(limit) - int(used))
     except OSError:
-        pass  # no control group, or the older kind: the machine's figure stands
+        pass  # no control group, or version 1: the machine's value holds
     return free / 1e9

@@ -1,8 +1,8 @@
-"""A server that speaks OpenAI's dialect over HTTP, as the commands here need it: JSON in, JSON or
-events out.
+"""An HTTP client for OpenAI-compatible servers, as the commands need it: sends JSON, receives JSON
+or events.
 
-On the standard library, so that clients need nothing more. One `Endpoint` belongs to one thread and
-keeps its connection. Knows HTTP; knows no requests' contents.
+Uses the standard library only, so that clients have no further dependencies. One `Endpoint` belongs
+to one thread and keeps its connection alive. Knows HTTP; knows nothing of the contents of requests.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
 
 LONGEST_SECONDS = 3600.0
-"""How long an answer may take."""
+"""Time limit of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """Any answer with a status; `body` is None where it is no JSON."""
+    """An answer with any status; `body` is None if it is not valid JSON."""
 
     status: int
     request_id: str
@@ -32,7 +32,7 @@ class HttpAnswer:
 
 
 class Refused(LmprogError):
-    """The server answered, and not with 200."""
+    """The server answered with a status other than 200."""
 
     code = "refused"
 
@@ -44,12 +44,14 @@ class Refused(LmprogError):
 
 
 def is_url(text: str) -> bool:
-    """Whether a server is meant, and not a model."""
+    """Whether the text names a server rather than a model."""
     return text.startswith(("http://", "https://"))
 
 
 class Endpoint:
-    """Raises `RuntimeGone` where nobody answers. A context manager."""
+    """A connection to one server. Raises `RuntimeGone` if it cannot be reached. A context
+    manager.
+    """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = LONGEST_SECONDS) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -69,15 +71,15 @@ class Endpoint:
             self._http = http.client.HTTPConnection(parts.netloc, timeout=timeout)
 
     def get(self, path: str) -> Any:
-        """Raises `Refused`."""
+        """The JSON at `path`. Raises `Refused`."""
         return self._good(self._answer(self._ask("GET", path, None)))
 
     def post(self, path: str, body: Any) -> HttpAnswer:
-        """Whatever the server answers."""
+        """The server's answer, whatever its status."""
         return self._answer(self._ask("POST", path, body))
 
     def events(self, path: str, body: Any) -> Iterator[Any]:
-        """The data of each event until the last. Raises `Refused`, also for an error within the
+        """The data of each event until the last. Raises `Refused`, also for an error inside the
         stream.
         """
         response = self._ask("POST", path, body)
@@ -99,7 +101,7 @@ class Endpoint:
             raise self._gone(error) from None
         finally:
             if not response.isclosed():
-                self._http.close()  # the rest of the stream is not wanted
+                self._http.close()  # discards the rest of the stream
 
     def close(self) -> None:
         self._http.close()
@@ -120,7 +122,7 @@ class Endpoint:
                 self._http.request(method, self._base + path, data, headers)
                 return self._http.getresponse()
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
-                self._http.close()  # a kept connection that the server has closed meanwhile
+                self._http.close()  # a kept-alive connection that the server has closed meanwhile
                 if is_again:
                     raise self._gone(error) from None
             except (OSError, http.client.HTTPException) as error:

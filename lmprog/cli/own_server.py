@@ -1,5 +1,4 @@
-"""A server of a command's own: a runtime and a gateway before it on this machine, with a key that
-nobody else knows.
+"""A private server for one command: a runtime and a gateway on this machine, with a random key.
 
 Knows how to start and stop both; knows no requests.
 """
@@ -23,7 +22,7 @@ START_SECONDS = 60.0
 
 @contextlib.contextmanager
 def own_server(model: str, requests: int) -> Iterator[tuple[str, str]]:
-    """(URL, key) of a server for `requests` at once, for as long as the block runs."""
+    """(URL, key) of a server for `requests` concurrent requests, for as long as the block runs."""
     key = secrets.token_urlsafe(24)
     settings = ServerSettings(port=0, api_keys=(key,), max_running=max(256, requests), drain=1.0)
     bound = bind(settings)

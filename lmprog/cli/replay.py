@@ -1,4 +1,4 @@
-"""`lmprog replay FILE`: a saved run, done again and compared token for token. Exit code 1 where it
+"""`lmprog replay FILE`: repeats a saved run and compares it token for token. Exit code 1 if it
 differs.
 """
 

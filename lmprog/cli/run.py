@@ -1,6 +1,6 @@
-"""`lmprog run FILE.py::FUNCTION`: one program of a file, its result and its work.
+"""`lmprog run FILE.py::FUNCTION`: runs one program of a file and prints its result and its usage.
 
-Knows how to find a program in a file and how to read arguments; the running is the frontend's.
+Knows how to find a program in a file and how to parse arguments; the frontend runs it.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ def _find(where: str) -> Program[Any, Any]:
 
 
 def _load(file: Path) -> ModuleType:
-    """The user's own file, run as a module; what it raises is shown with its lines."""
+    """Imports the user's file as a module; its exceptions are shown with their tracebacks."""
     if not file.is_file():
         raise UnknownName(f"There is no file {str(file)!r}.", name=str(file))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise UnknownName(f"{str(file)!r} is not a Python file.", name=str(file))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # dataclasses and the like look their module up
+    sys.modules[file.stem] = module  # dataclasses and others look up their module
     sys.path.insert(0, str(file.parent.resolve()))
     spec.loader.exec_module(module)
     return module
 
 
 def _arguments(program: Program[Any, Any], given: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value is read as JSON where it is JSON and the parameter is not declared
-    as text.
+    """NAME=VALUE pairs; a value is parsed as JSON if it is valid JSON and the parameter is not
+    declared as text.
     """
     parameters = dict(list(inspect.signature(program.function).parameters.items())[1:])
     hints = _hints(program)
@@ -111,7 +111,7 @@ def _arguments(program: Program[Any, Any], given: list[str]) -> dict[str, Any]:
 
 
 def _hints(program: Program[Any, Any]) -> dict[str, Any]:
-    """The declared types; none where they cannot be known here."""
+    """The declared types; none if they cannot be resolved here."""
     try:
         return typing.get_type_hints(program.function)
     except (NameError, TypeError, AttributeError):
@@ -119,7 +119,9 @@ def _hints(program: Program[Any, Any]) -> dict[str, Any]:
 
 
 def _fitting(name: str, text: str, hints: dict[str, Any]) -> Any:
-    """The value as its parameter declares it. Raises InvalidParameter for one of another type."""
+    """The value converted to its parameter's type. Raises InvalidParameter for one of another
+    type.
+    """
     value = _json_or_text(text)
     kind = hints.get(name, Any)
     try:
@@ -130,7 +132,7 @@ def _fitting(name: str, text: str, hints: dict[str, Any]) -> Any:
         raise InvalidParameter(
             f"--arg {name}={shown}: {said[:1].lower()}{said[1:]}.", name=name, value=shown
         ) from None
-    except TypeError:  # a type that is no plain data: the program's own business
+    except TypeError:  # not a plain data type: left to the program
         return value
 
 

@@ -1,9 +1,9 @@
-"""`lmprog serve`: a model over HTTP, in the foreground. `--no-http` and `--address` hand over to
+"""`lmprog serve`: a model over HTTP, in the foreground. `--no-http` and `--address` delegate to
 `bare`.
 
-The first SIGINT or SIGTERM drains: new requests get 503, those under way may finish. A second one
-ends everything at once. Exit code 0 means that all that was under way was finished; anything else
-is 1.
+The first SIGINT or SIGTERM drains: new requests get 503, requests in flight may finish. A second
+one stops everything at once. Exit code 0 means that all requests in flight were finished; anything
+else is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmprog.server.options.server_settings import ServerSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_SECONDS = 1.5
-"""After a second signal: for the last words of streams, and the end of the runtime."""
+"""After a second signal: time for the final events of streams and for the runtime to stop."""
 
 
 def run(given: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     chosen = configured(flags, os.environ, given.config, Path.cwd())
     if given.print_config:
         print(*chosen.lines(), sep="\n")
-        chosen.settings()  # what does not go together is said after it
+        chosen.settings()  # after the output: raises for contradictory options
         return 0
     settings = chosen.settings()
     _log(given.verbose)
@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _without_http(given: argparse.Namespace) -> int:
-    """Only options that mean something there."""
+    """Accepts only the options that apply without HTTP."""
     flags = given_options(given)
     for option in options():
         if option.of is ServerSettings and option.name in flags and option.name != "max_waiting":
@@ -81,7 +81,7 @@ def _serve(model: str, settings: ServerSettings, runtime_options: dict[str, Any]
         )
         os.write(2, f"lmprog: {said}\n".encode())
         service.ask_to_stop()
-        if asked == 2:  # whatever still hangs then
+        if asked == 2:  # stops whatever still hangs
             signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
             signal.setitimer(signal.ITIMER_REAL, _LAST_SECONDS)
 
@@ -114,7 +114,7 @@ def _serve(model: str, settings: ServerSettings, runtime_options: dict[str, Any]
 
 
 def _announce(runtime: RuntimeProcess, service: Any, url: str) -> None:
-    """What is served, once it is."""
+    """Prints what is served, once the server is ready."""
     gateway = service.gateway
     info, settings = gateway.info, gateway.settings
     slots = info.num_pages * info.page_size
@@ -143,6 +143,6 @@ def _announce(runtime: RuntimeProcess, service: Any, url: str) -> None:
 
 
 def _log(verbose: bool) -> None:
-    """To stderr, which the runtime's own log goes to as well."""
+    """Logs to stderr, like the runtime."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("lmprog").setLevel(logging.INFO if verbose else logging.WARNING)

@@ -1,8 +1,8 @@
-"""`lmprog top`: what a runtime does just now, in a terminal: figures, memory, who runs, who waits,
-the tree's trunk.
+"""`lmprog top`: the current state of a runtime in a terminal: statistics, memory, running and
+waiting sequences, the top of the prefix tree.
 
-Draws pictures (`watched`) with rich; asks nobody itself. Every text that is shown is the runtime's
-own, and no prompt.
+Renders the snapshots of `watched` with rich; makes no requests itself. All text shown is the
+runtime's own; prompts are never shown.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BAR = 32  # characters
 MOST_ROWS = 12
 MOST_BLOCKS = 14
 SHADES = ((10, "cyan"), (60, "dark_cyan"), (600, "grey58"))
-"""Colors of a block by the seconds since its last use."""
+"""Colors of a block by seconds since its last use."""
 
 
 def run(given: argparse.Namespace) -> int:
-    """Draws until it is interrupted, or one picture."""
+    """Refreshes until it is interrupted, or prints one snapshot."""
     found = pictures(given.where or DEFAULT, given.api_key or os.environ.get(KEY_VARIABLE))
     console = Console(highlight=False)
     try:
@@ -49,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def drawn(now: Picture, before: Picture | None) -> RenderableType:
-    """One picture; rates are the gains since the one `before`."""
+    """Renders one snapshot; rates are the differences from the snapshot `before`."""
     return Group(
         _head(now),
         Text(),
@@ -171,7 +171,7 @@ def _tree(now: Picture) -> RenderableType:
 
 
 def _trunk(nodes: list[list[Any]]) -> Iterator[tuple[int, int]]:
-    """(place, depth) of nodes, each below its parent, subtrees with more tokens first."""
+    """(index, depth) of nodes, each below its parent, subtrees with more tokens first."""
     weight = [node[3] for node in nodes]
     below: dict[int, list[int]] = {}
     for index in reversed(range(len(nodes))):

@@ -1,7 +1,8 @@
-"""Where `lmprog top` gets its pictures from: a server over HTTP, or a runtime over its own wire.
+"""Where `lmprog top` gets its snapshots: from a server over HTTP, or from a runtime over the wire
+protocol.
 
-Both give the same plain values (`wire.shown`), one after the other, until whoever reads them stops.
-Knows how to ask; draws nothing.
+Both yield the same plain values (`wire.shown`), until the consumer stops. Knows how to request
+snapshots; renders nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from lmprog.errors import InvalidParameter, LmprogError, ProtocolError, RuntimeG
 from lmprog.wire.snapshot_json import as_json
 
 PERIOD = 0.5
-"""Seconds between two questions over the wire; a server sends by itself."""
+"""Seconds between two requests over the wire; a server pushes by itself."""
 MOST_NODES = 200
 _TIMEOUT = 30.0
 
 Picture = dict[str, Any]
-"""A snapshot as `wire.shown` gives it, and under `about` what is watched: `model` and `context`."""
+"""A snapshot as `wire.shown` gives it, and under `about` its source: `model` and `context`."""
 
 
 def pictures(where: str, key: str | None) -> Iterator[Picture]:
-    """Pictures of what runs at `where`. Raises `RuntimeGone` where nothing answers,
-    `InvalidParameter` for a key.
+    """Snapshots of the runtime or server at `where`. Raises `RuntimeGone` if it cannot be reached,
+    `InvalidParameter` for an invalid address or key.
     """
     if where.startswith(("http://", "https://")):
         return _over_http(where, key)
@@ -43,7 +44,7 @@ def pictures(where: str, key: str | None) -> Iterator[Picture]:
 
 
 def _over_wire(address: str) -> Iterator[Picture]:
-    from lmprog.launch import connect  # sockets, which `--help` has no use for
+    from lmprog.launch import connect  # sockets, which `--help` does not need
 
     with connect(address, client="top") as connection:
         info = connection.info

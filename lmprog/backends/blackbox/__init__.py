@@ -1,8 +1,8 @@
-"""Programs on APIs that take a prompt and give a text: branches live here, in the client, and every
-call is a request.
+"""Programs on APIs that take a prompt and return text. Branches live in the client, and every call
+is a request.
 
-`channel` runs the ops of branches, `transcript` is what stands in one, `answering` decides how a
-call is answered (from what was said already, by one request, by several), `speculation` is what a
-request said beyond its stop. An `Api` of `asking` is one kind of service; those that exist are
-beside this package. Nothing here knows HTTP.
+`api_channel` runs the ops of branches, `transcript` holds a branch's contents, `call_answers`
+decides how a call is answered (from speculated text, by one request, or by several), and
+`speculation` keeps the text that a request generated past its stop string. An `Api` (see `api`) is
+one kind of service. HTTP is left to the transports.
 """

@@ -1,4 +1,4 @@
-"""Where a branch of an API is: what it holds, and what was generated ahead for its next calls."""
+"""The state of a branch on an API: its transcript, and text generated ahead for its next calls."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from lmprog.backends.blackbox.transcript import Item, SaidText, Transcript, Turn
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """Where a branch stands."""
+    """The transcript of a branch and its speculated text. Immutable."""
 
     transcript: Transcript = field(default_factory=Transcript)
     num_spec_tokens: int = 0
-    """How many tokens a request may say for later calls; 0: no speculation."""
+    """Tokens that a request may generate for later calls; 0 disables speculation."""
     speculated: Speculated | None = None
     has_missed: bool = False
-    """Whether the open turn was asked for as a whole, and began otherwise than it does here."""
+    """Whether the open turn was speculated as a whole and the result did not match its beginning.
+    """
 
     def plus(self, items: Sequence[Item], api: Api) -> AnswerState:
-        """With `items` appended. What was speculated stays as far as it says the same."""
+        """A copy with `items` appended. Keeps the speculated text as far as it matches them."""
         left, has_missed = self.speculated, self.has_missed
         for item in items:
             if isinstance(item, TurnBegin | TurnEnd):
@@ -34,14 +35,16 @@ class AnswerState:
         return replace(self, transcript=transcript, speculated=left, has_missed=has_missed)
 
     def forked(self, size: int) -> list[AnswerState]:
-        """The states of `size` children. A text that was drawn is one sample, so one child has it;
-        at temperature 0 all would get the same.
+        """The states of `size` children. Sampled text is a single sample, so only the first child
+        inherits it; at temperature 0 all of them do.
         """
         rest = self if self._is_certain() else replace(self, speculated=None)
         return [self, *(rest for _ in range(size - 1))]
 
     def after_fork(self) -> AnswerState:
-        """The branch itself, when its first child has the sample."""
+        """The state of the forked branch itself, without a sample that its first child
+        inherited.
+        """
         return self if self._is_certain() else replace(self, speculated=None)
 
     def _is_certain(self) -> bool:

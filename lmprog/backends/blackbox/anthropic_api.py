@@ -1,9 +1,9 @@
-"""An `Api` on Anthropic's Messages. Requests and answers in its JSON; the package is behind the
-door.
+"""An `Api` on Anthropic's Messages. Builds requests and reads answers as JSON; the `anthropic`
+package is used by the transport only.
 
-The system turns at the beginning are a field of the request; the program's own messages are never
-changed. `n` results are `n` requests. Seeds, penalties and log-probabilities do not exist there: a
-seed is not sent, the others are refused.
+Leading system turns become a field of the request; the program's own messages are never changed.
+`n` results take `n` requests. The service has no seeds, penalties or log-probabilities: a seed is
+not sent, the others are rejected.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt
 from lmprog.errors import NotSupported, ProtocolError, ValidationFailed
 
 _PATH = "/v1/messages"
-_MOST_TOKENS = 4096  # where a program says none, since the service wants a number
+_MOST_TOKENS = 4096  # default: the service requires max_tokens
 _SAID_BY_REQUESTS = ("max_tokens", "stop", "n", "seed")
-"""Options that become a field of another name, more requests, or nothing (a seed)."""
+"""Options that become a field of another name, several requests, or nothing (a seed)."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A message while its pieces come."""
+    """A message under construction from stream events."""
 
     text: str = ""
     reason: str | None = None
@@ -44,7 +44,7 @@ class _Draft:
     generated: int = 0
 
     def take(self, piece: Mapping[str, Any], hear: Hear | None) -> None:
-        """An event of a stream."""
+        """Applies one stream event."""
         kind = piece.get("type")
         if kind == "error":
             raise broken_off(piece)
@@ -75,7 +75,7 @@ class _Draft:
 
 
 class AnthropicApi:
-    """Owns its door."""
+    """Anthropic's Messages API. Owns its transport."""
 
     kind: Kind = "chat"
     context_len = 0
@@ -97,7 +97,7 @@ class AnthropicApi:
         body = _body(ask, self.model, wrapping)
         hidden = [
             stop for stop in ask.sampling.stop if not stop.strip()
-        ]  # the service takes no blank ones
+        ]  # the service rejects blank stop strings
         is_changed = bool(hidden) or (wrapping is not None and wrapping.is_wrapped)
         live = None if is_changed or ask.sampling.n > 1 else hear
         drafts = await asyncio.gather(*(self._one(body, live) for _ in range(ask.sampling.n)))
@@ -169,7 +169,9 @@ def _body(ask: ApiRequest, model: str, wrapping: ResponseSchema | None) -> Json:
 
 
 def _options(sampling: wire.SamplingParams) -> Json:
-    """The options that are asked for. Raises NotSupported for one that the API does not have."""
+    """The requested options as request fields. Raises `NotSupported` for those that the API
+    lacks.
+    """
     options: Json = {}
     for name, line in wire.SAMPLING_OPTIONS.items():
         value = getattr(sampling, name)

@@ -1,4 +1,4 @@
-"""What an API is asked, what it answers, and the protocol that every kind of API fulfills. Knows no
+"""Requests to an API, its answers, and the protocol that every kind of API implements. Knows no
 branches.
 """
 
@@ -12,25 +12,25 @@ from lmprog import wire
 from lmprog.backends.blackbox.transcript import Kind, Prompt
 
 Hear: TypeAlias = Callable[[int, str, int], None]
-"""Is told more text as it comes: of which of the `n` results, the text, its number of tokens
-(about).
+"""Called with each streamed delta: the index among the `n` results, the text, and the approximate
+number of its tokens.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """One generation."""
+    """One generation request."""
 
     prompt: Prompt
     sampling: wire.SamplingParams
     constraint: wire.Constraint | None = None
     heal: bool = False
-    """The last token of literal text may be decided once more; for servers that know how."""
+    """Whether the server may heal the last token of literal text, if it supports that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiAnswer:
-    """What an API said: as many outputs as were asked for. Token ids are not known to a client:
+    """The answer of an API: one output for each requested result. Clients do not know token ids, so
     `tokens` are empty.
     """
 
@@ -39,35 +39,33 @@ class ApiAnswer:
 
 
 class Api(Protocol):
-    """One service. All methods are called on one event loop, many at a time."""
+    """One service. All methods run on one event loop, many of them concurrently."""
 
     model: str
     kind: Kind
     can_prefill: bool
-    """Whether a chat model can be asked to go on in a turn that was begun for it."""
+    """Whether a chat model can continue a prefilled assistant turn."""
     context_len: int
-    """Tokens; 0 where the service does not tell."""
+    """In tokens; 0 if unknown."""
 
     async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
-        """Generates; streams where there is a `hear`. Raises `LmprogError`s, `NotSupported` for
-        what it cannot do.
+        """Generates; streams if `hear` is given. Raises `LmprogError`s, and `NotSupported` for what
+        the service cannot do.
         """
         ...
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
-        """A choice by likelihood; None where the service does not tell how likely a text is."""
+        """Selects by likelihood; None if the service gives no log-probabilities."""
         ...
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
-        """Whether the service itself confines the text."""
+        """Whether the service itself enforces the constraint."""
         ...
 
     async def flush(self) -> None:
-        """Makes the service forget its cache. Raises `NotSupported` where there is no such
-        request.
-        """
+        """Clears the service's cache. Raises `NotSupported` if it has no such request."""
         ...
 
     async def close(self) -> None:
-        """Frees connections."""
+        """Closes connections."""
         ...

@@ -1,4 +1,4 @@
-"""A backend over an API: the client, its channel, and the options that all APIs share."""
+"""A backend over an API: the client, its channel, and the options common to all APIs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from lmprog.backends.client import Client
 
 
 class ApiOptions(TypedDict, total=False):
-    """What every API backend can be told."""
+    """Options of every API backend."""
 
     timeout: float
-    """Seconds for one answer, or for a stream's next piece; then it is asked again. Calls have
-    deadlines besides.
+    """Seconds for one answer, or for the next piece of a stream, before the request is retried.
+    Deadlines of calls apply in addition.
     """
     retries: int
-    """How often a request is sent again after 408, 409, 429, 5xx, a lost connection or a
-    timeout.
-    """
+    """How often a request is retried after 408, 409, 429, 5xx, a lost connection or a timeout."""
     concurrency: int
-    """Requests open at a time; further calls wait."""
+    """Maximum number of requests in flight; further calls wait."""
     constraints: Constraints
-    """"best_effort": where the API cannot confine a text, ask without, look at the text, and ask
-    again.
+    """"best_effort": if the API cannot enforce a constraint, request without it, validate the text,
+    and retry.
     """
     tries: int
-    """How often to ask for a text that fits; then `ValidationFailed`."""
+    """Maximum number of requests for a text that satisfies its constraint; then `ValidationFailed`.
+    """
 
 
 def patience_of(options: ApiOptions) -> RetryPolicy:
@@ -51,7 +50,7 @@ class ApiBackend:
             concurrency=options.get("concurrency", 64),
         )
         self.counters: RetryCounters = patience.counters
-        """Requests, retries and tokens so far; `lmprog.get_server_info` has them too."""
+        """Requests, retries and tokens so far; also in `lmprog.get_server_info`."""
         self._channel = BlackBox(answering)
         self._client = Client(self._channel, name="api")
 
@@ -60,7 +59,7 @@ class ApiBackend:
         return self._client
 
     def speculate(self, branch: int, num_tokens: int) -> None:
-        """For programs with `num_api_spec_tokens`; told before `branch` is opened."""
+        """For programs with `num_api_spec_tokens`; called before `branch` is opened."""
         self._channel.speculate(branch, num_tokens)
 
     def close(self) -> None:

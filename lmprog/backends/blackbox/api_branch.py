@@ -1,6 +1,6 @@
-"""A branch of the channel: its ops in order, where it stands, and what it promises to others.
+"""A branch of the channel: its ops in order, its position, and its calls' futures.
 
-Belongs to one event loop. Knows how long ops wait, not what they do.
+Belongs to one event loop. Knows what ops wait for, not what they do.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from lmprog.backends.blackbox.transcript import Item, SaidText
 from lmprog.errors import Cancelled, LmprogError, ProgramError, ProtocolError
 
 Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
-"""A call's texts, once it has ended. It never holds an exception: an error is a result like others
+"""A call's texts once it is complete. The future never holds an exception: an error is a value
 here.
 """
 
 
 @dataclass(slots=True, eq=False)
 class ApiCall:
-    """A gen, select or read of a branch, from its arrival to its last reply."""
+    """A gen, select or read of a branch, from its arrival to its final reply."""
 
     op: wire.Generate | wire.Select | wire.Read
     texts: Texts
     deadline: float | None
-    """On the loop's clock."""
+    """On the event loop's clock."""
     task: asyncio.Task[object] | None = None
     why: LmprogError | None = None
-    """Why it was ended from outside."""
+    """The error it was cancelled with."""
 
     def end(self, why: LmprogError) -> None:
-        """Ends it, whether it runs or waits."""
+        """Cancels the call with error `why`, whether it runs or waits."""
         self.why = self.why or why
         if self.task is not None:
             self.task.cancel()
@@ -66,14 +66,14 @@ class QueuedFork:
 
 @dataclass(frozen=True, slots=True)
 class QueuedRead:
-    """Tells somebody what the branch has gained when it comes to this."""
+    """A step that reports the text appended to the branch since its fork."""
 
     items: asyncio.Future[tuple[Item, ...] | LmprogError]
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedFailure:
-    """From here on the branch cannot go on."""
+    """A step after which the branch has failed."""
 
     error: LmprogError
 
@@ -83,18 +83,18 @@ Step: TypeAlias = "QueuedAppend | QueuedFork | QueuedRead | QueuedFailure | ApiC
 
 @dataclass(slots=True, eq=False)
 class ApiBranch:
-    """Born when it begins, or when its fork is carried out; over when it was closed and has no
-    steps left.
+    """Created when it is opened, or when its fork is carried out; complete once it is closed and
+    has no steps left.
     """
 
     number: int
     state: AnswerState = field(default_factory=AnswerState)
     base: int = 0
-    """How many items of its transcript are the parent's."""
+    """Number of leading transcript items inherited from the parent."""
     failed: LmprogError | None = None
     is_closed: bool = False
     calls: list[ApiCall] = field(default_factory=list)
-    """All that were asked for, for results that are referred to until the branch is closed."""
+    """All its calls; other branches may refer to their results until this one is closed."""
     _steps: asyncio.Queue[Step | None] = field(default_factory=asyncio.Queue)
     _born: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -107,7 +107,9 @@ class ApiBranch:
         self._steps.put_nowait(step)
 
     def close(self) -> None:
-        """Its generations end; what else waits is still done, since others may wait for it."""
+        """Cancels its generations. Other queued steps still run, since other branches may wait for
+        them.
+        """
         self.is_closed = True
         for call in self.calls:
             if not isinstance(call.op, wire.Read) and not call.texts.done():
@@ -120,7 +122,7 @@ class ApiBranch:
         return await self._steps.get()
 
     def gained(self) -> tuple[Item, ...] | LmprogError:
-        """As text: the tokens are this branch's own."""
+        """The items since the fork, as text: token ids are valid in this branch only."""
         gained = self.state.transcript.items[self.base :]
         return self.failed or tuple(
             SaidText(item.text, own=False) if isinstance(item, SaidText) else item
@@ -129,7 +131,7 @@ class ApiBranch:
 
 
 async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
-    """The pieces as items, once all are known; an error where one of them failed."""
+    """The pieces as items, once all are resolved; an error if one of them failed."""
     items: list[Item] = []
     for piece in pieces:
         if isinstance(piece, QueuedRef):
@@ -152,7 +154,7 @@ async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
 
 
 def outcome_of(call: ApiCall) -> wire.CallDone | wire.Chosen | LmprogError:
-    """How a call's task has ended."""
+    """The outcome of a call's task."""
     task = call.task
     assert task is not None
     if task.cancelled():

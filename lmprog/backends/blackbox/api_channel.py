@@ -1,10 +1,10 @@
-"""The client channel of an API: carries out the ops of branches on an event loop of its own, in one
+"""The client channel of an API: carries out the ops of branches on its own event loop, in one
 thread.
 
-To the client it is a runtime like any other: the ops of a branch run in their order, those of
-different branches at the same time, references wait, every call gets one last reply, and a call
-that failed spoils its branch unless it was refused. A thousand branches are a thousand coroutines
-and one thread.
+To the client it behaves like a runtime: ops of one branch run in order, those of different branches
+run concurrently, references wait for their values, every call gets exactly one final reply, and a
+failed call fails its branch unless the call was rejected. Each branch is a coroutine; all share the
+one thread.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from lmprog.errors import (
 )
 from lmprog.transport.channel import ops_frames
 
-BYTES_PER_TOKEN = 4  # a guess: clients do not know an API's tokens
+BYTES_PER_TOKEN = 4  # an estimate: clients do not have an API's tokenizer
 
 
 class BlackBox:
-    """Owns its thread, its loop and the API. Any thread may send."""
+    """Owns its thread, its event loop and the API. `send` may be called from any thread."""
 
     def __init__(self, answering: CallAnswers) -> None:
         self._answering = answering
         self._replies: queue.SimpleQueue[wire.Reply | None] = queue.SimpleQueue()
         self._branches: dict[int, ApiBranch] = {}
-        self._speculating: dict[int, int] = {}  # branch -> tokens, told before the branch is opened
+        self._speculating: dict[int, int] = {}  # branch -> tokens, set before the branch opens
         self._results: dict[int, Texts] = {}
         self._calls: dict[int, ApiCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,7 +58,7 @@ class BlackBox:
     # --- a client channel
 
     def send(self, ops: Sequence[wire.Op]) -> None:
-        ops_frames(ops)  # refuses what the wire would refuse
+        ops_frames(ops)  # raises for what the wire would reject
         with self._closing:
             if self._is_closed:
                 raise RuntimeGone("the backend was closed")
@@ -84,8 +84,8 @@ class BlackBox:
         self._replies.put(None)
 
     def speculate(self, branch: int, num_tokens: int) -> None:
-        """Before `branch` is opened, or its fork sent: its calls may say so many tokens for later
-        calls.
+        """Sets how many tokens the calls of `branch` may generate for later calls. Must be called
+        before `branch` is opened or its fork is sent.
         """
         self._speculating[branch] = num_tokens
 
@@ -119,7 +119,7 @@ class BlackBox:
             self._break(task.exception())
 
     def _break(self, why: object) -> None:
-        """A fault of our own: everybody who waits is told, instead of waiting for ever."""
+        """Handles an internal error: fails every waiting call, so that none of them hangs."""
         error = ProtocolError(f"the backend is broken: {type(why).__name__}: {why}")
         self._replies.put(wire.Failed(None, error.code, error.message, error.details()))
 
@@ -228,7 +228,7 @@ class BlackBox:
     # --- branches
 
     async def _live(self, branch: ApiBranch) -> None:
-        """Carries out the steps of one branch until it is closed."""
+        """Runs the steps of one branch until it is closed."""
         while (step := await branch.next()) is not None:
             if isinstance(step, ApiCall):
                 await self._carry_out(branch, step)
@@ -261,7 +261,7 @@ class BlackBox:
             branch.failed = error
 
     async def _carry_out(self, branch: ApiBranch, call: ApiCall) -> None:
-        if call.texts.done():  # it was ended while it waited
+        if call.texts.done():  # it was cancelled while it waited
             branch.failed = branch.failed or call.why
         elif branch.failed is not None:
             self._conclude(call, branch.failed)
@@ -294,10 +294,10 @@ class BlackBox:
     def _hear(self, op: wire.Generate) -> Hear:
         return lambda index, text, num: self._replies.put(wire.Delta(op.call, index, text, num))
 
-    # --- ends
+    # --- completing calls
 
     def _end(self, call: ApiCall, why: LmprogError) -> None:
-        """Ends a call from outside."""
+        """Cancels a call with error `why`."""
         if not call.texts.done():
             call.end(why)
             if call.task is None:
@@ -306,7 +306,7 @@ class BlackBox:
     def _conclude(
         self, call: ApiCall, outcome: wire.CallDone | wire.Chosen | wire.TextIs | LmprogError
     ) -> None:
-        """The last reply of a call."""
+        """Sends the final reply of a call."""
         self._calls.pop(call.op.call, None)
         if isinstance(outcome, LmprogError):
             self._fail(call.op.call, outcome)

@@ -1,8 +1,8 @@
-"""How services fail, as errors of lmprog: HTTP statuses, bodies and headers of OpenAI's and similar
-shapes.
+"""Maps failures of services to errors of lmprog: HTTP statuses, bodies and headers in the form of
+OpenAI and similar APIs.
 
-Knows which failures pass (too many requests, a service that is down) and which do not (a wrong key,
-a wrong request).
+Knows which failures are transient (rate limits, a service that is down) and which are permanent (a
+wrong key, an invalid request).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIMIT = re.compile(r"maximum context length (?:is|of) ([0-9,]+)")
 
 
 def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogError | TransientError:
-    """What an answer that is no success means; a `TransientError` one is worth another try."""
+    """The error for a response other than 200; a `TransientError` if a retry may succeed."""
     about = _about(body)
     code, text = about.get("code"), str(about.get("message") or body or "no reason given")
     said = f"the API refused ({status}): {text}"
@@ -42,7 +42,7 @@ def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogErro
         return TransientError(DeadlineExceeded(said), after)
     if status == 409 or status >= 500:
         return TransientError(RuntimeGone(f"the API failed ({status}): {text}"), after)
-    if isinstance(code, str) and code in BY_CODE:  # a server of lmprog's own
+    if isinstance(code, str) and code in BY_CODE:  # from a server of lmprog
         return from_wire(code, text, {})
     limit = _LIMIT.search(text)
     if code == "context_length_exceeded" or limit is not None:
@@ -57,20 +57,20 @@ def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogErro
 
 
 def unreachable(what: object) -> TransientError:
-    """Nobody answered."""
+    """The error for a connection that could not be made."""
     return TransientError(
         RuntimeGone(f"the API cannot be reached: {what or 'the connection was lost'}")
     )
 
 
 def broken_off(body: object) -> LmprogError:
-    """A stream told an error in the place of its next piece."""
+    """The error for a stream that sent an error event."""
     about = _about(body)
     return RuntimeGone(f"the API broke off its answer: {about.get('message') or body}")
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds; None where the service does not say, or says it wrongly."""
+    """Seconds; None if the header is missing or invalid."""
     millis = headers.get("retry-after-ms")
     given = headers.get("retry-after")
     try:

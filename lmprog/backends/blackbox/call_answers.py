@@ -1,7 +1,7 @@
-"""How a call on a branch is answered: from what was said already, by one request, or by several.
+"""Answers calls on a branch: from speculated text, by one request, or by several.
 
-Takes a branch's state and an op, gives a new state and the wire's last reply; knows no queues and
-no threads.
+Maps a branch's state and an op to a new state and the wire's final reply. Knows no queues and no
+threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from lmprog.errors import (
 )
 
 Constraints: TypeAlias = Literal["enforced", "best_effort"]
-"""What becomes of a constraint that the service does not know: refused, or looked at afterwards."""
+"""How to treat a constraint that the service cannot enforce: reject it, or validate the text
+afterwards.
+"""
 
 
 class CallAnswers:
@@ -50,7 +52,7 @@ class CallAnswers:
         tries: int = 3,
         concurrency: int = 64,
     ) -> None:
-        """At most `concurrency` requests are open at a time; further ones wait. `tries` is for
+        """At most `concurrency` requests are in flight; further ones wait. `tries` applies to
         "best_effort".
         """
         if constraints not in ("enforced", "best_effort"):
@@ -78,8 +80,8 @@ class CallAnswers:
     async def gen(
         self, state: AnswerState, op: wire.Generate, hear: Hear | None
     ) -> tuple[AnswerState, wire.CallDone | LmprogError]:
-        """Raises `LmprogError`; then nothing has happened to the branch. Gives one where the state
-        has changed with it.
+        """Raises `LmprogError` if the branch is unchanged. Returns one if the call failed but the
+        state of the branch has changed.
         """
         _refuse_layout(op.constraint)
         foretold = (
@@ -116,7 +118,7 @@ class CallAnswers:
         )
 
     def drop(self, speculated: Speculated) -> None:
-        """What was said ahead turned out to be of no use."""
+        """Counts speculated text that was discarded."""
         self.counters.speculation_dropped += bool(speculated.rest)
 
     async def _ask(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
@@ -127,7 +129,7 @@ class CallAnswers:
         return answer
 
     def _refusal(self, prompt: Prompt, state: AnswerState) -> NotSupported | None:
-        """Why the API cannot be asked to go on here; None where it can."""
+        """Why the API cannot generate at this point; None if it can."""
         if not isinstance(prompt, ChatPrompt) or not prompt.partial or self.api.can_prefill:
             return None
         hint = (
@@ -158,11 +160,12 @@ class CallAnswers:
     async def _speculate(
         self, state: AnswerState, op: wire.Generate, prompt: Prompt, hear: Hear | None
     ) -> tuple[tuple[AnswerState, wire.CallDone] | None, wire.Usage]:
-        """Asks for more than `op` wants, and says what that took; None where the call's end is not
-        certain from that.
+        """Requests more than `op` needs. Returns the result and the usage; the result is None if
+        the end of the call cannot be determined from the answer.
 
-        A chat model that cannot go on inside of a turn is asked for the whole turn, which must
-        begin as it does here; once, since it would say the same again.
+        A chat model that cannot continue a prefilled turn is asked for the whole turn, which must
+        begin like the open one. This is tried once per turn, since a retry would give the same
+        text.
         """
         whole_turn = (
             isinstance(prompt, ChatPrompt) and bool(prompt.partial) and not self.api.can_prefill
@@ -187,7 +190,7 @@ class CallAnswers:
         except RequestRejected:
             if asked.logprobs is None:
                 raise
-            return None, wire.Usage()  # the API tells no tokens: ask as usual
+            return None, wire.Usage()  # the API has no log-probabilities: send an ordinary request
         output = answer.outputs[0]
         speculated = Speculated.of(output, asked, answer.usage.generated).after(partial)
         foretold = None if speculated is None else speculated.answer(op.sampling, None)
@@ -206,11 +209,11 @@ class CallAnswers:
             state, op, foretold, answer.usage, hear if certain is None else None
         ), answer.usage
 
-    # --- constraints that the service does not know
+    # --- constraints that the service cannot enforce
 
     async def _looked_at(self, op: wire.Generate, prompt: Prompt) -> ApiAnswer:
-        """Asks without the constraint until the text fits. Raises `ValidationFailed` with the last
-        text.
+        """Requests without the constraint until the text satisfies it. Raises `ValidationFailed`
+        with the last text.
         """
         constraint = op.constraint
         assert constraint is not None
@@ -246,7 +249,7 @@ class CallAnswers:
     # --- selections
 
     async def select(self, state: AnswerState, op: wire.Select) -> tuple[AnswerState, wire.Chosen]:
-        """By likelihood where the service tells it; else the model is asked for one of the
+        """By likelihood if the service gives log-probabilities; else the model generates one of the
         choices.
         """
         prompt = state.transcript.prompt(self.api.kind)
@@ -264,8 +267,8 @@ class CallAnswers:
     async def _asked_for(
         self, state: AnswerState, op: wire.Select, prompt: Prompt
     ) -> tuple[AnswerState, wire.Chosen]:
-        """A generation confined to the choices. No figures come with it: scores and probabilities
-        are NaN.
+        """A generation constrained to the choices. It gives no log-probabilities: scores and
+        probabilities are NaN.
         """
         if op.method == "unconditional_likelihood_normalized":
             raise NotSupported(
@@ -291,7 +294,7 @@ class CallAnswers:
 
 
 class _Forward:
-    """Hands on a stream as far as it is certain to be the call's own text."""
+    """Forwards streamed text as soon as it is certain to belong to the call."""
 
     def __init__(self, certain: Certain, hear: Hear) -> None:
         self._certain = certain
@@ -309,8 +312,8 @@ class _Forward:
 
 
 def _fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
-    """The output if its text fits, or fits but for the white space around it; None where it does
-    not. Of choices, the one that was written, with its own white space.
+    """The output if its text satisfies the constraint, or does so without surrounding whitespace;
+    else None. For choices, the output holds the matching choice, with that choice's own whitespace.
     """
     texts = [output.text, output.text.strip()]
     if isinstance(constraint, wire.Choices):
@@ -322,7 +325,7 @@ def _fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | 
 
 
 def _sum(a: wire.Usage, b: wire.Usage) -> wire.Usage:
-    """The work of two requests for one call."""
+    """The usage of two requests for one call."""
     return wire.Usage(
         prompt=a.prompt + b.prompt,
         cached=a.cached + b.cached,
@@ -333,12 +336,14 @@ def _sum(a: wire.Usage, b: wire.Usage) -> wire.Usage:
 
 
 def _room(choices: Sequence[str]) -> int:
-    """Tokens enough for any choice, in JSON and with an escape for each character."""
+    """A token limit that suffices for any choice, in JSON and with an escape for each character."""
     return 32 + max(len(choice.encode()) for choice in choices)
 
 
 def _refuse_layout(constraint: wire.Constraint | None) -> None:
-    """No API has a field for it."""
+    """Raises `NotSupported` for a layout of JSON (whitespace, order), which no API has a field
+    for.
+    """
     if isinstance(constraint, wire.JsonSchema) and constraint != wire.JsonSchema(constraint.schema):
         raise NotSupported(
             "whitespace and order of JSON cannot be asked of an API; leave them out, or use a backend "

@@ -1,5 +1,5 @@
-"""The arithmetic of a select over log-probabilities that an API told: which choice wins, and with
-what probability.
+"""Scores a select from log-probabilities that an API returned: which choice wins, and with what
+probability.
 
 The same three methods as in the runtime. Knows numbers only.
 """
@@ -16,8 +16,8 @@ from lmprog import wire
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
-    """For each choice its tokens' log-probabilities after the prompt and, where the method asks for
-    it, without it.
+    """For each choice, its tokens' log-probabilities after the prompt and, if the method needs
+    them, without it.
     """
 
     logprobs: tuple[tuple[float, ...], ...]
@@ -26,7 +26,7 @@ class ChoiceScore:
 
 
 def chosen(op: wire.Select, scored: ChoiceScore) -> wire.Chosen:
-    """The winner at temperature 0; else one that is drawn, by the op's seed."""
+    """The best choice at temperature 0; else a sample drawn with the op's seed."""
     scores = _scores(op.method, scored)
     best = max(range(len(scores)), key=scores.__getitem__)
     if op.temperature > 0:
@@ -54,8 +54,8 @@ def _scores(method: wire.SelectMethod, scored: ChoiceScore) -> list[float]:
 
 
 def _greedy(logprobs: Sequence[Sequence[float]], means: Sequence[float]) -> list[float]:
-    """Sums over tokens, shorter choices padded with their mean; the one that wins token by token is
-    above all.
+    """Sums over tokens, with shorter choices padded with their mean. The choice that wins token by
+    token gets the highest score.
     """
     longest = max(len(tokens) for tokens in logprobs)
     padded = [

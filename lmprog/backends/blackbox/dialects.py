@@ -1,8 +1,8 @@
-"""What services that speak OpenAI's API differ in, as values: names of fields, options,
+"""Differences between services with an OpenAI-compatible API, as values: field names, options,
 constraints, prefilled turns.
 
-Each is what that service documents; which sampling options it takes stands in the table of these
-options. Knows no requests.
+Each follows the documentation of its service; the options table says which sampling options it
+takes. Knows no requests.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from lmprog import wire
 
 Confines: TypeAlias = Literal["response_format", "structured_outputs", "sglang"]
 Prefill: TypeAlias = Literal["none", "continue", "message"]
-"""How a chat model is asked to go on in a turn: not at all; with `continue_final_message`; or by
-sending the begun turn as the last message, which some services go on from without being told."""
+"""How a chat model continues a turn: not at all; with `continue_final_message`; or by sending the
+partial turn as the last message, which some services continue without a flag.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +25,24 @@ class ApiDialect:
 
     name: str
     options: frozenset[str] = frozenset()
-    """Sampling options that it takes under their own names."""
+    """Sampling options that it accepts under their own names."""
     confines: Confines = "response_format"
     prefill: Prefill = "none"
     max_tokens: str = "max_tokens"
-    """The field of chat requests that limits their results."""
+    """The field of chat requests that limits the length of results."""
     max_stops: int = 4
-    """Further stop strings are looked for here, after the answer."""
+    """Maximum number of stop strings in a request; further ones are applied to the answer."""
     always_says: bool = False
-    """Sends temperature and the like also where they are 1, since the server's own defaults are the
-    checkpoint's.
+    """Whether temperature and the like are sent even if they are 1, because the server's defaults
+    come from the checkpoint.
     """
     scores: bool = False
-    """Whether `/completions` gives the log-probabilities of an echoed prompt, which is what a
-    select needs.
-    """
+    """Whether `/completions` returns log-probabilities of an echoed prompt, which selects need."""
 
 
 OPENAI = ApiDialect("openai", wire.options_of("openai"), max_tokens="max_completion_tokens")
 PLAIN = ApiDialect("plain", wire.options_of("openai"))
-"""An unknown service with OpenAI's API: nothing beyond it is taken for granted."""
+"""An unknown OpenAI-compatible service: no extensions are assumed."""
 VLLM = ApiDialect(
     "vllm",
     wire.options_of("vllm"),

@@ -1,6 +1,7 @@
-"""Requests over HTTP by the httpx2 package: JSON in; JSON, or the JSON of an event stream, out.
+"""HTTP requests through the httpx2 package: sends JSON; receives JSON, or the JSON of an event
+stream.
 
-This is where that package enters; it is imported when a door is made. Knows no API.
+The only module that uses that package, which is imported when a transport is created. Knows no API.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class HttpTransport:
-    """One server. `close` frees its connections."""
+    """The transport to one server. `close` closes its connections."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        # waiting is limited by whoever asks; connections by how many they ask at a time
+        # callers limit the time (RetryPolicy) and the number of concurrent requests
         package = _package()
         limits = package.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = package.AsyncClient(
@@ -51,7 +52,7 @@ class HttpTransport:
 
 
 async def _events(response: httpx2.Response) -> AsyncGenerator[Mapping[str, Any], None]:
-    """The JSON of each event, until the stream ends or says [DONE]."""
+    """The JSON of each event, until the stream ends or sends [DONE]."""
     try:
         with _failures():
             async for line in _lines(response):
@@ -65,8 +66,8 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[Mapping[str, Any]
 
 
 async def _lines(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
-    """Lines that end in a line feed. The package's own would also end at U+0085 and U+2028, which
-    JSON may hold as they are.
+    """Splits at line feeds only. The package's own splitting also breaks lines at U+0085 and
+    U+2028, which JSON may contain unescaped.
     """
     rest = b""
     async for part in response.aiter_bytes():
@@ -80,8 +81,8 @@ async def _lines(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
 def look(
     url: str, path: str, api_key: str | None = None, timeout: float = 30.0
 ) -> Mapping[str, Any] | None:
-    """The answer to a GET; None where the server has no such path. Blocks, and raises why nobody
-    answers.
+    """The answer to a GET; None if the server has no such path. Blocks; raises if the server cannot
+    be reached.
     """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
@@ -119,7 +120,7 @@ def _json(text: str) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """The package's exceptions as those of lmprog."""
+    """Maps the package's exceptions to those of lmprog."""
     package = _package()
     try:
         yield

@@ -1,5 +1,5 @@
-"""How requests get to a service: JSON in, JSON or a stream of JSON out. Implementations are where
-libraries enter.
+"""The transport protocol: sends JSON to a service, and receives JSON or a stream of JSON.
+Implementations wrap the libraries.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ Json: TypeAlias = dict[str, Any]
 
 
 class Transport(Protocol):
-    """One service's address and key. Failures are `LmprogError`s, or `Passing` ones that are worth
-    another try.
+    """The address and key of one service. Failures are `LmprogError`s, or a `TransientError` if a
+    retry may succeed.
     """
 
     async def post(self, path: str, body: Json) -> Mapping[str, Any]:
@@ -20,11 +20,11 @@ class Transport(Protocol):
         ...
 
     async def open(self, path: str, body: Json) -> AsyncIterator[Mapping[str, Any]]:
-        """The answer's pieces. Fails at once where there is no answer; closing the iterator ends
-        the request.
+        """The pieces of a streamed answer. Raises at once if the request fails; closing the
+        iterator cancels the request.
         """
         ...
 
     async def close(self) -> None:
-        """Frees connections."""
+        """Closes connections."""
         ...

@@ -1,8 +1,8 @@
-"""From which of several results a branch goes on, where an API gave them all at once: `keep` of a
-generation.
+"""Chooses which of several results a branch continues from, when an API returned all of them
+together: `keep` of a generation.
 
-Knows results; when who has lost is cancelled is the runtime's business, and an API's results come
-together.
+Knows results only. Cancelling the others early is left to the runtime, since an API's results
+arrive together.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from lmprog.errors import NotSupported
 
 
 def is_first_kept(op: wire.Generate) -> bool:
-    """Whether it is known beforehand which result it is."""
+    """Whether the first result is kept in any case."""
     return op.keep == "first" or op.sampling.n == 1
 
 
 def asked_of(op: wire.Generate) -> wire.SamplingParams:
-    """The sampling to ask for: with log-probabilities where the likeliest result is wanted."""
+    """The sampling to request: with log-probabilities if the likeliest result is kept."""
     return op.sampling.scored() if op.keep == "best" and op.sampling.n > 1 else op.sampling
 
 
 def kept(op: wire.Generate, outputs: tuple[wire.Output, ...]) -> tuple[wire.Output, ...]:
-    """The results, the kept one first. Raises `NotSupported` where the API did not tell what that
-    needs.
+    """The results, the kept one first. Raises `NotSupported` if the API did not return what the
+    choice needs.
     """
     if is_first_kept(op):
         return outputs

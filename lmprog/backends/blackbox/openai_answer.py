@@ -1,4 +1,6 @@
-"""Answers in OpenAI's JSON, whole and in pieces, as outputs of the wire. Knows no requests."""
+"""Converts answers in OpenAI's JSON, complete or streamed, to outputs of the wire. Knows no
+requests.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ Json = Mapping[str, Any]
 
 
 def usage_of(answer: Json) -> wire.Usage:
-    """The work, as far as the service told it. What the service had cached is counted as it counts
-    it.
+    """The usage that the service reported. Cached tokens are counted the way the service counts
+    them.
     """
     usage = answer.get("usage") or {}
     prompt, generated = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
@@ -27,7 +29,7 @@ def usage_of(answer: Json) -> wire.Usage:
 
 @dataclass(slots=True)
 class _Draft:
-    """One of the `n` results while its pieces come."""
+    """One of the `n` results under construction."""
 
     text: str = ""
     finish: str | None = None
@@ -36,7 +38,7 @@ class _Draft:
 
 
 class Drafts:
-    """All results of one request; also those of an answer that came in one piece."""
+    """All results of one request, streamed or not."""
 
     def __init__(self, n: int, hear: Hear | None = None) -> None:
         self._drafts = [_Draft() for _ in range(n)]
@@ -44,7 +46,7 @@ class Drafts:
         self.usage = wire.Usage()
 
     def take(self, piece: Json) -> None:
-        """One chunk, or a whole answer."""
+        """Applies one chunk, or a complete answer."""
         if piece.get("usage"):
             self.usage = usage_of(piece)
         for choice in piece.get("choices") or ():
@@ -61,12 +63,12 @@ class Drafts:
                 self._hear(choice.get("index") or 0, text, max(len(logprobs), 1))
 
     def outputs(self) -> tuple[wire.Output, ...]:
-        """Raises where one of them never came to its end."""
+        """Raises if one of the results is incomplete."""
         return tuple(_output(draft) for draft in self._drafts)
 
 
 def _text(choice: Json) -> str:
-    """The text of a completion, a message, or a piece of either. Raises `ValidationFailed` for a
+    """The text of a completion, a message, or a chunk of either. Raises `ValidationFailed` for a
     refusal.
     """
     message = choice.get("message") or choice.get("delta")
@@ -89,7 +91,9 @@ def _output(draft: _Draft) -> wire.Output:
 
 
 def _logprobs(found: Json | None) -> list[wire.TokenLogprob]:
-    """In the form of chats (`content`) or of completions (`tokens`). Token ids are not told: -1."""
+    """From the form of chats (`content`) or of completions (`tokens`). Token ids are unknown:
+    -1.
+    """
     if not found:
         return []
     if found.get("content") is not None:
@@ -118,10 +122,10 @@ def _logprobs(found: Json | None) -> list[wire.TokenLogprob]:
 
 
 def echoed(choice: Json, length: int) -> tuple[float | None, ...]:
-    """The log-probabilities of the tokens that the last `length` characters of an echoed text are
-    made of.
+    """The log-probabilities of the tokens that spell the last `length` characters of an echoed
+    text.
 
-    Counted from the end, since some services put tokens of their own before the text.
+    Counted from the end, since some services insert tokens before the text.
     """
     found = choice.get("logprobs") or {}
     texts: Sequence[str] = found.get("tokens") or ()
@@ -132,7 +136,7 @@ def echoed(choice: Json, length: int) -> tuple[float | None, ...]:
 def last_tokens(
     texts: Sequence[str], numbers: Sequence[float | None], length: int
 ) -> tuple[float | None, ...]:
-    """The numbers of as many of the last tokens as make up `length` characters."""
+    """The values of the last tokens that together spell `length` characters."""
     begin, covered = len(texts), 0
     while begin > 0 and covered < length:
         begin -= 1

@@ -1,8 +1,8 @@
-"""An `Api` on a service that speaks OpenAI's: `/chat/completions` for messages, `/completions` for
-texts.
+"""An `Api` on an OpenAI-compatible service: `/chat/completions` for messages, `/completions` for
+text.
 
-Joins requests and answers with a door and its patience. Knows no branches; libraries are behind the
-door.
+Combines request bodies, answers, a transport and its retry policy. Knows no branches and no HTTP
+library.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from lmprog.errors import NotSupported, ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class ApiService:
-    """Which model, and how its service wants to be asked."""
+    """The model, and the conventions of its service."""
 
     model: str
     kind: Kind
     dialect: ApiDialect
     context_len: int = 0
     extra_body: Mapping[str, Any] | None = None
-    """Fields that are added to every request."""
+    """Fields added to every request."""
     leave_out: frozenset[str] = frozenset()
-    """Fields that are never sent, because the service refuses them."""
+    """Fields that are never sent, because the service rejects them."""
     root: str = ""
-    """What stands before the paths: "/v1" where the door's address is that of the whole server."""
+    """The path prefix: "/v1" if the transport's address is that of the whole server."""
 
 
 class OpenAIApi:
-    """Owns its door."""
+    """An OpenAI-compatible API. Owns its transport."""
 
     def __init__(self, service: ApiService, door: Transport, patience: RetryPolicy) -> None:
         self.model = service.model
@@ -95,7 +95,7 @@ class OpenAIApi:
         return answer
 
     async def _stream(self, path: str, body: Json, drafts: Drafts) -> None:
-        """Only the beginning is tried again: what has come cannot be taken back."""
+        """Retries only until the first chunk: streamed text cannot be taken back."""
         streamed = self._complete(
             {**body, "stream": True, "stream_options": {"include_usage": True}}
         )
@@ -132,7 +132,7 @@ class OpenAIApi:
     async def _echo(
         self, texts: list[str], choices: Sequence[str]
     ) -> tuple[tuple[tuple[float, ...], ...], wire.Usage]:
-        """All texts in one request; of each the log-probabilities of its choice's tokens."""
+        """All texts in one request; for each, the log-probabilities of its choice's tokens."""
         body: Json = {
             "model": self.model,
             "prompt": texts,
@@ -167,7 +167,7 @@ class OpenAIApi:
 def _changed(
     output: wire.Output, wrapping: ResponseSchema | None, left: Sequence[str]
 ) -> wire.Output:
-    """Taken out of its JSON, and cut before the stop strings that the service was not told."""
+    """The output with its text unwrapped from JSON, and cut at stop strings that were not sent."""
     text = output.text if wrapping is None else wrapping.read(output.text)
     stop = first_stop(text, left) if left else None
     if stop is None:

@@ -1,5 +1,5 @@
-"""Requests in OpenAI's JSON: what an `ApiRequest` becomes in a dialect, and what that dialect
-cannot be asked for.
+"""Builds requests in OpenAI's JSON: an `ApiRequest` in a given dialect, and what that dialect does
+not support.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from lmprog.errors import NotSupported
 _SAID_BY_BODY = ("max_tokens", "logprobs")
 """Options whose fields depend on whether the request is a chat."""
 _SAID_ALWAYS = wire.SuggestedSampling.__struct_fields__
-"""What the server would else take from the checkpoint, where the dialect says so."""
+"""Fields that default to the checkpoint's values on some servers; the dialect says on which."""
 
 
 def body_of(
     ask: ApiRequest, model: str, dialect: ApiDialect, wrapping: ResponseSchema | None
 ) -> Json:
-    """The request without its `stream`. Raises `NotSupported` for an option that the dialect does
-    not know.
+    """The request body without `stream`. Raises `NotSupported` for an option that the dialect
+    lacks.
     """
     sampling, is_chat = ask.sampling, isinstance(ask.prompt, ChatPrompt)
     body: Json = {"model": model, **_prompt(ask, dialect), **sampling_fields(sampling, dialect)}
@@ -45,7 +45,7 @@ def body_of(
 
 
 def sampling_fields(sampling: wire.SamplingParams, dialect: ApiDialect) -> Json:
-    """How to sample and where to stop, but for the number of tokens. Raises `NotSupported`."""
+    """The sampling and stop fields, without the token limit. Raises `NotSupported`."""
     body: Json = {}
     for name, line in wire.SAMPLING_OPTIONS.items():
         value = getattr(sampling, name)
@@ -67,7 +67,7 @@ def sampling_fields(sampling: wire.SamplingParams, dialect: ApiDialect) -> Json:
 
 
 def json_value(value: Any) -> Any:
-    """An option's value in requests: lists, and an object of biases."""
+    """The JSON form of an option's value: lists, and an object for biases."""
     if not isinstance(value, tuple):
         return value
     if value and isinstance(value[0], tuple):
@@ -90,7 +90,7 @@ def _prompt(ask: ApiRequest, dialect: ApiDialect) -> Json:
 
 
 def enforceable(constraint: wire.Constraint, dialect: ApiDialect, *, is_chat: bool) -> bool:
-    """Whether the service confines texts by it."""
+    """Whether the service enforces the constraint."""
     if dialect.confines == "response_format":
         return is_chat and isinstance(constraint, wire.JsonSchema | wire.Choices)
     return True
@@ -107,7 +107,7 @@ def _constraint(
 
 
 def structured_outputs(constraint: wire.Constraint) -> Json:
-    """vLLM's field, which lmprog's server knows, too."""
+    """vLLM's field, which lmprog's server also accepts."""
     kind = {
         wire.JsonSchema: "json",
         wire.Regex: "regex",
@@ -126,7 +126,7 @@ def _inner(constraint: wire.Constraint) -> Any:
 
 
 def sglang_constraint(constraint: wire.Constraint) -> Json:
-    """SGLang's three fields; choices are a regular expression there."""
+    """SGLang's three fields; choices become a regular expression."""
     if isinstance(constraint, wire.JsonSchema):
         return {"json_schema": constraint.schema}
     if isinstance(constraint, wire.Grammar):

@@ -1,7 +1,7 @@
-"""Constraints looked at afterwards: whether a text that nobody confined is what was asked for.
+"""Validates text afterwards against a constraint that the service did not enforce.
 
-Regular expressions by Python's `re`, choices by comparison, schemas by the `jsonschema` library. A
-grammar cannot be looked at without a parser for it, which the client half does not have.
+Regular expressions use Python's `re`, choices a comparison, schemas the `jsonschema` library.
+Grammars are not supported: the client has no parser for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def can_be_checked(constraint: wire.Constraint) -> bool:
 
 
 def fits(constraint: wire.Constraint, text: str) -> bool:
-    """Whether all of `text` is what the constraint allows."""
+    """Whether the whole of `text` satisfies the constraint."""
     if isinstance(constraint, wire.Regex):
         try:
             return re.fullmatch(constraint.pattern, text) is not None

@@ -1,8 +1,7 @@
-"""An `Api` on a server of lmprog's own, by `/v1/programs`: a branch travels as it stands, turns and
-all.
+"""An `Api` on lmprog's own server, by `/v1/programs`: sends a branch with its turns and results.
 
-So everything that the runtime does is there: any constraint, selects by likelihood, generations
-inside of turns.
+So all features of the runtime are available: every constraint, selects by likelihood, generations
+within turns.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NOTHING = ("", SaidText(""), SaidText("", own=False))
 
 
 class ProgramsApi:
-    """Owns its door. Each call is a program of one branch."""
+    """lmprog's own server. Owns its transport. Each call is a program of one branch."""
 
     kind: Kind = "items"
     can_prefill = True
@@ -124,15 +123,17 @@ def _program(prompt: Prompt, call: Json) -> Json:
 
 
 def _ends_literal(prompt: Prompt) -> bool:
-    """Only the program's own text is healed, and what was generated may travel as text."""
+    """Whether the prompt ends in literal text. Only the program's own text is healed; results must
+    not be, even those that are sent as text.
+    """
     assert isinstance(prompt, ItemsPrompt)
     last = next((item for item in reversed(prompt.items) if item not in _NOTHING), None)
     return isinstance(last, str) or (isinstance(last, SaidText) and not last.own)
 
 
 def _pieces(items: Sequence[Item]) -> list[str | Json]:
-    """The branch in pieces. What was generated goes back as the tokens that it was, so that they
-    are found again.
+    """The branch as pieces of a request. Results are sent as their token ids, so that the server
+    finds them in its cache.
     """
     pieces: list[str | Json] = []
     for item in items:
@@ -153,14 +154,14 @@ def _add_text(pieces: list[str | Json], text: str) -> None:
 
 
 def _add_said(pieces: list[str | Json], said: SaidText) -> None:
-    """A result's first token may spell the end of the text before it once more, which then is not
+    """Appends a result. If its first token repeats the end of the preceding text, that end is not
     sent twice.
     """
     before = pieces[-1] if pieces else None
     kept = before.removesuffix(said.seam) if isinstance(before, str) else ""
     is_cut = isinstance(before, str) and before.endswith(said.seam) and kept
     if not said.tokens or before is None or (said.seam and not is_cut):
-        _add_text(pieces, said.text)  # nothing stands before it, or its tokens are not known
+        _add_text(pieces, said.text)  # no text before it, or unknown tokens
         return
     if said.seam:
         pieces[-1] = kept
@@ -169,7 +170,7 @@ def _add_said(pieces: list[str | Json], said: SaidText) -> None:
 
 
 def _checked(result: Mapping[str, Any], *, is_stream: bool = False) -> Mapping[str, Any]:
-    """Raises the failure that stands in the place of a value."""
+    """Raises the error that is in place of a value."""
     if result["type"] != "error":
         return result
     error = failure(result["error"].get("status") or 500, result, {})
@@ -205,6 +206,6 @@ def _output(output: Mapping[str, Any]) -> wire.Output:
 
 
 def _usage(usage: Mapping[str, Any]) -> wire.Usage:
-    """Counts of tokens have names that end so."""
+    """Converts token counts; their field names carry a suffix."""
     names = wire.Usage.__struct_fields__
     return wire.Usage(**{name: usage.get(f"{name}_tokens", usage.get(name)) or 0 for name in names})

@@ -1,9 +1,8 @@
-"""JSON schemas as `response_format` takes them: the root an object, and marked strict where the
-service can be strict.
+"""JSON schemas for `response_format`: the root must be an object, and strict mode is used if
+possible.
 
-A schema whose root is something else is wrapped into an object with one property, and the text that
-comes back is taken out of it again: what the program sees is what it asked for. Knows JSON, no
-services.
+A schema with another root is wrapped into an object with one property, and the answer is unwrapped
+again, so that the program sees what it requested. Knows JSON, no services.
 """
 
 from __future__ import annotations
@@ -16,27 +15,26 @@ from lmprog import wire
 from lmprog.errors import ValidationFailed
 
 _WRAPPED = "value"
-ROOM = 16  # tokens that the wrapping may take
+ROOM = 16  # tokens reserved for the wrapper
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseSchema:
-    """A response format, and how its text is to be read."""
+    """A response format, and how to read an answer in it."""
 
     schema: dict[str, Any]
     is_wrapped: bool
     is_bare: bool
-    """The value is a string, and the program wants it without quotes (a `Literal` of strings)."""
+    """Whether the value is a string that the program wants without quotes (a `Literal` of strings).
+    """
 
     def field(self) -> dict[str, Any]:
-        """The `response_format` of a request."""
+        """The `response_format` field of a request."""
         inner = {"name": "answer", "schema": self.schema, "strict": is_strict(self.schema)}
         return {"type": "json_schema", "json_schema": inner}
 
     def read(self, text: str) -> str:
-        """The text that the program asked for. Raises `ValidationFailed` where the answer is not
-        what was asked for.
-        """
+        """The requested text. Raises `ValidationFailed` if the answer does not match."""
         if not self.is_wrapped:
             return text
         try:
@@ -64,7 +62,7 @@ def format_of(constraint: wire.JsonSchema | wire.Choices) -> ResponseSchema:
 
 
 def _root(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema that the root refers to."""
+    """The schema that the root refers to, if it is a reference."""
     reference = schema.get("$ref", "")
     prefix = "#/$defs/"
     if isinstance(reference, str) and reference.startswith(prefix):
@@ -82,14 +80,12 @@ def _wrapped(schema: Any) -> dict[str, Any]:
     }
     outer["additionalProperties"] = False
     if isinstance(inner, dict) and "$defs" in inner:
-        outer["$defs"] = inner.pop("$defs")  # references point at the root
+        outer["$defs"] = inner.pop("$defs")  # references are relative to the root
     return outer
 
 
 def is_strict(node: Any) -> bool:
-    """Whether every object is closed and has all of its properties required, as strict mode
-    demands.
-    """
+    """Whether every object is closed and requires all its properties, as strict mode demands."""
     if isinstance(node, list):
         return all(is_strict(item) for item in node)
     if not isinstance(node, dict):

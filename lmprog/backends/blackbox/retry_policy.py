@@ -1,7 +1,7 @@
-"""Asking again what failed for a passing reason: after the time that the service names, else after
-a random one.
+"""The retry policy: repeats requests that failed for a transient reason, after the delay that the
+service names, else with random backoff.
 
-Knows when, not what: how a service fails is told by whoever asks it, as a `TransientError`.
+Knows when to retry, not what failed: transports report that with a `TransientError`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 class TransientError(Exception):
-    """A failure that may be gone the next time; `after` seconds from now, where the service has
-    said so.
+    """A failure that may not occur again; `after` is the delay in seconds if the service named
+    one.
     """
 
     def __init__(self, error: LmprogError, after: float | None = None) -> None:
@@ -31,7 +31,7 @@ class TransientError(Exception):
 
 @dataclass(slots=True)
 class RetryCounters:
-    """What was asked of a service, for `get_server_info`."""
+    """Counts requests, retries and tokens, for `get_server_info`."""
 
     requests: int = 0
     retries: int = 0
@@ -43,7 +43,7 @@ class RetryCounters:
 
 @dataclass(slots=True)
 class SharedPause:
-    """Until when a service has asked to be left alone."""
+    """The time until which the service asked clients to pause."""
 
     until: float = 0.0
     """On the clock of `time.monotonic`."""
@@ -58,8 +58,8 @@ class SharedPause:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long one answer may take (seconds; for a stream: the next piece of it), and how often to
-    ask again.
+    """The time limit of one answer (seconds; for a stream, of its next piece), and the number of
+    retries.
     """
 
     timeout: float = 600.0
@@ -68,7 +68,7 @@ class RetryPolicy:
     longest_wait: float = 30.0
     counters: RetryCounters = field(default_factory=RetryCounters)
     pause: SharedPause = field(default_factory=SharedPause)
-    """A time to wait that was told to one call holds for all."""
+    """A delay that one call was given holds for all calls."""
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:
@@ -82,8 +82,8 @@ class RetryPolicy:
             raise InvalidParameter(message, name="retries", value=self.retries, allowed="0 <= x")
 
     async def ask(self, send: Callable[[], Awaitable[T]]) -> T:
-        """What `send` gives at last. Raises its own errors at once, and a `TransientError` one's
-        cause after the last try.
+        """The result of `send`, with retries. Raises its own errors at once, and the cause of a
+        `TransientError` after the last try.
         """
         tries = 0
         while True:
@@ -117,8 +117,8 @@ class RetryPolicy:
         return DeadlineExceeded(f"the API did not answer within timeout={self.timeout:g} s")
 
     def _wait(self, tries: int, after: float | None) -> float:
-        """Seconds. A little over what the service asks for, so that not all who were told the same
-        come at once.
+        """Seconds. Adds jitter to the delay named by the service, so that clients do not all retry
+        at once.
         """
         if after is not None:
             return after + random.uniform(0.0, 0.1 * after + 0.01)
@@ -126,7 +126,7 @@ class RetryPolicy:
         return random.uniform(0.5 * longest, longest)
 
     async def pieces(self, stream: AsyncIterator[T]) -> AsyncIterator[T]:
-        """The stream's pieces, each within the time. Raises `DeadlineExceeded` where one is
+        """The stream's pieces, each within the time limit. Raises `DeadlineExceeded` if one is
         late.
         """
         while True:

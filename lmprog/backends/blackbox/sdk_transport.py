@@ -1,7 +1,7 @@
-"""A door through a vendor's own Python package, of the make that OpenAI's and Anthropic's share.
+"""A transport through a vendor's Python package, for packages built like OpenAI's and Anthropic's.
 
-The package knows keys, proxies and addresses; asking again is not left to it. Which package it is,
-is given.
+The package handles keys, proxies and addresses; its own retries are not used. The package is a
+parameter.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SdkTransport:
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """The package's exceptions as those of lmprog."""
+        """Maps the package's exceptions to those of lmprog."""
         try:
             yield
         except self._package.APIStatusError as error:

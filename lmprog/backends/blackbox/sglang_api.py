@@ -1,7 +1,7 @@
-"""An `Api` on SGLang's own route, `/generate`: texts in, texts and log-probabilities out.
+"""An `Api` on SGLang's own route, `/generate`: sends text, receives text and log-probabilities.
 
-A select is two requests: one that computes the text and tells how many tokens it has, and one that
-scores all choices after it, whose text the server has in its cache by then.
+A select takes two requests: one computes the prompt and returns its token count; the next scores
+all choices after it, with the prompt then in the server's cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
 
 
 class NativeApi:
-    """Owns its door."""
+    """SGLang's `/generate`. Owns its transport."""
 
     kind: Kind = "text"
     can_prefill = False
@@ -63,7 +63,7 @@ class NativeApi:
         return await self._patience.ask(lambda: self._door.post("/generate", body))
 
     async def _stream(self, body: Json, hear: Hear) -> Mapping[str, Any]:
-        """Each piece has the whole text so far."""
+        """Each piece holds the whole text so far."""
         stream = await self._patience.ask(
             lambda: self._door.open("/generate", {**body, "stream": True})
         )
@@ -136,7 +136,9 @@ def _text(prompt: Prompt) -> str:
 
 
 def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -> Json:
-    """SGLang's names; all is said, since the server's own defaults are the checkpoint's."""
+    """The parameters under SGLang's names. All are sent, since the server's defaults come from the
+    checkpoint.
+    """
     params: Json = {}
     for name, line in wire.SAMPLING_OPTIONS.items():
         spelling, value = line.spelling("sglang"), getattr(sampling, name)
@@ -151,7 +153,7 @@ def _logprobs_of(top: int) -> Json:
 
 
 def _results(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """One result, or a list of them."""
+    """The results as a list; a single one is not sent as a list."""
     return list(answer["items"]) if "items" in answer else [answer]
 
 
@@ -184,7 +186,7 @@ def _at(tops: Sequence[Any], index: int) -> Sequence[Any]:
 
 
 def _tail(meta: Mapping[str, Any], choice: str) -> tuple[float, ...]:
-    """The log-probabilities of the tokens that the choice at the end of a text is made of."""
+    """The log-probabilities of the tokens that spell the choice at the end of a text."""
     rows = meta.get("input_token_logprobs") or ()
     numbers = last_tokens([row[2] or "" for row in rows], [row[0] for row in rows], len(choice))
     if not numbers or any(number is None for number in numbers):
@@ -196,7 +198,7 @@ def _tail(meta: Mapping[str, Any], choice: str) -> tuple[float, ...]:
 
 
 def _usage(metas: Sequence[Mapping[str, Any]]) -> wire.Usage:
-    """The prompt counts once for several results of it."""
+    """The total usage; a prompt shared by several results counts once."""
     prompt = max((meta.get("prompt_tokens") or 0 for meta in metas), default=0)
     cached = sum(meta.get("cached_tokens") or 0 for meta in metas)
     generated = sum(meta.get("completion_tokens") or 0 for meta in metas)

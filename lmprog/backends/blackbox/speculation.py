@@ -1,17 +1,17 @@
-"""Speculation on an API: what one request has said beyond its stop, and the later calls that are
-answered from it.
+"""Speculation on an API: keeps the text that one request generated past its stop string, and
+answers later calls from it.
 
-The idea: to an API every request costs its whole prompt again. So the first call of a program is
-asked without its stop strings, for more tokens than it wants. When the program then appends exactly
-what the model went on with, its next call is answered from there. What does not fit is dropped, and
-the call is a request like any other.
+To an API, every request costs its whole prompt again. So the first call of a program is sent
+without its stop strings, and for more tokens than it needs. If the program then appends exactly the
+text that the model continued with, its next call is answered from the kept text. On a mismatch the
+text is dropped, and the call becomes an ordinary request.
 
-The rule is that a call gets what its own request would have got from a model that writes the same
-text however often it is asked (at temperature 0; above, the texts have the same distribution, not
-the same draw). So a call is answered only where its end is certain: its stop is in the text, within
-its `max_tokens`, or the model itself has ended. Tokens are counted by the API's own where it told
-them, else no text is taken to be shorter than one byte a token. This module knows strings and
-sampling; it knows no requests.
+Correctness: a call gets what its own request would have returned, for a model that writes the same
+text every time (at temperature 0; above it, the distribution of texts is the same, not the sample).
+So a call is answered only if its end is certain: its stop string occurs in the text within
+`max_tokens`, or the model itself stopped. Tokens are counted by the API's own offsets if it
+returned them; else a token is assumed to be at least one byte long. This module knows strings and
+sampling parameters; it knows no requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lmprog.backends.blackbox.stop_strings import first_stop
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
-    """A call answered: its text, why it ended, and what is left for later ones."""
+    """A call answered from speculated text: its text, its finish reason, and the remaining text."""
 
     text: str
     finish: wire.FinishReason
@@ -38,36 +38,37 @@ class Foretold:
 
 @dataclass(frozen=True, slots=True)
 class Speculated:
-    """Text that the model would write next, if it was asked."""
+    """Text that the model would generate next."""
 
     rest: str
     alike: wire.SamplingParams
-    """How it was sampled, without what may differ between calls."""
+    """The sampling parameters it was generated with, without those that may differ between calls.
+    """
     most_tokens: int
-    """`rest` has no more tokens than these."""
+    """Upper bound on the number of tokens in `rest`."""
     has_ended: bool
-    """Whether the model ended after `rest` by itself."""
+    """Whether the model stopped by itself after `rest`."""
     ends: tuple[int, ...] | None = None
-    """Where each token of `rest` ends, in characters; None where the API did not tell."""
+    """End offset of each token of `rest`, in characters; None if the API returned none."""
 
     @classmethod
     def of(cls, output: wire.Output, sampling: wire.SamplingParams, num_tokens: int) -> Speculated:
-        """What a request for `sampling` said; the API counted `num_tokens` (0: it did not say)."""
+        """The result of a request with `sampling`; `num_tokens` is the API's count (0: unknown)."""
         most = num_tokens or sampling.max_tokens or 2**31 - 1
         texts = [token.text for token in output.logprobs]
         ends = _ends(texts) if texts and "".join(texts) == output.text else None
         return cls(output.text, alike(sampling), most, output.finish == "stop", ends)
 
     def after(self, text: str) -> Speculated | None:
-        """What is left once the program has appended `text`; None where the model had gone on
-        otherwise.
+        """What remains after the program has appended `text`; None if the model continued
+        differently.
         """
         return self._from(len(text)) if self.rest.startswith(text) else None
 
     def answer(
         self, sampling: wire.SamplingParams, constraint: wire.Constraint | None
     ) -> Foretold | None:
-        """The result of a call here; None where it is not certain."""
+        """The result of a call at this point; None if its end is not certain."""
         if (
             constraint is not None
             or not _may_be_foretold(sampling)
@@ -90,7 +91,7 @@ class Speculated:
         return Speculated(self.rest[begin:], self.alike, self.most_tokens, self.has_ended, ends)
 
     def _within(self, length: int, max_tokens: int | None) -> bool:
-        """Whether the first `length` characters are certainly no more than `max_tokens` tokens."""
+        """Whether the first `length` characters are certainly at most `max_tokens` tokens."""
         if (
             max_tokens is None
             or self.most_tokens <= max_tokens
@@ -100,7 +101,7 @@ class Speculated:
         return self.ends is not None and bisect_left(self.ends, length) + 1 <= max_tokens
 
     def _cut(self, max_tokens: int | None) -> Foretold | None:
-        """The first `max_tokens` tokens, where it is known which these are."""
+        """The first `max_tokens` tokens, if their offsets are known."""
         if max_tokens is None or self.ends is None or len(self.ends) < max_tokens:
             return None
         end = self.ends[max_tokens - 1]
@@ -115,13 +116,13 @@ def _ends(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def alike(sampling: wire.SamplingParams) -> wire.SamplingParams:
-    """What two calls must have in common so that one can be answered by what the other said."""
+    """The parameters that two calls must share for one to be answered from the other's text."""
     return msgspec.structs.replace(sampling, stop=(), max_tokens=None, seed=None, logprobs=None)
 
 
 def _may_be_foretold(sampling: wire.SamplingParams) -> bool:
-    """Penalties look back to where a call began, so with them a text depends on the calls that it
-    was cut into.
+    """Whether the parameters allow speculation. Penalties count from the beginning of a call, so
+    with them the text depends on how it is divided into calls.
     """
     plain = sampling.n == 1 and sampling.logprobs is None and sampling.prompt_logprobs is None
     ends_by_text = (
@@ -132,17 +133,17 @@ def _may_be_foretold(sampling: wire.SamplingParams) -> bool:
 
 
 def may_speculate(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -> bool:
-    """Whether a call can be asked for more than it wants: it is unconfined, and its end is a stop
+    """Whether a call may request more than it needs: it has no constraint, and it ends at a stop
     string.
     """
     return constraint is None and _may_be_foretold(sampling) and bool(sampling.stop)
 
 
 def beyond(sampling: wire.SamplingParams, num_tokens: int, begun: str = "") -> wire.SamplingParams:
-    """What is asked in the place of a call: no stop, at least `num_tokens` tokens, and their texts
-    where it matters.
+    """The parameters to send in place of a call's: no stop strings, at least `num_tokens` tokens,
+    and token texts if they are needed.
 
-    `begun` is what the model has to say again before what is wanted.
+    `begun` is text that the model has to repeat before the part that is needed.
     """
     wanted = sampling.max_tokens
     most = None if wanted is None else max(wanted, num_tokens) + len(begun.encode())

@@ -1,4 +1,4 @@
-"""Stop strings on texts that come without being stopped: where the first one is, and what is
+"""Finds stop strings in text that was generated without them: the first match, and the text that is
 certain before it.
 
 Knows strings only.
@@ -22,15 +22,15 @@ class Stop:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> Stop | None:
-    """The stop that is complete first, as a model that writes the text sees them; the longest of
-    several there.
+    """The stop string that is completed first when the text is generated left to right; the longest
+    if several end there.
     """
     found = [Stop(begin, begin + len(stop)) for stop in stops if (begin := text.find(stop)) >= 0]
     return min(found, key=lambda stop: (stop.end, stop.begin), default=None)
 
 
 class Certain:
-    """Lets text through as far as no stop can begin in it any more, and nothing after a stop."""
+    """Passes text on once no stop string can begin in it, and nothing after a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -38,14 +38,16 @@ class Certain:
         self._given = 0
 
     def push(self, text: str) -> str:
-        """More text; returns what is certain now."""
+        """Adds text; returns the text that has become certain."""
         self._text += text
         stop = first_stop(self._text, self._stops)
         end = len(self._text) - self._unsure() if stop is None else stop.begin
         return self._give(end)
 
     def rest(self, length: int) -> str:
-        """The text is over, and `length` characters of it count: what of them was not given yet."""
+        """Ends the text, of which the first `length` characters count; returns those not returned
+        before.
+        """
         return self._give(length)
 
     def _give(self, end: int) -> str:
@@ -53,7 +55,7 @@ class Certain:
         return self._text[given : self._given]
 
     def _unsure(self) -> int:
-        """How much of the end may become a stop."""
+        """Length of the suffix that may still become a stop string."""
         longest = max((len(stop) for stop in self._stops), default=0)
         for size in range(min(longest - 1, len(self._text)), 0, -1):
             end = self._text[-size:]

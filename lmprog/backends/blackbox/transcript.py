@@ -1,7 +1,6 @@
-"""What stands in a branch, as items; the prompts that are made of them: a text, or the messages of
-a chat.
+"""The transcript of a branch, as items, and the prompts made from it: plain text, or chat messages.
 
-An API writes chat roles itself, so text and generations of a chat stand inside of turns. Knows no
+An API renders chat roles itself, so text and generations of a chat must be inside turns. Knows no
 requests.
 """
 
@@ -14,8 +13,8 @@ from typing import Literal, TypeAlias
 from lmprog.errors import NotSupported
 
 Kind: TypeAlias = Literal["text", "chat", "both", "items"]
-"""What a model is asked by: a text to go on from, messages to answer, either of them, or items as
-they stand here.
+"""The kind of prompt a model takes: text to continue, messages, either of them, or the items as
+they are here.
 """
 
 
@@ -31,9 +30,10 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class SaidText:
-    """A result. Where a server tells them its tokens, with what of the text before they spell once
-    more (`seam`), and the end of the text that they do not spell (`rest`). One of another branch is
-    text to this one (not `own`)."""
+    """A result. If the server returned its tokens: also the part of the preceding text that they
+    spell again (`seam`), and the end of the text that they do not spell (`rest`). A result of
+    another branch counts as text (not `own`).
+    """
 
     text: str
     tokens: tuple[int, ...] = ()
@@ -58,9 +58,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The finished messages, and what stands already in the assistant's turn that is to be
-    written.
-    """
+    """The complete messages, and the beginning of the assistant's turn to be generated."""
 
     messages: tuple[TranscriptMessage, ...]
     partial: str = ""
@@ -68,7 +66,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ItemsPrompt:
-    """All that stands in the branch, for a server that knows branches."""
+    """All items of the branch, for a server that knows branches."""
 
     items: tuple[Item, ...]
 
@@ -82,11 +80,11 @@ class Transcript:
 
     items: tuple[Item, ...] = ()
     role: str | None = None
-    """Of the turn that is open; None outside of turns."""
+    """The role of the open turn; None outside turns."""
 
     def plus(self, items: Sequence[Item], kind: Kind) -> Transcript:
-        """With `items` at its end. Raises `NotSupported` where a model of this kind cannot be told
-        that.
+        """A copy with `items` appended. Raises `NotSupported` if a model of this kind cannot take
+        them.
         """
         role = self.role
         for item in items:
@@ -103,7 +101,7 @@ class Transcript:
         return Transcript((*self.items, *items), role)
 
     def said(self, result: SaidText) -> Transcript:
-        """With a result at its end."""
+        """A copy with a result appended."""
         return Transcript((*self.items, result), self.role)
 
     @property
@@ -112,13 +110,13 @@ class Transcript:
 
     @property
     def has_said_in_turn(self) -> bool:
-        """Whether a result stands in the turn that is open."""
+        """Whether the open turn contains a result."""
         last = next(item for item in reversed(self.items) if isinstance(item, SaidText | TurnBegin))
         return isinstance(last, SaidText)
 
     @property
     def plain(self) -> str:
-        """Everything as one text; for reading only, since the API writes roles in its own way."""
+        """Everything as one text; only for display, since the API renders roles in its own way."""
         parts: list[str] = []
         for item in self.items:
             if isinstance(item, TurnBegin):
@@ -134,9 +132,7 @@ class Transcript:
         return "".join(parts)
 
     def prompt(self, kind: Kind) -> Prompt:
-        """What the model is asked to go on from. Raises `NotSupported` where there is no such
-        request.
-        """
+        """The prompt to continue. Raises `NotSupported` if the kind of model cannot take it."""
         if kind == "items":
             return ItemsPrompt(self.items)
         if kind == "text" or (kind == "both" and not self.has_turns):
@@ -156,9 +152,7 @@ class Transcript:
         return ChatPrompt(tuple(turns), partial)
 
     def _turns(self) -> list[TranscriptMessage]:
-        """The turns, an open one included. A result that stands outside of them is the assistant's
-        turn.
-        """
+        """The turns, including an open one. A result outside turns is a turn of the assistant."""
         turns: list[TranscriptMessage] = []
         inside = False
         for item in self.items:

@@ -1,10 +1,10 @@
-"""What a program would do, found by running it against placeholders instead of a model.
+"""What a program would do, found by running it with placeholders instead of a model.
 
-`double` runs it, `graph` shows its ops and how they hang together, `prompts` has the runtime write
-and count its exact prompts, `preview` and `explain` show these, `drawing` and `svg` draw it.
-Nothing of these generates or scores anything; `ahead` has the text computed that every run begins
-with.
+`double` runs it, `op_graph` and `graph` show its ops and their dependencies, `prompts` lets the
+runtime render and count its exact prompts, `preview` and `cost` present these, `drawing` and
+`graph_svg` draw the graph. None of them generates or scores anything; `ahead` computes the common
+beginning of all runs in advance.
 
-A rehearsal follows one path: generations give placeholders, a choice its first option. A program
-that decides on values may go elsewhere when it is run.
+A rehearsal follows one path: generations return placeholders, a select its first option. A program
+that branches on values may take another path in a real run.
 """

@@ -1,5 +1,5 @@
-"""Computing ahead what every run of a program begins with. Knows traces; what is kept is the
-runtime's business.
+"""Computes the common beginning of all runs of a program in advance. Knows traces; caching is the
+runtime's task.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr, gen_op
 from lmprog.lang.rehearsal.graph import Graph
 from lmprog.lang.runs.executor import Job, RunSettings, blocking, open_run
 
-UNKNOWN = "⟨"  # begins what stands for an argument that was left out, and for a result
+UNKNOWN = "⟨"  # first character of the marker of an omitted argument or of a result
 
 
 def beginning(graph: Graph) -> Iterator[str | RoleBeginExpr | RoleEndExpr]:
-    """What the first branch is given before anything that is not the same in every run."""
+    """The texts and roles of the first branch up to the first thing that differs between runs."""
     for step in graph.steps[graph.roots[0]] if graph.roots else ():
         if not isinstance(step, wire.Append):
             return
@@ -35,8 +35,8 @@ def beginning(graph: Graph) -> Iterator[str | RoleBeginExpr | RoleEndExpr]:
 
 
 def compute_beginning(graph: Graph, settings: RunSettings) -> wire.Usage:
-    """Has the runtime compute it, by asking for one token after it; blocks. Nothing where there is
-    no such text.
+    """Lets the runtime compute the beginning, by generating one token after it; blocks. Does
+    nothing if it has no text.
     """
     contents = [content for content in beginning(graph) if content != ""]
 

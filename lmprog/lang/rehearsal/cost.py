@@ -1,9 +1,9 @@
-"""What a run would cost at most, before it runs: what `program.explain(...)` gives and prints.
+"""Upper bounds of a run's cost before it runs: what `program.explain(...)` returns and prints.
 
-Every call is taken with the longest results that its settings allow, and with all prompts kept in
-the runtime's tree; what one call shares with an earlier one is counted once. What other runs have
-left in the tree is not counted. Tokens are exact where a runtime counts them and a prompt's literal
-text is all known; else they are marked as "about".
+Every call is assumed to give the longest results that its settings allow, and all prompts to stay
+in the runtime's cache; a prefix shared with an earlier call is counted once. Cached prefixes of
+other runs are not considered. Token counts are exact if a runtime counts them and all literal text
+of the prompt is known; else they are marked "about".
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from lmprog.lang.rehearsal.prompts import Atom, PromptReader, RehearsedPrompt
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """One call at its longest, in tokens."""
+    """Upper bounds for one call, in tokens."""
 
     label: str
     kind: str
     branch: int
     prompt: int
-    """Literal text, and the results before it at their longest."""
+    """Literal text, and the longest possible results before the call."""
     shared: int
-    """How much of the prompt an earlier call of the run has computed."""
+    """Tokens of the prompt that an earlier call of the run has computed."""
     shared_with: str | None
-    """The label of the call that it shares most with."""
+    """The label of the call with the longest shared prefix."""
     own: int
-    """What it generates at most (all `n`), or for a select all its options."""
+    """Maximum number of generated tokens (of all `n`), or for a select the tokens of all options.
+    """
     longest: int
-    """Of one sequence: the prompt and one result."""
+    """Length of one sequence: the prompt and one result."""
     is_exact: bool = True
-    """False where the backend has no tokenizer, or where a result stands in literal text, whose
-    mark is counted.
+    """False if the backend has no tokenizer, or if literal text contains a result, whose marker is
+    counted instead.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All calls of a run at their longest, and the sizes of the runtime that it would run on."""
+    """Upper bounds for all calls of a run, and the sizes of the runtime that it would run on."""
 
     name: str
     calls: tuple[CallCost, ...]
@@ -58,7 +59,7 @@ class Explanation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all calls; what a runtime that shares nothing would compute of them."""
+        """Prompt tokens of all calls; what a runtime without prefix sharing would compute."""
         return sum(call.prompt for call in self.calls)
 
     @property
@@ -67,12 +68,12 @@ class Explanation:
 
     @property
     def worst_tokens(self) -> int:
-        """Most tokens that the run computes, generated ones included."""
+        """Maximum number of tokens that the run computes, including generated ones."""
         return self.prompt_tokens - self.shared_tokens + sum(call.own for call in self.calls)
 
     @property
     def worst_pages(self) -> int:
-        """Most pages of the key/value memory, with all of it kept and one part-page for each
+        """Maximum number of KV cache pages, with everything kept and one partial page for each
         call.
         """
         return sum(
@@ -82,15 +83,13 @@ class Explanation:
     @property
     def is_exact(self) -> bool:
         """Whether the literal texts were counted by the model's tokenizer; results count with their
-        limits anyway.
+        limits.
         """
         return all(call.is_exact for call in self.calls)
 
     @property
     def refused(self) -> tuple[CallCost, ...]:
-        """Calls that can come to be longer than the context; when they are, the runtime refuses
-        them.
-        """
+        """Calls that may exceed the context length; the runtime rejects them if they do."""
         return tuple(call for call in self.calls if 0 < self.context_len < call.longest)
 
     def _repr_html_(self) -> str:
@@ -125,7 +124,7 @@ class Explanation:
             else ", more than there are: some would be computed again"
         )
         pages = f"{self.worst_pages:,} of {self.num_pages:,} pages of {self.page_size}"
-        where = f", in {pages}{fits}" if self.num_pages else ""  # an API does not tell its memory
+        where = f", in {pages}{fits}" if self.num_pages else ""  # an API does not report its memory
         yield f"{about}at most {self.worst_tokens:,} tokens computed{where}"
         for call in self.refused:
             yield (
@@ -139,7 +138,7 @@ class Explanation:
 
 
 def explain_of(graph: Graph, reader: PromptReader, welcome: wire.Welcome) -> Explanation:
-    """Has the runtime write and count the prompts; blocks."""
+    """Lets the runtime render the prompts and count their tokens; blocks."""
     prompts = reader.write(graph).calls
     partners = [_partner(prompts[:index], prompt) for index, prompt in enumerate(prompts)]
     texts = [literal for prompt in prompts for literal in prompt.literals]
@@ -168,7 +167,7 @@ def explain_of(graph: Graph, reader: PromptReader, welcome: wire.Welcome) -> Exp
 
 
 class _Sizes:
-    """Lengths in tokens, from those of the literal texts."""
+    """Lengths in tokens, from the counts of the literal texts."""
 
     def __init__(self, counts: Mapping[tuple[str, bool], int], context_len: int) -> None:
         self._counts = counts
@@ -178,7 +177,7 @@ class _Sizes:
         return [self._counts[choice, False] for choice in op.choices]
 
     def most(self, planned: Planned) -> int:
-        """The longest that one result can be."""
+        """Maximum length of one result."""
         op = planned.op
         return (
             max(self.options(op))
@@ -196,7 +195,9 @@ class _Sizes:
     def cost(
         self, prompt: RehearsedPrompt, partner: RehearsedPrompt | None, common: Sequence[Atom]
     ) -> CallCost:
-        """`common` is what `prompt` shares with the call of `partner`."""
+        """The cost of a call; `common` is the prefix that `prompt` shares with the call of
+        `partner`.
+        """
         op, size, most = prompt.planned.op, self.length(prompt.atoms), self.most(prompt.planned)
         shared = min(self.length(common), size)
         return CallCost(
@@ -214,8 +215,8 @@ class _Sizes:
 def _partner(
     earlier: Sequence[RehearsedPrompt], prompt: RehearsedPrompt
 ) -> tuple[RehearsedPrompt | None, tuple[Atom, ...]]:
-    """The earlier call whose prompt and result have most in common with `prompt`, and what that
-    is.
+    """The earlier call whose prompt and result share the longest prefix with `prompt`, and that
+    prefix.
     """
     best: tuple[RehearsedPrompt | None, tuple[Atom, ...]] = (None, ())
     length = 0

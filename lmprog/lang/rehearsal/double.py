@@ -1,7 +1,6 @@
-"""Runs a program against placeholders: a backend that answers at once, and remembers every op and
-call.
+"""Runs a program with placeholders: a backend that answers at once, and records every op and call.
 
-Knows what the frontend posts; it does not know how the runtime writes roles or counts tokens.
+Knows what the frontend posts; it does not know how the runtime renders roles or counts tokens.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class _Sending:
 
 
 class _PromptClient(Client):
-    """A client that has its replies as soon as it has sent, so that a rehearsal is the same every
-    time.
+    """A client that handles its replies as soon as it has sent, so that rehearsals are
+    deterministic.
     """
 
     def __init__(self, runtime: TextRuntime) -> None:
@@ -92,7 +91,7 @@ class _Placeholders:
         return TextAnswer(texts=(placeholder(op.constraint, planned.mark),) * op.sampling.n)
 
     def _label(self, name: str | None, op: wire.Generate | wire.Select) -> str:
-        """The call's name, made unique; a number where it has none."""
+        """The call's name, made unique; its kind and number if it has none."""
         if name is None:
             kind = "select" if isinstance(op, wire.Select) else "gen"
             return f"{kind} {len(self.planned) + 1}"
@@ -116,14 +115,14 @@ def _with_nested(scope: Scope | None) -> Iterator[Scope]:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What a rehearsal found, and what the program returned for the placeholders."""
+    """The result of a rehearsal, and what the program returned for the placeholders."""
 
     graph: Graph
     value: object
 
 
 def rehearse(job: Job, settings: RunSettings) -> Rehearsed:
-    """Runs the program once against placeholders; blocks. Raises what the program raises."""
+    """Runs the program once with placeholders; blocks. Raises what the program raises."""
     double = _Placeholders()
     try:
         run = open_run(
@@ -133,7 +132,7 @@ def rehearse(job: Job, settings: RunSettings) -> Rehearsed:
         double.scope = run.scope
         if running_loop() is None:
             blocking(job, run)
-        else:  # also inside of another program: a rehearsal waits for nobody
+        else:  # also within another program: a rehearsal never waits
             in_thread(job, run).join()
         failure = run.failure
         if failure is not None:

@@ -1,5 +1,5 @@
-"""A program's graph as nodes and edges, and in Graphviz's language. Knows graphs; where a node
-stands is `svg`'s.
+"""A program's graph as nodes and edges, and in Graphviz's DOT language. Knows graphs; the layout is
+in `graph_svg`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """From one node to a later one, by their numbers. `is_use`: a result goes into a later text."""
+    """An edge from a node to a later one, by index. `is_use`: a result is used in a later text."""
 
     source: int
     target: int
@@ -32,8 +32,8 @@ class GraphEdge:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """All nodes in the order in which they were posted, and the edges between them; each points
-    forward.
+    """All nodes in the order in which they were posted, and the edges between them; each edge
+    points forward.
     """
 
     graph: OpGraph
@@ -41,7 +41,7 @@ class Drawing:
     edges: tuple[GraphEdge, ...]
 
     def to_dot(self) -> str:
-        """For `dot -Tsvg`. Dashed edges are results that go into later text."""
+        """Input for `dot -Tsvg`. Dashed edges are results used in later text."""
         lines = [f"digraph {_quoted(self.graph.name)} {{"]
         for number, node in enumerate(self.nodes):
             shape = _SHAPES.get(type(node.step), "ellipse")
@@ -58,7 +58,7 @@ class Drawing:
 def drawing_of(graph: OpGraph) -> Drawing:
     nodes: list[GraphNode] = []
     edges: list[GraphEdge] = []
-    last: dict[int, int] = {}  # branch -> its newest node
+    last: dict[int, int] = {}  # branch -> its latest node
     made_by: dict[int, int] = {}  # call -> its node
     for branch, index in graph.order:
         step, number = graph.steps[branch][index], len(nodes)
@@ -83,9 +83,7 @@ def drawing_of(graph: OpGraph) -> Drawing:
 def _sources(
     graph: OpGraph, step: wire.Append, made_by: Mapping[int, int], last: Mapping[int, int]
 ) -> list[int]:
-    """The nodes whose results stand in a text: by reference, or because the program read and wrote
-    them.
-    """
+    """The nodes whose results a text contains: by reference, or written by the program."""
     found: list[int] = []
     for piece in step.pieces:
         if isinstance(piece, wire.Ref):

@@ -1,9 +1,9 @@
-"""A program's graph as a picture of its own: time runs downwards, each branch has a column, a fork
-spreads.
+"""Draws a program's graph as SVG: time runs downwards, each branch has a column, and a fork adds
+columns.
 
-A node stands one row below the last of those that it comes after. A branch that waits while its
-children run stands over their middle; one that goes on beside them has a column of its own. Knows
-drawings and nothing of programs.
+A node is one row below the lowest of its predecessors. A branch that waits for its children is
+centered above them; one that continues beside them has its own column. Knows drawings, not
+programs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ _UNSEEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What stands in a box: a first line in bold, where in the program that is, and the other
-    lines.
-    """
+    """The text in a box: a title in bold, the source location, and the other lines."""
 
     kind: str
     head: str = ""
@@ -49,7 +47,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Where a node stands. `x` is its middle, `y` its top."""
+    """The position of a node. `x` is its center, `y` its top."""
 
     words: Words
     x: float
@@ -74,7 +72,7 @@ class Box:
 
 
 def boxes_of(drawing: Drawing) -> list[Box]:
-    """The boxes of all nodes, in their order; no two of them overlap."""
+    """The boxes of all nodes, in order; they do not overlap."""
     rows = [0] * len(drawing.nodes)
     for edge in sorted(drawing.edges, key=lambda edge: edge.target):
         rows[edge.target] = max(rows[edge.target], rows[edge.source] + 1)
@@ -93,7 +91,7 @@ def boxes_of(drawing: Drawing) -> list[Box]:
 
 
 class _Columns:
-    """Which column each branch stands in; halves are possible."""
+    """The column of each branch; half columns are possible."""
 
     def __init__(self, graph: OpGraph) -> None:
         self._graph = graph
@@ -104,12 +102,12 @@ class _Columns:
             left += self._width(root)
 
     def _forks(self, branch: int) -> tuple[list[tuple[wire.Fork, float]], bool]:
-        """The branch's forks with how many columns earlier ones still take, and whether it goes on
-        beside any.
+        """The branch's forks, each with the number of columns that earlier ones still occupy; and
+        whether the branch continues beside any of them.
         """
         steps = self._graph.steps[branch]
         found: list[tuple[wire.Fork, float]] = []
-        running: list[tuple[float, float]] = []  # until which step, how wide
+        running: list[tuple[float, float]] = []  # last step, width
         beside = False
         for index, step in enumerate(steps):
             if isinstance(step, wire.Fork):
@@ -121,8 +119,8 @@ class _Columns:
         return found, beside
 
     def _joined(self, branch: int, child: int) -> float:
-        """After which of the branch's steps the child is over, and all that was forked from it;
-        perhaps after none.
+        """The step of the branch after which the child and all its descendants are complete, if
+        there is one.
         """
         forks = [step for step in self._graph.steps[child] if isinstance(step, wire.Fork)]
         if any(
@@ -191,7 +189,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def to_svg(drawing: Drawing) -> str:
-    """The picture, complete and without references to anything outside of it."""
+    """The SVG document, complete and without external references."""
     boxes, title = boxes_of(drawing), str(drawing.graph).partition("\n")[0]
     width = (
         max([_MARGIN + 9.0 * len(title), *(box.x + box.width / 2 + _MARGIN for box in boxes)])
@@ -224,7 +222,9 @@ def to_svg(drawing: Drawing) -> str:
 
 
 def _only_waits(drawing: Drawing, edge: GraphEdge) -> bool:
-    """From a fork straight to its join: the ways of the children say that already."""
+    """Whether the edge goes from a fork to its own join: the children's edges show that path
+    already.
+    """
     source, target = drawing.nodes[edge.source], drawing.nodes[edge.target]
     return (
         source.branch == target.branch
@@ -235,10 +235,10 @@ def _only_waits(drawing: Drawing, edge: GraphEdge) -> bool:
 
 def _line(source: Box, target: Box, *, is_use: bool) -> str:
     x1, y1, x2, y2 = source.x, source.y + source.height, target.x, target.y
-    if is_use:  # beside the arrow that says what comes after what
+    if is_use:  # beside the edge that shows the order
         x1, x2 = x1 + 24, x2 + 24
     style = ' stroke="#b36b00" stroke-dasharray="5 4"' if is_use else ' stroke="#666"'
-    if is_use and abs(x1 - x2) < 1 and target.row > source.row + 1:  # around what stands between
+    if is_use and abs(x1 - x2) < 1 and target.row > source.row + 1:  # around the boxes between them
         x1, x2, y1, y2 = (
             source.x + source.width / 2,
             target.x + target.width / 2,

@@ -1,8 +1,8 @@
-"""The placeholder that a constrained generation gives in a rehearsal: a small text that the
-constraint allows.
+"""Placeholders for constrained generations in a rehearsal: a short text that satisfies the
+constraint.
 
-Covers what JSON schemas of Python types contain and the commonest regular expressions; for the rest
-the placeholder is the generation's mark, which a program that parses it will refuse. Knows no
+Covers the JSON schemas of Python types and the most common regular expressions. For others the
+placeholder is the generation's marker, which a program that parses it will reject. Knows no
 automata.
 """
 
@@ -27,11 +27,13 @@ _FORMATS = {
     "uuid": "00000000-0000-4000-8000-000000000000",
     "email": "a@example.org",
 }
-_DEEP = 6  # where a recursive schema takes the shortest way out
+_DEEP = 6  # recursion depth from which the shortest option is taken
 
 
 def placeholder(constraint: wire.Constraint | None, mark: str) -> str:
-    """A text that `constraint` allows; `mark` where there is none or none is found."""
+    """A text that satisfies `constraint`; `mark` if there is no constraint or no such text is
+    found.
+    """
     if isinstance(constraint, wire.Choices):
         return constraint.texts[0]
     if isinstance(constraint, wire.Regex):
@@ -46,12 +48,12 @@ def _matching(pattern: str) -> str | None:
     try:
         compiled = re.compile(pattern)
     except re.error:
-        return None  # the runtime says what is wrong with it
+        return None  # the runtime reports what is wrong with it
     return next((text for text in _CANDIDATES if compiled.fullmatch(text)), None)
 
 
 def instance(schema: Any, root: Any, depth: int = 0) -> Any:
-    """A small value that fits `schema`, whose references point into `root`."""
+    """A small value that satisfies `schema`; references are resolved in `root`."""
     if not isinstance(schema, Mapping):
         return None
     if "$ref" in schema:
@@ -92,7 +94,7 @@ def _referred(path: str, root: Any) -> Any:
 
 
 def _option(options: Sequence[Any], depth: int) -> Any:
-    """The first; deep inside a recursion, one that ends it."""
+    """The first option; deep inside a recursion, one that ends it."""
     if depth > _DEEP:
         return next((option for option in options if option.get("type") == "null"), options[-1])
     return options[0]

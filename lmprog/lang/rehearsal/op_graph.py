@@ -1,6 +1,6 @@
 """A program's ops as a graph: branches, calls, forks and joins, shown as text.
 
-Made from what a rehearsal posted. Knows the wire's ops; runs nothing.
+Built from the ops that a rehearsal posted. Knows the wire's ops; runs nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import TypeAlias
 from lmprog import wire
 from lmprog.lang.branches.site import Site
 
-_SHOWN = 72  # characters of a text that are shown
+_SHOWN = 72  # maximum characters of a text in the output
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A call of the program. `label` is its name, or its kind and number; no two calls have the
-    same one.
-    """
+    """A call of the program. `label` is its name, or its kind and number; labels are unique."""
 
     label: str
     op: wire.Generate | wire.Select
@@ -27,7 +25,7 @@ class Planned:
 
     @property
     def mark(self) -> str:
-        """What stands for the result wherever it is shown."""
+        """The marker shown in place of the result."""
         return f"⟨{self.label}⟩"
 
     def __str__(self) -> str:
@@ -47,7 +45,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Branches that end here, and what they had gathered goes back to where they were forked."""
+    """The end of branches whose texts go back to the branch that forked them."""
 
     children: tuple[int, ...]
 
@@ -65,12 +63,12 @@ class OpGraph:
     roots: list[int] = field(init=False, default_factory=list)
     parents: dict[int, int] = field(init=False, default_factory=dict)
     steps: dict[int, list[Step]] = field(init=False, default_factory=dict)
-    """By branch, in its own order."""
+    """The steps of each branch, in order."""
 
     numbers: dict[int, int] = field(init=False, default_factory=dict)
-    """Branches counted from 1 in the order in which they begin."""
+    """The number of each branch, counted from 1 in order of creation."""
     order: list[tuple[int, int]] = field(init=False, default_factory=list)
-    """(branch, which of its steps), in the order in which they were posted."""
+    """(branch, index of the step), in the order in which they were posted."""
 
     def __post_init__(self) -> None:
         closed: set[int] = set()
@@ -93,7 +91,9 @@ class OpGraph:
         self.steps[branch].append(step)
 
     def _join(self, child: int) -> None:
-        """A child that ends while its parents go on joins there, together with its siblings."""
+        """Adds the end of a child to a join of its parent, together with its siblings, if the
+        parent goes on.
+        """
         parent = self.parents.get(child)
         if parent is None:
             return
@@ -101,14 +101,14 @@ class OpGraph:
         if isinstance(last, Join):
             self.steps[parent][-1] = Join((*last.children, child))
             at = (parent, len(self.steps[parent]) - 1)
-            if self.order[-1] != at:  # it comes after all that its children did
+            if self.order[-1] != at:  # the join comes after all steps of its children
                 self.order.remove(at)
                 self.order.append(at)
         else:
             self._add(parent, Join((child,)))
 
     def above(self, branch: int) -> list[int]:
-        """The branch's parent, that one's parent, and so on."""
+        """The branch's ancestors, nearest first."""
         found: list[int] = []
         while branch in self.parents:
             branch = self.parents[branch]
@@ -136,7 +136,7 @@ class OpGraph:
                     yield from self._lines(child, indent + "  ")
 
     def describe(self, step: Step) -> str:
-        """One line for one step."""
+        """One line that describes a step."""
         if isinstance(step, wire.Append):
             return "text " + " ".join(self._piece(piece) for piece in step.pieces)
         if isinstance(step, wire.Fork):
@@ -159,4 +159,4 @@ class OpGraph:
             return f"({len(piece.ids)} tokens)"
         if isinstance(piece, wire.RoleBegin | wire.RoleEnd):
             return f"<{piece.role}>" if isinstance(piece, wire.RoleBegin) else f"</{piece.role}>"
-        return f"({type(piece).__name__.lower()})"  # which this frontend does not post
+        return f"({type(piece).__name__.lower()})"  # the frontend posts no other pieces

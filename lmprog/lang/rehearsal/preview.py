@@ -1,4 +1,4 @@
-"""A run's exact prompts before it runs: what `program.preview(...)` gives and prints."""
+"""A run's exact prompts before it runs: what `program.preview(...)` returns and prints."""
 
 from __future__ import annotations
 
@@ -12,36 +12,41 @@ from lmprog.lang.rehearsal.prompts import PromptReader, Prompts, RehearsedPrompt
 
 @dataclass(frozen=True, slots=True)
 class PromptPreview:
-    """The prompt of one call. `text` has a mark for each result in it, `num_tokens` leaves the
-    results out.
+    """The prompt of one call. `text` contains a marker for each result; `num_tokens` excludes the
+    results.
     """
 
     label: str
     branch: int
     text: str
     num_tokens: int
-    """Of the literal text, with what the tokenizer puts before a text."""
+    """Tokens of the literal text, including those that the tokenizer adds at the beginning of a
+    text.
+    """
     results: tuple[str, ...]
-    """The labels of the calls whose results stand in it, in their order."""
+    """The labels of the calls whose results it contains, in order."""
     is_exact: bool
-    """False where the backend guesses, and where literal text contains a result too (by reference,
-    or written by the program): its mark is counted."""
+    """False if the backend estimates tokens, or if literal text contains a result (by reference, or
+    written by the program): the marker is counted instead.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What `print` shows: each branch's text once, and each call's prompt in tokens."""
+    """The prompts of a run. `print` shows each branch's text once, and the size of each call's
+    prompt in tokens.
+    """
 
     prompts: tuple[PromptPreview, ...]
     branches: dict[int, str]
-    """Each branch's whole text at its end."""
+    """The whole text of each branch at its end."""
     graph: Graph
     _gained: dict[
         int, tuple[str, int | None]
     ]  # what to print of a branch, and the branch that it continues
 
     def __getitem__(self, label: str) -> PromptPreview:
-        """The prompt of the call with that name."""
+        """The prompt of the call with that label."""
         return next(prompt for prompt in self.prompts if prompt.label == label)
 
     def __str__(self) -> str:
@@ -73,7 +78,7 @@ class Preview:
 
 
 def preview_of(graph: Graph, reader: PromptReader) -> Preview:
-    """Has the runtime write and count the prompts; blocks."""
+    """Lets the runtime render the prompts and count their tokens; blocks."""
     written = reader.write(graph)
     counts = reader.count(literal for prompt in written.calls for literal in prompt.literals)
     prompts = tuple(

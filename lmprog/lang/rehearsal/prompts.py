@@ -1,9 +1,9 @@
-"""The prompts of a rehearsed run as the runtime writes and counts them, with marks for what is
-generated.
+"""The prompts of a rehearsed run, rendered and counted by the runtime, with markers for generated
+text.
 
-The run's texts and roles are sent to the runtime, each result as its mark, and read back before
-every call: so roles stand there as the checkpoint's template writes them. Literal text between two
-results is counted on its own, as the runtime tokenises it. Nothing is generated or scored.
+The run's texts and roles are sent to the runtime, with each result as its marker, and read back
+before every call. So roles are rendered by the checkpoint's chat template. Literal text between two
+results is counted separately, as the runtime tokenizes it. Nothing is generated or scored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Atom: TypeAlias = str | Planned
 
 @dataclass(frozen=True)
 class RehearsedPrompt:
-    """What stands before a call. `branch` counts from 1."""
+    """The text before a call. `branch` counts from 1."""
 
     planned: Planned
     branch: int
@@ -34,8 +34,8 @@ class RehearsedPrompt:
 
     @property
     def literals(self) -> list[tuple[str, bool]]:
-        """Its literal texts; True for one that begins the branch, where the tokenizer may put
-        tokens before it.
+        """Its literal texts; True for one at the beginning of the branch, where the tokenizer may
+        add tokens.
         """
         return [
             (atom, index == 0) for index, atom in enumerate(self.atoms) if isinstance(atom, str)
@@ -48,8 +48,8 @@ class RehearsedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Of all calls, in their order; and, by its number, each branch's whole text and what of it its
-    fork gave it.
+    """The prompts of all calls, in order; and for each branch, by number, its whole text and the
+    part inherited from its fork.
     """
 
     calls: tuple[RehearsedPrompt, ...]
@@ -58,7 +58,7 @@ class Prompts:
 
 
 class PromptReader:
-    """Asks a runtime to write and to count texts; closes what it opened."""
+    """Lets a runtime render text and count tokens; closes the branches that it opened."""
 
     def __init__(self, client: Client, salt: str = "") -> None:
         self._client = client
@@ -66,15 +66,15 @@ class PromptReader:
 
     @property
     def knows_tokens(self) -> bool:
-        """Whether it counts with the model's tokenizer; a double and a black-box API have none, and
-        guess.
+        """Whether the backend counts with the model's tokenizer; a test double and a black-box API
+        have none, and estimate.
         """
         return self._client.welcome.vocab_size > 0
 
     def write(self, graph: Graph) -> Prompts:
         """The prompts of all calls; blocks."""
         client = self._client
-        ids: dict[int, int] = {}  # a branch of the rehearsal -> its copy here
+        ids: dict[int, int] = {}  # branch of the rehearsal -> its copy here
         before: dict[int, ClientCall] = {}
         forked: dict[int, ClientCall] = {}
         ends: dict[int, ClientCall] = {}
@@ -103,7 +103,7 @@ class PromptReader:
                     )
             for branch, copy in ids.items():
                 ends[branch] = self._read(copy)
-        client.flush()  # not at the end of an event loop's turn: its thread waits here
+        client.flush()  # now: on an event loop this thread blocks before the turn ends
         try:
             inherited = {graph.numbers[branch]: _text(call).text for branch, call in forked.items()}
             texts = {graph.numbers[branch]: _text(call).text for branch, call in ends.items()}
@@ -112,8 +112,8 @@ class PromptReader:
             self._close(ids.values())
 
     def count(self, texts: Iterable[tuple[str, bool]]) -> dict[tuple[str, bool], int]:
-        """The tokens of each text alone; with True, as the beginning of a branch, with what is put
-        before it.
+        """Token counts of each text on its own; with True, at the beginning of a branch, including
+        the tokens that are added there.
         """
         wanted = dict.fromkeys(texts)
         branches = {key: self._client.number() for key in wanted}
@@ -176,7 +176,7 @@ def _prompts(graph: Graph, before: Mapping[int, ClientCall]) -> Iterator[Rehears
 
 
 def split(text: str, results: Sequence[Planned]) -> tuple[Atom, ...]:
-    """`text` cut at the marks of `results`, which stand in it in that order."""
+    """Splits `text` at the markers of `results`, which occur in that order."""
     atoms: list[Atom] = []
     for planned in results:
         literal, mark, text = text.partition(planned.mark)

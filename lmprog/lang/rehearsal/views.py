@@ -1,5 +1,5 @@
-"""What a program shows before it runs: its trace, its prompts, its cost, and its beginning computed
-ahead. The door of this room, imported when the first of them is asked for.
+"""Everything a program offers before it runs: its trace, its prompts, its cost, and its beginning
+computed in advance. The entry point of this package, imported on first use.
 """
 
 from __future__ import annotations
