@@ -1,8 +1,7 @@
-"""A constraint by itself, without a model: what it accepts, what it forces, what it allows next,
-how it looks.
+"""Inspects a constraint without a model: what it accepts, forces and allows next, and as a diagram.
 
-`lmprog.constraint(...)` takes what `gen` takes and gives what the runtime would compile of it, over
-single bytes. Knows automata and vocabularies; knows no runtime process and no torch.
+`lmprog.constraint(...)` takes the constraint keywords of `gen` and compiles them as the runtime
+would, over single bytes. Knows automata and vocabularies; knows no runtime process and no torch.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _STOP_AT = 0.5
 
 @functools.cache
 def _bytes() -> Vocabulary:
-    """256 tokens of one byte and an end."""
+    """256 tokens of one byte, and end-of-sequence."""
     return Vocabulary([*(bytes([byte]) for byte in range(256)), None], [_EOS], use_cache=False)
 
 
 class Constrained:
-    """One compiled constraint; make it with `lmprog.constraint`."""
+    """One compiled constraint; create it with `lmprog.constraint`."""
 
     def __init__(self, asked: wire.Constraint) -> None:
         self._asked = asked
@@ -55,20 +54,18 @@ class Constrained:
 
     @property
     def engine(self) -> str:
-        """ "lmprog", or "llguidance" for grammars that are left to it (docs/constraints.md says
-        which).
-        """
+        """ "lmprog", or "llguidance" for the grammars that docs/constraints.md lists."""
         return self._constraint.engine
 
     def accepts(self, text: str) -> bool:
-        """Whether `text` is a whole instance."""
+        """Whether `text` is a complete match."""
         state = self._constraint.advance_bytes(
             self._constraint.start, text.encode(errors="surrogatepass")
         )
         return state is not None and self._constraint.is_final(state)
 
     def example(self, seed: int = 0) -> str:
-        """An instance drawn at random; printable letters are preferred where there is a choice."""
+        """A random match; printable letters are preferred."""
         constraint, rng = self._constraint, random.Random(seed)
         state = constraint.start
         left = max(EXAMPLE_BYTES, constraint.distance(state))
@@ -83,9 +80,7 @@ class Constrained:
         return text.decode()
 
     def forced_share(self, num_examples: int = 20) -> float:
-        """The fraction of an instance's bytes that the constraint leaves no choice about, over
-        examples.
-        """
+        """The mean fraction of a match's bytes that the constraint forces, over examples."""
         constraint, num_forced, num_bytes = self._constraint, 0, 0
         for seed in range(num_examples):
             text, state, at = self.example(seed).encode(), constraint.start, 0
@@ -99,11 +94,11 @@ class Constrained:
         return num_forced / num_bytes if num_bytes else 0.0
 
     def mask(self, prefix_tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
-        """The tokens allowed after `prefix_tokens`, ascending, the end of the text included where
-        it may end.
+        """The tokens allowed after `prefix_tokens`, ascending; end-of-sequence included in a final
+        state.
 
         `tokenizer` is one of `lmprog.runtime.text.tokenizer`, a `tokenizers.Tokenizer`, or the path
-        of a tokenizer's file. Raises ValueError where the prefix is not allowed itself.
+        of a tokenizer's file. Raises ValueError if the prefix itself is not allowed.
         """
         constraint, size = self._over(tokenizer)
         state = constraint.start
@@ -125,18 +120,18 @@ class Constrained:
         return found[0], found[1]
 
     def states(self, most: int = 2000) -> dict[int, dict[int, int]]:
-        """The states within reach, each with its moves (byte -> state), breadth first from the
-        start, which is 0; `most` of them at the most.
+        """At most `most` reachable states, each with its moves (byte -> state), breadth first from
+        the start state 0.
         """
         return self._explored(most)[0]
 
     def _explored(self, most: int) -> tuple[dict[int, dict[int, int]], set[int]]:
-        """The moves, and the states in which a text may end."""
+        """The moves, and the accepting states."""
         constraint = self._constraint
         numbers = {constraint.start: 0}
         met = [constraint.start]
         moves: dict[int, dict[int, int]] = {}
-        for number, state in enumerate(met):  # grows while it is read
+        for number, state in enumerate(met):  # appended to while iterated
             if number >= most:
                 break
             row = constraint.mask(state)
@@ -151,8 +146,8 @@ class Constrained:
         return moves, {number for number in moves if constraint.is_final(met[number])}
 
     def dot(self, most: int = 60) -> str:
-        """The automaton as a drawing in DOT, its first `most` states; a double circle is where a
-        text may end.
+        """The first `most` states of the automaton in DOT; accepting states have a double
+        circle.
         """
         moves, finals = self._labelled(most)
         lines = ["digraph constraint {", "  rankdir=LR;", '  node [shape=circle, label=""];']
@@ -167,16 +162,12 @@ class Constrained:
         return "\n".join([*lines, "}"]) + "\n"
 
     def svg(self, most: int = 60) -> str:
-        """The same as a picture that needs no other program; texts without a choice are one
-        edge.
-        """
+        """The same as SVG, which needs no other program; chains without a choice are one edge."""
         moves, finals = self._labelled(most)
         return to_svg(moves, finals, 0)
 
     def _labelled(self, most: int) -> tuple[dict[int, dict[int, str]], set[int]]:
-        """State -> state after -> the bytes that lead there, as people read them; and where a text
-        may end.
-        """
+        """State -> next state -> label of the bytes that lead there; and the accepting states."""
         found: dict[int, dict[int, str]] = {}
         explored, finals = self._explored(most)
         for state, moves in explored.items():
@@ -188,7 +179,7 @@ class Constrained:
 
 
 class ConstraintKeywords(JsonLayout, total=False):
-    """What a text can be confined to, one of them, and how JSON is written; as in `gen`."""
+    """The constraint keywords, of which one is given, and the JSON layout; as in `gen`."""
 
     regex: str | None
     schema: Mapping[str, Any] | str | None
@@ -203,10 +194,10 @@ _FIRST = "the first argument"
 
 def constraint(what: object = None, /, **options: Unpack[ConstraintKeywords]) -> Constrained:
     """The constraint that `gen` would use for the same keywords; exactly one of regex, schema,
-    choices, grammar and type is given. A type, or a term of Outlines, may come without its keyword.
-    `whitespace` and `order` say how JSON is written.
+    choices, grammar and type is given. A type or an Outlines term may be positional. `whitespace`
+    and `order` set the layout of JSON.
 
-    Raises RequestRejected where it is malformed, not supported, or nothing would match.
+    Raises RequestRejected if it is malformed, unsupported or unsatisfiable.
     """
     rest: dict[str, Any] = {**options}
     given = {_FIRST: what, **{name: rest.pop(name, None) for name in _KINDS}}

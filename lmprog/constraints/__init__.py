@@ -1,8 +1,7 @@
-"""Patterns, schemas, choices and grammars as automata over tokens: what may come next, and what
-must.
+"""Compiles patterns, schemas, choices and grammars into automata over tokens.
 
 `compile_constraint` (or a `ConstraintCache`) makes a `Constraint` for a `Vocabulary`; the runtime
-asks it for masks.
+asks it for masks and forced text.
 """
 
 from __future__ import annotations

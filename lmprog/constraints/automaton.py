@@ -1,13 +1,13 @@
-"""The lazily determinised automaton of a net: the plain twin of the native one.
+"""The lazily determinised automaton of a net: the pure-Python twin of the native one.
 
-A *position* is a leaf's state and what follows that leaf, a chain of *frames* (hash-consed, as the
-net may be recursive): the rest of a sequence, or a repetition with its counters. A state is a set
-of positions, made when first reached, so an automaton of a million states costs only what is
-visited. Of two positions that differ in counters alone and of which one allows all that the other
-does, only the larger is kept: `(\\w+\\s?){1,200}` stays small.
+A *position* is a leaf's state and its continuation, a chain of *frames* (hash-consed, as the net
+may be recursive): the rest of a sequence, or a repetition with its counters. A state is a set of
+positions, created when first reached, so only visited states cost memory. If two positions differ
+only in their counters and one accepts everything that the other does, only that one is kept:
+`(\\w+\\s?){1,200}` stays small.
 
-Since the net is trimmed, every position can still reach acceptance, and so can every state but 0,
-the dead one. Knows bytes; does not know tokens.
+Since the net is trimmed, every position, and so every state but 0 (the dead state), can reach
+acceptance. Knows bytes; does not know tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEAD = 0
 
 
 class MemoryFull(Exception):
-    """The automaton holds as many states as it may. Never leaves this package."""
+    """The automaton has reached its state limit. Caught within this package."""
 
 
 def too_large(limits: CompileLimits) -> GrammarError:
@@ -37,8 +37,8 @@ def too_large(limits: CompileLimits) -> GrammarError:
 
 
 class ByteAutomaton(Protocol):
-    """What the native automaton and its twin have in common. States are small integers, 0 is
-    dead.
+    """Interface shared with the native automaton. States are small integers; 0 is the
+    dead state.
     """
 
     @property
@@ -47,26 +47,22 @@ class ByteAutomaton(Protocol):
     def run(self, state: int, text: bytes) -> int: ...
 
     def row(self, state: int) -> list[int]:
-        """The next state per byte, 256 long."""
+        """The next state for each of the 256 bytes."""
         ...
 
     def forced(self, state: int, most: int) -> bytes:
-        """The bytes, at most `most`, that every continuation of a state that is not final starts
-        with.
-        """
+        """The common prefix, at most `most` bytes, of all continuations; b"" in a final state."""
         ...
 
     def is_final(self, state: int) -> bool: ...
 
     def cost(self, state: int) -> int:
-        """Tokens that suffice to reach acceptance."""
+        """An upper bound on the tokens to acceptance."""
         ...
 
 
 class _Frame(NamedTuple):
-    """What follows: for a SEQ the items from `first` on; for a REPEAT between `first` and `second`
-    more rounds.
-    """
+    """A continuation: the items of a SEQ from `first` on, or `first` to `second` more rounds."""
 
     node: int
     first: int
@@ -98,8 +94,8 @@ class LazyAutomaton:
         self._clear()
 
     def _clear(self) -> None:
-        """An empty memory with the start in it."""
-        self._frames: list[_Frame] = [_Frame(-1, 0, 0, -1)]  # frame 0: nothing follows
+        """Resets the memory to the start state."""
+        self._frames: list[_Frame] = [_Frame(-1, 0, 0, -1)]  # frame 0: end of the net
         self._frame_cost: list[int] = [0]
         self._frame_ids: dict[_Frame, int] = {}
         self._frame_closures: dict[int, _Closure] = {}
@@ -123,13 +119,13 @@ class LazyAutomaton:
         return self._costs[state]
 
     def begin_call(self) -> None:
-        """Raises MemoryFull where states have to be collected before a call may make more."""
+        """Raises MemoryFull if states must be collected before a call may create more."""
         if len(self._sets) >= self._room or self._held >= self._limits.max_positions:
             raise MemoryFull
         self._states_before, self._held_before = len(self._sets), self._held
 
     def collect(self, needed: Sequence[int], wanted: Sequence[int]) -> list[int]:
-        """As `MaskEngine.collect` says."""
+        """See `MaskEngine.collect`."""
         sets, positions, frames = self._sets, self._positions, self._frames
         self._states_before = self._held_before = 0
         self._clear()
@@ -147,7 +143,7 @@ class LazyAutomaton:
         return moved
 
     def _moved(self, number: int, frames: list[_Frame]) -> int:
-        """The number here of a frame of an automaton before."""
+        """Copies a frame of the previous memory; returns its new number."""
         chain = []
         while number != 0:
             chain.append(frames[number])
@@ -205,9 +201,7 @@ class LazyAutomaton:
         return row
 
     def _union(self, targets: frozenset[tuple[int, int]]) -> _Closure:
-        """Where the automaton is after a byte led to these leaf states, each with what follows
-        it.
-        """
+        """The closure after a byte that leads to these leaf states, each with its frame."""
         positions: set[int] = set()
         final = False
         for leaf_state, frame in targets:
@@ -226,7 +220,7 @@ class LazyAutomaton:
         return found
 
     def _close(self, entered: list[tuple[int, int]], resumed: list[int]) -> _Closure:
-        """Everything reachable without reading a byte from nodes (with the frame behind each) and
+        """Everything reachable without reading a byte from nodes (with their frames) and from
         frames.
         """
         positions: set[int] = set()
@@ -267,9 +261,7 @@ class LazyAutomaton:
         resumed: list[int],
         seen: set[tuple[int, int, int]],
     ) -> None:
-        """Goes on with the rest of a sequence, or with one more or no more round of a
-        repetition.
-        """
+        """Continues a sequence, or does one more or no more round of a repetition."""
         node, first, second, rest = work
         args = self._args[node]
         if self._kind[node] == SEQ:
@@ -280,8 +272,7 @@ class LazyAutomaton:
             entered.append((self._items[args[0] + first], behind))
             return
         if first == 0:
-            # Met again without a byte read in between, a repetition can only have fewer rounds
-            # left: nothing new.
+            # Reached again without reading a byte, a repetition can only have fewer rounds left.
             if (node, rest, -2) in seen:
                 return
             seen.add((node, rest, -2))
@@ -336,7 +327,7 @@ class LazyAutomaton:
         return found
 
     def _largest(self, positions: tuple[int, ...]) -> list[int]:
-        """Without the positions whose counters allow nothing that another's do not allow too."""
+        """Removes the positions that are covered by others with the same leaf state."""
         by_leaf: dict[int, list[int]] = {}
         for one in positions:
             kept = by_leaf.setdefault(self._positions[one][0], [])
@@ -347,8 +338,8 @@ class LazyAutomaton:
         return [one for kept in by_leaf.values() for one in kept]
 
     def _covers(self, large: int, small: int) -> bool:
-        """Whether every continuation of `small` is one of `large` (same leaf state), as far as
-        counters tell.
+        """Whether, judging by the counters, `large` accepts every continuation of `small` (same
+        leaf).
         """
         left, right = self._positions[large][1], self._positions[small][1]
         while left != right:

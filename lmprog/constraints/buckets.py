@@ -1,14 +1,13 @@
-"""The index of a vocabulary: its tokens in buckets of such as are alike, each with a trie and a
-ready mask.
+"""The index of a vocabulary: its tokens in buckets of similar ones, each with a trie and a mask.
 
-A *group* is a set of characters that patterns mostly take or refuse as a whole (lower-case letters,
-say). A bucket holds the tokens that have characters of exactly the same groups, with or without one
-space before them. Whether an automaton takes all of them, or none, can then be told without looking
-at one; tries are for the rest. Tokens that are no whole characters, or have characters of no group,
-or very many, form a bucket of which nothing is known.
+A *group* is a set of characters that patterns mostly accept or reject together (lower-case letters,
+for instance). A bucket holds the tokens whose characters come from exactly the same groups, with or
+without one leading space. Whether an automaton accepts all or none of them can then be decided
+without looking at single tokens; the tries are for all other cases. Tokens that are not whole
+characters, are very long, or have characters of no group are in a bucket without groups.
 
-Built once per tokenizer and kept on disk by `vocabulary.py`. Knows bytes, ids and characters; knows
-no automaton.
+Built once per tokenizer and cached on disk by `vocabulary.py`. Knows bytes, ids and characters;
+knows no automaton.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ _LEAD = " "
 
 @functools.cache
 def groups() -> tuple[CharSet, ...]:
-    """The characters of each group, disjoint; a set of groups is a number with one bit each, in
-    this order.
-    """
+    """The characters of each group, disjoint. A set of groups is a bit mask in this order."""
     ascii_groups = [
         charset.charset([(97, 122)]),
         charset.charset([(65, 90)]),
@@ -50,7 +47,7 @@ def groups() -> tuple[CharSet, ...]:
         charset.charset([(32, 32)]),
         charset.charset([(9, 13)]),
     ]
-    # Neither `"` nor `\`: inside JSON strings they are not what they are elsewhere.
+    # Neither `"` nor `\`: inside JSON strings they have a special meaning.
     other = charset.subtract(
         charset.charset([(33, 33), (35, 91), (93, 126)]), charset.union(*ascii_groups)
     )
@@ -61,9 +58,7 @@ def groups() -> tuple[CharSet, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupBytes:
-    """The groups as one automaton over bytes: state q has the edges edge_start[q]..edge_start[q +
-    1].
-    """
+    """The groups as one byte automaton: state q has the edges edge_start[q]..edge_start[q + 1]."""
 
     start: tuple[int, ...]  # by group
     edge_start: NDArray[np.int32]
@@ -81,7 +76,7 @@ def group_bytes() -> GroupBytes:
 
 
 def _made_group_bytes() -> NDArray[np.int32]:
-    """The starts, the number of states, their `edge_start`, the edges."""
+    """The start states, the number of states, their `edge_start`, the edges, in one flat array."""
     net = NetBuilder()
     leaves = []
     for ranges in groups():
@@ -103,14 +98,14 @@ def _made_group_bytes() -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """`groups` 0: tokens of which nothing is known; their lengths are not told either."""
+    """`groups` 0: nothing is known about the tokens, not even their lengths."""
 
     groups: int
-    lead: bool  # one space stands before the texts of the trie
+    lead: bool  # the tokens have one space before the texts of the trie
     trie: Trie
-    by_length: NDArray[np.int32]  # token ids, those of few characters first
-    length_start: NDArray[np.int32]  # [longest + 1] how many have at most so many characters
-    bits: NDArray[np.uint32] | None  # [words] the mask of all of them, where they are many
+    by_length: NDArray[np.int32]  # token ids, those with few characters first
+    length_start: NDArray[np.int32]  # [longest + 1] tokens with at most so many characters
+    bits: NDArray[np.uint32] | None  # [words] the mask of all of them, if they are many
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +135,7 @@ def build_index(tokens: Sequence[bytes | None]) -> Index:
 
 
 def _kind(token: bytes, group_of: dict[str, int]) -> tuple[tuple[int, bool], int]:
-    """The bucket of a token, and how many characters it has there."""
+    """The bucket of a token, and the token's length in characters there."""
     try:
         text = token.decode()
     except UnicodeDecodeError:
@@ -193,9 +188,7 @@ _SIZES = ("groups", "lead", "deepest", "nodes", "order", "lengths")
 
 
 def arrays_of(index: Index) -> dict[str, NDArray[np.generic]]:
-    """What is kept on disk: everything in few long arrays, and how long each bucket's part of them
-    is.
-    """
+    """The cached form: everything in a few long arrays, with the length of each bucket's part."""
     buckets = index.buckets
     table = [
         (
@@ -220,7 +213,7 @@ def arrays_of(index: Index) -> dict[str, NDArray[np.generic]]:
 
 
 def index_of(arrays: Mapping[str, NDArray[np.generic]], num_words: int) -> Index:
-    """The index again. Raises ValueError or KeyError where the arrays are not such."""
+    """Restores the index. Raises ValueError or KeyError if the arrays are malformed."""
     nodes, order = arrays["nodes"].view(NODE), arrays["order"].astype(np.int32)
     by_length, starts = (
         arrays["by_length"].astype(np.int32),

@@ -1,9 +1,8 @@
-"""Compiled constraints by content: one compile serves all later calls with the same specification
-and vocabulary.
+"""Caches compiled constraints by specification and vocabulary.
 
 Least recently used first out, bounded by an estimate of bytes, in memory only. Thread-safe:
-compiling happens outside of the lock, so two threads may compile the same thing once each; the
-first to finish is kept. Knows no automaton.
+compilation happens outside the lock, so two threads may compile the same specification once each;
+the first result is kept. Knows no automaton.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class ConstraintCache:
         self._lock = Lock()
 
     def get(self, spec: wire.Constraint, vocabulary: Vocabulary) -> Constraint:
-        """The constraint, compiled if need be. Raises what `compile_constraint` raises; failures
-        are not kept.
+        """The constraint, compiled if needed. Raises what `compile_constraint` raises; errors are
+        not cached.
         """
         found = self.peek(spec, vocabulary)
         return found or self.put(
@@ -38,7 +37,7 @@ class ConstraintCache:
         )
 
     def put(self, spec: wire.Constraint, vocabulary: Vocabulary, made: Constraint) -> Constraint:
-        """Keeps `made`, unless there is one already; returns the one that is kept."""
+        """Caches `made` unless there is an entry already; returns the cached one."""
         key = (spec, vocabulary.digest, self._limits)
         with self._lock:
             made = self._held.setdefault(key, made)
@@ -48,7 +47,7 @@ class ConstraintCache:
         return made
 
     def peek(self, spec: wire.Constraint, vocabulary: Vocabulary) -> Constraint | None:
-        """The constraint if it is there already."""
+        """The constraint if it is cached, else None."""
         key = (spec, vocabulary.digest, self._limits)
         with self._lock:
             found = self._held.get(key)
@@ -57,13 +56,13 @@ class ConstraintCache:
             return found
 
     def clear(self) -> None:
-        """Drops all of them; those in use live on until their calls end."""
+        """Removes all entries; constraints in use live on until their calls end."""
         with self._lock:
             self._held.clear()
 
     @property
     def num_bytes(self) -> int:
-        """An estimate; a constraint grows while it is used, so it is taken anew each time."""
+        """An estimate, recomputed each time because constraints grow while they are used."""
         return sum(
             held.num_bytes if isinstance(held, RegularConstraint) else _OTHER_ENGINE_BYTES
             for held in self._held.values()

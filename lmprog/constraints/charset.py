@@ -1,8 +1,7 @@
-"""Sets of code points as sorted, disjoint, inclusive ranges; the classes of Python's `re`; ranges
-as UTF-8 bytes.
+"""Sets of code points as sorted, disjoint, inclusive ranges; `re`'s classes; UTF-8 encoding.
 
-Knows Unicode code points and UTF-8. Does not know patterns, automata or JSON.
-Surrogates (U+D800 to U+DFFF) are never members: no UTF-8 text contains them.
+Knows Unicode code points and UTF-8. Does not know patterns, automata or JSON. Surrogates (U+D800 to
+U+DFFF) are never members: no UTF-8 text contains them.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ ECMA_SPACE = charset(
 
 @functools.cache
 def python_class(letter: str) -> CharSet:
-    r"""The members of `\d`, `\s` or `\w`, asked from `re` itself, so that they are this Python's own."""
+    r"""The members of `\d`, `\s` or `\w` according to this Python's `re`."""
 
     def make() -> NDArray[np.int32]:
         spans = (
@@ -131,9 +130,7 @@ def folded(chars: CharSet, source: str, ascii_only: bool) -> CharSet:
 
 @functools.lru_cache(maxsize=512)
 def _folded_members(source: str, ascii_only: bool) -> CharSet:
-    with (
-        warnings.catch_warnings()
-    ):  # `re` warns of `[[` and `--`, which mean what they always meant
+    with warnings.catch_warnings():  # `re` warns about `[[` and `--`, whose meaning has not changed
         warnings.simplefilter("ignore", FutureWarning)
         one = re.compile(source, re.IGNORECASE | (re.ASCII if ascii_only else 0))
     return of_text("".join(one.findall(_cased_characters())))
@@ -152,7 +149,7 @@ def _code(index: int) -> int:
 
 @functools.cache
 def _cased_characters() -> str:
-    """The only characters for which ignoring case makes a difference."""
+    """The only characters whose matches depend on case."""
 
     def make() -> NDArray[np.int32]:
         cased = {c for c in _every_character() if c.lower() != c or c.upper() != c}
@@ -164,8 +161,8 @@ def _cased_characters() -> str:
 
 @functools.lru_cache(maxsize=4096)
 def utf8_ranges(low: int, high: int) -> tuple[ByteRanges, ...]:
-    """The UTF-8 encodings of `low`..`high` (no surrogates inside) as few byte-range sequences, in
-    order.
+    """The UTF-8 encodings of `low`..`high` (no surrogates) as few byte-range sequences,
+    in order.
     """
     for last in (0x7F, 0x7FF, 0xFFFF):
         if low <= last < high:
@@ -176,7 +173,7 @@ def utf8_ranges(low: int, high: int) -> tuple[ByteRanges, ...]:
 
 
 def split_aligned(low: bytes, high: bytes, first: int, last: int) -> tuple[ByteRanges, ...]:
-    """All byte strings between `low` and `high` (same length) whose bytes after the first are in
+    """All byte strings from `low` to `high` (same length) whose bytes after the first are in
     first..last.
     """
     if len(low) == 1:

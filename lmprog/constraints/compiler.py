@@ -1,8 +1,8 @@
-"""Specification + vocabulary -> constraint.
+"""Compiles a specification for a vocabulary into a constraint.
 
-Compiling reads no model and waits for nothing, so it can run on any thread, off the engine's loop;
-what it returns is then owned by one thread (see `Constraint`). Which engine serves a specification
-is decided here and nowhere else.
+Compilation uses no model and waits for no other thread, so it can run on any thread; the result is
+then owned by one thread (see `Constraint`). This module alone decides which engine serves a
+specification.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def compile_constraint(
     limits: CompileLimits = DEFAULT_LIMITS,
     check: Check = never_stop,
 ) -> Constraint:
-    """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint, saying where and why; and
-    what `check` raises, which is called about every ten microseconds."""
+    """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint with the reason and the
+    place, and whatever `check` raises, which is called about every ten microseconds.
+    """
     vocabulary.prepare()
     try:
         net = regular_net(spec, vocabulary, limits, check)
@@ -63,13 +64,11 @@ def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngi
 
 
 def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> None:
-    """Raises NotOurs where some random texts can be read in so many ways that an automaton of
-    stacks has no use.
-    """
+    """Raises NotOurs if random texts show that the grammar is too ambiguous for this automaton."""
     rng = random.Random(0)
     try:
         probe = _engine(net, vocabulary, _PROBE_LIMITS)
-        for number in range(_PROBE_TEXTS):  # the first byte again and again, the last one, any
+        for number in range(_PROBE_TEXTS):  # always the first branch, the last, then random
             state = probe.start
             for _ in range(_PROBE_BYTES):
                 check()
@@ -95,7 +94,7 @@ def regular_net(
     limits: CompileLimits = DEFAULT_LIMITS,
     check: Check = never_stop,
 ) -> Net:
-    """Raises NotOurs, for a grammar, besides what `compile_constraint` raises."""
+    """Raises what `compile_constraint` raises, and NotOurs for a grammar."""
     builder = NetBuilder(limits, check)
     root = _root(spec, builder, limits)
     try:

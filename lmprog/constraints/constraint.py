@@ -1,11 +1,10 @@
-"""What the runtime sees of a constraint: the protocol, the mask value, the limits of a
-compile.
+"""The interface between constraints and the runtime: protocol, mask value and compile limits.
 
-A *constraint* is an automaton over token ids, compiled once for one vocabulary and shared by all
-calls; a *guide* is a `State` of it, so forking a guide is copying a reference. A constraint keeps
-the states that somebody holds and may forget all others, so it takes constant memory however long
-it is used. This module knows no automaton, no tokenizer and no compiler: `compiler.py` makes
-constraints, `regular.py` and `llguidance_engine.py` are the two kinds.
+A *constraint* is an automaton over token ids, compiled once per vocabulary and shared by all calls.
+A *guide* is one of its `State`s, so forking a guide copies a reference. A constraint keeps the
+states that are referenced and may discard all others, so its memory is bounded. This module knows
+no automaton, tokenizer or compiler: `compiler.py` makes constraints; `regular.py` and
+`llguidance_engine.py` implement them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ NARROW = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRow:
-    """The tokens allowed next. Shared and read-only: whoever wants to change it copies it.
+    """The tokens allowed next. Shared and read-only: copy before modifying.
 
     `bits` has ceil(vocabulary / 32) words; token t is bit t % 32 of word t // 32. `ids` are the
-    same tokens in ascending order when there are at most `NARROW` of them, else None.
+    same tokens in ascending order if there are at most `NARROW` of them, else None.
     """
 
     bits: NDArray[np.uint32]
@@ -43,14 +42,14 @@ has to stop."""
 
 
 def never_stop() -> None:
-    """The check of a compile that nobody limits."""
+    """The check of a compile without a limit."""
 
 
 class State:
-    """Where a guide is in a constraint. It stays usable as long as it is referenced.
+    """A guide's position in a constraint. Valid as long as it is referenced.
 
-    Opaque to all but the constraint that made it, which keeps here what it found out about the
-    state. Two references to one state are one object, until nobody holds it.
+    Opaque to all but the constraint that made it, which caches results about the state here. While
+    a state is referenced, there is only one object for it.
     """
 
     __slots__ = (
@@ -82,11 +81,10 @@ NO_STATE = State(0)
 
 
 class Constraint(Protocol):
-    """Immutable in meaning and shared; states are made as they are met.
+    """Logically immutable and shared; states are created lazily.
 
     Not thread-safe while masks are computed: one owner, the runtime's loop. Any method may raise
-    `GrammarError` when a single step needs more than its limits; the call that owns the guide fails
-    with it, and others are not affected.
+    `GrammarError` when a single step exceeds the limits; only the call that owns the guide fails.
     """
 
     @property
@@ -108,44 +106,43 @@ class Constraint(Protocol):
         ...
 
     def advance(self, state: State, token: int) -> State:
-        """The state after `token`. Raises ValueError for a token that `mask(state)` forbids,
-        end-of-sequence too.
+        """The state after `token`. Raises ValueError for a token outside `mask(state)`, and for
+        end-of-sequence.
         """
         ...
 
     def forced(self, state: State) -> bytes:
-        """The bytes that every continuation starts with (b"" where there is a choice, or none is
-        needed).
+        """The common prefix of all continuations, as bytes; b"" if there is a choice or the state
+        is final.
         """
         ...
 
     def is_final(self, state: State) -> bool:
-        """What was read so far is a whole match."""
+        """Whether the text so far is a complete match."""
         ...
 
     def is_done(self, state: State) -> bool:
-        """Final, and nothing may follow."""
+        """Whether the state is final and has no continuation."""
         ...
 
     def distance(self, state: State) -> int:
-        """A number of tokens, end-of-sequence not counted, within which acceptance is certainly
-        reachable.
+        """An upper bound on the number of tokens to acceptance, end-of-sequence not counted.
 
-        An upper bound of the shortest way, consistent with `mask`: some allowed token lowers it by
-        one.
+        Consistent with `mask`: some allowed token lowers it by one.
         """
         ...
 
     def advance_bytes(self, state: State, text: bytes) -> State | None:
-        """The state after these bytes, or None where they are not allowed."""
+        """The state after these bytes, or None if they are not allowed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What a stranger's pattern may cost. Exceeding one is a refusal, never a slow process; the last
-    four bound what a constraint holds at a time (states that nobody holds are forgotten beyond
-    them) and what one mask or one token may add to it.
+    """Limits for untrusted patterns; exceeding one is an error instead of a slow process.
+
+    The last four bound what a constraint holds at a time (unreferenced states are discarded beyond
+    them) and what one mask or one token may add.
     """
 
     max_pattern_len: int = 65_536

@@ -1,14 +1,13 @@
-"""A builder's net -> arrays, trimmed: nothing is kept that cannot reach acceptance with the
-vocabulary's bytes.
+"""Turns a builder's net into arrays, without the parts that cannot reach acceptance.
 
-Every part gets its cost, a number of tokens that certainly suffices to get through it: a text is
-covered by the vocabulary's tokens (the fewest of up to 12 bytes, by dynamic programming), anything
-else goes byte by byte. Costs add up over sequences and take the smallest branch, so along the
-cheapest way each covering token lowers the cost by one: that is what lets a mask near the end of a
-token budget always leave something allowed.
+Every part gets a cost: an upper bound on the number of tokens needed to complete it. A literal text
+is covered by the vocabulary's tokens (the fewest of up to 12 bytes, by dynamic programming);
+everything else is counted byte by byte. Costs add up over sequences, and an alternation costs as
+much as its cheapest branch. So along the cheapest path each covering token lowers the cost by one,
+and a mask near the end of a token budget is never empty.
 
-A byte without a token of its own is taken out of the language: byte-level and byte-fallback
-vocabularies have all 256, and a vocabulary without them still never meets a dead end.
+Bytes without a token of their own are removed from the language. Byte-level and byte-fallback
+vocabularies have all 256; any other vocabulary still never reaches a dead end.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ALL_BYTES = frozenset(range(256))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Net:
-    """A trimmed net as arrays, shared by the native automaton and its twin.
+    """A trimmed net as arrays, shared by the native automaton and the plain one.
 
     Node n is (kind[n], args[n, 0:3]): LEAF (state), SEQ and ALT (offset and length in `items`),
     REPEAT (child, low, high or -1). State q has the edges edge_start[q]..edge_start[q + 1]. Costs
@@ -50,14 +49,14 @@ class Net:
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """What a vocabulary can spell: its one-byte tokens, and all its tokens for covering texts."""
+    """The bytes that a vocabulary can spell, and all its tokens for covering literal texts."""
 
     single: frozenset[int]
     tokens: Collection[bytes]
 
 
 def finish(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
-    """Trims and flattens. Raises UnsatisfiableConstraint where nothing at all would match."""
+    """Trims and flattens the net. Raises UnsatisfiableConstraint if it matches nothing."""
     assert not net.holes, "a hole was never filled"
     leaves = [made for _, made in net.leaves]
     if not alphabet.single >= ALL_BYTES:
@@ -93,7 +92,7 @@ def finish(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
 
 
 def _joined(leaves: Sequence[Leaf], firsts: Sequence[int]) -> Leaf:
-    """All leaves as one, targets counted from the first of all states."""
+    """Concatenates all leaves, with targets as global state numbers."""
     edges = np.concatenate([made.edges for made in leaves])
     edges[:, 2] += np.repeat(np.array(firsts, np.int32), [len(made.edges) for made in leaves])
     return Leaf(
@@ -105,7 +104,7 @@ def _joined(leaves: Sequence[Leaf], firsts: Sequence[int]) -> Leaf:
 
 
 def _cover_texts(net: NetBuilder, cost: list[int], alphabet: Alphabet) -> None:
-    """Lowers the costs along texts to the fewest tokens that spell the rest of the text."""
+    """Lowers the costs along literal texts to the fewest tokens that spell the rest."""
     tokens = alphabet.tokens
     for value, first in net.texts():
         net.check()
@@ -123,8 +122,8 @@ def _cover_texts(net: NetBuilder, cost: list[int], alphabet: Alphabet) -> None:
 def _node_costs(
     net: NetBuilder, state_cost: list[int], final: list[int]
 ) -> tuple[list[int], list[bool]]:
-    """Least fixed point over the nodes; children come before parents except through holes, so few
-    passes are needed.
+    """Least fixed point over the nodes. Children precede parents except through holes, so it takes
+    few passes.
     """
     cost = [UNREACHABLE] * len(net.kinds)
     nullable = [False] * len(net.kinds)
@@ -148,7 +147,7 @@ def _node_costs(
                 cost[node], nullable[node] = now, empty
                 changed = (
                     net.is_recursive
-                )  # else every part comes before what it is part of: once is enough
+                )  # without holes, children precede parents: one pass is enough
     return cost, nullable
 
 
@@ -164,7 +163,7 @@ def _flatten(
             if cost[child] >= UNREACHABLE:
                 kinds[node] = SEQ if low == 0 else ALT
                 out.append((0, 0, 0))
-            else:  # a repetition of what may be empty may as well be shorter
+            else:  # a repetition of something that may be empty can always be shortened
                 out.append((child, 0 if nullable[child] else low, high))
         else:
             kept = [item for item in args if kind == SEQ or cost[item] < UNREACHABLE]

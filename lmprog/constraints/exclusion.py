@@ -1,9 +1,9 @@
-"""All texts but some, inside a JSON string: a trie of the excluded texts, linear in their letters.
+"""All texts except some, inside a JSON string: a trie that is linear in the size of the texts.
 
-A text leaves the trie at its first character that no excluded text has there, and may go on with
-anything. To keep that small, a character of plain ASCII is written as itself here and never as an
-escape; `"`, the backslash, control characters and all beyond ASCII may be written in every way that
-JSON allows. Knows JSON's spelling of characters and byte automata; knows no patterns.
+A text leaves the trie at the first character that no excluded text has there; anything may follow.
+To keep this small, printable ASCII characters are never escaped here; `"`, the backslash, control
+characters and all characters beyond ASCII may have every spelling that JSON allows. Knows JSON's
+spelling of characters and byte automata; knows no patterns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Ranges = tuple[tuple[int, int], ...]
 
 
 class CharTrie:
-    """Texts by their characters. Vertices are numbered from 0, the empty text."""
+    """Texts by their characters. Vertex 0 is the empty text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.children: list[dict[str, int]] = [{}]
@@ -42,7 +42,7 @@ class CharTrie:
 
 
 def all_but(texts: Iterable[str], net: NetBuilder) -> Node:
-    """Every JSON string's inside that spells none of `texts`, as one leaf."""
+    """The contents of all JSON strings that spell none of `texts`, as one leaf."""
     return net.leaf(_TrieMachine(CharTrie(texts)).leaf())
 
 
@@ -55,12 +55,14 @@ def _any_char() -> list[tuple[bool, list[Edge]]]:
 def _spellings(char: str) -> tuple[ByteSets, ...]:
     code = ord(char)
     if 0xD800 <= code <= 0xDFFF:
-        return ()  # no text has half of a surrogate pair
+        return ()  # no text contains half of a surrogate pair
     return strict_json_char_bytes(((code, code),))
 
 
 class _TrieMachine:
-    """Byte states: the vertices of the trie, then states within a character, then `_any_char`."""
+    """Byte states: the trie's vertices, then states within a character, then those of
+    `_any_char`.
+    """
 
     def __init__(self, trie: CharTrie) -> None:
         self._trie = trie
@@ -102,7 +104,7 @@ class _TrieMachine:
         is_text[: len(self._trie.is_text)] = self._trie.is_text
         places = np.array(self._place)
         cost = every.cost[places]
-        # A text that is excluded ends with one more character, and others end where they are.
+        # Excluded texts need at least one more character; all others may end here.
         cost[is_text == 1] = 1
         final = np.where(places == 0, 1 - is_text, 0).astype(np.uint8)
         return Leaf(
@@ -115,8 +117,9 @@ class _TrieMachine:
 
 @functools.cache
 def _any_text() -> Leaf:
-    """Any JSON string's inside. Where one character ends the next begins: the last state of a
-    character is the first one."""
+    """The contents of any JSON string. The last state of a character is the first of the
+    next one.
+    """
     states = _any_char()
     (end,) = (i for i, (final, _) in enumerate(states) if final)
     return leaf(
@@ -129,7 +132,7 @@ def _any_text() -> Leaf:
 
 @functools.lru_cache(maxsize=4096)
 def _leaving(place: int, taken: tuple[_Ranges, ...]) -> array[int]:
-    """The edges of a state to where no excluded text goes, flat; targets are of `_any_text`."""
+    """The flat edges of a state that leave the trie; targets are states of `_any_text`."""
     found = array("i")
     cuts = sorted(pair for ranges in taken for pair in ranges)
     for low, high, to in list(_any_text().states())[place][1]:

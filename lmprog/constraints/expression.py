@@ -1,8 +1,7 @@
-"""Regular expressions as values: what every pattern and every string of a schema is turned into.
+"""Regular expressions as values: the common form of patterns and of string schemas.
 
-Nodes stand for languages of *characters*; how a character is written as bytes (plain UTF-8, or
-inside a JSON string) is decided when the expression is lowered into a net. Knows no syntax and no
-bytes.
+Nodes denote languages of *characters*; their encoding as bytes (plain UTF-8, or inside a JSON
+string) is chosen when the expression is lowered into a net. Knows no syntax and no bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`item` at least `low` and at most `high` times; None is without end."""
+    """`item` at least `low` and at most `high` times; None means unbounded."""
 
     item: Expression
     low: int
@@ -46,7 +45,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The start or the end of the text, at `position` of the pattern. Resolved away by `whole` and
+    """The start or end of the text, at `position` of the pattern. Removed by `whole` and
     `somewhere`.
     """
 
@@ -79,7 +78,7 @@ def text(value: str) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A body without anchors, and whether it has to start or end where the text does."""
+    """A body without anchors, and whether it is anchored at the start or end of the text."""
 
     at_start: bool
     body: Expression
@@ -87,12 +86,12 @@ class _Branch:
 
 
 def whole(expression: Expression) -> Expression:
-    """The texts that the expression matches from end to end (`re.fullmatch`). No anchors remain."""
+    """The texts that the expression matches entirely (`re.fullmatch`). No anchors remain."""
     return alt(branch.body for branch in _branches(expression))
 
 
 def somewhere(expression: Expression) -> Expression:
-    """The texts in which the expression matches somewhere (`re.search`). No anchors remain."""
+    """The texts that contain a match of the expression (`re.search`). No anchors remain."""
     return alt(
         seq([*([] if b.at_start else [ANYTHING]), b.body, *([] if b.at_end else [ANYTHING])])
         for b in _branches(expression)
@@ -133,13 +132,14 @@ def _sequence_branches(items: Sequence[Expression]) -> list[_Branch]:
 def _check_joint(
     left: _Branch, right: _Branch, anchor: Anchor | None, ending: Anchor | None
 ) -> None:
-    """Raises GrammarError where text would stand before a start (`anchor`, on the right) or after
-    an end (`ending`).
+    """Raises GrammarError if text would precede a start anchor (`anchor`, on the right) or follow
+    an end anchor (`ending`).
     """
     if not (right.at_start and left.body != EMPTY) and not (left.at_end and right.body != EMPTY):
         return
     raise _refused(
-        "an anchor in the middle of a pattern is not supported; it may only stand at the very start or end: found one",
+        "an anchor in the middle of a pattern is not supported; it may only stand at the very "
+        "start or end: found one",
         anchor if right.at_start and left.body != EMPTY else ending,
     )
 

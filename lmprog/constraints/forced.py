@@ -1,15 +1,14 @@
-"""Forced bytes -> the tokens that may be appended without asking the model, or none.
+"""Tokens for forced bytes, which can be appended without running the model.
 
-Appending is right only if the tokens are those that the tokenizer would have made of the whole
-text, whatever comes next. In doubt is what some token could change that begins within the forced
-bytes and reaches beyond them. Each such token that the constraint allows is tried: the text up to
-its end, and somewhat further, is encoded, and where the tokenizer really puts it there, only the
-tokens that stand before it anyway are kept. For byte-pair encodings that is exact but for what a
-pre-tokenizer reads ahead: what stands before a token's end is encoded as if nothing followed. What
-is left is compared with the tokens of the text with each of some possible continuations, for all
-other tokenizers.
+Appending is correct only if the tokens are those that the tokenizer would produce for the whole
+text, whatever follows. Uncertain is every place where an allowed token could start within the
+forced bytes and extend beyond them. For each such token, the text up to its end and somewhat
+further is encoded; if the tokenizer really produces the token there, only the tokens before it are
+kept. For byte-pair encodings this is exact except for a pre-tokenizer's look-ahead, since the text
+before the token's end is encoded as if nothing followed. For all other tokenizers, the remaining
+tokens are compared with encodings of the text with some possible continuations.
 
-Pure functions of a constraint, a vocabulary and the tokenizer's own encoding. Knows no model and no
+Pure functions of a constraint, a vocabulary and the tokenizer's encoding. Knows no model and no
 branch.
 """
 
@@ -34,12 +33,11 @@ _FURTHER_BYTES = 40
 def forced_tokens(
     constraint: Constraint, state: State, vocabulary: Vocabulary, encode: Encode, before: str = ""
 ) -> tuple[int, ...]:
-    """The tokens to append in `state`, after a text that ends with `before`; () where nothing is
-    certain.
+    """The tokens to append in `state`, after a text that ends with `before`; () if none is certain.
 
-    `before` is the end of what stands already, at a token boundary of it and long enough that the
-    tokens after it do not depend on what lies further left (the text since the last line break,
-    say, or the last few words).
+    `before` is the end of the existing text. It starts at a token boundary and is long enough that
+    later tokens do not depend on earlier text (the text since the last line break, for instance, or
+    the last few words).
     """
     forced = constraint.forced(state)
     if not forced:
@@ -74,7 +72,7 @@ def forced_tokens(
 
 
 class _Doubts:
-    """The tokens that may begin within the forced bytes and reach beyond them."""
+    """The tokens that may start within the forced bytes and extend beyond them."""
 
     def __init__(
         self,
@@ -85,7 +83,7 @@ class _Doubts:
         encode: Callable[[str], list[int]],
         standing: list[int],
     ) -> None:
-        """`encode` takes what follows the standing text, and gives the tokens of both."""
+        """`encode` takes the text that follows `before` and returns the tokens of both."""
         self._constraint = constraint
         self._state = state
         self._vocabulary = vocabulary
@@ -94,14 +92,14 @@ class _Doubts:
         self._standing = standing
 
     def encodings(self) -> Iterator[list[int]]:
-        """Tokens of texts that begin with the forced bytes, or with some of them, up to where such
-        a token stands.
+        """Encodings of texts that start with the forced bytes, or part of them, up to
+        such a token.
         """
         left = 2 * _MAX_TRIED
         for begin in range(max(0, len(self._forced) - self._vocabulary.longest), len(self._forced)):
             candidates = self._candidates(begin)
             if candidates is None or len(candidates) > min(left, _MAX_TRIED):
-                yield self._up_to(begin)  # too many to look at: rather hold back than be wrong
+                yield self._up_to(begin)  # too many candidates: be conservative
                 continue
             left -= len(candidates)
             for token in candidates:
@@ -110,7 +108,7 @@ class _Doubts:
                     yield found
 
     def _candidates(self, begin: int) -> list[bytes] | None:
-        """Those that begin there; None where they are too many."""
+        """The candidates that start at `begin`, or None if there are too many."""
         suffix, ordered = self._forced[begin:], self._vocabulary.ordered
         first = bisect_left(ordered, suffix)
         end = self._after(self._forced)
@@ -142,8 +140,8 @@ class _Doubts:
         return self._encode(_whole_characters(self._forced[:begin]))[len(self._standing) :]
 
     def _with(self, token: bytes, begin: int) -> list[int] | None:
-        """Tokens among which this one stands in its place; None where the tokenizer never puts it
-        there.
+        """Tokens that include this one at its place; None if the tokenizer never produces
+        it there.
         """
         spelled = self._forced[:begin] + token
         after = self._after(spelled)
@@ -154,7 +152,7 @@ class _Doubts:
             for more in (b"", further, *(text.encode() for text in some))
         ]
         texts = [text for text in dict.fromkeys(texts) if len(text.encode()) >= len(spelled)]
-        if not texts:  # it ends within a character, and what follows is open
+        if not texts:  # it ends within a character, and the next bytes are unknown
             return self._up_to(begin)
         for text in texts:
             found = self._encode(text)
@@ -176,9 +174,7 @@ class _Doubts:
 
 
 def _whole_characters(data: bytes) -> str:
-    """The text without a character that is cut off at its end; "" where it is not the beginning of
-    a text at all.
-    """
+    """The text without an incomplete last character; "" if it is not a prefix of valid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -187,7 +183,7 @@ def _whole_characters(data: bytes) -> str:
 
 
 def _continuations(constraint: Constraint, end: State, vocabulary: Vocabulary) -> list[str]:
-    """Some texts that may follow: the forced way on, and a spread of allowed tokens."""
+    """Some possible continuations: the forced one, and a sample of allowed tokens."""
     row = constraint.mask(end)
     if row.ids is not None:
         step = max(1, len(row.ids) // _NUM_CONTINUATIONS)
@@ -219,5 +215,5 @@ def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def _spells(tokens: Sequence[int], forced: bytes, vocabulary: Vocabulary) -> bool:
-    """A tokenizer that normalises text may encode other bytes than it was given."""
+    """Whether the tokens spell the forced bytes: a normalising tokenizer may encode other bytes."""
     return forced.startswith(b"".join(vocabulary.bytes_of(token) or b"\0?" for token in tokens))

@@ -1,9 +1,8 @@
-"""A constraint looked at by itself, without a model: does it take a text, an example, what is
-forced.
+"""Inspects a constraint without a model: membership, examples, the share of forced bytes.
 
-Works on constraints compiled for any vocabulary; `byte_vocabulary()` is one that needs no
-tokenizer. Examples prefer letters and short texts, so that people can read them. Knows the
-constraint's protocol; builds nothing.
+Works on constraints compiled for any vocabulary; `byte_vocabulary()` needs no tokenizer. Examples
+prefer letters and short texts, for readability. Uses the constraint's protocol only; builds
+nothing.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ def byte_vocabulary() -> Vocabulary:
 
 
 def accepts(constraint: Constraint, text: str) -> bool:
-    """Whether the whole text is a match. Lone surrogates are in no text."""
+    """Whether the whole text matches. Texts with lone surrogates never do."""
     state = constraint.advance_bytes(constraint.start, text.encode(errors="surrogatepass"))
     return state is not None and constraint.is_final(state)
 
 
 def example(constraint: Constraint, vocabulary: Vocabulary, seed: int = 0) -> str:
-    """A text that matches: a random way to acceptance, a few bytes longer than the shortest
-    known.
-    """
+    """A matching text: a random path to acceptance, a few bytes longer than the shortest known."""
     rng = random.Random(seed)
     state, out = constraint.start, bytearray()
     for left in range(constraint.distance(state) + _EXAMPLE_BYTES, 0, -1):
@@ -54,7 +51,7 @@ def example(constraint: Constraint, vocabulary: Vocabulary, seed: int = 0) -> st
 
 
 def forced_share(constraint: Constraint, vocabulary: Vocabulary, samples: int = 8) -> float:
-    """Which part of the bytes of some examples the constraint leaves no choice about."""
+    """The fraction of the bytes of some examples that the constraint forces."""
     forced = total = 0
     for seed in range(samples):
         text = example(constraint, vocabulary, seed).encode()

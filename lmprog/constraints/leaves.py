@@ -1,7 +1,7 @@
-"""The leaves of a net: small deterministic byte automata, each kept as arrays from when it is made.
+"""The leaves of a net: small deterministic byte automata, stored as arrays.
 
-So a net is put together from whole leaves and never edge by edge. Knows bytes; knows neither nodes
-nor tokens.
+A net is assembled from whole leaves, never edge by edge. Knows bytes; knows neither nodes nor
+tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ States: TypeAlias = Sequence[tuple[bool, Iterable[Edge]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
-    """State q has `num_edges[q]` edges, which lie behind one another in `edges`."""
+    """State q has `num_edges[q]` edges; the edges of all states are consecutive in `edges`."""
 
     edges: NDArray[np.int32]  # [edges, 3]
     num_edges: NDArray[np.int32]  # [states]
     final: NDArray[np.uint8]  # [states]
-    cost: NDArray[np.int64]  # [states] fewest bytes to the end
+    cost: NDArray[np.int64]  # [states] fewest bytes to acceptance
 
     def states(self) -> Iterator[tuple[bool, list[Edge]]]:
         edges = self.edges.tolist()
@@ -40,7 +40,7 @@ class Leaf:
             at += count
 
     def spelled(self, single: frozenset[int]) -> Leaf:
-        """The same over the bytes that have a token of their own."""
+        """The same leaf restricted to the bytes that have a token of their own."""
         return leaf(
             [
                 (
@@ -86,7 +86,7 @@ def text_leaf(value: bytes) -> Leaf:
 
 
 def _costs(flat: Sequence[Edge], counts: Sequence[int], final: Sequence[bool]) -> list[int]:
-    """Breadth first from the ends."""
+    """Fewest bytes to acceptance, breadth first from the final states."""
     cost = [0 if done else UNREACHABLE for done in final]
     sources: list[list[int]] = [[] for _ in final]
     at = 0
@@ -95,7 +95,7 @@ def _costs(flat: Sequence[Edge], counts: Sequence[int], final: Sequence[bool]) -
             sources[to].append(state)
         at += count
     queue = [state for state, done in enumerate(final) if done]
-    for state in queue:  # grows while it is read
+    for state in queue:  # appended to while iterated
         for source in sources[state]:
             if cost[source] == UNREACHABLE:
                 cost[source] = cost[state] + 1

@@ -1,10 +1,10 @@
-"""The door to llguidance: the grammars that our own reader refuses, behind the same interface.
+"""The only module that uses llguidance: grammars not supported here, behind the same interface.
 
-A state is the token that led to it and the state before. Its matcher is kept while it is in use, and
-made again from the nearest kept one when it was forgotten, so a fork of a guide copies a reference,
-and what nobody holds is gone. What llguidance cannot tell is how far acceptance is: `distance` knows only "here" and
-"not here", and a budget does not narrow the mask, so a grammar may be cut off by the token limit.
-Imports llguidance when first used; it is an optional dependency.
+A state is a token and the previous state. Its matcher is cached while in use, and rebuilt from the
+nearest cached ancestor after eviction. So a fork of a guide copies a reference, and unreferenced
+states are freed. llguidance does not report the distance to acceptance: `distance` is only 0 or 1,
+and a budget does not narrow the mask, so a text may be cut off by the token limit. llguidance is an
+optional dependency, imported on first use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BITS_PER_WORD = 32
 
 
 class _Node(State):
-    """A state with the way to it."""
+    """A state with the path to it."""
 
     __slots__ = ("before", "token")
 
@@ -46,8 +46,9 @@ class LlguidanceConstraint:
     def __init__(
         self, text: str, vocabulary: Vocabulary, limits: CompileLimits, why: str = ""
     ) -> None:
-        """`why` it is not ours, for people. Raises GrammarError where llguidance refuses the
-        grammar too, NotSupported where it is not installed."""
+        """`why` says, for people, why llguidance is used. Raises GrammarError if it rejects the
+        grammar too, NotSupported if it is not installed.
+        """
         self._vocabulary = vocabulary
         self._ours = bit_row(
             [i for i, token in enumerate(vocabulary.tokens) if token], vocabulary.num_words
@@ -67,7 +68,7 @@ class LlguidanceConstraint:
         return self._start
 
     def _at(self, state: State) -> LLMatcher:
-        """The matcher of a state; to be read or copied, never advanced."""
+        """The matcher of a state; callers may read or copy it, never advance it."""
         assert isinstance(state, _Node), "states come from the constraint that they are given to"
         at, missing = state, list[_Node]()
         while at.before is not None and at not in self._matchers:
@@ -77,7 +78,7 @@ class LlguidanceConstraint:
         for later in reversed(missing):
             matcher = matcher.deep_copy()
             taken = matcher.consume_token(later.token)
-            if not taken:  # it said before that it would: it has met a limit of its own
+            if not taken:  # the mask allowed it: a limit of llguidance itself
                 why = matcher.get_error().partition("\n")[0]
                 raise GrammarError(f"the grammar is given up by llguidance: {why}", position=None)
             self._matchers[later] = matcher
@@ -148,13 +149,13 @@ def _ids_of(bits: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, np.dt
 
 
 class _Tokenizer:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance requires."""
 
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos_ids[0] if vocabulary.eos_ids else 0
-        # Special tokens need some bytes of their own that no text contains.
+        # Special tokens need distinct bytes that no text contains.
         self.tokens = [token or b"\xff<%d>" % i for i, token in enumerate(vocabulary.tokens)]
         self.special_token_ids = [i for i, token in enumerate(vocabulary.tokens) if not token]
         self._greedy = vocabulary.greedy

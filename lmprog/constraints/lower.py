@@ -1,8 +1,9 @@
-r"""Expressions over characters -> nodes over bytes, in plain UTF-8 or as they are written inside a JSON string.
+r"""Lowers expressions over characters to nodes over bytes: plain UTF-8, or inside a JSON string.
 
-Inside a JSON string every character may be written in each way that JSON allows: itself (but not `"`, `\` and
-controls), its short escape, `\uXXXX` or a surrogate pair. So the set of *texts* is exact whatever the spelling.
-Knows UTF-8 and JSON's escapes; knows no patterns and no schemas.
+Inside a JSON string a character may be written in every way that JSON allows: as itself (except
+`"`, `\` and control characters), with its short escape, as `\uXXXX` or as a surrogate pair. So the
+set of *texts* is exact, whatever the spelling. Knows UTF-8 and JSON escapes; knows no patterns and
+no schemas.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BMP = charset.charset([(0, 0xFFFF)])
 
 
 class Lowering:
-    """Lowers expressions into one builder; `json_string` chooses how characters are written."""
+    """Lowers expressions into one builder; `json_string` selects the spelling of characters."""
 
     def __init__(self, net: NetBuilder, json_string: bool) -> None:
         self._net = net
@@ -51,7 +52,7 @@ class Lowering:
         return self._net.repeat(self.lower(expression.item), expression.low, expression.high)
 
     def _sequence(self, expression: Seq) -> Node:
-        """Runs of single plain characters become one text, whose cost in tokens is then known."""
+        """Merges runs of single characters into one text, whose cost in tokens is then exact."""
         nodes: list[Node] = []
         run = bytearray()
         for item in expression.items:
@@ -66,7 +67,7 @@ class Lowering:
         return self._net.seq(nodes)
 
     def _single(self, item: Expression) -> int | None:
-        """The code point of an item that can be written in one way only."""
+        """The code point of an item that has only one spelling, else None."""
         if self._json or not isinstance(item, Chars) or len(item.ranges) != 1:
             return None
         low, high = item.ranges[0]
@@ -80,13 +81,13 @@ class Lowering:
 
 @functools.lru_cache(maxsize=1024)
 def char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
-    """The byte strings of one character of the set."""
+    """The UTF-8 encodings of the characters of the set."""
     return tuple(_plain(item) for low, high in ranges for item in charset.utf8_ranges(low, high))
 
 
 @functools.lru_cache(maxsize=1024)
 def json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
-    """The byte strings of one character of the set inside a JSON string, escapes included."""
+    """The spellings of the characters of the set inside a JSON string, escapes included."""
     out = list(char_bytes(charset.intersect(ranges, _JSON_PLAIN)))
     letters = [
         ord(letter) for code, letter in _SHORT_ESCAPES.items() if charset.contains(ranges, code)
@@ -103,7 +104,7 @@ def json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def strict_json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
-    """The same, with plain ASCII written as itself only."""
+    """The same, with printable ASCII never escaped."""
     plain_ascii = charset.intersect(_JSON_PLAIN, charset.charset([(0, 0x7F)]))
     return char_bytes(charset.intersect(ranges, plain_ascii)) + json_char_bytes(
         charset.subtract(ranges, plain_ascii)
@@ -115,7 +116,7 @@ def _plain(ranges: ByteRanges) -> ByteSets:
 
 
 def _surrogate_pairs(low: int, high: int) -> list[ByteSets]:
-    """`\\uD8..\\uDC..` for code points beyond the first plane."""
+    """`\\uD8..\\uDC..` for code points beyond the Basic Multilingual Plane."""
     first, last = low - 0x10000, high - 0x10000
     out: list[ByteSets] = []
     while first <= last:
@@ -134,7 +135,7 @@ def _surrogate_pairs(low: int, high: int) -> list[ByteSets]:
 
 @functools.lru_cache(maxsize=4096)
 def _hex_digits(low: int, high: int) -> tuple[ByteSets, ...]:
-    """Four hexadecimal digits between two numbers, in either case."""
+    """Four hexadecimal digits in a range of numbers, in either case."""
     nibbles_low = bytes(low >> shift & 15 for shift in (12, 8, 4, 0))
     nibbles_high = bytes(high >> shift & 15 for shift in (12, 8, 4, 0))
     return tuple(

@@ -1,8 +1,7 @@
-"""The door to the native masks kernel: arrays to C pointers and back. None of it where no compiler
-is.
+"""The only module that calls the native mask kernel; unused if there is no compiler.
 
 Owns the C structures and keeps every array alive that they point to. Knows the C interface of
-lmprog_masks.h and nothing of what a net means.
+lmprog_masks.h; does not know the meaning of a net.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def _kernel() -> ctypes.CDLL | None:
 
 
 class _NativeVocabulary:
-    """The C view of one vocabulary, with the arrays that it points to."""
+    """The C view of one vocabulary; owns the arrays that it points to."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         buckets = vocabulary.index.buckets
@@ -261,6 +260,6 @@ class NativeMaskEngine:
 def native_engine(
     net: Net, vocabulary: Vocabulary, limits: CompileLimits
 ) -> NativeMaskEngine | None:
-    """None where the kernel cannot be built."""
+    """None if the kernel cannot be built."""
     kernel = _kernel()
     return None if kernel is None else NativeMaskEngine(kernel, net, vocabulary, limits)

@@ -1,12 +1,11 @@
-"""The flat form of a regular language (or of a grammar without left recursion) over bytes: what
-automata run on.
+"""The compact form of a regular language, or of a grammar without left recursion, over bytes.
 
 A net has *leaves*, small deterministic byte automata (a text, one character of a class, a number),
 and *nodes* that combine them: sequence, alternation, counted repetition. Nodes may refer to
 themselves through holes, so recursive schemas are nets too. A `NetBuilder` shares equal parts;
 `costs.finish` turns it into arrays.
 
-Nothing here is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON.
+Nothing is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON.
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ set.
 
 
 class NetBuilder:
-    """Grows one net. Nodes and states are numbered from 0 as they are made; equal ones are made
-    once.
-    """
+    """Builds one net. Nodes and states are numbered from 0; equal ones are created once."""
 
     def __init__(self, limits: CompileLimits | None = None, check: Check = never_stop) -> None:
-        """`check` is called again and again by all that builds the net."""
+        """`check` is called regularly while the net is built."""
         self._max_nodes = (limits or CompileLimits()).max_nodes
         self.check = check
         self.kinds: list[int] = []
@@ -89,9 +86,7 @@ class NetBuilder:
         return found
 
     def texts(self) -> list[tuple[bytes, int]]:
-        """Every text with its first state; the following states stand for its following bytes, in
-        order.
-        """
+        """Every text with its first state; its next bytes have the next states, in order."""
         return [(value, self.args[node][0]) for value, node in self._texts.items()]
 
     def byte_strings(self, ranges: tuple[ByteSets, ...]) -> Node:
@@ -125,7 +120,7 @@ class NetBuilder:
         return self.alt([item, EMPTY])
 
     def hole(self) -> Node:
-        """A node that is defined later, by `fill`; until then others may refer to it."""
+        """A node to be defined later by `fill`; others may refer to it before that."""
         hole = self._node(ALT, (-1 - len(self.kinds),))
         self.holes.add(hole)
         return hole
@@ -139,13 +134,13 @@ class NetBuilder:
 
 @functools.lru_cache(maxsize=256)
 def byte_strings_leaf(strings: tuple[ByteSets, ...]) -> Leaf:
-    """The small trie of byte ranges for these strings; kept, since a class like `\\w` has hundreds
-    of ranges.
+    """The trie of byte ranges for these strings; cached, as a class like `\\w` has hundreds of
+    ranges.
     """
     queue = [frozenset(strings)]
     numbers = {queue[0]: 0}
     made: list[tuple[bool, tuple[Edge, ...]]] = []
-    for items in queue:  # grows while it is read
+    for items in queue:  # appended to while iterated
         edges: list[Edge] = []
         pairs = [(low, high, item[1:]) for item in items if item for low, high in item[0]]
         for first, last, rest in _pieces(pairs):
@@ -160,7 +155,7 @@ def byte_strings_leaf(strings: tuple[ByteSets, ...]) -> Leaf:
 def _pieces(
     pairs: list[tuple[int, int, ByteSets]],
 ) -> Iterator[tuple[int, int, frozenset[ByteSets]]]:
-    """The byte range cut where the set of what follows changes."""
+    """Splits the byte range wherever the set of continuations changes."""
     pairs.sort(key=lambda pair: pair[0])
     active: list[tuple[int, ByteSets]] = []
     at = 0

@@ -1,15 +1,15 @@
-r"""Regular expressions as text -> expressions.
+r"""Parses regular expressions.
 
-The dialect is Python's `re` (3.11), read as `re.fullmatch` does: every pattern that `re` accepts
-and that is regular means here the same set of texts. Groups (also named), alternation, all
-quantifiers (`*? +? {m,n}?` included, since laziness does not change the set), classes, escapes,
-`\d \w \s` over all of Unicode, the flags `i s x a m u` at the start or scoped, comments. Refused
+The dialect is Python's `re` (3.11) with the semantics of `re.fullmatch`: every regular pattern that
+`re` accepts denotes the same set of texts here. Supported are groups (also named), alternation, all
+quantifiers (`*? +? {m,n}?` included, since laziness does not change the set), classes, escapes, `\d
+\w \s` over all of Unicode, the flags `i s x a m u` at the start or scoped, and comments. Rejected
 with their position: look-around, back-references, conditionals, atomic groups and possessive
-quantifiers (they cut matches away), `\b \B`, and anchors anywhere but at the very start or end.
+quantifiers (they discard matches), `\b \B`, and anchors anywhere but at the very start or end.
 
 With `PatternDialect.ECMA` (the `pattern` keyword of JSON schemas) `\d \w \s .` are those of
 ECMA-262; where `re` and ECMA-262 differ, a class has only the characters that both allow. Knows
-syntax only; sets are in `charset.py`.
+syntax only; character sets are in `charset.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REFUSED_GROUPS = {
 
 
 class _Item(enum.Enum):
-    """What a quantifier may follow."""
+    """What the last parsed item is, which decides whether a quantifier may follow."""
 
     NONE = enum.auto()
     ATOM = enum.auto()
@@ -56,8 +56,8 @@ class _Flags:
 def parse_pattern(
     pattern: str, limits: CompileLimits, dialect: PatternDialect = PatternDialect.PYTHON
 ) -> Expression:
-    """The expression of `pattern`, anchors still in it. Raises GrammarError with the position of
-    what is wrong.
+    """The expression of `pattern`, with its anchors. Raises GrammarError with the error's
+    position.
     """
     if len(pattern) > limits.max_pattern_len:
         raise GrammarError(
@@ -93,7 +93,7 @@ class _Parser:
         return self._text.startswith(what, self._at)
 
     def _global_flags(self, flags: _Flags) -> _Flags:
-        """`(?flags)` at the very start, as often as it comes."""
+        """All `(?flags)` groups at the very start."""
         while True:
             if flags.verbose:
                 self._skip_verbose()
@@ -157,9 +157,7 @@ class _Parser:
             last = _Item.NONE if isinstance(atom, Anchor) else _Item.ATOM
 
     def _quantifier(self, last: _Item) -> tuple[int, int | None] | None:
-        """The bounds of a quantifier that starts here; None where none does (`{` may be a
-        literal).
-        """
+        """The bounds of the quantifier that starts here, or None (`{` may be a literal)."""
         begin = self._at
         bounds = _QUANTIFIERS.get(self._text[begin])
         if bounds is not None:
@@ -188,7 +186,7 @@ class _Parser:
         return bounds
 
     def _braces(self) -> tuple[int, int | None] | None:
-        """`{m}`, `{m,}`, `{,n}`, `{m,n}`; on success the cursor is behind it."""
+        """`{m}`, `{m,}`, `{,n}` or `{m,n}`; on success the cursor is after it."""
         if self._text[self._at] != "{":
             return None
         end = self._text.find("}", self._at)
@@ -209,7 +207,7 @@ class _Parser:
         return first, (first if not comma else int(high) if high else None)
 
     def _atom(self, flags: _Flags) -> Expression | None:
-        """One atom; None for what stands for nothing (comments)."""
+        """One atom; None if it matches nothing itself (comments)."""
         begin, char = self._at, self._text[self._at]
         if char == "(":
             return self._group(flags)
@@ -244,11 +242,11 @@ class _Parser:
         if not self._peek(")"):
             raise self._error("missing ), unterminated group", begin)
         self._at += 1
-        # A group of its own even when empty: a quantifier may follow it.
+        # A separate group even if empty: a quantifier may follow it.
         return found if found != EMPTY else Repeat(EMPTY, 1, 1)
 
     def _group_kind(self, begin: int, flags: _Flags) -> _Flags:
-        """Reads what stands between `(?` and the group's body."""
+        """Parses what is between `(?` and the group's body."""
         kind = self._text[self._at : self._at + 1]
         if kind in _REFUSED_GROUPS:
             raise self._error(

@@ -1,4 +1,4 @@
-r"""The parts of a pattern that stand for one character: literals, escapes and `[classes]`.
+r"""The parts of a pattern that match one character: literals, escapes and `[classes]`.
 
 Knows the escapes of Python's `re` and of ECMA-262. Does not know groups, quantifiers or anchors.
 """
@@ -40,9 +40,7 @@ class PatternDialect(enum.Enum):
 
 
 class SetReader:
-    """Reads one-character parts of one pattern; every method takes and returns positions, nothing
-    is kept.
-    """
+    """Reads one-character parts of a pattern. Stateless: methods take and return positions."""
 
     def __init__(self, pattern: str, dialect: PatternDialect) -> None:
         self._text = pattern
@@ -56,7 +54,7 @@ class SetReader:
         )
 
     def read(self, begin: int, ignore_case: bool, ascii_only: bool) -> tuple[CharSet, int]:
-        """The set that starts at `begin` and the position behind it."""
+        """The set that starts at `begin`, and the position after it."""
         char = self._text[begin]
         if char == "[":
             return self._class(begin, ignore_case, ascii_only)
@@ -116,7 +114,7 @@ class SetReader:
     def _escape(
         self, at: int, in_class: bool, ascii_only: bool, negated: bool = False
     ) -> tuple[CharSet, int]:
-        """The set of the escape at `at`; `negated` when it stands inside a negated class."""
+        """The set of the escape at `at`; `negated` if it is inside a negated class."""
         char = self._text[at + 1 : at + 2]
         if not char:
             raise self._error("bad escape (end of pattern)", at)
@@ -153,7 +151,11 @@ class SetReader:
         return ((code, code),), end
 
     def _letter_class(self, char: str, ascii_only: bool, negated: bool) -> CharSet:
-        r"""`\d` and its kin. In ECMA mode the smaller set where it adds, the larger one where it takes away."""
+        r"""`\d`, `\s`, `\w` and their complements.
+
+        In ECMA mode, the smaller of the two dialects' sets where it adds characters, the larger one
+        where it removes them.
+        """
         lower = char.lower()
         takes_away = (char != lower) != negated
         if self._dialect is PatternDialect.ECMA:
@@ -204,9 +206,7 @@ class SetReader:
         return self._single(code, at + 1 + len(octal))
 
     def _property(self, at: int, char: str) -> tuple[CharSet, int]:
-        """`\\p{Lu}` and the like: general categories, by their short names or the usual long
-        ones.
-        """
+        """`\\p{Lu}` and similar: general categories, by short name or common long name."""
         end = self._text.find("}", at)
         name = self._text[at + 3 : end].removeprefix("General_Category=").removeprefix("gc=")
         prefix = _CATEGORIES.get(name, name)

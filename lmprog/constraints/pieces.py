@@ -1,8 +1,7 @@
-"""The tokens of a vocabulary by their bytes: which ones begin with a text, which ones a text begins
-with.
+"""A vocabulary's tokens by bytes: those that start with a given text, and those that are a prefix.
 
-What masks need that follow a given text instead of an automaton: a seam that is spelled again, a
-stop that ends a constrained text. Knows bytes and ids; knows no constraint and no model.
+Used for masks that follow a given text instead of an automaton: token healing, and stop strings
+after a constrained text. Knows bytes and ids; knows no constraint and no model.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _MAX_ROWS = 256
 
 
 class Pieces:
-    """Immutable in meaning; make one per tokenizer. `tokens[i]` are the bytes of token i, None for
-    special ones.
+    """Logically immutable; make one per tokenizer. `tokens[i]` are the bytes of token i, None if
+    special.
     """
 
     def __init__(self, tokens: Sequence[bytes | None]) -> None:
@@ -35,7 +34,7 @@ class Pieces:
         self._rows: OrderedDict[bytes, MaskRow] = OrderedDict()
 
     def bytes_of(self, token: int) -> bytes:
-        """Those of a token that has some."""
+        """The bytes of a token that is not special."""
         piece = self._tokens[token] if 0 <= token < len(self._tokens) else None
         assert piece, "only tokens with bytes are allowed by the masks here"
         return piece
@@ -49,26 +48,27 @@ class Pieces:
         return self._order[first:last]
 
     def beyond(self, text: bytes) -> range:
-        """Places, for `at`, of the tokens that begin with `text` and go on, in the order of their
-        bytes.
+        """Positions, for `at`, of the tokens that are longer than `text` and start with
+        it, sorted.
         """
         first = bisect_left(self._texts, text) + len(self.spelling(text))
         return range(first, max(first, bisect_left(self._texts, _after(text), first)))
 
     def at(self, place: int) -> tuple[bytes, int]:
-        """The bytes and the id of the token at a place."""
+        """The bytes and the id of the token at a position."""
         return self._texts[place], int(self._order[place])
 
     def past(self, text: bytes, place: int) -> int:
-        """The first place from `place` on whose token does not begin with `text`."""
+        """The first position from `place` on whose token does not start with `text`."""
         return bisect_left(self._texts, _after(text), place)
 
     def ids(self, places: range) -> NDArray[np.int32]:
         return self._order[places.start : places.stop]
 
     def inside(self, text: bytes, shortest: int = 1) -> list[int]:
-        """The tokens of at least `shortest` bytes that `text` begins with and goes on after, so
-        that tokens can spell the rest."""
+        """The tokens of at least `shortest` bytes that are a proper prefix of `text`, if tokens can
+        spell the rest.
+        """
         found: list[int] = []
         for end in range(max(1, shortest), len(text)):
             if text[:end] in self._known and self.can_spell(text[end:]):
@@ -76,7 +76,7 @@ class Pieces:
         return found
 
     def can_spell(self, text: bytes) -> bool:
-        """Whether some tokens, one after the other, are `text`."""
+        """Whether some sequence of tokens spells `text`."""
         can = [False] * len(text) + [True]
         for begin in reversed(range(len(text))):
             can[begin] = any(
@@ -86,14 +86,14 @@ class Pieces:
         return can[0]
 
     def row(self, ids: Sequence[int] | NDArray[np.int32]) -> MaskRow:
-        """A mask that allows these tokens, each named once."""
+        """A mask that allows these tokens, which must be distinct."""
         ordered = np.sort(np.asarray(ids, np.int32))
         bits = bit_row(ordered, self._num_words)
         bits.flags.writeable = ordered.flags.writeable = False
         return MaskRow(bits, ordered if len(ordered) <= NARROW else None, len(ordered))
 
     def along(self, text: bytes) -> MaskRow:
-        """The tokens that begin with `text`, and those that `text` begins with."""
+        """The tokens that start with `text`, and those that `text` starts with."""
         found = self._rows.get(text)
         if found is None:
             parts = [
@@ -108,7 +108,7 @@ class Pieces:
 
 
 def without(row: MaskRow, tokens: Sequence[int]) -> MaskRow:
-    """`row` without some tokens."""
+    """`row` with some tokens removed."""
     gone = [token for token in dict.fromkeys(tokens) if row.allows(token)]
     if not gone:
         return row
@@ -120,7 +120,7 @@ def without(row: MaskRow, tokens: Sequence[int]) -> MaskRow:
 
 
 def united(row: MaskRow, other: MaskRow) -> MaskRow:
-    """What either of two masks of one vocabulary allows."""
+    """The union of two masks of one vocabulary."""
     bits = row.bits | other.bits
     count = int(np.bitwise_count(bits).sum())
     is_narrow = row.ids is not None and other.ids is not None and count <= NARROW
@@ -128,8 +128,6 @@ def united(row: MaskRow, other: MaskRow) -> MaskRow:
 
 
 def _after(text: bytes) -> bytes:
-    """The least bytes that come after everything that begins with `text`; all of 0xff have none
-    that tokens reach.
-    """
+    """The smallest byte string after all that start with `text`. No tokens lie beyond all 0xff."""
     stripped = text.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\xff" * (len(text) + 256)

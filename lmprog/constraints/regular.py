@@ -1,9 +1,9 @@
-"""A constraint on our own automaton: masks and advances are kept with the states they belong to.
+"""A constraint on this package's own automaton; caches masks and transitions with their states.
 
-The engine (native or plain) makes rows of bytes into masks of tokens and numbers its states. This
-class hands out a `State` per number and remembers, weakly, which of them somebody holds. When the
-engine's memory is full, the states that are held and those of the masks used last move to a fresh
-memory, and all others are forgotten. Masks are bounded in bytes; the least recently used go first.
+The engine (native or plain) turns 256-byte rows into token masks and numbers its states. This class
+hands out one `State` per number and keeps weak references to them. When the engine's memory is
+full, the referenced states and those of the most recently used masks are moved to a fresh memory;
+all others are discarded. The mask cache is bounded in bytes, least recently used first out.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class RegularConstraint:
 
     @property
     def num_states(self) -> int:
-        """States that the engine has in its memory."""
+        """The number of states in the engine's memory."""
         return self._engine.num_states
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory the automaton and the kept masks take."""
+        """An estimate of the memory of the automaton and the cached masks."""
         num_masks = len(self._with_mask) + len(self._narrowed)
         return (
             self._engine.num_bytes
@@ -87,7 +87,7 @@ class RegularConstraint:
         return row
 
     def _drop_mask(self) -> None:
-        """Forgets the mask used longest ago, of the kind of which there are more."""
+        """Evicts the least recently used mask, of the kind with more of them."""
         if len(self._narrowed) > len(self._with_mask):
             self._narrowed.popitem(last=False)
         else:
@@ -141,8 +141,10 @@ class RegularConstraint:
         return found
 
     def _call(self, work: Callable[[], _Found]) -> _Found:
-        """Work of the engine that may make states; room is made where its memory is full. The
-        number of a state may change meanwhile, so `work` reads it itself."""
+        """Runs engine work that may create states, collecting states if the memory is full.
+
+        State numbers may change during a collection, so `work` must read them itself.
+        """
         try:
             return work()
         except MemoryFull:
@@ -150,14 +152,14 @@ class RegularConstraint:
             return work()
 
     def _collect(self) -> None:
-        """Forgets the states that nobody holds, but for those of the masks used last."""
+        """Discards unreferenced states, except for those of the most recently used masks."""
         self.num_collections += 1
         self._advances.clear()
         self._narrowed.clear()
         masks = [(state.number, state.row, state.worst) for state in reversed(self._with_mask)]
         while self._with_mask:
             self._with_mask.popitem()[0].row = None
-        held = list(self._states.values())  # by others: no cache here holds any now
+        held = list(self._states.values())  # by others: no cache here refers to any now
         wanted = [number for number, _, _ in masks]
         numbers = self._engine.collect([state.number for state in held], wanted)
         self._states.clear()

@@ -1,8 +1,8 @@
-"""Masks along given bytes: a seam that is spelled again before a generation, a stop that ends a
-constrained one.
+"""Masks along given bytes: token healing before a generation, stop strings after a constrained one.
 
-Both are immutable and shared by the lanes of a call; how far a lane has come is its own. Knows
-bytes, ids and constraints; what a seam is for is told in `lmprog.runtime.programs.healing`.
+Both objects are immutable and shared by the sequences of a call, each of which keeps its own
+progress. Knows bytes, ids and constraints; token healing is explained in
+`lmprog.runtime.programs.healing`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from lmprog.constraints.pieces import Pieces, united, without
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seam:
-    """`text` is spelled again; the token that goes beyond it must go on as `constraint` allows.
+    """Regenerates `text`; the token that crosses its end must continue as `constraint` allows.
 
-    `barred`: tokens that would end the generation; they may not go beyond the seam, which would be
-    lost with them.
+    `barred`: tokens that would end the generation. They may not cross the end of the seam, because
+    their text would be lost with them.
     """
 
     text: bytes
@@ -27,8 +27,9 @@ class Seam:
     barred: tuple[int, ...] = ()
 
     def mask(self, spelled: int, left: int) -> MaskRow:
-        """The tokens allowed when `spelled` bytes stand again and `left` tokens may be generated:
-        those inside the rest, those that are the rest, and those that go beyond it."""
+        """The allowed tokens when `spelled` bytes are regenerated and `left` tokens remain: those
+        within the rest of the text, equal to it, or extending beyond it.
+        """
         rest = self.text[spelled:]
         if self.constraint is not None:
             tokens = [
@@ -48,7 +49,7 @@ class Seam:
         )
 
     def beyond(self, spelled: int, left: int) -> list[int]:
-        """The tokens that go beyond the seam, and that what is to follow allows."""
+        """The tokens that extend beyond the seam in a way that the constraint allows."""
         rest = self.text[spelled:]
         places = self.pieces.beyond(rest)
         if self.constraint is None:
@@ -58,7 +59,7 @@ class Seam:
         while place < places.stop:
             piece, token = self.pieces.at(place)
             state = self._after(piece[len(rest) :])
-            if state is None:  # nor does any other that begins with what was refused of it
+            if state is None:  # so is every other token that starts with the rejected bytes
                 place = self.pieces.past(self._refused(piece, len(rest)), place)
                 continue
             if self.constraint.distance(state) < left and token not in self.barred:
@@ -67,7 +68,7 @@ class Seam:
         return found
 
     def after(self, spelled: int, piece: bytes) -> State:
-        """The constraint's state after a token that goes beyond the seam."""
+        """The constraint's state after a token that extends beyond the seam."""
         state = self._after(piece[len(self.text) - spelled :])
         assert state is not None, "the mask allowed it"
         return state
@@ -77,7 +78,7 @@ class Seam:
         return self.constraint.advance_bytes(self.constraint.start, tail)
 
     def _refused(self, piece: bytes, rest: int) -> bytes:
-        """The shortest beginning of `piece` that nothing allowed begins with."""
+        """The shortest prefix of `piece` that no allowed text starts with."""
         end = rest + 1
         while end < len(piece) and self._after(piece[rest:end]) is not None:
             end += 1
@@ -89,8 +90,8 @@ class Seam:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stops:
-    """How a constrained text may end besides end-of-sequence: with one of `texts`, or with one of
-    `tokens`.
+    """The stop strings and stop tokens with which a constrained text may end, besides
+    end-of-sequence.
     """
 
     texts: tuple[bytes, ...]
@@ -99,24 +100,22 @@ class Stops:
     _rows: dict[tuple[bytes, int], MaskRow] = field(default_factory=dict)
 
     def beside(self, row: MaskRow, left: int) -> MaskRow:
-        """`row`, the mask of a state in which the text may end, with the tokens that begin a
-        stop.
-        """
+        """`row`, the mask of a final state, with the tokens added that start a stop string."""
         return united(row, self._row(b"", left, self.tokens))
 
     def mask(self, begun: bytes, left: int) -> MaskRow:
-        """The tokens that go on with the stop of which `begun` stands."""
+        """The tokens that continue the stop string of which `begun` is generated."""
         return self._row(begun, left, ())
 
     def is_over(self, begun: bytes) -> bool:
-        """Whether a whole stop stands."""
+        """Whether a stop string is complete."""
         return begun.startswith(self.texts)
 
     def _row(self, begun: bytes, left: int, more: tuple[int, ...]) -> MaskRow:
-        """Tokens that complete a stop, or leave so little of it that it can be completed byte by
+        """Tokens that complete a stop string, or leave a rest that fits into the budget byte by
         byte.
         """
-        left = min(left, max(map(len, self.texts), default=0))  # more makes no difference
+        left = min(left, max(map(len, self.texts), default=0))  # a larger one makes no difference
         found = self._rows.get((begun, left))
         if found is None:
             ids = list(more)

@@ -1,7 +1,6 @@
-"""Arrays that depend on this Python's Unicode alone, made once and kept on disk: asking `re` takes
-long.
+"""Disk cache for arrays that depend only on this Python's Unicode version; computing them is slow.
 
-Knows files and arrays of integers; what they mean is their makers' business.
+Knows files and integer arrays; does not know their meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Made = Callable[[], NDArray[np.int32]]
 
 
 def kept(name: str, make: Made) -> NDArray[np.int32]:
-    """The table called `name`, flat; read from the cache folder, or made and written there."""
+    """The flat table called `name`, read from the cache folder or computed and stored there."""
     python = ".".join(map(str, sys.version_info[:3]))
     path = cache_folder() / "unicode" / f"{name}-{python}-{unicodedata.unidata_version}.npy"
     if path.exists():
@@ -40,7 +39,7 @@ def kept(name: str, make: Made) -> NDArray[np.int32]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as out:
             np.save(out, made)
-        os.replace(out.name, path)  # atomic: a second process sees a whole file or none
+        os.replace(out.name, path)  # atomic: other processes see a complete file or none
     except OSError as error:
         log.warning("the table %s could not be written to %s: %s", name, path.parent, error)
     return made

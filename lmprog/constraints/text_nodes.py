@@ -1,4 +1,4 @@
-"""Automata over characters -> nodes, whatever the length of the texts or within bounds of it.
+"""Builds nodes from automata over characters, optionally with length bounds.
 
 Knows nets; knows no expressions.
 """
@@ -18,7 +18,7 @@ MAX_STATES = 20_000
 
 @dataclass(slots=True)
 class TextAutomaton:
-    """State 0 is the start. Edges lead to states by class of characters."""
+    """State 0 is the start state. Edges are labelled with character classes."""
 
     edges: list[dict[int, CharSet]] = field(default_factory=list)
     final: list[bool] = field(default_factory=list)
@@ -31,7 +31,7 @@ def too_many_states() -> GrammarError:
 
 
 class UnboundedNodes:
-    """One node per state: a character and the next state's node."""
+    """One node per state: a character, then the node of the next state."""
 
     def __init__(self, automaton: TextAutomaton, net: NetBuilder, lowering: Lowering) -> None:
         self._automaton = automaton
@@ -56,9 +56,8 @@ class UnboundedNodes:
 class BoundedNodes:
     """The texts of an automaton that have between `low` and `high` characters.
 
-    One node per state and number of characters so far, the longest first; but a state that stays
-    where it is becomes a counted repetition, and one from which the bounds hold anyway is the
-    unbounded one.
+    One node per state and number of characters so far, longest first. A state with a self-loop
+    becomes a counted repetition; a state from which the bounds always hold uses the unbounded node.
     """
 
     def __init__(
@@ -92,10 +91,10 @@ class BoundedNodes:
         return nodes.get((0, 0), FAIL)
 
     def _reached(self) -> list[tuple[int, int]]:
-        """States with their number of characters, by that number."""
+        """The reachable pairs of state and length, ordered by length."""
         queue = [(0, 0)] if self._may_end(0, 0) else []
         known = set(queue)
-        for state, length in queue:  # grows while it is read
+        for state, length in queue:  # appended to while iterated
             self._net.check()
             if self._direct(state, length) is not None:
                 continue
@@ -109,14 +108,14 @@ class BoundedNodes:
         return queue
 
     def _may_end(self, state: int, length: int) -> bool:
-        """Whether neither bound shows that nothing can follow."""
+        """Whether the bounds leave any continuation possible."""
         shortest, longest = self._shortest[state], self._longest[state]
         if shortest is None or (self._high is not None and length + shortest > self._high):
             return False
         return longest is None or length + longest >= self._low
 
     def _direct(self, state: int, length: int) -> Node | None:
-        """The node where no counting of characters is needed."""
+        """The node, if no characters need to be counted."""
         longest, shortest = self._longest[state], self._shortest[state]
         assert shortest is not None, "only states that can end are asked for"
         is_short = self._high is None or (longest is not None and length + longest <= self._high)
@@ -134,14 +133,14 @@ _Edges = list[list[tuple[int, CharSet]]]
 
 
 def _shortest(edges: _Edges, final: Sequence[bool]) -> list[int | None]:
-    """The fewest characters from each state to acceptance; None where it is out of reach."""
+    """The fewest characters from each state to acceptance; None if unreachable."""
     sources: list[list[int]] = [[] for _ in edges]
     for state, of_state in enumerate(edges):
         for to, _ in of_state:
             sources[to].append(state)
     out: list[int | None] = [0 if is_final else None for is_final in final]
     queue = [state for state, is_final in enumerate(final) if is_final]
-    for state in queue:  # grows while it is read
+    for state in queue:  # appended to while iterated
         here = out[state]
         assert here is not None, "it was reached"
         for source in sources[state]:
@@ -152,7 +151,7 @@ def _shortest(edges: _Edges, final: Sequence[bool]) -> list[int | None]:
 
 
 def _longest(edges: _Edges, shortest: Sequence[int | None]) -> list[int | None]:
-    """The most characters from each state to acceptance; None where there is no end to them."""
+    """The most characters from each state to acceptance; None if unbounded."""
     live = [[to for to, _ in of_state if shortest[to] is not None] for of_state in edges]
     sources: list[list[int]] = [[] for _ in edges]
     for state, of_state in enumerate(live):
@@ -161,7 +160,7 @@ def _longest(edges: _Edges, shortest: Sequence[int | None]) -> list[int | None]:
     missing = [len(of_state) for of_state in live]
     out: list[int | None] = [None] * len(edges)
     queue = [state for state, count in enumerate(missing) if count == 0]
-    for state in queue:  # grows while it is read: a state comes after all that follow it
+    for state in queue:  # appended to while iterated; a state comes after all its successors
         out[state] = max((1 + (out[to] or 0) for to in live[state]), default=0)
         for source in sources[state]:
             missing[source] -= 1

@@ -1,10 +1,9 @@
-"""Sets of texts as deterministic automata over characters: conjunction, exclusion and length bounds
-of expressions.
+"""Sets of texts as deterministic automata: intersection, exclusion and length bounds.
 
-Used where a schema says "and" or "not" of strings. Characters are first divided into classes that
-no expression tells apart; then states, one set of partial derivatives per expression and a length,
-are explored from the start, within a limit. Knows expressions; knows no bytes and no
-JSON.
+Used where a schema combines string constraints with "and" or "not". Characters are first
+partitioned into classes that no expression distinguishes. Then states (a set of partial derivatives
+per expression, and a length) are explored from the start, within a limit. Knows expressions; knows
+no bytes and no JSON.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _OFF = -1
 
 @dataclass(frozen=True, slots=True)
 class TextSet:
-    """The texts that all of `within` and none of `outside` match and that are none of `excluded`,
-    with `low` to `high` characters (None: no end).
+    """The texts that match all of `within`, none of `outside`, are not in `excluded`, and have
+    `low` to `high` characters (None: unbounded).
     """
 
     within: tuple[Expression, ...] = ()
@@ -60,8 +59,8 @@ class TextSet:
 
 
 def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
-    """The node of a set of texts: directly where one expression or a length says it all, else by
-    its automaton.
+    """The node of a text set: direct if one expression or a length suffices, else via its
+    automaton.
     """
     if texts.high is not None and texts.high < texts.low:
         return FAIL
@@ -83,7 +82,7 @@ def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
 
 
 def contains(texts: TextSet, value: str) -> bool:
-    """Whether the set holds one text."""
+    """Whether the set contains one text."""
     if value in texts.excluded:
         return False
     if len(value) < texts.low or (texts.high is not None and len(value) > texts.high):
@@ -101,7 +100,7 @@ def matches(expression: Expression, value: str) -> bool:
 
 
 def _bounded(expression: Expression, low: int, high: int | None) -> Expression | None:
-    """The expression with a length bound worked into it, where that is simple."""
+    """The expression with a length bound applied, if that is simple, else None."""
     if low == 0 and high is None:
         return expression
     if isinstance(expression, Repeat) and isinstance(expression.item, Chars):
@@ -120,7 +119,7 @@ def _nullable(node: Expression) -> bool:
 
 
 def derivatives(node: Expression, code: int) -> list[Expression]:
-    """What may follow one character (Antimirov's partial derivatives)."""
+    """Antimirov's partial derivatives by one character."""
     assert not isinstance(node, Anchor)
     if isinstance(node, Chars):
         return [EMPTY] if charset.contains(node.ranges, code) else []
@@ -142,7 +141,7 @@ def derivatives(node: Expression, code: int) -> list[Expression]:
 
 
 def char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
-    """All characters, divided so that no expression tells two of one class apart."""
+    """Partitions all characters so that no expression distinguishes two of one class."""
     leaves: dict[CharSet, None] = {}
     pending = list(expressions)
     while pending:
@@ -166,10 +165,11 @@ def char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
 
 
 def _explore(texts: TextSet, check: Check) -> TextAutomaton:
-    """Breadth first from the start, whatever the length. Dead states are trimmed with the net."""
+    """Breadth first from the start, without length bounds. Dead states are trimmed with the net."""
     classes = char_classes(texts.within + texts.outside)
     trie = CharTrie(texts.excluded)
-    # What must match is followed one by one; of what must not, any match counts, so it is one set.
+    # Partial derivatives of a required expression are followed one by one. Those of an excluded
+    # expression are followed as one set, since any match excludes.
     terms = _Derivatives(check)
     parts = (
         *(frozenset([terms.number(one)]) for one in texts.within),
@@ -183,7 +183,7 @@ def _explore(texts: TextSet, check: Check) -> TextAutomaton:
         _OFF: [[(chars, _OFF)] for chars in classes]
     }
     num_within = len(texts.within)
-    for vertex, parts in queue:  # grows while it is read
+    for vertex, parts in queue:  # appended to while iterated
         check()
         is_excluded = vertex != _OFF and trie.is_text[vertex]
         out.final.append(not is_excluded and terms.accept(parts, num_within))
@@ -212,7 +212,7 @@ def _united(pieces: tuple[CharSet, ...]) -> CharSet:
 
 
 def _divided(chars: CharSet, children: dict[str, int]) -> list[tuple[CharSet, int]]:
-    """A class cut into the characters that go on with an excluded text and all others."""
+    """Splits a class into the characters that continue an excluded text, and all others."""
     out: list[tuple[CharSet, int]] = []
     for char, after in children.items():
         if charset.contains(chars, ord(char)):
@@ -222,7 +222,7 @@ def _divided(chars: CharSet, children: dict[str, int]) -> list[tuple[CharSet, in
 
 
 class _Derivatives:
-    """Expressions by number, so that sets of them are compared quickly, and what follows them."""
+    """Numbered expressions, so that sets of them compare quickly, with cached derivatives."""
 
     def __init__(self, check: Check) -> None:
         self._check = check

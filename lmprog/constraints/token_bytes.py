@@ -1,9 +1,9 @@
-"""The bytes that each token of a tokenizer appends to a text, recovered from the tokenizer's own
-description.
+"""Recovers the bytes of each token from a tokenizer's description.
 
-Three families: byte-level BPE (every byte has a printable stand-in letter), SentencePiece with byte
-fallback (the meta space and `<0x0A>`), and tekken or tiktoken files (bytes in base64). Special
-tokens have none: no constraint may ever allow them. Knows tokenizer files; knows no tries.
+Supports three families: byte-level BPE (every byte is written as a printable character),
+SentencePiece with byte fallback (the meta space and `<0x0A>`), and tekken or tiktoken files (bytes
+in base64). Special tokens have no bytes: no constraint ever allows them. Knows tokenizer files;
+knows no tries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EOS_NAMES = (
 
 
 class HasJson(Protocol):
-    """A `tokenizers.Tokenizer`, as far as this module needs it."""
+    """The part of `tokenizers.Tokenizer` that this module uses."""
 
     def to_str(self) -> str: ...
 
@@ -44,9 +44,9 @@ def vocabulary_of_tokenizer(
 ) -> Vocabulary:
     """The vocabulary of a `tokenizer.json`, a tekken or tiktoken file, or a `tokenizers.Tokenizer`.
 
-    `eos_ids` None looks for the usual names of end-of-sequence tokens. `size` is the model's number
-    of logits, where it has more than the tokenizer has tokens. Raises ModelError for a file of no
-    known kind.
+    With `eos_ids` None, end-of-sequence tokens are found by their usual names. `size` is the
+    model's number of logits, if larger than the number of tokens. Raises ModelError for an unknown
+    file format.
     """
     if not isinstance(source, str | Path):
         return _from_description(json.loads(source.to_str()), eos_ids, size)
@@ -69,9 +69,7 @@ def _vocabulary(tokens: list[bytes | None], eos_ids: Iterable[int], size: int | 
 
 
 def bytes_of_description(description: Mapping[str, Any]) -> list[bytes | None]:
-    """The bytes of each token of a `tokenizer.json`; None for special tokens and for ids without a
-    token.
-    """
+    """The bytes of each token of a `tokenizer.json`; None for special tokens and unused ids."""
     model = description.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
         raise ModelError("the tokenizer description has no model with a vocabulary")
@@ -102,7 +100,7 @@ def _from_description(
 
 
 def _is_byte_level(description: Mapping[str, Any]) -> bool:
-    """Whether any part of the pipeline says ByteLevel."""
+    """Whether any part of the pipeline is ByteLevel."""
 
     def kinds(part: Any) -> Iterable[str]:
         if isinstance(part, dict):
@@ -116,8 +114,8 @@ def _is_byte_level(description: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _stand_ins() -> dict[str, int]:
-    """The letters that byte-level BPE writes for bytes: printable Latin-1 for itself, the others
-    from U+0100 on.
+    """The characters that byte-level BPE writes for bytes: printable Latin-1 characters stand for
+    themselves, the other bytes start at U+0100.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -150,7 +148,7 @@ def _from_tekken(
     if eos_ids is None:
         special = description.get("special_tokens") or ()
         named = [int(entry["rank"]) for entry in special if entry.get("token_str") == "</s>"]
-        eos_ids = named or [2]  # the format's own numbering where the file lists none
+        eos_ids = named or [2]  # the format's default if the file lists none
     return _vocabulary(tokens, eos_ids, size)
 
 

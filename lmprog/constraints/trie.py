@@ -1,9 +1,9 @@
 """A vocabulary's tokens as flat tries, built once per tokenizer with whole-array operations.
 
-Nodes lie in depth-first order, so that a walk is one forward scan: a node whose byte is refused is
-left together with its subtree by adding `sub`. Node p is (sub, first, byte, depth, own): the tokens
-that end at p are order[first : first + own], those of its whole subtree lie from `first` to the
-next sibling's `first`. Knows bytes and token ids. Knows no automaton.
+Nodes are in depth-first order, so a walk is one forward scan: when a node's byte is rejected,
+adding `sub` skips its subtree. Node p is (sub, first, byte, depth, own): the tokens that end at p
+are order[first : first + own], and those of its subtree extend to the next sibling's `first`. Knows
+bytes and token ids; knows no automaton.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Trie:
 
 
 def build_trie(tokens: Sequence[tuple[bytes, int]]) -> Trie:
-    """The trie of (bytes, id) pairs; bytes may repeat, but not be empty."""
+    """The trie of (bytes, id) pairs. Bytes may repeat but must not be empty."""
     ordered = sorted(tokens)
     texts = [text for text, _ in ordered]
     lengths = np.array([len(text) for text in texts], np.int64)
@@ -47,7 +47,7 @@ def build_trie(tokens: Sequence[tuple[bytes, int]]) -> Trie:
     nodes["depth"] = depth
     last = np.maximum.accumulate(np.where(added > 0, ends - 1, 0)) if num_nodes else ends
     nodes["own"] = np.bincount(last, minlength=num_nodes)[:num_nodes] if num_nodes else 0
-    # Tokens before a node in depth-first order: all those whose last node lies before it.
+    # Tokens before a node in depth-first order are those whose last node precedes it.
     nodes["first"] = np.cumsum(nodes["own"]) - nodes["own"]
     nodes["sub"] = _subtree_sizes(depth)
     order = np.array([token for _, token in ordered], np.int32)
@@ -55,7 +55,7 @@ def build_trie(tokens: Sequence[tuple[bytes, int]]) -> Trie:
 
 
 def _shared_prefixes(texts: Sequence[bytes], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each text, how many bytes it starts with in common with the one before it."""
+    """For each text, the length of the prefix it shares with the previous one."""
     shared = np.zeros(len(texts), np.int64)
     for begin in range(1, len(texts), _BLOCK):
         rows = texts[begin - 1 : begin + _BLOCK]
@@ -73,11 +73,11 @@ def _shared_prefixes(texts: Sequence[bytes], lengths: NDArray[np.int64]) -> NDAr
 
 
 def _subtree_sizes(depth: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How far it is from each node to the next one that is not below it."""
+    """The distance from each node to the next one outside its subtree."""
     size = np.zeros(len(depth), np.int64)
     remaining = np.arange(len(depth))
-    # From the deepest level up: among the nodes at most that deep, a node of that level ends where
-    # the next begins.
+    # From the deepest level up: among nodes of at most that depth, a node of that level ends where
+    # the next one begins.
     levels = np.bincount(depth) if len(depth) else np.zeros(1, np.int64)
     for level in range(1, len(levels)):
         if not levels[level]:

@@ -1,9 +1,7 @@
-"""A vocabulary as constraints see it: the bytes of every token, the end-of-sequence ids, and the
-index for masks.
+"""A vocabulary as constraints use it: token bytes, end-of-sequence ids, and the mask index.
 
 The index (`buckets.py`) depends on the token bytes alone and is cached on disk under their hash.
-This module knows bytes and ids; where the bytes come from is `token_bytes.py`, and automata are
-none of its business.
+Knows bytes and ids; does not know tokenizer files (`token_bytes.py`) or automata.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ class Vocabulary:
     def __init__(
         self, tokens: Sequence[bytes | None], eos_ids: Sequence[int], use_cache: bool = True
     ) -> None:
-        """`tokens[i]` are the bytes that token i appends to the text; None for a token that no
-        constraint may allow.
-        """
+        """`tokens[i]` are the bytes of token i; None if no constraint may allow it."""
         self._tokens = tuple(token or None for token in tokens)
         self.eos_ids = tuple(sorted(set(eos_ids)))
         if any(not 0 <= eos < len(self._tokens) for eos in self.eos_ids):
@@ -54,7 +50,7 @@ class Vocabulary:
         return len(self._tokens)
 
     def bytes_of(self, token: int) -> bytes | None:
-        """What the token appends; None for special tokens and for ids outside of the vocabulary."""
+        """The bytes of the token; None for special tokens and for ids outside the vocabulary."""
         return self._tokens[token] if 0 <= token < len(self._tokens) else None
 
     @property
@@ -75,15 +71,13 @@ class Vocabulary:
         return _load(path, self.num_words) or _store(path, build_index(self._tokens))
 
     def prepare(self) -> None:
-        """Makes everything that is made on first use, so that it happens where constraints are
-        compiled.
-        """
+        """Computes all cached properties now, so that the compiling thread pays for them."""
         assert self.alphabet is not None
         assert self.index is not None
         assert self.ordered is not None
 
     def greedy(self, text: bytes) -> list[int]:
-        """Some tokens that spell `text`, longest first. Raises ValueError where a byte has no
+        """Spells `text` greedily, longest token first. Raises ValueError for a byte without a
         token.
         """
         out, at = [], 0
@@ -104,12 +98,12 @@ class Vocabulary:
 
     @functools.cached_property
     def ordered(self) -> list[bytes]:
-        """The bytes of all tokens, sorted, without repetitions: what starts alike lies together."""
+        """The distinct bytes of all tokens, sorted, so that common prefixes are adjacent."""
         return sorted({token for token in self._tokens if token})
 
     @functools.cached_property
     def longest(self) -> int:
-        """Bytes of the longest token."""
+        """The length in bytes of the longest token."""
         return max((len(token) for token in self._tokens if token), default=0)
 
 
@@ -135,14 +129,13 @@ def _load(path: Path, num_words: int) -> Index | None:
 
 
 def _store(path: Path, index: Index) -> Index:
-    """Writes the index for the next process; a cache folder that cannot be written only costs
-    time.
-    """
+    """Caches the index on disk. Failure to write only costs time in the next process."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as out:
-            np.savez(out, **arrays_of(index))  # type: ignore[arg-type]  # its stub sees `allow_pickle` in any keywords
-        os.replace(out.name, path)  # atomic: a second process sees a whole file or none
+            # the stub takes any keyword for `allow_pickle`
+            np.savez(out, **arrays_of(index))  # type: ignore[arg-type]
+        os.replace(out.name, path)  # atomic: other processes see a complete file or none
     except OSError as error:
         log.warning("the vocabulary index could not be written to %s: %s", path.parent, error)
     return index

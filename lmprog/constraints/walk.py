@@ -1,8 +1,7 @@
-"""The plain mask engine: the vocabulary's tries walked against the automaton's twin, level by level
-with numpy.
+"""The pure-Python mask engine: walks the vocabulary's tries and the automaton with numpy.
 
-Same results as the native kernel, which tests compare; used where no compiler is. Takes no bucket
-whole.
+Gives the same results as the native kernel (tests compare them); used if there is no compiler. Does
+not use whole buckets as a shortcut.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from lmprog.constraints.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawMask:
-    """`ids` are ascending and end-of-sequence is included; `worst` is the highest cost after an
-    allowed token.
+    """`ids` are ascending and include end-of-sequence; `worst` is the highest cost after an allowed
+    token.
     """
 
     bits: NDArray[np.uint32]
@@ -35,27 +34,30 @@ class RawMask:
 
 
 class MaskEngine(ByteAutomaton, Protocol):
-    """An automaton over bytes that also makes masks. Whatever may make states raises `MemoryFull`
-    where it holds as many as it may: then `collect` makes room."""
+    """A byte automaton that also computes masks.
+
+    Methods that create states raise `MemoryFull` at the state limit; `collect` then frees memory.
+    """
 
     @property
     def num_states(self) -> int: ...
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory the automaton takes by now."""
+        """An estimate of the automaton's memory."""
         ...
 
     def raw_mask(self, state: int, most: int = UNREACHABLE) -> RawMask:
-        """The tokens after which at most `most` further ones suffice, and end-of-sequence where
-        accepting.
+        """The tokens after which at most `most` more suffice, and end-of-sequence in accepting
+        states.
         """
         ...
 
     def collect(self, needed: Sequence[int], wanted: Sequence[int]) -> list[int]:
-        """Forgets all states but the start, the `needed` ones and of the `wanted` ones, the first
-        first, as many as leave half of the memory free. The new numbers of both, in order, DEAD for
-        those that are not kept."""
+        """Discards states, except for the start, the `needed` ones, and as many of the `wanted`
+        ones as leave half of the memory free (the first take precedence). Returns the new numbers
+        of both, in order; DEAD for those discarded.
+        """
         ...
 
 

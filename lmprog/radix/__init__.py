@@ -1,5 +1,4 @@
-"""The prefix tree of pages: what has been computed, what is locked or pinned, what is evicted
-first.
+"""The prefix tree of pages: computed prefixes, locks, pins and eviction order.
 
 Integers only: it knows tokens and page numbers, and neither tensors, text, branches nor clocks.
 """

@@ -42,7 +42,7 @@ class RadixTree:
 
     @property
     def num_cached(self) -> int:
-        """Pages that the tree refs, those of discarded nodes that are still locked included."""
+        """Pages that the tree owns, including those of discarded nodes that are still locked."""
         return self._refs.num_cached
 
     @property
@@ -92,12 +92,12 @@ class RadixTree:
         return Inserted(node, first_taken)
 
     def partial_page(self, node: Node, length: int) -> int | None:
-        """The page of the tree that refs the last `length % page_size` tokens of the path to
+        """The page of the tree that holds the last `length % page_size` tokens of the path to
         position `length`.
 
-        The position is in `node` or above it (the node may have been split). None when there are
-        no such tokens. It may be another page than at the time of the match, since evictions move
-        the end of a path.
+        The position is in `node` or above it (the node may have been split). None when there are no
+        such tokens. It may be another page than at the time of the match, since evictions move the
+        end of a path.
         """
         while length <= node.begin and node.parent is not None:
             node = node.parent
@@ -186,12 +186,12 @@ class RadixTree:
         return self.evict(self._pages.num_pages + 1)
 
     def discard(self, node: Node, start: int | None = None) -> None:
-        """The contents of `node`, or of its path from position `start` on, are wrong: never match
-        them again.
+        """Mark the contents of `node`, or of its path from position `start` on, as wrong: never
+        match them again.
 
-        All that continues from there goes too. Pages go back at once, or when the last lock at or
-        below their node is taken back. Whoever stands on discarded tokens finds `node.alive` false,
-        and reserves_page only the unlock. Tokens before `start` go too where only the discarded
+        Everything that continues from there is discarded too. Pages are freed at once, or when the
+        last lock at or below their node is released. Holders of discarded tokens find `node.alive`
+        false and must only unlock. Tokens before `start` are discarded too where only the discarded
         pages held them (less than a page of them). Give `start` whenever others may have split the
         node since it was inserted: what a split puts above `node` is wrong as well. Discarding
         twice is allowed.
@@ -216,7 +216,7 @@ class RadixTree:
     # -- inspection
 
     def tick(self, now: float) -> None:
-        """Sets the time that uses are marked with (`Node.used`), for those who view the tree."""
+        """Sets the time recorded for uses (`Node.used`), for views of the tree."""
         self._refs.order.now = now
 
     def roots(self) -> list[Node]:
@@ -230,7 +230,7 @@ class RadixTree:
                 yield from subtree(child)
 
     def pages_held(self) -> list[int]:
-        """The pages of the tree, in no order."""
+        """The pages of the tree, in no particular order."""
         return pages_of([*self.walk(), *self._refs.discarded])
 
     def check(self) -> None:

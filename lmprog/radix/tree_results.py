@@ -11,7 +11,7 @@ from lmprog.radix.node import Node
 class Match:
     """The longest known prefix. `length` may lie inside `node`.
 
-    `pages` are the `length // page_size` whole pages. `partial` refs the last `length % page_size`
+    `pages` are the `length // page_size` whole pages. `partial` holds the last `length % page_size`
     matched tokens in its first slots; None when there are none.
     """
 

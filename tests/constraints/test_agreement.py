@@ -114,8 +114,10 @@ def texts(made: Constraint, rng: random.Random, count: int) -> Iterator[str]:
 
 
 def is_classed_otherwise(char: str) -> bool:
-    r"""Where Python's `\s \w \d` are not those of Unicode's own rules for regular expressions, by which they go there:
-    four separators are blanks; marks, letter-like numbers, joiners are no letters; newer Unicode has more letters."""
+    r"""Where Python's `\s \w \d` differ from Unicode's rules for regular expressions, which
+    llguidance follows: four separators are blanks; marks, letter-like numbers and joiners are no
+    letters; newer Unicode has more letters.
+    """
     category = unicodedata.category(char)
     return (
         char in "\x1c\x1d\x1e\x1f"

@@ -1,5 +1,5 @@
-"""Context-free grammars (GBNF, and a subset of Lark) -> net, where a net means exactly what the
-grammar means.
+"""Compiles context-free grammars (GBNF, and a subset of Lark) into nets with exactly their
+language.
 
-`read.py` is the entry. What is left to the other engine is said by `NotOurs`.
+The entry point is `read.py`. `NotOurs` marks a grammar that is left to llguidance.
 """

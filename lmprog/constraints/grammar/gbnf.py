@@ -1,8 +1,7 @@
-"""GBNF, the grammars of llama.cpp -> rules. It has no lexer: a rule's texts are those of its
-characters in a row.
+"""Parses GBNF, the grammar format of llama.cpp, into rules. GBNF has no lexer.
 
-Literals, classes, `.`, groups, `* + ?`, `{m,n}`, comments. References to tokens are left to the
-other engine.
+Supports literals, classes, `.`, groups, `* + ?`, `{m,n}` and comments. Grammars with token
+references are left to llguidance.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _ROUNDS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?
 
 
 def read_gbnf(text: str, limits: CompileLimits) -> dict[str, Part]:
-    """Raises NotOurs, for what is malformed too."""
+    """Raises NotOurs, also for malformed grammars."""
     return _Reader(text, limits).rules()
 
 
@@ -101,7 +100,7 @@ class _Reader:
         ways = [self._sequence(nested)]
         while True:
             here = self._at
-            self._skip()  # a line may begin with a bar
+            self._skip()  # a line may start with a bar
             if self._peek() != "|":
                 self._at = self._at if nested else here
                 break

@@ -1,10 +1,9 @@
-"""Lark's grammars -> rules, terminals and what is ignored between them; the part that people mostly
-use.
+"""Parses a commonly used subset of Lark grammars into rules, terminals and ignored terminals.
 
-Rules and terminals with `| * + ? [] () ~n..m`, strings and regular expressions with flags, ranges,
-aliases, `%ignore`, and `%import common.X` for the usual ones. Templates, priorities of terminals,
-`%declare` and its kin are left to the other engine. Knows syntax; what a lexer makes of the
-terminals is `lexing.py`.
+Supports rules and terminals with `| * + ? [] () ~n..m`, strings and regular expressions with flags,
+ranges, aliases, `%ignore`, and `%import common.X` for the usual terminals. Templates, terminal
+priorities, `%declare` and similar directives are left to llguidance. Knows syntax; the lexer's
+semantics are in `lexing.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ T = TypeVar("T")
 _TOKEN = re.compile(
     r"(?P<skip>[ \t\f\r]+|\s*//[^\n]*|\s*\#[^\n]*)|(?P<line>\n)"
     r'|(?P<string>"(?:\\.|[^"\\\n])*"i?)|(?P<regex>/(?![/*])(?:\\.|[^/\\\n])+/[a-z]*)'
-    r"|(?P<name>[!?]*_*[A-Za-z][A-Za-z0-9_]*)|(?P<number>-?\d+)|(?P<directive>%[a-z]+)|(?P<mark>->|\.\.|[:|()\[\]*+?~.,])"
+    r"|(?P<name>[!?]*_*[A-Za-z][A-Za-z0-9_]*)|(?P<number>-?\d+)|(?P<directive>%[a-z]+)|"
+    r"(?P<mark>->|\.\.|[:|()\[\]*+?~.,])"
 )
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "\\": "\\", '"': '"', "/": "/"}
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)")
@@ -72,7 +72,7 @@ class _Token:
 
 
 def read_lark(text: str, limits: CompileLimits) -> LarkGrammar:
-    """Raises NotOurs, for what is malformed too."""
+    """Raises NotOurs, also for malformed grammars."""
     return _Reader(_tokens(text), limits).grammar()
 
 
@@ -98,7 +98,7 @@ class _Reader:
         self._tokens = [*tokens, _Token("end", "", True)]
         self._limits = limits
         self._at = 0
-        self._bodies: dict[str, int] = {}  # where the definition of each terminal begins
+        self._bodies: dict[str, int] = {}  # where the definition of each terminal starts
         self._terminals: dict[str, Expression] = {}
         self._open: set[str] = set()
 
@@ -107,7 +107,7 @@ class _Reader:
         ignored: list[int] = []
         while (
             self._now.kind != "end"
-        ):  # where each definition begins; terminals may be used before they are defined
+        ):  # where each definition starts; terminals may be used before they are defined
             if self._now.kind == "directive":
                 self._directive(ignored)
             else:
@@ -135,7 +135,7 @@ class _Reader:
 
     @property
     def _ends(self) -> bool:
-        """Whether the next definition begins here."""
+        """Whether the next definition starts here."""
         now = self._now
         if now.kind in ("end", "directive"):
             return True
@@ -180,7 +180,7 @@ class _Reader:
             raise self._refuse(f"{kind} is not supported")
 
     def _import(self, words: list[str]) -> None:
-        """`common.X`, `common.X -> Y` or `common (X, Y)`."""
+        """Parses `common.X`, `common.X -> Y` or `common (X, Y)`."""
         if len(words) > 2 and words[:2] == ["common", "."]:
             pairs = {words[2]: words[4] if len(words) == 5 and words[3] == "->" else words[2]}
             rest = words[5:] if len(words) >= 5 else words[3:]
@@ -193,7 +193,7 @@ class _Reader:
             self._terminals[alias] = whole(parse_pattern(_COMMON[name], self._limits))
 
     def _from(self, begin: int, read: Callable[[], T]) -> T:
-        """What is read at a place, up to the next definition."""
+        """Parses at another place, up to the next definition."""
         here, self._at = self._at, begin
         found = read()
         if not self._ends:
@@ -242,7 +242,7 @@ class _Reader:
         )
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        """A quantifier, if one stands here."""
+        """A quantifier, if there is one here."""
         if self._now.kind == "mark" and self._now.text in _ROUNDS:
             self._at += 1
             return _ROUNDS[self._tokens[self._at - 1].text]

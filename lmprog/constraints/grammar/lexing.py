@@ -1,10 +1,10 @@
-"""What a lexer adds to a grammar: text that is ignored between terminals, and greed.
+"""What a lexer adds to a grammar: ignored text between terminals, and longest match.
 
-A lexer takes the longest terminal that it can, so that `NAME` swallows the beginning of what
-another rule would have read. A net knows no such rule: it takes every text that some way of cutting
-allows. Grammars in which that is the same are ours, and `refuse_where_greed_matters` refuses all
-others: no terminal may be followed by a character with which it, or another one that begins alike,
-could go on; and no text may be two terminals. Knows expressions and rules.
+A lexer takes the longest terminal, so `NAME` may consume the start of what another rule would have
+matched. A net has no such rule: it accepts every text that has some tokenization into terminals.
+`refuse_where_greed_matters` accepts only grammars for which both mean the same: no terminal may be
+followed by a character with which it, or another terminal that starts alike, could continue, and no
+text may match two terminals. Knows expressions and rules.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Terms = frozenset[Expression]
 
 
 def with_ignored(rules: Rules, start: str, ignored: Many[RuleTerminal]) -> dict[str, Part]:
-    """The rules with what is ignored at the start and behind every terminal."""
+    """The rules with ignored text allowed at the start and after every terminal."""
     blank = RuleRounds(RuleChoice(tuple(ignored)), 0, None)
 
     def spread(part: Part) -> Part:
@@ -71,7 +71,7 @@ def _renamed(part: Part, old: str, new: str) -> Part:
 
 
 def refuse_where_greed_matters(rules: Rules, start: str, ignored: Many[RuleTerminal]) -> None:
-    """Raises NotOurs."""
+    """Raises NotOurs if longest match could change the language."""
     terminals = {
         part.name: part
         for rule in rules.values()
@@ -88,7 +88,7 @@ def refuse_where_greed_matters(rules: Rules, start: str, ignored: Many[RuleTermi
     first = {name: _first(one.expression) for name, one in terminals.items()}
     distinct = {
         one.expression: name for name, one in terminals.items()
-    }  # the same terminal under two names is one
+    }  # identical terminals under two names count as one
     for expression in distinct:
         names = [name for name, one in terminals.items() if one.expression == expression]
         next_chars = charset.union(*(first[other] for name in names for other in behind[name]))
@@ -100,7 +100,7 @@ def refuse_where_greed_matters(rules: Rules, start: str, ignored: Many[RuleTermi
                 and set(names) <= {one.name for one in ignored}
                 and _is_run(expression)
             ):
-                continue  # blanks behind blanks are blanks
+                continue  # ignored text after ignored text makes no difference
             if _differs(expression, other, next_chars):
                 raise NotOurs(
                     f"where {names[0]} ends depends on how greedy the lexer is, for {other_name}"
@@ -122,8 +122,8 @@ def _first(expression: Expression) -> CharSet:
 
 
 def _differs(one: Expression, other: Expression, next_chars: CharSet) -> bool:
-    """Whether a text of `one` could go on as one of `other` with a character of `next_chars`, or is
-    one already.
+    """Whether a text of `one` also matches `other`, or can be extended to a prefix of it with a
+    character of `next_chars`.
     """
     classes = char_classes([one, other])
     start = (frozenset([one]), frozenset([other]))
@@ -153,7 +153,7 @@ def _step(terms: _Terms, code: int) -> _Terms:
 
 
 class _Following:
-    """Which terminals may stand behind which, by name."""
+    """Which terminals may follow which, by name."""
 
     def __init__(self, rules: Rules, ignored: set[str], names: set[str]) -> None:
         self._rules = rules
@@ -199,7 +199,7 @@ class _Following:
         return out
 
     def _spread(self, part: Part, after: set[str]) -> None:
-        """`after`: what may stand behind the part."""
+        """`after`: the terminals that may follow the part."""
         if isinstance(part, RuleTerminal):
             self._behind[part.name] |= after
         elif isinstance(part, RuleRef):

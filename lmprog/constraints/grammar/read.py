@@ -1,6 +1,4 @@
-"""A grammar's text -> the node of all its texts, or NotOurs. Which of the two languages it is, is
-seen from it.
-"""
+"""Compiles a grammar's text into one node, or raises NotOurs. Detects the format from the text."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ def is_gbnf(text: str) -> bool:
 
 
 def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
-    """Raises NotOurs for what is malformed, or not in our reach; GrammarError for what is too
-    large.
+    """Raises NotOurs if the grammar is malformed or not supported here, GrammarError if
+    too large.
     """
     if len(text) > limits.max_pattern_len:
         raise NotOurs(

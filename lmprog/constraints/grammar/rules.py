@@ -1,8 +1,7 @@
-"""Grammars as values: rules over characters, which of them begin with themselves, and their nodes
-in a net.
+"""Grammars as values: rules over characters, elimination of left recursion, lowering to nodes.
 
-A rule that begins with itself directly (`sum: sum "+" product | product`) is turned into a
-repetition; one that does so by way of others has no net. Knows no syntax.
+A directly left-recursive rule (`sum: sum "+" product | product`) becomes a repetition; indirect
+left recursion has no net. Knows no syntax.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from lmprog.constraints.net import NetBuilder, Node
 
 
 class NotOurs(Exception):
-    """This grammar has no net, or might mean something else there; the message says why."""
+    """This grammar has no net, or a net might differ in meaning; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleTerminal:
-    """A regular part. Grammars with a lexer match it as a whole; `name` is how they tell it from
-    others.
-    """
+    """A regular part. Grammars with a lexer match it as a whole, and identify it by `name`."""
 
     name: str
     expression: Expression
@@ -48,7 +45,7 @@ class RuleChoice:
 
 @dataclass(frozen=True, slots=True)
 class RuleRounds:
-    """`item` at least `low` and at most `high` times; None is without end."""
+    """`item` at least `low` and at most `high` times; None means unbounded."""
 
     item: Part
     low: int
@@ -60,7 +57,7 @@ Rules: TypeAlias = Mapping[str, Part]
 
 
 def parts_of(part: Part) -> Iterator[Part]:
-    """The part and everything within it."""
+    """The part and all its descendants."""
     yield part
     if isinstance(part, RuleSequence | RuleChoice):
         for item in part.items:
@@ -70,7 +67,7 @@ def parts_of(part: Part) -> Iterator[Part]:
 
 
 def reachable(rules: Rules, start: str) -> dict[str, Part]:
-    """The rules that count. Raises NotOurs where one is missing."""
+    """The rules reachable from `start`. Raises NotOurs if one is missing."""
     found: dict[str, Part] = {}
     waiting = [start]
     while waiting:
@@ -85,7 +82,7 @@ def reachable(rules: Rules, start: str) -> dict[str, Part]:
 
 
 def empty_expression(node: Expression) -> bool:
-    """Whether the empty text matches."""
+    """Whether the expression matches the empty text."""
     if isinstance(node, ExpressionSeq):
         return all(map(empty_expression, node.items))
     if isinstance(node, Alt):
@@ -94,7 +91,7 @@ def empty_expression(node: Expression) -> bool:
 
 
 def nullable_rules(rules: Rules) -> frozenset[str]:
-    """The rules that may match nothing."""
+    """The rules that match the empty text."""
     known: frozenset[str] = frozenset()
     while True:
         now = frozenset(name for name, part in rules.items() if may_be_empty(part, known))
@@ -116,9 +113,7 @@ def may_be_empty(part: Part, nullable: frozenset[str]) -> bool:
 
 
 def without_left_recursion(rules: Rules) -> dict[str, Part]:
-    """The same grammar, no rule of which begins with itself. Raises NotOurs where that is not
-    simple.
-    """
+    """The same grammar without left recursion. Raises NotOurs unless the recursion is direct."""
     out = {name: _unrolled(name, part) for name, part in rules.items()}
     nullable = nullable_rules(out)
     begins = {name: set(_first_rules(part, nullable)) for name, part in out.items()}
@@ -136,13 +131,13 @@ def without_left_recursion(rules: Rules) -> dict[str, Part]:
 
 
 def _unrolled(name: str, part: Part) -> Part:
-    """`a: a x | y` as `a: y x*`."""
+    """Rewrites `a: a x | y` as `a: y x*`."""
     ways = part.items if isinstance(part, RuleChoice) else (part,)
     again, first = [], []
     for way in ways:
         items = way.items if isinstance(way, RuleSequence) else (way,)
         if items and items[0] == RuleRef(name):
-            if len(items) > 1:  # `a: a` says nothing
+            if len(items) > 1:  # `a: a` adds nothing
                 again.append(RuleSequence(items[1:]))
         else:
             first.append(way)
@@ -152,7 +147,7 @@ def _unrolled(name: str, part: Part) -> Part:
 
 
 def _first_rules(part: Part, nullable: frozenset[str]) -> Iterator[str]:
-    """The rules that may stand at the very beginning."""
+    """The rules that may come first in `part`."""
     if isinstance(part, RuleRef):
         yield part.rule
     elif isinstance(part, RuleRounds):
@@ -168,9 +163,7 @@ def _first_rules(part: Part, nullable: frozenset[str]) -> Iterator[str]:
 
 
 class RuleLowering:
-    """Lowers rules into one builder; those that contain themselves refer to themselves through a
-    hole.
-    """
+    """Lowers rules into one builder; recursive rules refer to themselves through a hole."""
 
     def __init__(self, net: NetBuilder, rules: Rules) -> None:
         self._net = net
@@ -208,7 +201,7 @@ class RuleLowering:
 
 
 def first_characters(expression: Expression) -> list[Chars]:
-    """What the texts of an expression may begin with."""
+    """The sets of characters with which the texts of an expression may start."""
     if isinstance(expression, Chars):
         return [expression]
     if isinstance(expression, Alt):

@@ -1,6 +1,7 @@
-"""JSON Schema -> net, by structure: exact, or refused with the keyword and the path.
+"""Compiles JSON Schema into a net: exactly, or with an error that names the keyword and the path.
 
-`build.py` is the entry. A schema is expanded into alternatives without applicators (`expand.py`,
-`negate.py`), each a value of facets per JSON type (`flat.py`), and those are built into nodes
-(`strings.py`, `numbers.py`, `arrays.py`, `objects.py`). Recursive schemas become recursive nets.
+The entry point is `build.py`. A schema is expanded into alternatives without applicators
+(`expand.py`, `negate.py`). Each is a set of facets per JSON type (`flat.py`), from which nodes are
+built (`strings.py`, `numbers.py`, `arrays.py`, `objects.py`). Recursive schemas become recursive
+nets.
 """

@@ -1,6 +1,4 @@
-"""Arrays of a schema -> nodes: first and further items, counts, `contains`, and uniqueness where it
-is finite.
-"""
+"""Builds the nodes of arrays: first and further items, counts, `contains`, finite uniqueness."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class ArrayBuilder:
         self._num_first = max((len(items.prefix) for items in facet.items), default=0)
 
     def schemas(self, index: int) -> list[Located]:
-        """What applies to the item at `index`."""
+        """The schemas that apply to the item at `index`."""
         out = []
         for items in self._facet.items:
             if index < len(items.prefix):
@@ -40,7 +38,7 @@ class ArrayBuilder:
         return out
 
     def content(self) -> tuple[Node, bool]:
-        """The items with commas between, at least one, and whether there may be none."""
+        """At least one item, separated by commas, and whether the array may be empty."""
         facet = self._facet
         if facet.high is not None and facet.high < facet.low:
             return FAIL, False
@@ -51,7 +49,7 @@ class ArrayBuilder:
         return self._counted(), facet.low == 0
 
     def _counted(self) -> Node:
-        """Items by position; the further ones are one counted repetition."""
+        """Items by position; further items are one counted repetition."""
         low, high, first = self._facet.low, self._facet.high, self._num_first
         further = self._net.seq([self._comma, self._compile(self.schemas(first))])
         if first == 0:
@@ -72,9 +70,7 @@ class ArrayBuilder:
         return tail
 
     def _containing(self) -> Node:
-        """Counts items and, of one `contains`, matches; each count only as far as a bound can
-        tell.
-        """
+        """Counts items and `contains` matches, each only up to its bound."""
         facet = self._facet
         if len(facet.contains) > 1:
             raise UnsupportedSchema(
@@ -107,7 +103,7 @@ class ArrayBuilder:
         return cells[0, 0]
 
     def _other(self, schemas: list[Located], wanted: Located, exactly: bool) -> Node:
-        """An item that does not count: any, unless an upper bound makes it matter."""
+        """An item not counted as a match: any, unless an upper bound requires a non-match."""
         if not exactly:
             return self._compile(schemas)
         return self._compile(
@@ -116,13 +112,12 @@ class ArrayBuilder:
 
 
 def unique_content(net: NetBuilder, values: Sequence[Node], comma: Node, facet: ArrayFacet) -> Node:
-    """At least one item, each of `values` at most once: one node per set of values that are
-    left.
-    """
+    """At least one item, each of `values` at most once: one node per set of remaining values."""
     path = facet.unique or "#"
     if len(values) > _MAX_UNIQUE:
         raise UnsupportedSchema(
-            f"uniqueItems at {path}: supported for items with at most {_MAX_UNIQUE} possible values",
+            f"uniqueItems at {path}: supported for items with at most {_MAX_UNIQUE} possible "
+            f"values",
             keyword="uniqueItems",
             path=path,
         )

@@ -1,9 +1,8 @@
-"""The entry: a schema's text -> one node of a net. Alternatives are built per type; recursion
-becomes recursive nodes.
+"""The entry point: compiles a schema's text into one node of a net.
 
-Every conjunction of schemas is built once, known by the paths it consists of; one that is met again
-while it is being built is recursive, and refers to itself through a hole. Knows how the parts fit;
-the parts know JSON's types.
+Alternatives are built per type. Every conjunction of schemas is built once, keyed by the paths of
+its parts; one that recurs while it is being built is recursive and refers to itself through a hole.
+Knows how the parts fit together; the other modules know JSON's types.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class SchemaBuilder:
         self._compared: dict[tuple[str, str], bool] = {}
 
     def compile(self, schemas: Sequence[Located], depth: int) -> Node:
-        """The node of all values that every one of `schemas` takes. Text inside brackets is at
+        """The node of all values that every one of `schemas` accepts; text in brackets is at
         `depth` + 1.
         """
         distinct = {schema.path: schema for schema in schemas if schema.value is not True}
@@ -121,7 +120,7 @@ class SchemaBuilder:
         return self._net.alt(make() for kind, make in build.items() if kind in flat.types)
 
     def _value(self, flat: Flat, value: Json, depth: int) -> Node:
-        """One value of `enum` or `const`, if the rest of the conjunction takes it."""
+        """One value of `enum` or `const`, if the rest of the conjunction accepts it."""
         if type_of(value) not in flat.types:
             return FAIL
         text = literal(value, self._layout, self._net, depth)
@@ -136,8 +135,8 @@ class SchemaBuilder:
         return text if self._takes(replace(flat, values=None), value) else FAIL
 
     def _takes(self, flat: Flat, value: Json) -> bool:
-        """Whether a schema takes a plain value, asked from its own automaton. Numbers are asked in
-        plain digits.
+        """Whether a schema accepts a value, tested with its own automaton; numbers without
+        exponents.
         """
         net = NetBuilder(self._limits, self._net.check)
         other = SchemaBuilder(self._document, self._spec, net, self._limits, self._formats)
@@ -236,7 +235,7 @@ class SchemaBuilder:
         return self._bracketed(b"{}", content, may_be_empty, depth)
 
     def _name_sets(self, schemas: Sequence[Located]) -> list[TextSet]:
-        """What `propertyNames` allows, as a union of sets of strings."""
+        """The strings that `propertyNames` allows, as a union of text sets."""
         out = []
         for flat in self._expander.expand(schemas):
             if "string" not in flat.types:
@@ -255,10 +254,11 @@ class SchemaBuilder:
         return out
 
     def _are_disjoint(self, left: Located, right: Located) -> bool:
-        """Whether no value is valid for both: their conjunction is built and found empty.
+        """Whether no value is valid for both: builds their conjunction and tests whether it is
+        empty.
 
-        Formats count as annotations here, since two strings that only formats tell apart are valid
-        for both.
+        Formats count as annotations here: strings that differ only in their format are valid for
+        both.
         """
         key = (left.path, right.path)
         found = self._compared.get(key)
@@ -268,7 +268,7 @@ class SchemaBuilder:
                 self._document, wire.JsonSchema("", "compact"), net, self._limits, formats=False
             )
             other._compared = self._compared
-            self._compared[key] = False  # met again while it is being decided: no claim is made
+            self._compared[key] = False  # met again while undecided: assume not disjoint
             try:
                 finish(net, other.compile([left, right], 0), _ALL_BYTES)
                 found = False
@@ -281,9 +281,7 @@ class SchemaBuilder:
 
 
 def _name_of(schema: Located) -> str:
-    """What tells a schema from others: its path; where nothing in it depends on where it stands,
-    what it says.
-    """
+    """A cache key: the path, or the content if nothing in the schema depends on its location."""
     value = schema.value
     if isinstance(value, bool):
         return schema.path
@@ -293,7 +291,7 @@ def _name_of(schema: Located) -> str:
             isinstance(one, str | int | Decimal) or keyword == "enum"
         ):
             return schema.path
-    return repr(said)  # starts with a bracket, as no path does
+    return repr(said)  # starts with a bracket, unlike any path
 
 
 def _exactly(value: str) -> TextSet:
@@ -305,9 +303,7 @@ def _plain_text(value: Json) -> bytes:
 
 
 def _without_values(flat: Flat) -> list[Flat]:
-    """Excluded values, type by type: numbers leave what is below and above, strings become
-    exclusions.
-    """
+    """Replaces excluded values per type: numbers by open intervals, strings by text exclusions."""
     out: list[Flat] = []
     for kind in sorted(flat.types):
         values = [value for value in flat.not_values if type_of(value) == kind]
@@ -335,7 +331,7 @@ def _without_values(flat: Flat) -> list[Flat]:
 
 
 def _between(flat: Flat, values: list[Decimal]) -> list[Flat]:
-    """The open intervals that the excluded numbers leave."""
+    """The open intervals between the excluded numbers."""
     edges: list[Bound | None] = [None, *(Bound(value, True) for value in values), None]
     return [
         replace(flat, number=flat.number.join(NumberFacet(low=low, high=high)))

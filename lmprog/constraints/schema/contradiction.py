@@ -1,9 +1,8 @@
-"""Where in a schema that nothing fits the contradiction stands, so that its refusal can name the
-place.
+"""Locates the contradiction in an unsatisfiable schema, so that the error can name its path.
 
-Asked only once a schema was found to have no instance. It goes down from the root through what
-every instance has to satisfy and names the deepest schema that takes nothing even by itself. Knows
-which keywords demand; compiles nothing in a way of its own.
+Used only after a schema was found to have no instance. The search descends from the root through
+schemas that every instance must satisfy, and names the deepest one that is unsatisfiable on its
+own. Knows which keywords are mandatory; compiles with the ordinary compiler.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SHOWN = 160
 
 
 def why_nothing_fits(spec: wire.JsonSchema, limits: CompileLimits) -> str:
-    """The message for a schema whose every instance is contradicted; `spec` is known to be one."""
+    """The error message for `spec`, which is known to be unsatisfiable."""
     document = Document(spec.schema)
     at, seen, left = document.root, {document.root.path}, _MAX_LOOKS
     while True:
@@ -43,7 +42,10 @@ def why_nothing_fits(spec: wire.JsonSchema, limits: CompileLimits) -> str:
             break
     text = json.dumps(at.value, ensure_ascii=False, default=_plain)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    return f"nothing at all would match this constraint: no value fits the schema at {at.path}, {shown}"
+    return (
+        f"nothing at all would match this constraint: no value fits the schema at "
+        f"{at.path}, {shown}"
+    )
 
 
 def _takes_nothing(
@@ -56,15 +58,13 @@ def _takes_nothing(
         return True
     except (
         UnsupportedSchema
-    ):  # by itself it is refused for another reason: not the place. Limits end the search
+    ):  # rejected for another reason on its own: not the place; limits end the search
         return False
     return False
 
 
 def _demanded(document: Document, at: Located) -> Iterator[Located]:
-    """The schemas below that every instance of `at` needs to fit with all, or with some part, of
-    itself.
-    """
+    """The subschemas that every instance of `at`, or some part of it, must satisfy."""
     schema = at.value
     if not isinstance(schema, dict):
         return

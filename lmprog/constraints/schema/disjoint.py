@@ -1,8 +1,7 @@
-"""Whether two schemas plainly exclude each other: by type, constants, or a required property that
-tells them apart.
+"""A cheap, sufficient test that two schemas exclude each other.
 
-A quick look that spares building their conjunction; "no" only means that it is not plain. Knows raw
-schemas.
+It compares types, constants, and properties that both require. It saves building
+the conjunction; a negative answer means only "not known". Works on raw schemas.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ _MAX_DEPTH = 4
 
 
 def target(at: Located, document: Document) -> Located:
-    """What a schema that is nothing but a reference refers to."""
+    """Follows a schema that consists of a reference only."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(at.value, dict) or at.value.keys() != {"$ref"}:
             break
@@ -44,7 +43,7 @@ def plainly_disjoint(left: Located, right: Located, document: Document, depth: i
 
 
 def _types(schema: dict[str, Json]) -> set[str] | None:
-    """The types as written, integers as numbers; None where nothing is said."""
+    """The declared types, with integers as numbers; None if no type is declared."""
     kind = schema.get("type")
     if kind is None:
         return None
@@ -60,7 +59,7 @@ def _values(schema: dict[str, Json]) -> list[Json] | None:
 
 
 def _told_apart_by(left: dict[str, Json], right: dict[str, Json]) -> list[str]:
-    """The properties that both require and describe."""
+    """The properties that both schemas require and describe."""
     found: list[str] = []
     required, properties = (
         (left.get("required"), right.get("required")),

@@ -1,9 +1,8 @@
-"""A schema -> alternatives without applicators: references followed, `allOf` joined, the others
-multiplied out.
+"""Expands a schema into alternatives that contain no applicators.
 
-An instance is valid exactly if one of the alternatives takes it. `oneOf` is multiplied out only
-where its branches exclude each other, which is decided (see `Expander.disjoint`), or made so by
-negation. Knows no bytes.
+References are followed, `allOf` is merged and the other applicators are multiplied out: an instance
+is valid exactly if one alternative accepts it. `oneOf` is multiplied out only where its branches
+are known to be disjoint (see `Expander.disjoint`) or are made so by negation. Does not know bytes.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class Expander:
         try:
             if "unevaluatedProperties" not in at.value and "unevaluatedItems" not in at.value:
                 return self._keywords(at, flats)
-            # What counts as evaluated is only what stands below `at`, so `at` is expanded by itself
-            # first.
+            # Only what `at` and the schemas below it describe counts as evaluated, so `at` is
+            # expanded on its own first.
             alone = [_closed(flat, at) for flat in self._keywords(at, [Flat(path=at.path)])]
             joined = [flat.join(other) for flat in flats for other in alone]
             return self._few(
@@ -78,7 +77,7 @@ class Expander:
         schema = keywords_of(at)
         if _APPLICATORS.keys().isdisjoint(schema):
             return self._assertions(at, flats)
-        # Properties come in the order of the text: those of what stands before `properties` first.
+        # Properties are ordered as in the schema text: first those of keywords before `properties`.
         before = [*takewhile(lambda keyword: keyword != "properties", schema)]
         first = [one for one in before if one in _JOINED and "properties" in schema]
         for keyword in first:
@@ -150,7 +149,7 @@ class Expander:
         """Either `if` and `then` hold, or `if` does not and `else` does."""
         schema = keywords_of(at)
         if not {"then", "else", "unevaluatedProperties", "unevaluatedItems"} & schema.keys():
-            return flats  # it asserts nothing, and nothing here asks what it has evaluated
+            return flats  # asserts nothing, and no `unevaluated...` keyword needs its annotations
         condition = at.child("if")
         holds = self._apply(condition, flats)
         fails = self._apply(complement(condition, self._document), flats)
@@ -161,8 +160,8 @@ class Expander:
         return holds + fails
 
     def _dependent(self, at: Located, flats: list[Flat], keyword: str) -> list[Flat]:
-        """Either a property is absent (or this is no object), or it is there and what depends on it
-        holds.
+        """Either the property is absent (or this is not an object), or the dependent
+        schema holds.
         """
         for name, needed in mapping(keywords_of(at)[keyword], at, keyword).items():
             path = f"{at.path}/{keyword}/{name}"
@@ -183,7 +182,7 @@ class Expander:
 
 
 def _closed(flat: Flat, at: Located) -> Flat:
-    """`unevaluated...` as one more say on what no schema below `at` has spoken of, along this
+    """Applies `unevaluated...` to whatever no schema below `at` has described in this
     alternative.
     """
     schema = keywords_of(at)
@@ -219,7 +218,7 @@ def _schemas_of(group: Properties) -> list[Located | None]:
 
 
 def _negated(schemas: list[Located | None]) -> bool:
-    """Whether any comes from a negation, whose annotations do not count as evaluation."""
+    """Whether any schema comes from a negation, whose annotations do not count as evaluation."""
     return any(located is not None and "\0not" in located.path for located in schemas)
 
 

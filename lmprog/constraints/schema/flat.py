@@ -1,8 +1,7 @@
-"""A schema without applicators, as a value: which types, which values, and one facet per type; and
-how two are joined.
+"""A schema without applicators: the allowed types and values, and one facet per type.
 
-Joining facets is how `allOf` and sibling keywords are intersected. Knows the meaning of the
-assertion keywords; knows neither references nor alternatives, and builds nothing.
+Merging facets is how `allOf` and sibling keywords are intersected. Knows the meaning of the
+assertion keywords; knows neither references nor alternatives, and builds no nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class NumberFacet:
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """A text of the schema and where it stands."""
+    """A string of the schema and its path."""
 
     text: str
     path: str
@@ -72,7 +71,7 @@ class StringFacet:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """One schema's say on the items: the first ones, and all further ones (None: anything)."""
+    """One schema's constraints on items: the first ones, and all further ones (None: anything)."""
 
     prefix: tuple[Located, ...]
     rest: Located | None
@@ -90,7 +89,7 @@ class ArrayFacet:
     items: tuple[Items, ...] = ()
     low: int = 0
     high: int | None = None
-    unique: str | None = None  # the path that asks for unique items
+    unique: str | None = None  # path of the schema that requires unique items
     contains: tuple[Contains, ...] = ()
 
     def join(self, other: ArrayFacet) -> ArrayFacet:
@@ -106,7 +105,7 @@ class ArrayFacet:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """One schema's say on the properties: by name, by pattern, and of all others (None:
+    """One schema's constraints on properties: by name, by pattern, and all others (None:
     anything).
     """
 
@@ -138,8 +137,8 @@ class ObjectFacet:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """The conjunction of all that applies. `values` None: any value; else only these, further
-    checked by the rest.
+    """A conjunction of assertions. `values` None: any value; else only these, if the rest accepts
+    them.
     """
 
     types: frozenset[str] = TYPES
@@ -183,7 +182,7 @@ class Flat:
 
     @property
     def unconstrained_but_types(self) -> bool:
-        """Whether no facet says anything, so that a value only has to be of one of the types."""
+        """Whether only the type is constrained, by no facet."""
         plain = Flat()
         return (self.number, self.string, self.array, self.object) == (
             plain.number,
@@ -204,5 +203,5 @@ def type_of(value: Json) -> str:
 
 
 def _merged(left: tuple[Sourced, ...], right: tuple[Sourced, ...]) -> tuple[Sourced, ...]:
-    """Each text once."""
+    """The union without duplicates, in order."""
     return tuple({item.text: item for item in reversed(left + right)}.values())[::-1]

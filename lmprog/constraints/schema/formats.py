@@ -1,21 +1,21 @@
-"""The `format`s that are enforced, as patterns over the whole string; any other is an annotation,
-as the standard says.
+"""The enforced `format`s, as patterns over the whole string; all others are annotations.
 
-Each accepts only valid strings of its format, of those that can be told by a regular expression of
-this size.
+Each pattern accepts only valid strings of its format, as far as a regular expression of moderate
+size can tell.
 """
 
 from __future__ import annotations
 
-# Year 0 is no year to Python's calendar: one digit is not zero.
+# Python's calendar has no year 0: at least one digit is not zero.
 _YEAR = r"(\d{3}[1-9]|\d{2}[1-9]\d|\d[1-9]\d{2}|[1-9]\d{3})"
 _DATE = (
-    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|"
+    rf"02-(0[1-9]|1\d|2[0-8]))"
     r"|(\d{2}(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)-02-29)"
 )
 _FRACTION = r"(\.\d{1,9})?"
 _OFFSET = r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
-# A leap second is the last one of a day in UTC.
+# A leap second is the last second of a day in UTC.
 _TIME = (
     rf"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d{_FRACTION}{_OFFSET}"
     rf"|23:59:60{_FRACTION}(Z|[+-]00:00))"
@@ -23,14 +23,14 @@ _TIME = (
 
 
 def _label(longest: int) -> str:
-    """A name between dots. Two hyphens in third and fourth place announce an encoding (`xn--`)."""
+    """A DNS label. Hyphens at positions 3 and 4 are reserved for encodings (`xn--`)."""
     end, inside = "[A-Za-z0-9]", "[A-Za-z0-9-]"
     third = f"{end}({inside}{{0,{longest - 4}}}{end})?"
     hyphen = f"-{end}({inside}{{0,{longest - 5}}}{end})?"
     return f"{end}({end}|{inside}({third}|{hyphen}))?"
 
 
-# At most 253 characters: few long labels or many shorter ones.
+# At most 253 characters: a few long labels or many shorter ones.
 _HOSTNAME = "|".join(
     rf"{_label(longest)}(\.{_label(longest)}){{{low},{high}}}"
     for longest, low, high in ((63, 0, 2), (31, 3, 6), (15, 7, 14))
@@ -47,9 +47,11 @@ _BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}"
 _GROUP = r"[0-9A-Fa-f]{1,4}"
 _IPV6 = (
-    rf"(({_GROUP}:){{7}}({_GROUP}|:)|({_GROUP}:){{6}}(:{_GROUP}|:)|({_GROUP}:){{5}}((:{_GROUP}){{1,2}}|:)"
+    rf"(({_GROUP}:){{7}}({_GROUP}|:)|({_GROUP}:){{6}}(:{_GROUP}|:)|"
+    rf"({_GROUP}:){{5}}((:{_GROUP}){{1,2}}|:)"
     rf"|({_GROUP}:){{4}}((:{_GROUP}){{1,3}}|:)|({_GROUP}:){{3}}((:{_GROUP}){{1,4}}|:)"
-    rf"|({_GROUP}:){{2}}((:{_GROUP}){{1,5}}|:)|{_GROUP}:((:{_GROUP}){{1,6}}|:)|:((:{_GROUP}){{1,7}}|:)"
+    rf"|({_GROUP}:){{2}}((:{_GROUP}){{1,5}}|:)|{_GROUP}:((:{_GROUP}){{1,6}}|:)|"
+    rf":((:{_GROUP}){{1,7}}|:)"
     rf"|({_GROUP}:){{6}}{_IPV4}|::({_GROUP}:){{0,5}}{_IPV4})"
 )
 _EMAIL = rf"({_LOCAL}|{_QUOTED})@({_HOSTNAME}|\[({_IPV4}|IPv6:{_IPV6})\])"

@@ -1,6 +1,6 @@
 """The assertion keywords of JSON Schema: each reads its value and narrows a flat schema.
 
-Malformed values are refused with keyword and path. Applicators that make alternatives are in
+Malformed values are rejected with keyword and path. Applicators that produce alternatives are in
 `expand.py`.
 """
 
@@ -108,7 +108,7 @@ def _bound(keyword: str) -> Keyword:
         siblings = keywords_of(at)
         if isinstance(value, bool) and keyword.startswith(
             "exclusive"
-        ):  # draft 4: a flag beside the bound
+        ):  # draft 4: a boolean beside the bound
             return flat
         old_flag = siblings.get("exclusiveMinimum" if is_low else "exclusiveMaximum") is True
         bound = Bound(_number(value, at, keyword), keyword.startswith("exclusive") or old_flag)
@@ -139,7 +139,7 @@ def _sourced(value: Json, at: Located, keyword: str) -> Sourced:
 
 
 def _items(flat: Flat, _: Json, at: Located) -> Flat:
-    """`prefixItems`, `items` (a list of schemas in older drafts) and `additionalItems` as one."""
+    """Merges `prefixItems`, `items` (a list of schemas in older drafts) and `additionalItems`."""
     schema = keywords_of(at)
     old_list = isinstance(schema.get("items"), list)
     listed = "items" if old_list else "prefixItems"
@@ -187,9 +187,7 @@ def _not_values(flat: Flat, value: Json, at: Located) -> Flat:
 
 
 def properties_of(_: Json, at: Located) -> ObjectFacet:
-    """`properties`, `patternProperties` and `additionalProperties`, which only mean something
-    together.
-    """
+    """`properties`, `patternProperties` and `additionalProperties`, which depend on each other."""
     schema = keywords_of(at)
     named = mapping(schema.get("properties", {}), at, "properties")
     patterns = mapping(schema.get("patternProperties", {}), at, "patternProperties")
@@ -210,7 +208,7 @@ def properties_of(_: Json, at: Located) -> ObjectFacet:
 
 
 def _required(value: Json, at: Located) -> ObjectFacet:
-    if isinstance(value, bool):  # draft 3 wrote a flag into the property itself
+    if isinstance(value, bool):  # draft 3: a boolean inside the property's own schema
         raise refuse(at, "required", "a list of names is expected")
     return ObjectFacet(required=strings(value, at, "required"), path=at.path)
 

@@ -1,5 +1,6 @@
-"""Where white space stands in generated JSON, in each of the four manners. Knows bytes and depths,
-no schemas.
+"""Where white space is written in generated JSON, for each of the four styles.
+
+Knows bytes and nesting depths, no schemas.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ _BLANKS = ((9, 9), (32, 32))
 
 
 class Layout:
-    """Nodes for the punctuation of arrays and objects; `depth` is that of the brackets, the
-    outermost 0.
-    """
+    """Nodes for the punctuation of arrays and objects. Outermost brackets: depth 0."""
 
     def __init__(self, net: NetBuilder, whitespace: Whitespace) -> None:
         self._net = net
         self._whitespace = whitespace
-        # At most one line break and a bounded run of blanks: white space without end is how models
-        # hang.
+        # At most one line break and a bounded run of spaces: with unbounded white space, models can
+        # generate nothing else until the token limit.
         line_break = net.optional(net.text(b"\n"))
         blanks = net.repeat(net.byte_strings(((_BLANKS,),)), 0, _MAX_BLANKS)
         self._any = net.seq([line_break, blanks]) if whitespace == "flexible" else EMPTY
@@ -54,7 +53,7 @@ class Layout:
         )
 
     def enclosed(self, brackets: bytes, depth: int, content: Node) -> Node:
-        """`content` in brackets, where it is not empty."""
+        """`content`, which is not empty, in brackets."""
         return self._net.seq(
             [self.open(brackets[:1], depth), content, self.close(brackets[1:], depth)]
         )

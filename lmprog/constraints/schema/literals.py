@@ -1,4 +1,4 @@
-"""Constants of a schema as they are written in generated JSON. Knows layout; checks nothing."""
+"""Constants of a schema as generated JSON. Knows the layout; validates nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from lmprog.constraints.schema.schema_document import Json
 
 
 def literal(value: Json, layout: Layout, net: NetBuilder, depth: int) -> Node:
-    """The value as text; members of objects in their own order, strings without needless
-    escapes.
-    """
+    """The value as text. Object members keep their order; strings use no needless escapes."""
     if isinstance(value, Decimal):
         return net.text(str(value).encode())
     if isinstance(value, list):

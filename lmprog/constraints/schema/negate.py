@@ -1,8 +1,8 @@
-"""The complement of a schema, as a schema: what `not`, `if` and overlapping `oneOf` branches need.
+"""The complement of a schema, as a schema; needed by `not`, `if` and overlapping `oneOf` branches.
 
 A schema is the conjunction of its keywords, so its complement is the `anyOf` of the keywords'
-complements, each of which is written with ordinary keywords (and some of our own, which no document
-can contain). What has no such complement is refused by keyword and path.
+complements. Each is written with ordinary keywords and some internal ones that no document can
+contain. A keyword without such a complement is rejected with its name and path.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ANNOTATIONS = frozenset(
 
 
 def complement(at: Located, document: Document) -> Located:
-    """The schema that is valid exactly where `at` is not."""
+    """The schema that accepts exactly the values that `at` rejects."""
     path = f"{at.path}/\0not"
     if isinstance(at.value, bool):
         return at.sibling(path, not at.value)
@@ -100,7 +100,7 @@ def _of_type(kind: str, keyword: str) -> Callable[[Json, Located], list[Json]]:
 def _fewer(
     kind: str, keyword: str, opposite: str, step: int
 ) -> Callable[[Json, Located], list[Json]]:
-    """The complement of a count's bound is the opposite bound one further."""
+    """The complement of a count's bound is the opposite bound, shifted by one."""
 
     def negate(value: Json, at: Located) -> list[Json]:
         bound = count(value, at, keyword) + step
@@ -116,7 +116,7 @@ def _required(value: Json, at: Located) -> list[Json]:
 
 
 def _properties(value: Json, at: Located) -> list[Json]:
-    """Some property is there and is not as it should be."""
+    """Some property is present and violates its schema."""
     return [
         {"type": "object", "required": [name], "properties": {name: {"not": schema}}}
         for name, schema in mapping(value, at, "properties").items()
@@ -130,7 +130,7 @@ def _items(value: Json, at: Located) -> list[Json]:
 
 
 def _prefix_items(value: Json, at: Located) -> list[Json]:
-    """Some item is there and is not as it should be."""
+    """Some item is present and violates its schema."""
     first = _list(value, at, "prefixItems")
     return [
         {"type": "array", "minItems": i + 1, "prefixItems": [*([True] * i), {"not": schema}]}

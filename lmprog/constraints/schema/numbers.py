@@ -1,9 +1,9 @@
-"""Numbers of a schema -> byte automata: integer or not, between bounds, multiples of a decimal.
+"""Builds byte automata for numbers: integers or not, within bounds, multiples of a decimal.
 
-Numbers without bounds may have an exponent (of at most 307, so that every reader gets a finite
-number); with bounds or multiples they are written plainly, which every number within bounds can be.
-The automaton reads digits from the left and remembers how the prefix compares with each bound's and
-its remainder. Knows decimals and bytes.
+Numbers without bounds may have an exponent (at most 307, so that every parser gets a finite
+number). With bounds or multiples they are written without one, which is always possible. The
+automaton reads digits from the left; its state is the comparison of the prefix with each bound, and
+the remainder. Knows decimals and bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TooManyDigits(Exception):
 
 
 def plain_number(facet: NumberFacet, limits: CompileLimits) -> Expression | None:
-    """The expression for a facet that only tells integers from numbers; None for any other."""
+    """The expression for a facet that only distinguishes integers from numbers, else None."""
     if facet.low or facet.high or facet.multiples or (facet.integer and facet.fractional):
         return None
     pattern = INTEGER if facet.integer else FRACTIONAL if facet.fractional else NUMBER
@@ -42,8 +42,8 @@ def plain_number(facet: NumberFacet, limits: CompileLimits) -> Expression | None
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Magnitudes between bounds (None: no upper one), multiples of `step` / 10**scale where `step`
-    is not 0.
+    """Magnitudes within bounds (`high` None: unbounded); multiples of `step` / 10**scale if `step`
+    > 0.
     """
 
     low: Bound
@@ -56,17 +56,17 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """Read so far: how many digits in the integer part, or after the point (-1: none yet);
-    comparisons; remainder.
+    """State after a prefix: numbers of digits (`fraction_digits` -1: no point yet), comparisons
+    with the bounds, remainder.
     """
 
     whole_digits: int
     fraction_digits: int
-    to_low: int  # -1, 0, 1: the digits read compared with as many of the bound's
+    to_low: int  # -1, 0, 1: the prefix compared with the same number of digits of the bound
     to_high: int
     remainder: int
     leading_zero: bool
-    fraction: bool = False  # a digit after the point is not 0
+    fraction: bool = False  # a nonzero digit occurred after the point
 
 
 def bounded_number(facet: NumberFacet, net: NetBuilder) -> Node:
@@ -80,7 +80,7 @@ def bounded_number(facet: NumberFacet, net: NetBuilder) -> Node:
         nodes.append(
             _magnitudes(_Range(above, high, facet.integer, facet.fractional, step, scale), net)
         )
-    if low is None or low.value < 0:  # "-0" is not offered beside 0
+    if low is None or low.value < 0:  # "-0" is not generated in addition to 0
         top = None if low is None else Bound(-low.value, low.exclusive)
         bottom = (
             Bound(-high.value, high.exclusive) if high is not None and high.value <= 0 else zero
@@ -99,7 +99,7 @@ def bounded_number(facet: NumberFacet, net: NetBuilder) -> Node:
 
 
 def _step(multiples: tuple[Decimal, ...]) -> tuple[int, int]:
-    """All `multipleOf`s as one: an integer step in units of 10**-scale."""
+    """The combined `multipleOf` as an integer step in units of 10**-scale."""
     if not multiples:
         return 0, 0
     scale = max(0, *(-int(number.as_tuple().exponent) for number in multiples))
@@ -110,7 +110,7 @@ def _step(multiples: tuple[Decimal, ...]) -> tuple[int, int]:
 
 
 def _digits(bound: Bound | None) -> tuple[str, str]:
-    """The digits before and after the point, without superfluous zeros."""
+    """The digits before and after the point, without redundant zeros."""
     if bound is None:
         return "", ""
     if abs(bound.value.adjusted()) > _MAX_DIGITS:
@@ -124,7 +124,7 @@ class _Magnitudes:
         self._range = limits
         self._low = _digits(limits.low)
         self._high = _digits(limits.high)
-        # Beyond the longer bound every further digit is the same as the one before.
+        # Beyond the longer bound, all further digits lead to the same state.
         self._longest = max(len(self._low[0]), len(self._high[0])) + 1
         self._deepest = max(len(self._low[1]), len(self._high[1]), limits.scale)
         if limits.step > _MAX_STATES // 4:
@@ -183,7 +183,7 @@ class _Magnitudes:
 
     @staticmethod
     def _settled(length: int, sign: int, digits: str) -> int:
-        """Whole parts are compared by length first."""
+        """Compares integer parts by length first."""
         return sign if length == len(digits) else (1 if length > len(digits) else -1)
 
     def accepts(self, at: _At) -> bool:
@@ -196,7 +196,7 @@ class _Magnitudes:
         if at.fraction_digits < 0:
             to_low = self._settled(at.whole_digits, to_low, self._low[0])
             to_high = self._settled(at.whole_digits, to_high, self._high[0])
-        # An equal prefix is smaller where the bound still has digits.
+        # An equal prefix is smaller if the bound has digits left.
         to_low = to_low or (-1 if len(self._low[1]) > read else 0)
         to_high = to_high or (-1 if len(self._high[1]) > read else 0)
         if to_low < 0 or (to_low == 0 and self._range.low.exclusive):
@@ -226,7 +226,7 @@ def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
     known = {first: 0}
     queue = [first]
     states: list[tuple[bool, list[Edge]]] = []
-    for at in queue:  # grows while it is read
+    for at in queue:  # appended to while iterated
         edges: list[Edge] = []
         for char in "0123456789.":
             following = reader.after(at, char)

@@ -1,8 +1,7 @@
-"""Objects of a schema -> nodes: named properties in order, further ones after them, counts and
-names.
+"""Builds the nodes of objects: declared properties in order, then further ones, counts and names.
 
-A property's name is written plainly; the names of further properties are all the strings that no
-named property has, however they are spelled, so no property escapes its schema. Knows nothing of
+A declared name is written without escapes. The names of further properties are all strings that
+differ from every declared name in any spelling, so no property escapes its schema. Does not know
 how values are built.
 """
 
@@ -35,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ObjectParts:
-    """What objects are built with: the schema compiler's own means."""
+    """The schema compiler's callbacks for building parts of an object."""
 
     net: NetBuilder
     limits: CompileLimits
@@ -65,7 +64,7 @@ class ObjectBuilder:
         self._names = parts.name_sets(facet.names) if facet.names else [TextSet()]
 
     def content(self) -> tuple[Node, bool]:
-        """The members with commas between, at least one, and whether there may be none."""
+        """At least one member, separated by commas, and whether the object may be empty."""
         low, high = self._facet.low, self._facet.high
         entries, further = self._entries(), self._further()
         low = max(low, sum(entry.required for entry in entries))
@@ -113,8 +112,8 @@ class ObjectBuilder:
         return self._net.seq([self._net.text(name), self._parts.colon, entry.value])
 
     def _further(self) -> Node:
-        """One member that no name speaks of: for each set of patterns that a name can match, what
-        then applies.
+        """One undeclared member. Each set of patterns that a name can match gets its own
+        schemas.
         """
         if len(self._patterns) > _MAX_PATTERNS:
             raise self._refuse("patternProperties", f"more than {_MAX_PATTERNS} patterns")
@@ -144,7 +143,9 @@ class ObjectBuilder:
         return out
 
     def _declared(self, entries: list[Entry], members: dict[str, Node], further: Node) -> Node:
-        """From the last entry to the first: what may follow something, and what may come first."""
+        """Works backwards: the node after a previous member, and the node at the start, for each
+        entry.
+        """
         net, comma = self._net, self._parts.comma
         following = net.repeat(net.seq([comma, further]), 0, None)
         first = net.seq([further, following])
@@ -166,7 +167,7 @@ class ObjectBuilder:
         low: int,
         high: int | None,
     ) -> Node:
-        """The same with the number of members so far, as far as a bound can tell it."""
+        """The same, with the number of members so far counted as far as a bound needs it."""
         net, comma = self._net, self._parts.comma
         cap = max(low, high or 0, 1)
         if len(entries) * cap > _MAX_COUNTED:
@@ -187,8 +188,8 @@ class ObjectBuilder:
         return rows[0]
 
     def _further_counted(self, further: Node, count: int, low: int, high: int | None) -> Node:
-        """Further members after `count` others. Two of them could have one name, so only one is
-        relied upon.
+        """Further members after `count` others. Two may share a name, so at most one counts towards
+        `low`.
         """
         net, comma = self._net, self._parts.comma
         missing = max(low - count, 0)
@@ -210,7 +211,7 @@ class ObjectBuilder:
         low: int,
         high: int | None,
     ) -> Node:
-        """One node per set of entries still to come; the further members come last."""
+        """One node per set of remaining entries; further members come last."""
         if self._facet.low > sum(entry.required for entry in entries) or high is not None:
             raise self._refuse("maxProperties", "bounds are not supported together with any order")
         if len(entries) > _MAX_ANY_ORDER:

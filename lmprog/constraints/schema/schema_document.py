@@ -1,7 +1,7 @@
-"""One JSON Schema document: its values, and what its references point to.
+"""One JSON Schema document and the resolution of its references.
 
 References stay inside the document (`#/...`, anchors, embedded `$id`s); nothing is ever fetched.
-Knows JSON pointers and URIs; the meaning of keywords is none of its business.
+Knows JSON pointers and URIs; does not know the meaning of keywords.
 """
 
 from __future__ import annotations
@@ -24,18 +24,14 @@ _MAX_DEPTH = 200
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Located:
-    """A schema and where it stands. `path` is unique within the document, so it stands for the
-    schema in keys.
-    """
+    """A schema and its path, which is unique within the document and so serves as a cache key."""
 
     path: str
     base: str
     value: Schema
 
     def child(self, *steps: str | int) -> Located:
-        """The schema below, by keys and indexes. Raises UnsupportedSchema where there is no
-        schema.
-        """
+        """The subschema at these keys and indexes. Raises UnsupportedSchema if there is none."""
         value: Json = self.value
         path = self.path
         for step in steps:
@@ -44,7 +40,7 @@ class Located:
         return self.sibling(path, value)
 
     def sibling(self, path: str, value: Json) -> Located:
-        """A schema that stands for itself at `path`, below this one."""
+        """A derived schema with its own `path` below this one."""
         if not isinstance(value, bool | dict):
             raise UnsupportedSchema(
                 f"a schema is expected at {path}", keyword=path.rpartition("/")[2], path=path
@@ -61,7 +57,7 @@ def escape(step: str) -> str:
 
 class Document:
     def __init__(self, text: str) -> None:
-        """Raises UnsupportedSchema for a text that is no schema."""
+        """Raises UnsupportedSchema if the text is not a schema."""
         try:
             value: Json = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -84,11 +80,11 @@ class Document:
                 self._anchors.setdefault(f"{urldefrag(at.base).url}#{name}", at)
         if isinstance(at.value.get("id"), str) and str(at.value["id"]).startswith(
             "#"
-        ):  # drafts before 6
+        ):  # before draft 6
             self._anchors.setdefault(f"{urldefrag(at.base).url}{at.value['id']}", at)
 
     def resolve(self, at: Located, reference: Json) -> Located:
-        """What `$ref` at `at` points to."""
+        """The schema that `$ref` at `at` points to."""
         if not isinstance(reference, str):
             raise UnsupportedSchema("$ref is not a string", keyword="$ref", path=at.path)
         url, fragment = urldefrag(
@@ -136,7 +132,7 @@ def _refuse_constant(name: str) -> Json:
 
 
 def _subschemas(at: Located, depth: int) -> Iterator[Located]:
-    """Everything below that may be a schema: every object outside of plain data."""
+    """Every object below that may be a schema; plain data (`enum`, `const`, ...) is skipped."""
     if depth > _MAX_DEPTH:
         raise UnsupportedSchema(
             f"the schema nests deeper than {_MAX_DEPTH}", keyword="", path=at.path[:200]
@@ -145,7 +141,7 @@ def _subschemas(at: Located, depth: int) -> Iterator[Located]:
         return
     yield at
     for key, value in at.value.items():
-        if key.startswith("\0"):  # the names of our own keywords start so
+        if key.startswith("\0"):  # prefix of the internal keywords
             raise UnsupportedSchema(
                 f"a key that starts with U+0000 at {at.path}", keyword=key, path=at.path
             )
@@ -162,7 +158,7 @@ def _within(at: Located, path: str, value: Json, depth: int) -> Iterator[Located
 
 
 def same_json(left: Json, right: Json) -> bool:
-    """Equality as JSON Schema means it: 1 and 1.0 are equal, true and 1 are not."""
+    """Equality as JSON Schema defines it: 1 equals 1.0, but true does not equal 1."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, list) and isinstance(right, list):

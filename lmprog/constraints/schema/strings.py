@@ -1,6 +1,4 @@
-"""Strings of a schema -> sets of texts: lengths, patterns, formats and exclusions. Knows patterns,
-no bytes.
-"""
+"""String schemas as text sets: lengths, patterns, formats and exclusions. Does not know bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from lmprog.errors import GrammarError, UnsupportedSchema
 
 
 def text_set(facet: StringFacet, limits: CompileLimits) -> TextSet:
-    """The strings that the facet takes."""
+    """The strings that the facet accepts."""
     within = [search_pattern(pattern, limits) for pattern in facet.patterns]
     within += [_format(one.text, limits) for one in facet.formats if one.text in FORMATS]
     outside = [search_pattern(pattern, limits) for pattern in facet.not_patterns]
@@ -25,7 +23,7 @@ def text_set(facet: StringFacet, limits: CompileLimits) -> TextSet:
 
 
 def search_pattern(pattern: Sourced, limits: CompileLimits) -> Expression:
-    """The strings in which a schema's pattern is found."""
+    """The strings that contain a match of a schema's pattern."""
     return _search(pattern.text, pattern.path, limits)
 
 

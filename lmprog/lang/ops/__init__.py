@@ -1,3 +1,1 @@
-"""What a program asks of a branch, as immutable values, and the Python types that it may ask
-for.
-"""
+"""The ops that a program appends to a branch, as immutable values, and typed generations."""

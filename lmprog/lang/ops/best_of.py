@@ -1,4 +1,4 @@
-"""The best of several generations: `best_of` in both spellings of the language."""
+"""Best-of-n generation: `best_of` for both forms of the language."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ By: TypeAlias = "Literal['logprob'] | Judge"
 
 
 def best_options(k: int, by: By, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a gen that keeps the best of `k`. Raises `InvalidParameter`."""
+    """The options of a `gen` that keeps the best of `k`. Raises `InvalidParameter`."""
     if by != "logprob" and not isinstance(by, Judge):
         allowed = "'logprob', or lmprog.Judge(question)"
         raise InvalidParameter(
@@ -25,6 +25,6 @@ def best_options(k: int, by: By, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def best_of(k: int, *what: Any, by: By = "logprob", **options: Any) -> GenOp[Any]:
-    """The best of `k` generations; the rest is as in `gen`. See `Branch.best_of`."""
+    """The best of `k` generations; all other arguments as in `gen`. See `Branch.best_of`."""
     name, max_tokens = leading(what, options)
     return gen_op(name, max_tokens, best_options(k, by, options))

@@ -1,6 +1,4 @@
-"""The ways to score the options of a `select`, as values. What each computes is the runtime's; here
-they have names.
-"""
+"""The scoring methods of `select`, as named values. The runtime computes the scores."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from lmprog.errors import InvalidParameter
 
 @dataclass(frozen=True, slots=True)
 class ChoiceMethod:
-    """One way to compare options; give it as `method=` (or `choices_method=`)."""
+    """A method of comparing options; pass it as `method=` (or `choices_method=`)."""
 
     name: wire.SelectMethod
 
@@ -33,7 +31,7 @@ Method: TypeAlias = ChoiceMethod | wire.SelectMethod
 
 
 def method_name(method: Method) -> wire.SelectMethod:
-    """The wire's name of `method`. Raises `InvalidParameter` for one that does not exist."""
+    """The wire's name of `method`. Raises `InvalidParameter` for an unknown one."""
     name = method.name if isinstance(method, ChoiceMethod) else method
     if name not in get_args(wire.SelectMethod):
         allowed = ", ".join(get_args(wire.SelectMethod))

@@ -1,10 +1,8 @@
-"""What a program asks of a branch, as immutable values: they do nothing until they are appended to
-one.
+"""Ops as immutable values, which have no effect until they are appended to a branch.
 
-`lmprog.gen("tip")`, `lmprog.select(...)`, `lmprog.user(...)` make them; `+` joins them with text;
+`lmprog.gen("tip")`, `lmprog.select(...)`, `lmprog.user(...)` create them; `+` joins them with text;
 `s += op` and `s.append(op)` run them. Everything that can be checked without a runtime is checked
-when the value is made. This module knows what travels (`lmprog.wire`); it knows no branches and no
-results.
+on creation. Knows the wire's types (`lmprog.wire`); knows no branches and no results.
 """
 
 from __future__ import annotations
@@ -36,9 +34,7 @@ as far as it is one.
 
 
 class Expr:
-    """Something that can be appended to a branch. `+` with text or another one gives their
-    sequence.
-    """
+    """Something that can be appended to a branch. `+` joins it with text or another expression."""
 
     __slots__ = ()
 
@@ -51,7 +47,7 @@ class Expr:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Concat(Expr):
-    """Several contents, one after the other."""
+    """A sequence of expressions."""
 
     parts: tuple[object, ...]
 
@@ -68,8 +64,8 @@ class RoleEndExpr(Expr):
 
 @dataclass(frozen=True, slots=True)
 class GenOp(Expr, Generic[T]):
-    """A generation: what it is called, how it is sampled, what confines it, and the type its text
-    is read as.
+    """A generation: its name, sampling parameters and constraint, and the type its text is parsed
+    as.
     """
 
     name: str | None
@@ -89,9 +85,7 @@ class GenOp(Expr, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SelectOp(Expr):
-    """A choice among `choices` by their likelihood. `temperature` 0 takes the best, else one is
-    drawn.
-    """
+    """A choice among `choices` by likelihood: the best if `temperature` is 0, otherwise sampled."""
 
     name: str | None
     choices: tuple[str, ...]
@@ -105,10 +99,10 @@ class SelectOp(Expr):
 class GenOptions(SamplingKeywords, JsonLayout, total=False):
     """The keywords of `gen` besides its type, its name and `max_tokens`.
 
-    `heal` (on by default): the last token of literal text before the generation is decided once
-    more, by the model. `keep`: which of the `n` results the branch goes on from, "first", "best",
-    "fastest" or "majority". `on_incomplete`: what becomes of a typed value that the token limit
-    ended early. `whitespace` and `order`: how JSON is written; see `JsonLayout`.
+    `heal` (on by default): token healing, that is, the model regenerates the last token of literal
+    text before the generation. `keep`: which of the `n` results the branch continues from, "first",
+    "best", "fastest" or "majority". `on_incomplete`: how to handle a typed value that was cut off
+    by the token limit. `whitespace` and `order`: the layout of JSON; see `JsonLayout`.
     """
 
     regex: str | None
@@ -128,9 +122,9 @@ class GenOptions(SamplingKeywords, JsonLayout, total=False):
 
 
 class SelectOptions(SamplingKeywords, total=False):
-    """The keywords of `select`; of the sampling ones only `temperature` and `seed` mean something
-    to it. `sample`: draw among the choices by their probabilities (at temperature 1 unless
-    `temperature` says otherwise) instead of taking the best.
+    """The keywords of `select`; of the sampling ones only `temperature` and `seed` have an effect.
+    `sample`: sample among the choices by their probabilities (at temperature 1 unless `temperature`
+    is given) instead of choosing the best.
     """
 
     method: Method
@@ -169,7 +163,7 @@ def _choices(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
-    """The one constraint among the keywords; they are taken out of `options`."""
+    """The one constraint among the keywords, which are removed from `options`."""
     given = {
         name: options.pop(name, None)
         for name in ("regex", "schema", "json_schema", "choices", "grammar", "ebnf")
@@ -194,7 +188,7 @@ def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
 
 
 def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | None, object]:
-    """The constraint, and the type that the text is read as: a term of Outlines gives text."""
+    """The constraint, and the type that the text is parsed as: `str` for an Outlines term."""
     asked = _constraint(options)
     if is_term(tp):
         if asked is not None:
@@ -208,9 +202,7 @@ def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | No
 
 
 def _urgency(options: dict[str, Any]) -> tuple[float | None, int]:
-    """`timeout` (seconds) and `priority`, taken out of `options`. Raises `InvalidParameter` out of
-    their range.
-    """
+    """`timeout` (seconds) and `priority`, removed from `options`. Raises `InvalidParameter`."""
     timeout, priority = options.pop("timeout", None), options.pop("priority", 0)
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 86_400):
         raise _outside("timeout", timeout, "0 < x <= 86400 (seconds)")
@@ -229,7 +221,7 @@ def _outside(name: str, value: object, allowed: str) -> InvalidParameter:
 
 
 def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> GenOp[Any]:
-    """The op that `gen(what, max_tokens, **options)` means; `what` is a name, a type or None."""
+    """The op for `gen(what, max_tokens, **options)`; `what` is a name, a type or None."""
     rest = dict(options)
     name = rest.pop("name", None)
     if isinstance(what, str):
@@ -238,7 +230,8 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     tp: object = what if what is not None else dtype if dtype is not None else str
     if rest.pop("choices_method", None) is not None:
         raise InvalidParameter(
-            "a generation has no choices_method; use select, or lmprog.gen with choices, which score their options",
+            "a generation has no choices_method; use select, or lmprog.gen with choices, "
+            "which score their options",
             name="choices_method",
             allowed="an option of select",
         )
@@ -274,9 +267,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
 
 
 def thought_op(op: GenOp[Any], marks: Marks) -> GenOp[str]:
-    """The reasoning before a confined answer: plain text, of which there is one, up to the mark
-    that ends it.
-    """
+    """The reasoning before a constrained answer: one plain text that stops at the closing mark."""
     answers_own: dict[str, Any] = {"n": 1, "min_tokens": 0, "stop_token_ids": (), "stop_regex": ()}
     answers_own.update({"logprobs": None, "prompt_logprobs": None})
     given = {**op.sampling.given(), **answers_own, "stop": (marks.end,)}
@@ -294,7 +285,7 @@ def thought_op(op: GenOp[Any], marks: Marks) -> GenOp[str]:
 
 
 def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
-    """The op that `select(*choices, **options)` means."""
+    """The op for `select(*choices, **options)`."""
     rest = dict(options)
     name, (timeout, priority) = rest.pop("name", None), _urgency(rest)
     method = rest.pop("choices_method", None) or rest.pop("method", None) or token_length_normalized
@@ -319,9 +310,7 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
             value=0,
             allowed="0 < x with sample=True",
         )
-    once = tuple(
-        dict.fromkeys(_choices(choices))
-    )  # an option given twice would share its likelihood with itself
+    once = tuple(dict.fromkeys(_choices(choices)))  # duplicate options would split their likelihood
     return SelectOp(
         name=name,
         choices=once,
@@ -334,9 +323,7 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
 
 
 def leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | None]:
-    """The arguments of `gen` that may come without a keyword: a name or a type, and
-    `max_tokens`.
-    """
+    """The arguments of `gen` that may be positional: a name or a type, and `max_tokens`."""
     if len(what) > 2:
         raise TypeError(
             f"gen takes a name or type and max_tokens without a keyword, not {len(what)} arguments"

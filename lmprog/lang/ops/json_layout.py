@@ -1,6 +1,6 @@
-"""How confined JSON is written: its white space and the order of its properties, as keywords.
+"""The layout of constrained JSON as keywords: white space and the order of properties.
 
-`gen` and `lmprog.constraint` share them. Knows what travels; compiles nothing.
+Shared by `gen` and `lmprog.constraint`. Knows the wire's types; compiles nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class JsonLayout(TypedDict, total=False):
 def with_layout(
     constraint: wire.Constraint | None, options: dict[str, Any]
 ) -> wire.Constraint | None:
-    """`constraint` with `whitespace` and `order`, which are taken out of `options`.
+    """`constraint` with `whitespace` and `order`, which are removed from `options`.
 
-    Raises `InvalidParameter` for an unknown value, and where what is generated is not JSON.
+    Raises `InvalidParameter` for an unknown value, or if the constraint does not generate JSON.
     """
     whitespace = _taken("whitespace", options, get_args(wire.Whitespace))
     order = _taken("order", options, get_args(Order))

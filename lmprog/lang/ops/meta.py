@@ -1,6 +1,4 @@
-"""What is known about a result besides its text: the figures of a selection, tokens, work,
-log-probabilities.
-"""
+"""Metadata of a result: selection scores, token counts, timings, log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from lmprog import wire
 
 
 class Selected(str):
-    """The option that a `select` took. A plain string, with the figures of all options."""
+    """The option that a `select` chose: a plain string with the scores of all options."""
 
     scores: dict[str, float]
     """Each option's score under the method."""
@@ -35,9 +33,7 @@ class Selected(str):
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What is known about a result besides its value. `finish` is "select" for a selection; times
-    in milliseconds.
-    """
+    """Metadata of a result. `finish` is "select" for a selection; times are in milliseconds."""
 
     tokens: tuple[int, ...]
     finish: str

@@ -1,7 +1,7 @@
-"""Terms of Outlines (`outlines.types`) as constraints, so that its users can bring what they have.
+"""Converts Outlines terms (`outlines.types`) to constraints.
 
-Outlines is imported for a term only: whoever has one has it installed. Its own `to_regex` writes
-the terms that are regular; this module knows the fields of the others.
+Outlines is imported only when a term is passed, so it is then installed. Regular terms are
+converted by Outlines' own `to_regex`; this module reads the fields of the others.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _MODULE = "outlines.types.dsl"
 
 
 def is_term(value: object) -> bool:
-    """Whether this is one of Outlines' terms; finds out without importing Outlines."""
+    """Whether this is an Outlines term; does not import Outlines."""
     return any(
         base.__name__ == "Term" and base.__module__ == _MODULE for base in type(value).__mro__
     )
 
 
 def constraint_of_term(term: Any) -> wire.Constraint:
-    """Raises NotSupported for a term that cannot be a constraint here."""
+    """Raises NotSupported for a term that has no equivalent constraint."""
     dsl = importlib.import_module("outlines.types.dsl")
     if isinstance(term, dsl.JsonSchema):
         if term.whitespace_pattern is not None:

@@ -1,10 +1,8 @@
-"""What a model thinks before it answers, told apart from the answer by the marks that it writes
-around it.
+"""Separates a model's reasoning from its answer by the marks around the reasoning.
 
-The reasoning is what stands between the marks at the beginning of the text; the answer is the rest.
-Neither begins with space, and the reasoning does not end with it. Works on a whole text and on a
-text that comes in pieces, with the same result. Knows texts; where reasoning is kept out of a
-branch is `cursor`'s.
+The reasoning is the text between the marks at the start; the answer is the rest. Leading white
+space is removed from both, trailing white space from the reasoning. Works on complete and on
+streamed text, with the same result. Knows texts only; `cursor` keeps reasoning out of a branch.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from lmprog.errors import InvalidParameter
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How a model writes its reasoning. With `opened` the prompt has opened it: text begins as
-    reasoning.
+    """The marks around a model's reasoning. `opened`: the prompt already contains the
+    opening mark.
     """
 
     begin: str = "<think>"
@@ -26,7 +24,7 @@ class Marks:
     opened: bool = False
 
     def split(self, text: str) -> tuple[str, str]:
-        """The reasoning and the answer of a whole text. Reasoning that never ends leaves no
+        """The reasoning and the answer of a complete text. Without a closing mark there is no
         answer.
         """
         splitter = Splitter(self)
@@ -63,13 +61,11 @@ MODEL_TYPES = {
     ),
     "kimi": Marks("◁think▷", "◁/think▷"),
     "mistral": Marks("[THINK]", "[/THINK]"),
-}  # SGLang's names of models
+}  # SGLang's model names
 
 
 def marks_of(wanted: Wanted | None) -> Marks | None:
-    """The marks that are meant; None where reasoning is not to be told apart. Raises
-    `InvalidParameter`.
-    """
+    """The requested marks; None if reasoning is not separated. Raises `InvalidParameter`."""
     if wanted is None or wanted is False:
         return None
     marks = _THINK if wanted is True else Marks(*wanted) if isinstance(wanted, tuple) else wanted
@@ -85,14 +81,15 @@ def marks_of(wanted: Wanted | None) -> Marks | None:
 
 
 def marks_of_model(model_type: str) -> Marks:
-    """The marks of a kind of model, by SGLang's name of it. Raises `InvalidParameter` for one that
-    is not known.
+    """The marks of a model family, by SGLang's name. Raises `InvalidParameter` for an
+    unknown name.
     """
     marks = MODEL_TYPES.get(model_type.lower())
     if marks is None:
         allowed = ", ".join(MODEL_TYPES)
         raise InvalidParameter(
-            f"there is no model_type {model_type!r}; there are: {allowed} (or give marks=(begin, end))",
+            f"there is no model_type {model_type!r}; there are: {allowed} (or give "
+            f"marks=(begin, end))",
             name="model_type",
             value=model_type,
             allowed=allowed,
@@ -102,15 +99,15 @@ def marks_of_model(model_type: str) -> Marks:
 
 @dataclass(frozen=True, slots=True)
 class SplitText:
-    """A piece of text told apart."""
+    """The reasoning and the answer in a piece of text."""
 
     reasoning: str = ""
     answer: str = ""
 
 
 class Splitter:
-    """Tells a text apart that comes in pieces. It holds back what may become a mark, and space that
-    may be the last.
+    """Separates streamed text. Holds back text that may become a mark, and possibly
+    trailing space.
     """
 
     def __init__(self, marks: Marks) -> None:
@@ -118,20 +115,20 @@ class Splitter:
         self._held = ""
         self._begun = marks.opened  # inside the reasoning
         self._looks_for_begin = bool(marks.begin)
-        self._space = ""  # of the reasoning, until more of it comes
+        self._space = ""  # white space of the reasoning, held back until more text follows
         self._told_reasoning = self._told_answer = False
         self.answering = False
         """Whether the reasoning is over, or there is none."""
 
     def push(self, text: str) -> SplitText:
-        """What is certain now."""
+        """The parts that are certain after this piece."""
         text, self._held = self._held + text, ""
         if self._looks_for_begin:
             begin = self._marks.begin
             stripped = text.lstrip()
             if (
                 begin.startswith(stripped) and stripped != begin
-            ):  # also where nothing but space has come
+            ):  # also if there was only white space so far
                 self._held = text
                 return SplitText()
             if stripped.startswith(begin):
@@ -143,7 +140,7 @@ class Splitter:
         return self._within(text)
 
     def finish(self) -> SplitText:
-        """The rest, when nothing more comes."""
+        """The held-back rest, at the end of the text."""
         held, self._held = self._held, ""
         if self._looks_for_begin:
             self.answering = not self._begun
@@ -152,7 +149,7 @@ class Splitter:
         return SplitText(self._reasoning(held))
 
     def _within(self, text: str) -> SplitText:
-        """Text inside the reasoning, perhaps with its end."""
+        """Text inside the reasoning, possibly with its end."""
         reasoning, end, rest = text.partition(self._marks.end)
         if end:
             self.answering = True

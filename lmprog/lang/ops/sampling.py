@@ -1,10 +1,10 @@
-"""How tokens are chosen, as one frozen value that says only what was said.
+"""Sampling parameters as one frozen value that contains only what was set.
 
-A `Sampling` holds the settings that somebody gave; all others are unset. Layers merge by `over`:
-what a call says goes over what its branch says, over the run, over the defaults of
-`wire.SamplingParams`. Every value is checked against the range that the wire declares as soon as it
-is given, so that a mistake is raised at the user's own line. This module does not know what depends
-on a model (its vocabulary, its context): the runtime refuses that.
+All other settings of a `Sampling` are unset. Layers merge with `over`: the call's settings take
+precedence over the branch's, those over the run's, and those over the defaults of
+`wire.SamplingParams`. Every value is checked against the range declared in `wire` as soon as it is
+given, so errors are raised at the user's own line. Limits that depend on the model (its vocabulary,
+its context) are checked by the runtime.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALIASES: Mapping[str, str] = {"max_new_tokens": "max_tokens", "logit_biases": "l
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The sampling keywords of `gen` besides `max_tokens`; the meaning of each is that of
+    """The sampling keywords of `gen` besides `max_tokens`, with the meaning they have in
     `Sampling`.
     """
 
@@ -67,7 +67,7 @@ def _declared() -> Mapping[str, Any]:
 
 
 def _bounds(declared: Any) -> str:
-    """The range that a wire annotation declares, as words: `0.0 <= x <= 1.0`."""
+    """The range of a wire annotation as text: `0.0 <= x <= 1.0`."""
     for part in (declared, *typing.get_args(declared)):
         for meta in getattr(part, "__metadata__", ()):
             if isinstance(meta, msgspec.Meta):
@@ -87,8 +87,8 @@ def _bounds(declared: Any) -> str:
 
 
 def _plain(name: str, value: object) -> object:
-    """`value` in the shape that the wire has: lists become tuples, one stop string a tuple of one,
-    a bias its items.
+    """`value` in its wire form: lists become tuples, a single stop string a tuple of one, a bias
+    its items.
     """
     if name in ("stop", "stop_regex"):
         return (
@@ -126,11 +126,11 @@ def _checked(name: str, value: object) -> object:
 
 
 def _logprob_aliases(given: dict[str, Any]) -> None:
-    """SGLang's four log-probability options, as the two of the wire."""
+    """Translates SGLang's four log-probability options into the two of the wire."""
     wanted = given.pop("return_logprob", None)
     top = given.pop("top_logprobs_num", None)
     start = given.pop("logprob_start_len", None)
-    given.pop("return_text_in_logprobs", None)  # texts are always there
+    given.pop("return_text_in_logprobs", None)  # the texts are always included
     if wanted:
         given.setdefault("logprobs", top or 0)
         if start is not None and start >= 0:
@@ -138,8 +138,8 @@ def _logprob_aliases(given: dict[str, Any]) -> None:
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Settings for choosing tokens; see `lmprog.wire.Sampling` for ranges and defaults. Unset ones
-    come from below.
+    """Sampling settings; see `lmprog.wire.Sampling` for ranges and defaults. Unset ones are
+    inherited.
     """
 
     temperature: float | UnsetType = UNSET
@@ -168,12 +168,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 msgspec.structs.force_setattr(self, name, _checked(name, value))
 
     def given(self) -> dict[str, Any]:
-        """What was said, by name."""
+        """The settings that were given, by name."""
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
         return {name: value for name, value in values if value is not UNSET}
 
     def over(self, below: Sampling) -> Sampling:
-        """This over `below`: where both say something, this one counts."""
+        """Merges two layers: this one takes precedence over `below`."""
         mine = self.given()
         if not mine:
             return below
@@ -181,8 +181,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Sampling(**{**theirs, **mine}) if theirs else self
 
     def resolve(self) -> wire.SamplingParams:
-        """What travels: the rest filled with the defaults. Raises `InvalidParameter` for a
-        contradiction.
+        """All settings, with defaults filled in. Raises `InvalidParameter` for
+        contradictory ones.
         """
         result = wire.SamplingParams(**self.given())
         if result.max_tokens is not None and result.min_tokens > result.max_tokens:
@@ -196,17 +196,17 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def with_max_tokens(sampling: wire.SamplingParams, max_tokens: int) -> wire.SamplingParams:
-    """The same, ended earlier."""
+    """The same parameters with another token limit."""
     return msgspec.structs.replace(sampling, max_tokens=max_tokens)
 
 
 def is_sampling(name: str) -> bool:
-    """Whether `name` is a keyword that `sampling_of` understands."""
+    """Whether `sampling_of` accepts the keyword `name`."""
     return name in SamplingOptions.__annotations__
 
 
 def unknown_option(name: str, valid: Iterable[str]) -> InvalidParameter:
-    """The error for a keyword that does not exist, with the nearest one and all others."""
+    """The error for an unknown keyword, with the nearest valid one and all others."""
     known = sorted(valid)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
@@ -219,8 +219,8 @@ def unknown_option(name: str, valid: Iterable[str]) -> InvalidParameter:
 
 
 def sampling_of(options: Mapping[str, Any], also: Iterable[str] = ()) -> Sampling:
-    """A `Sampling` from keywords, SGLang's spellings included. Raises `InvalidParameter` for an
-    unknown one; `also` are the other options that the caller has, for the error.
+    """A `Sampling` from keywords, SGLang's names included. Raises `InvalidParameter` for unknown
+    ones; `also` lists the caller's other options, for the error message.
     """
     for name in options:
         if not is_sampling(name) and ALIASES.get(name, name) not in Sampling.__struct_fields__:

@@ -1,6 +1,6 @@
-"""The module-level spelling of ops: `lmprog.gen`, `lmprog.select`, `lmprog.user` and the others.
+"""The module-level functions that create ops: `lmprog.gen`, `lmprog.select`, `lmprog.user`, ...
 
-They make values, which do nothing until they are appended to a branch.
+They return values, which have no effect until they are appended to a branch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def gen(
     **options: Unpack[GenOptions],
 ) -> GenOp[T]: ...
 def gen(*what: Any, **options: Any) -> Any:
-    """A generation. With `choices=` it is a `select` among them, as in SGLang."""
+    """A generation. With `choices=` it is a `select`, as in SGLang."""
     name, max_tokens = leading(what, options)
     if options.get("choices") is not None:
         return _scored(name, options)
@@ -54,8 +54,8 @@ def gen(*what: Any, **options: Any) -> Any:
 
 
 def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
-    """`gen(name, choices=...)` in SGLang's sense: sampling keywords are checked, and mean nothing
-    to the scoring.
+    """SGLang's `gen(name, choices=...)`: sampling keywords are checked but do not affect the
+    scores.
     """
     rest = {key: value for key, value in options.items() if key not in ("choices", "heal", "keep")}
     scoring: dict[str, Any] = {
@@ -72,14 +72,14 @@ def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
 def gen_int(
     name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
 ) -> GenOp[int]:
-    """A generation of a whole number."""
+    """A generation of an integer."""
     return gen_op(int, max_tokens, {**options, "name": name})
 
 
 def gen_string(
     name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
 ) -> GenOp[str]:
-    """A generation of one string in double quotes, with any character that JSON allows in it."""
+    """A generation of one string in double quotes, with any characters that JSON allows."""
     quoted = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
     return gen_op(str, max_tokens, {**options, "name": name, "regex": quoted})
 
@@ -89,8 +89,8 @@ def select(
     choices: Sequence[str] | None = None,
     **options: Unpack[SelectOptions],
 ) -> SelectOp:
-    """A choice by likelihood: `select("kind", ["invoice", "other"])`, or without a name
-    `select(["a", "b"])`.
+    """A choice by likelihood: `select("kind", ["invoice", "other"])`, or unnamed `select(["a",
+    "b"])`.
     """
     if choices is None and name is not None and not isinstance(name, str):
         name, choices = None, name
@@ -101,7 +101,7 @@ def select(
 
 
 def role(name: str, content: object = None) -> Concat:
-    """A whole turn of a chat; the checkpoint's own template says how it is written."""
+    """A complete chat message, formatted by the checkpoint's own template."""
     inner = () if content is None else (content,)
     return Concat((RoleBeginExpr(name), *inner, RoleEndExpr(name)))
 
@@ -148,9 +148,9 @@ def separate_reasoning(
     *,
     marks: tuple[str, str] | Marks | None = None,
 ) -> Concat:
-    """`expr` with the reasoning of its generations told apart: `s["x"]` is the answer, and the rest
-    of the program sees no more of it; the reasoning is `s["x_reasoning_content"]`. `model_type` is
-    SGLang's name of a kind of model.
+    """`expr`, with reasoning separated from the answers of its generations: `s["x"]` and the rest
+    of the program see only the answer; `s["x_reasoning_content"]` is the reasoning. `model_type` is
+    SGLang's name of a model family.
     """
     known = (
         marks_of(True if marks is None else marks)
@@ -175,12 +175,12 @@ def _apart(part: object, marks: Marks) -> object:
 
 
 def image(path: str) -> Expr:
-    """Refused: no model that lmprog runs reads images."""
+    """Raises an error: no model that lmprog runs accepts images."""
     raise NotSupported(f"images are not supported by this model (asked for {path!r})")
 
 
 def video(path: str, num_frames: int) -> Expr:
-    """Refused: no model that lmprog runs reads videos."""
+    """Raises an error: no model that lmprog runs accepts videos."""
     raise NotSupported(
         f"videos are not supported by this model (asked for {path!r}, {num_frames} frames)"
     )

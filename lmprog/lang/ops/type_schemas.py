@@ -1,13 +1,13 @@
-"""Python types -> JSON schemas, and generated JSON -> values of those types.
+"""Converts Python types to JSON schemas, and generated JSON to values of those types.
 
 Supported: `int float bool str None`, `Any`, `Decimal`, dates and UUIDs, enums, `Literal`,
-dataclasses, typed dicts, named tuples, `list tuple dict` and their abstract kin, `Optional` and
-unions, `Annotated` with bounds (objects with attributes such as `ge`, `max_length`, `pattern`), and
-pydantic models with their constraints. Recursive types work. Objects are closed: a model writes the
-declared fields and no others.
+dataclasses, typed dicts, named tuples, `list tuple dict` and their abstract counterparts,
+`Optional` and unions, `Annotated` with bounds (objects with attributes such as `ge`, `max_length`,
+`pattern`), and pydantic models with their constraints. Types may be recursive. Objects are closed:
+only the declared fields are generated.
 
-Knows the standard library alone; pydantic is used only through a model that the caller brings. It
-knows no automata: what a schema means is decided where it is compiled.
+Uses the standard library only; pydantic is used only through models that the caller passes. Knows
+no automata: schemas are interpreted where they are compiled.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _LENGTHS = {
 
 
 def schema_of(tp: object) -> JsonObject:
-    """The JSON schema of a type. Raises UnsupportedSchema, with the place in the type, where there
-    is none.
+    """The JSON schema of a type. Raises UnsupportedSchema, with the place in the type, if there is
+    none.
     """
     builder = _SchemaBuilder()
     schema = builder.build(tp, "#")
@@ -79,8 +79,8 @@ def schema_of(tp: object) -> JsonObject:
 
 
 def value_of(tp: object, text: str) -> object:
-    """`text`, JSON for `schema_of(tp)`, as a value of the type. Raises ValidationFailed where it is
-    none.
+    """Parses `text`, JSON for `schema_of(tp)`. Raises ValidationFailed if it does not fit
+    the type.
     """
     try:
         return convert(
@@ -91,7 +91,7 @@ def value_of(tp: object, text: str) -> object:
 
 
 class _SchemaBuilder:
-    """Builds one schema; types that may be recursive are defined once under `$defs`."""
+    """Builds one schema; types that may be recursive are defined once, under `$defs`."""
 
     def __init__(self) -> None:
         self.defs: dict[str, JsonObject] = {}
@@ -102,7 +102,7 @@ class _SchemaBuilder:
         try:
             plain = _PLAIN.get(tp)
         except TypeError:
-            plain = None  # an unhashable annotation is none of these
+            plain = None  # an unhashable annotation is not a plain type
         if plain is not None:
             return dict(plain)
         origin, args = typing.get_origin(tp), typing.get_args(tp)
@@ -171,7 +171,7 @@ class _SchemaBuilder:
                 if value is not None:
                     bounds[keyword] = getattr(
                         value, "pattern", value
-                    )  # a compiled pattern says its text
+                    )  # the text of a compiled pattern
             for attribute, keywords in _LENGTHS.items():
                 value = getattr(note, attribute, None)
                 if value is not None:
@@ -181,7 +181,7 @@ class _SchemaBuilder:
         )
 
     def _defined(self, tp: Any, path: str) -> JsonObject:
-        """A reference to the type's definition, made when it is first met."""
+        """A reference to the type's definition, which is built on first use."""
         name = self._names.get(tp)
         if name is None:
             name, count = tp.__name__, 2
@@ -197,8 +197,11 @@ class _SchemaBuilder:
     def _fields(self, tp: Any, path: str) -> JsonObject:
         try:
             hints = hints_of(tp)
-        except NameError as error:  # an annotation written as text is looked up in the module
-            message = f"{name_of(tp)} at {path} names a type that its module does not have ({error}); define it there"
+        except NameError as error:  # string annotations are resolved in the module
+            message = (
+                f"{name_of(tp)} at {path} names a type that its module does not have "
+                f"({error}); define it there"
+            )
             raise UnsupportedSchema(message, keyword="type", path=path) from error
         if dataclasses.is_dataclass(tp):
             fields = [field for field in dataclasses.fields(tp) if field.init]
@@ -219,7 +222,7 @@ class _SchemaBuilder:
         }
 
     def _pydantic(self, tp: Any, name: str) -> JsonObject:
-        """The model's own schema, its definitions moved beside ours."""
+        """The model's own schema; its definitions are moved into this schema's `$defs`."""
         schema: JsonObject = tp.model_json_schema()
         own = schema.pop("$defs", {})
         renamed = {f"#/$defs/{inner}": f"#/$defs/{name}.{inner}" for inner in own}
@@ -230,12 +233,12 @@ class _SchemaBuilder:
 
 
 def _notes(notes: Sequence[Any]) -> list[Any]:
-    """Annotations, and those that pydantic's `Field(...)` carries inside."""
+    """The annotations, including those inside pydantic's `Field(...)`."""
     return [inner for note in notes for inner in (note, *(getattr(note, "metadata", None) or ()))]
 
 
 def _closed(node: Any, renamed: Mapping[str, str]) -> Any:
-    """A schema with its references renamed and every object with declared properties closed."""
+    """The schema with renamed references; every object with declared properties is closed."""
     if isinstance(node, list):
         return [_closed(item, renamed) for item in node]
     if not isinstance(node, dict):

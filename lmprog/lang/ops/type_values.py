@@ -1,8 +1,7 @@
-"""Generated JSON data -> values of Python types, and what can be asked of a type without making its
-schema.
+"""Converts generated JSON data to values of Python types, and inspects types without a schema.
 
-The counterpart of `types.py`, which has the list of supported types. Knows the standard library
-alone.
+The counterpart of `type_schemas.py`, which lists the supported types. Uses the standard library
+only.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def hints_of(tp: object) -> dict[str, Any]:
 
 
 def required_keys(tp: Any) -> set[str]:
-    """Of a typed dict; `NotRequired` inside a postponed annotation is not seen by the class
-    itself.
+    """The required keys of a typed dict. In postponed annotations the class itself does not see
+    `NotRequired`.
     """
     marks = {name: typing.get_origin(hint) for name, hint in hints_of(tp).items()}
     known = {
@@ -65,9 +64,7 @@ def required_keys(tp: Any) -> set[str]:
 
 
 def unwrapped(tp: object) -> object:
-    """Without the wrappers that do not change a value: NewType, `type X = ...`, Required,
-    ReadOnly.
-    """
+    """Removes wrappers that do not change a value: NewType, `type X = ...`, Required, ReadOnly."""
     while True:
         if isinstance(tp, typing.NewType):
             tp = tp.__supertype__
@@ -80,7 +77,7 @@ def unwrapped(tp: object) -> object:
 
 
 def convert(tp: Any, data: Any) -> Any:
-    """JSON data as a value of `tp`. Raises ValueError or TypeError where it does not fit."""
+    """JSON data as a value of `tp`. Raises ValueError or TypeError if it does not fit."""
     tp = unwrapped(tp)
     origin, args = typing.get_origin(tp), typing.get_args(tp)
     if origin is typing.Annotated:
@@ -144,7 +141,7 @@ def _expect(kind: Any, data: Any) -> Any:
 
 
 def _member(values: Sequence[Any], data: Any) -> Any:
-    """The equal value of the same kind: 1 is not True."""
+    """The member that is equal and of the same type: 1 is not True."""
     for value in values:
         if value == data and isinstance(value, bool) == isinstance(data, bool):
             return value
@@ -152,9 +149,7 @@ def _member(values: Sequence[Any], data: Any) -> Any:
 
 
 def _first_that_fits(args: Sequence[object], data: Any) -> Any:
-    """Of the members of a union. A model that would drop what was written comes after those that
-    take it all.
-    """
+    """The value for a union: members that keep all data come before models that would drop some."""
     for arg in [
         *(arg for arg in args if _takes_all(arg, data)),
         *(arg for arg in args if not _takes_all(arg, data)),
@@ -167,14 +162,14 @@ def _first_that_fits(args: Sequence[object], data: Any) -> Any:
 
 
 def _takes_all(tp: Any, data: Any) -> bool:
-    """Whether `tp` is no pydantic model that ignores some of what `data` has."""
+    """Whether `tp` is not a pydantic model that would ignore part of `data`."""
     if not is_pydantic(tp) or not isinstance(data, dict):
         return True
     try:
-        tp.model_validate(data, extra="forbid")  # in the models inside of it, too
+        tp.model_validate(data, extra="forbid")  # also in nested models
     except ValueError:
         return False
-    except TypeError:  # before version 2.12 it could not be told so
+    except TypeError:  # pydantic before 2.12 has no such argument
         return data.keys() <= {field.alias or name for name, field in tp.model_fields.items()}
     return True
 

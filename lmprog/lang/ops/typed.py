@@ -1,9 +1,8 @@
-"""What a requested type means for a generation: the constraint that travels, and the value made
-from the text.
+"""Typed generations: the constraint for a requested type, and parsing the text into a value.
 
-A union of plain strings (`Literal["yes", "no"]`, an enum of strings) is generated bare, without
-quotes; everything else is JSON, by `lmprog.lang.ops.type_schemas`, which is imported when the first
-typed generation is asked for.
+A union of plain strings (`Literal["yes", "no"]`, an enum of strings) is generated without quotes;
+all other types are JSON, through `lmprog.lang.ops.type_schemas`, which is imported with the first
+typed generation.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import typing
 from lmprog import wire
 from lmprog.errors import ValidationFailed
 
-_ENDING = (str, bool, None, type(None))  # in a union these are JSON that says itself where it ends
+_ENDING = (str, bool, None, type(None))  # as union members: self-delimiting JSON
 
 
 def _bare_options(tp: object) -> tuple[str, ...] | None:
-    """The texts of a type that consists of plain strings only; None for any other type."""
+    """The options of a type that consists of plain strings only, else None."""
     if typing.get_origin(tp) is typing.Literal:
         values: tuple[object, ...] = typing.get_args(tp)
     elif isinstance(tp, type) and issubclass(tp, enum.Enum):
@@ -33,8 +32,8 @@ def _bare_options(tp: object) -> tuple[str, ...] | None:
 
 
 def constraint_of(tp: object) -> wire.Constraint | None:
-    """What confines the text to `tp`; None for `str`. Raises `UnsupportedSchema` for a type that
-    has no schema.
+    """The constraint for `tp`; None for `str`. Raises `UnsupportedSchema` for a type without a
+    schema.
     """
     if tp is str:
         return None
@@ -47,8 +46,9 @@ def constraint_of(tp: object) -> wire.Constraint | None:
 
 
 def natural_stops(tp: object) -> tuple[str, ...]:
-    """What ends a bare value where nobody says what does: the end of its line. () for text, and for
-    types whose values end by themselves (an object does, a number does not)."""
+    """The default stops of a bare value: the end of its line. () for text and for types whose
+    values are self-delimiting (an object is, a number is not).
+    """
     if tp is str:
         return ()
     options = _bare_options(tp)
@@ -58,9 +58,9 @@ def natural_stops(tp: object) -> tuple[str, ...]:
 
 
 def _is_bare_number(tp: object) -> bool:
-    """Whether values of `tp`, which are JSON, may be numbers, and never an array or an object: in
-    what stands in one line (a string's line ends are escaped) only a number leaves open where it
-    ends."""
+    """Whether values of `tp`, written as JSON, may be numbers but never arrays or objects. In a
+    single line (line ends in strings are escaped) only a number leaves open where it ends.
+    """
     from lmprog.lang.ops.type_values import unwrapped
 
     tp = unwrapped(tp)
@@ -81,8 +81,8 @@ def _is_bare_number(tp: object) -> bool:
 
 
 def value_of(tp: object, text: str) -> object:
-    """`text` as a value of `tp`. Raises `ValidationFailed` where it is none (cut by `max_tokens`,
-    say).
+    """Parses `text` as `tp`. Raises `ValidationFailed` if it does not fit, for instance if cut off
+    by `max_tokens`.
     """
     if tp is str:
         return text
