@@ -2,7 +2,7 @@
 
 ::
 
-    with Runtime("nano") as runtime:          # a process of its own, ended with the block
+    with RuntimeProcess("nano") as runtime:   # a process of its own, ended with the block
         connection = runtime.connect()        # a ClientChannel; `.info` is the runtime's Welcome
 
     connection = connect("ipc:///path/of/socket")
