@@ -24,7 +24,8 @@ REGEXES = [
     r"\d{4}-\d{2}-\d{2}",
     r"-?\d+(\.\d+)?([eE][+-]?\d{1,3})?",
     r".{0,40}",
-    r'\{"name": "[\w ]{1,16}", "house": "(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)", "alive": (true|false)\}',
+    r'\{"name": "[\w ]{1,16}", "house": "(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)", '
+    r'"alive": (true|false)\}',
     r"(The quick brown fox jumps over the lazy dog\. )+End",
     r"([^\W\d_]+, )*[^\W\d_]+",
     r"[\u00e0-\u00ff]{2,9}",

@@ -28,7 +28,8 @@ class Color(Enum):
 def test_importing_it_loads_no_torch_and_no_runtime() -> None:
     code = (
         "import sys, lmprog; assert 'numpy' not in sys.modules; c = lmprog.constraint(regex='a+'); "
-        "assert c.accepts('aa'); assert 'torch' not in sys.modules; assert callable(lmprog.constraint)"
+        "assert c.accepts('aa'); assert 'torch' not in sys.modules; assert "
+        "callable(lmprog.constraint)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

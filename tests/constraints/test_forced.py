@@ -89,7 +89,8 @@ def test_forced_tokens_are_canonical_in_every_run(
     real: Vocabulary, encode: Callable[[str], Sequence[int]], rng: random.Random
 ) -> None:
     patterns = [
-        r'\{"name": "[A-Za-z ]{1,12}", "house": "(Gryffindor|Slytherin)", "wand_length": [0-9]{1,2}(\.[0-9])?\}',
+        r'\{"name": "[A-Za-z ]{1,12}", "house": "(Gryffindor|Slytherin)", "wand_length": '
+        r"[0-9]{1,2}(\.[0-9])?\}",
         r"The answer is (yes|no|unknown), because [a-z ]{5,30}\.",
         r'\[("item_[0-9]+", )*"last_item"\]',
         r"http(s)?://www\.example\.(com|org)/[a-z]{1,8}",

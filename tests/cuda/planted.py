@@ -2,8 +2,6 @@
 stand there).
 """
 
-# ruff: noqa: E501 (lines of the kernels are quoted whole)
-
 from __future__ import annotations
 
 Fault = tuple[str, str, str]
@@ -57,7 +55,7 @@ ATTENTION: dict[str, Fault] = {
     "merge in base e": ("tree_merge.cuh", "exp2_fast(", "exp_exact("),
     "merge without the last partial": ("tree_merge.cuh", "float o[own] = {}, sum = " "0.0f;", "float o[own] = {}, sum = 0.0f; if (end - start > 2) continue;"),
     "merge of what was written directly": ("tree_merge.cuh", "if (end - start < 2) continue;", ""),
-    "barrier that half of the threads reach": (_TREE, "    block_sync();\n    for (int x " "= " "0; x < 2; x++) {\n        float total", "    if (warp) block_sync();\n    for (int x = 0; x < 2; x++) {\n        float total"),
+    "barrier that half of the threads reach": (_TREE, "    block_sync();\n    for (int " "x " "= " "0; x < 2; x++) {\n        float total", "    if (warp) block_sync();\n    for (int x = 0; x < 2; x++) {\n        float total"),
 }  # fmt: skip
 
 SAMPLING: dict[str, Fault] = {
@@ -67,7 +65,7 @@ SAMPLING: dict[str, Fault] = {
     "mask bits from the wrong end": (_SAMPLE, ">> (token & 31) & 1", ">> (31 - (token & 31)) & 1"),
     "choice without what lies before": (_SAMPLE, "            point -= own;", ""),
     "greedy takes the last of equals": (_SAMPLE, "other == best && its < token", "other == best && its > token"),
-    "penalty multiplies what is positive": (_SAMPLE, "old > 0.0f ? divide(old, repeat) : " "old " "* repeat", "old * repeat"),
+    "penalty multiplies what is positive": (_SAMPLE, "old > 0.0f ? divide(old, repeat) " ": " "old " "* repeat", "old * repeat"),
     "edits of one thread race with the scan": (_SAMPLE, "            edit_row(args, " "pick, " "logits);\n            block_sync();", "            edit_row(args, pick, logits);"),
     "scores of the warps are not joined": ("score_rows.cuh", "join(maximum, sum, " "part.x, " "part.y);", "maximum = part.x, sum = part.y;"),
 }  # fmt: skip

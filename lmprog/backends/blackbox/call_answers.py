@@ -346,6 +346,7 @@ def _refuse_layout(constraint: wire.Constraint | None) -> None:
     """
     if isinstance(constraint, wire.JsonSchema) and constraint != wire.JsonSchema(constraint.schema):
         raise NotSupported(
-            "whitespace and order of JSON cannot be asked of an API; leave them out, or use a backend "
+            "whitespace and order of JSON cannot be asked of an API; leave them out, or use "
+            "a backend "
             "on lmprog's runtime"
         )
