@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selenium import webdriver
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    ElementNotInteractableException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -89,10 +94,22 @@ class Window:
         return len(self.all(selector))
 
     def click(self, selector: str) -> None:
+        """Clicks as soon as the element can be clicked: the page may be laying itself out."""
+        self.until(lambda: self._clicked(selector), f"{selector} that can be clicked")
+
+    def _clicked(self, selector: str) -> bool:
         self.script(
             "document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector
         )
-        self.one(selector).click()
+        try:
+            self.one(selector).click()
+        except (
+            ElementClickInterceptedException,
+            ElementNotInteractableException,
+            StaleElementReferenceException,
+        ):
+            return False
+        return True
 
     def fill(self, selector: str, text: str) -> None:
         """Replaces what a field holds."""
