@@ -15,7 +15,7 @@ from lmprog import wire
 from lmprog.errors import LmprogError
 
 if TYPE_CHECKING:
-    from lmprog.transport import ClientChannel
+    from lmprog.transport import GreetedChannel
 
 
 class DelayedChannel:
@@ -23,7 +23,8 @@ class DelayedChannel:
     counting is added.
     """
 
-    def __init__(self, inner: ClientChannel, round_trip: float) -> None:
+    def __init__(self, inner: GreetedChannel, round_trip: float) -> None:
+        self.info = inner.info
         self.sent = 0  # messages to the runtime
         self._inner = inner
         self._one_way = round_trip / 2

@@ -17,7 +17,7 @@ import msgspec
 
 from lmprog import wire
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
-from lmprog.transport import ClientChannel
+from lmprog.transport import GreetedChannel
 
 
 class Tap:
@@ -27,7 +27,8 @@ class Tap:
     stands.
     """
 
-    def __init__(self, channel: ClientChannel) -> None:
+    def __init__(self, channel: GreetedChannel) -> None:
+        self.info = channel.info
         self._channel = channel
         self.ops: list[wire.Op] = []
         self.replies: list[wire.Reply] = []

@@ -72,7 +72,7 @@ class Bench:
         with launch.RuntimeProcess(self.model, **fields) as runtime:
             connection = runtime.connect("benchmark")
             tap = Tap(connection)
-            with RuntimeBackend(tap, welcome=connection.info) as backend:
+            with RuntimeBackend(tap) as backend:
                 _warm_up.using(backend=backend, temperature=0.0, ignore_eos=True).run()
                 flush(backend)
                 before = describe(backend)

@@ -116,7 +116,7 @@ def bare_wire(address: str, calls: int, each: int, body: dict[str, Any]) -> floa
     """
     connection = launch.connect(address, client="benchmark")
     sampling = wire.SamplingParams(temperature=0.0, max_tokens=body["max_tokens"], ignore_eos=True)
-    with RuntimeBackend(connection, welcome=connection.info) as backend:
+    with RuntimeBackend(connection) as backend:
         client, began = backend.client, time.perf_counter()
 
         def one(number: int) -> None:

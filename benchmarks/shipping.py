@@ -160,7 +160,7 @@ def lines(
     for latency in latencies:
         connection = launch.connect(address, client="shipping")
         channel = DelayedChannel(connection, latency / 1000)
-        with RuntimeBackend(channel, welcome=connection.info) as backend:
+        with RuntimeBackend(channel) as backend:
             for name in names:
                 ship(backend, channel, PROGRAMS[name], True, tokens)  # warms up what is made once
                 whole, single = measured(backend, channel, PROGRAMS[name], tokens, repeat)

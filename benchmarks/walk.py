@@ -21,6 +21,7 @@ import msgspec
 import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig
+from lmprog.launch import greet
 from lmprog.runtime.assembly import assemble
 from lmprog.transport import LocalRuntimeChannel
 
@@ -69,7 +70,7 @@ def main() -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with RuntimeBackend(channel.connect()) as backend:
+    with RuntimeBackend(greet(channel.connect())) as backend:
         one.run(backend=backend)
         following.set()
         threading.setprofile(walk.profile)

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from lmprog import wire
-from lmprog.errors import Cancelled, LmprogError, ProtocolError, RuntimeGone, from_wire
+from lmprog.errors import Cancelled, LmprogError, RuntimeGone, from_wire
 
 if TYPE_CHECKING:
-    from lmprog.transport import ClientChannel
+    from lmprog.transport import GreetedChannel
 
 CallOp: TypeAlias = (
     wire.Generate | wire.Select | wire.Read | wire.Describe | wire.Inspect | wire.Flush
@@ -107,16 +107,9 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 class Client:
     """A connection to a runtime. Owns `channel`, and closes it."""
 
-    def __init__(
-        self,
-        channel: ClientChannel,
-        *,
-        welcome: wire.Welcome | None = None,
-        name: str = "",
-        timeout: float = 60.0,
-    ) -> None:
-        """Sends the greeting and waits `timeout` s for its answer, unless `welcome` is given."""
+    def __init__(self, channel: GreetedChannel) -> None:
         self._channel = channel
+        self.welcome = channel.info
         self._numbers = itertools.count(1)
         self._state = threading.Lock()  # guards outbox, calls, gone
         self._sending = threading.Lock()  # keeps frames in the order of the ops
@@ -129,10 +122,8 @@ class Client:
         ] = {}  # branch -> why one of its ops could not even be sent
         self._gone: LmprogError | None = None
         self._closing = threading.Event()
-        self._greeted: Future[wire.Welcome] = Future()
         self._receiver = threading.Thread(target=self._receive, name="lmprog-client", daemon=True)
         self._receiver.start()
-        self.welcome = welcome or self._greet(name, timeout)
 
     @property
     def closed(self) -> bool:
@@ -239,18 +230,6 @@ class Client:
         if threading.current_thread() is not self._receiver:
             self._receiver.join()
 
-    def _greet(self, name: str, timeout: float) -> wire.Welcome:
-        self.post(wire.Hello(version=wire.PROTOCOL_VERSION, client=name))
-        self.flush()
-        try:
-            return self._greeted.result(timeout)
-        except TimeoutError:
-            self.close()
-            raise RuntimeGone(f"the runtime did not answer within {timeout:g} s") from None
-        except LmprogError:
-            self.close()
-            raise
-
     def _receive(self) -> None:
         """Body of the receiving thread."""
         try:
@@ -264,8 +243,8 @@ class Client:
 
     def _deliver(self, reply: wire.Reply) -> None:
         if isinstance(reply, wire.Welcome):
-            self._meet(reply)
-        elif isinstance(reply, wire.Delta):
+            return  # the greeting is over before a client is made
+        if isinstance(reply, wire.Delta):
             call = self._calls.get(reply.call)
             if call is not None and call.on_delta is not None:
                 call.on_delta(reply)
@@ -277,16 +256,6 @@ class Client:
                 self._finish(reply.call, error)
         else:
             self._finish(reply.call, reply)
-
-    def _meet(self, welcome: wire.Welcome) -> None:
-        if welcome.version != wire.PROTOCOL_VERSION:
-            message = (
-                f"the runtime speaks version {welcome.version} of the protocol, "
-                f"this client {wire.PROTOCOL_VERSION}"
-            )
-            self._fail(ProtocolError(message))
-        elif not self._greeted.done():
-            self._greeted.set_result(welcome)
 
     def _finish(self, call_id: int, outcome: LastReply | LmprogError) -> None:
         with self._state:
@@ -304,7 +273,5 @@ class Client:
             self._calls.clear()
             self._reads.clear()
             self._outbox.clear()
-        if not self._greeted.done():
-            self._greeted.set_exception(error)
         for call in waiting:
             call.finish(error)

@@ -35,8 +35,7 @@ class Runtime(RuntimeBackend):
         model = model or path or "nano"
         self.process = launch.RuntimeProcess(model, **options)
         try:
-            connection = self.process.connect("python")
-            super().__init__(connection, welcome=connection.info)
+            super().__init__(self.process.connect("python"))
         except BaseException:
             self.process.close()
             raise
@@ -71,5 +70,4 @@ def connect(
         from lmprog.backends.server_backend import RuntimeEndpoint
 
         return RuntimeEndpoint(address, api_key)
-    connection = launch.connect(address, client="python", keys=keys, timeout=timeout)
-    return RuntimeBackend(connection, welcome=connection.info)
+    return RuntimeBackend(launch.connect(address, client="python", keys=keys, timeout=timeout))

@@ -36,7 +36,7 @@ class Fleet(RuntimeBackend):
             raise InvalidParameter("a fleet needs the address of a runtime", name="addresses")
         self.members = members or FixedMembers(addresses, keys)
         self.channel = FleetChannel(self.members, slots=slots)
-        super().__init__(self.channel, welcome=self.channel.welcome)
+        super().__init__(self.channel)
 
     @classmethod
     def local(

@@ -14,16 +14,14 @@ from lmprog.errors import LmprogError, ProtocolError
 
 if TYPE_CHECKING:
     from lmprog.backends import Backend
-    from lmprog.transport import ClientChannel
+    from lmprog.transport import GreetedChannel
 
 
 class RuntimeBackend:
     """Owns a client over `channel`. A context manager: leaving it closes the client."""
 
-    def __init__(
-        self, channel: ClientChannel, *, welcome: wire.Welcome | None = None, name: str = ""
-    ) -> None:
-        self._client = Client(channel, welcome=welcome, name=name)
+    def __init__(self, channel: GreetedChannel) -> None:
+        self._client = Client(channel)
 
     @property
     def client(self) -> Client:

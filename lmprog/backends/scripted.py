@@ -51,7 +51,7 @@ class Scripted:
         self._script: list[Scripting] = [] if callable(answers) else list(answers)
         self._lock = threading.Lock()
         self.runtime = TextRuntime(self, "scripted")
-        self._client = Client(self.runtime, name="scripted")
+        self._client = Client(self.runtime)
 
     @property
     def client(self) -> Client:

@@ -65,7 +65,8 @@ class TextRuntime:
     def __init__(self, answerer: Answerer, model: str = "text") -> None:
         self.frames: list[tuple[wire.Op, ...]] = []  # all frames that were sent, for inspection
         self._answerer = answerer
-        self._model = model
+        no_tokens = 0  # token counts are in words
+        self.info = wire.Welcome(wire.PROTOCOL_VERSION, model, 2**20, no_tokens, 1, 2**20, 0)
         self._lock = threading.RLock()
         self._branches: dict[int, _Branch] = {}
         self._results: dict[int, tuple[str, ...] | LmprogError] = {}
@@ -124,17 +125,14 @@ class TextRuntime:
     # --- ops
 
     def _take(self, op: wire.Op) -> None:
-        if isinstance(op, wire.Hello):
-            no_tokens = 0  # token counts are in words
-            self._replies.put(wire.Welcome(op.version, self._model, 2**20, no_tokens, 1, 2**20, 0))
-        elif isinstance(op, wire.Open):
+        if isinstance(op, wire.Open):
             self._branches[op.branch] = _Branch()
         elif isinstance(op, wire.Close):
             self._close(op.branch)
         elif isinstance(op, wire.Cancel):
             self._cancel(op.call)
-        elif isinstance(op, wire.Contest):
-            pass  # the client makes the same decision itself
+        elif isinstance(op, wire.Hello | wire.Contest):
+            pass  # a text runtime needs no greeting; the client decides contests itself
         elif isinstance(op, wire.Describe | wire.Flush):
             self._replies.put(wire.Described(op.call, {"branches": float(len(self._branches))}))
         elif isinstance(op, wire.Inspect):

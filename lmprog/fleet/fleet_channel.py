@@ -32,8 +32,8 @@ DEFAULT_SLOTS = 64
 
 
 class FleetChannel:
-    """A `ClientChannel` over the replicas of `members`, which it owns. `welcome` is a greeting for
-    all of them.
+    """A `ClientChannel` over the replicas of `members`, which it owns. `info` speaks for all
+    of them.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FleetChannel:
             raise RuntimeGone(f"no replica of the fleet answered within {timeout:g} seconds")
 
     @property
-    def welcome(self) -> wire.Welcome:
+    def info(self) -> wire.Welcome:
         """The first replica's greeting, with the pages of all that are up."""
         assert self._first is not None
         with self._lock:
@@ -80,11 +80,8 @@ class FleetChannel:
             raise RuntimeGone("the fleet's channel was closed")
         ops_frames(ops)  # what is wrong is found here, and not when it is sent to some replica
         with self._lock:
-            greetings = [op for op in ops if isinstance(op, wire.Hello)]
-            self._router.take_ops([op for op in ops if not isinstance(op, wire.Hello)])
+            self._router.take_ops(ops)
             self._pass_on()
-        for _ in greetings:
-            self._heard.put(self.welcome)
 
     def receive(self, timeout: float) -> list[wire.Reply]:
         """See `ClientChannel.receive`."""

@@ -161,8 +161,6 @@ class Router:
                 return self._calls.get(call)
             case wire.Contest(calls=calls):
                 return self._calls.get(calls[0])
-            case wire.Hello():
-                return None
             case _:
                 return self._branches.get(getattr(op, "branch", -1))
 

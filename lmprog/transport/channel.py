@@ -95,6 +95,15 @@ class ClientChannel(Protocol):
         ...
 
 
+class GreetedChannel(ClientChannel, Protocol):
+    """A client's end after the greeting: `lmprog.launch.Connection`, or a double without a wire."""
+
+    @property
+    def info(self) -> wire.Welcome:
+        """What the runtime says of itself."""
+        ...
+
+
 def ops_frames(ops: Sequence[wire.Op]) -> list[bytes]:
     """The ops as few frames as the limit of ops allows, in order, checked as the receiver will
     check them. Raises `InvalidParameter`; then nothing may be sent.

@@ -13,6 +13,7 @@ from lmprog.backends.client import Client
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.cli import chat, main
 from lmprog.cli.http_endpoint import Endpoint
+from lmprog.launch import greet
 from tests.server.fake_runtime import Fake
 
 SHORT: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
@@ -20,7 +21,7 @@ SHORT: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
 
 @pytest.fixture
 def backend() -> Iterator[RuntimeBackend]:
-    with Fake() as fake, RuntimeBackend(fake.channel.connect()) as made:
+    with Fake() as fake, RuntimeBackend(greet(fake.channel.connect())) as made:
         yield made
 
 

@@ -11,6 +11,7 @@ import pytest
 import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.launch import greet
 from lmprog.native import compiler, kernels_folder
 from lmprog.runtime.assembly import assemble
 from lmprog.transport import LocalRuntimeChannel
@@ -46,7 +47,7 @@ def runtime_on(device: str) -> Iterator[RuntimeBackend]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        with RuntimeBackend(channel.connect()) as backend:
+        with RuntimeBackend(greet(channel.connect())) as backend:
             yield backend
     finally:
         ended.set()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.launch import greet
 from tests.lang.small_runtime import Real, Small
 
 
@@ -19,7 +20,7 @@ def small() -> Iterator[Small]:
 
 @pytest.fixture
 def backend(small: Small) -> Iterator[RuntimeBackend]:
-    with RuntimeBackend(small.channel.connect()) as made:
+    with RuntimeBackend(greet(small.channel.connect())) as made:
         yield made
         assert describe(made)["open_branches"] == 0, "every branch is closed by whoever opened it"
 

@@ -40,7 +40,7 @@ def test_branches_share_the_prefix_and_nothing_of_it_is_sent_again() -> None:
         for piece in op.pieces
     ]
     assert texts == [wire.TextPiece("a long prefix")]
-    assert [type(op) for op in scripted.frames[1]] == [
+    assert [type(op) for op in scripted.frames[0]] == [
         wire.Open,
         wire.Append,
         wire.Fork,

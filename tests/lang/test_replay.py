@@ -15,6 +15,7 @@ from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.cli import main
 from lmprog.errors import ContextOverflow, ModelError, ProtocolError, RequestRejected
 from lmprog.lang.runs.run_replay import Recording, replay
+from lmprog.launch import greet
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 
@@ -84,7 +85,7 @@ def test_contests_under_load_are_replayed_with_what_won_them(real: Real, tmp_pat
             *(contested.using(backend=backend).arun(number) for number in range(12))
         )
 
-    with RuntimeBackend(real.channel.connect()) as backend:
+    with RuntimeBackend(greet(real.channel.connect())) as backend:
         for number, run in enumerate(asyncio.run(main())):
             run.save(tmp_path / f"{number}.json")
             replayed = replay(tmp_path / f"{number}.json", backend)

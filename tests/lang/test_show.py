@@ -14,6 +14,7 @@ import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow
 from lmprog.lang.runs.work_view import ShownPart, parts_of
+from lmprog.launch import greet
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 
@@ -70,7 +71,7 @@ def test_forced_text_is_shaded_otherwise_than_generated_text(real: Real) -> None
         s.append(" and ")
         s.gen("none", max_tokens=4, ignore_eos=True)
 
-    with RuntimeBackend(real.channel.connect()) as backend:
+    with RuntimeBackend(greet(real.channel.connect())) as backend:
         run = confined.using(backend=backend).run()
     kinds = {
         part.note.split(":")[0]: part.kind

@@ -12,6 +12,7 @@ import traceback
 import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow
+from lmprog.launch import greet
 from tests.lang.small_runtime import Real
 
 NUM_PROGRAMS = 1000
@@ -96,7 +97,7 @@ def check(index: int, outcome: object) -> None:
 
 def test_every_program_has_its_own_end_and_nothing_is_left(real: Real) -> None:
     threads = threading.active_count()
-    with RuntimeBackend(real.channel.connect()) as backend:
+    with RuntimeBackend(greet(real.channel.connect())) as backend:
         outcomes = asyncio.run(run_all(backend))
         for index, outcome in enumerate(outcomes):
             check(index, outcome)

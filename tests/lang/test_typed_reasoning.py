@@ -13,6 +13,7 @@ from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import ContextOverflow, ModelError
 from lmprog.lang.ops.reasoning import Marks
+from lmprog.launch import greet
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Real
 
@@ -232,7 +233,7 @@ def test_on_a_real_runtime_the_answer_comes_also_where_the_thoughts_have_no_end(
         await s.gen(max_tokens=1)
         return await gen, gen.reasoning, await s.atext()
 
-    with RuntimeBackend(real.channel.connect()) as backend:
+    with RuntimeBackend(greet(real.channel.connect())) as backend:
         run = program.using(backend=backend, seed=1).run()
     answer, reasoning, text = run.value
     assert len(answer) == 3

@@ -14,6 +14,7 @@ from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.errors import ContextOverflow, DeadlineExceeded, InvalidParameter, RuntimeGone
 from lmprog.lang.ops.choices import ChoiceMethod
+from lmprog.launch import greet
 from tests.lang.small_runtime import Small
 
 
@@ -172,7 +173,7 @@ def test_when_the_runtime_ends_every_waiting_program_hears_of_it(small: Small) -
         while True:
             s.gen(max_tokens=100).value
 
-    with RuntimeBackend(small.channel.connect()) as backend:
+    with RuntimeBackend(greet(small.channel.connect())) as backend:
         threading.Timer(0.05, small.end).start()
         with pytest.raises((RuntimeGone, ContextOverflow)):
             program.using(backend=backend).run()

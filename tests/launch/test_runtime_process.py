@@ -265,17 +265,26 @@ def test_a_runtime_can_serve_on_tcp_loopback() -> None:
             assert connection.info.model == "ok"
 
 
-def test_a_runtime_of_another_version_is_a_protocol_error() -> None:
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (wire.Failed(None, "protocol", "another version"), "another version"),
+        (wire.Welcome(99, "fake", 1, 1, 1, 1, 0), "version 99"),
+        (wire.Described(1, {}), "answered the greeting with Described"),
+    ],
+    ids=["refused", "welcomed", "answered something else"],
+)
+def test_a_runtime_of_another_version_is_a_protocol_error(answer: wire.Reply, message: str) -> None:
     local = LocalRuntimeChannel()
     channel = local.connect()
 
-    def refuse() -> None:
+    def reply() -> None:
         ((client, _),) = local.receive(5.0)
-        local.send([(client, wire.Failed(None, "protocol", "another version"))])
+        local.send([(client, answer)])
 
-    other = threading.Thread(target=refuse)
+    other = threading.Thread(target=reply)
     other.start()
-    with pytest.raises(ProtocolError, match="another version"):
+    with pytest.raises(ProtocolError, match=message):
         greet(channel)
     other.join()
 

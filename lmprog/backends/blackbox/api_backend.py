@@ -52,7 +52,7 @@ class ApiBackend:
         self.counters: RetryCounters = patience.counters
         """Requests, retries and tokens so far; also in `lmprog.get_server_info`."""
         self._channel = BlackBox(answering)
-        self._client = Client(self._channel, name="api")
+        self._client = Client(self._channel)
 
     @property
     def client(self) -> Client:

@@ -130,9 +130,7 @@ class BlackBox:
             self._take(op)
 
     def _take(self, op: wire.Op) -> None:
-        if isinstance(op, wire.Hello):
-            self._replies.put(self._welcome())
-        elif isinstance(op, wire.Open):
+        if isinstance(op, wire.Open):
             self._open(op.branch).begin(
                 AnswerState(num_spec_tokens=self._speculating.pop(op.branch, 0))
             )
@@ -154,7 +152,9 @@ class BlackBox:
                 call, NotSupported(f"an API as a backend does not answer {type(op).__name__}")
             )
 
-    def _welcome(self) -> wire.Welcome:
+    @property
+    def info(self) -> wire.Welcome:
+        """The service in the words of a runtime; it has no tokens and no pages."""
         api = self._answering.api
         return wire.Welcome(wire.PROTOCOL_VERSION, api.model, api.context_len, 0, 1, 0, os.getpid())
 

@@ -27,6 +27,7 @@ class _Sending:
     """The channel to a text runtime, without its replies: the client takes them itself."""
 
     def __init__(self, runtime: TextRuntime) -> None:
+        self.info = runtime.info
         self._runtime = runtime
         self._closed = threading.Event()
 
@@ -48,7 +49,7 @@ class _PromptClient(Client):
 
     def __init__(self, runtime: TextRuntime) -> None:
         self._runtime = runtime
-        super().__init__(_Sending(runtime), name="rehearsal")
+        super().__init__(_Sending(runtime))
 
     def flush(self) -> None:
         super().flush()
