@@ -81,7 +81,8 @@ UNITS = {
     "http": Unit("lmprog.server.http", "errors wire options"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
-        "lmprog.server.runtime_link lmprog.server.exchange", "errors wire launch fairness"
+        "lmprog.server.runtime_link lmprog.server.exchange",
+        "errors wire transport launch fairness",
     ),
     "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
     "gateway": Unit("lmprog.server.gateway", "errors wire options http link fairness metrics"),

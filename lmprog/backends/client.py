@@ -17,13 +17,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, RuntimeGone, from_wire
-
-if TYPE_CHECKING:
-    from lmprog.transport import GreetedChannel
+from lmprog.transport import GreetedChannel, ReplyReader
 
 CallOp: TypeAlias = (
     wire.Generate | wire.Select | wire.Read | wire.Describe | wire.Inspect | wire.Flush
@@ -34,7 +32,6 @@ LastReply: TypeAlias = (
 DeltaListener: TypeAlias = Callable[[wire.Delta], None]
 
 READ_SECONDS = 1.0  # how long `close` waits for pending reads
-POLL_SECONDS = 0.2  # poll interval of the receiving thread for `close`
 
 
 class ClientCall:
@@ -121,9 +118,7 @@ class Client:
             int, LmprogError
         ] = {}  # branch -> why one of its ops could not even be sent
         self._gone: LmprogError | None = None
-        self._closing = threading.Event()
-        self._receiver = threading.Thread(target=self._receive, name="lmprog-client", daemon=True)
-        self._receiver.start()
+        self._reader = ReplyReader(channel, self._take, self._fail, name="lmprog-client")
 
     @property
     def closed(self) -> bool:
@@ -222,24 +217,17 @@ class Client:
         self.flush()
         with self._state:
             reads = [self._calls[number] for number in self._reads]
-        if threading.current_thread() is not self._receiver:
+        if not self._reader.is_current:
             concurrent.futures.wait([read.future for read in reads], READ_SECONDS)
         self._fail(Cancelled("the client was closed"))
-        self._closing.set()
+        self._reader.stop()
         self._channel.close()
-        if threading.current_thread() is not self._receiver:
-            self._receiver.join()
+        self._reader.join()
 
-    def _receive(self) -> None:
-        """Body of the receiving thread."""
-        try:
-            while not self._closing.is_set():
-                for reply in self._channel.receive(POLL_SECONDS):
-                    self._deliver(reply)
-        except LmprogError as error:
-            self._fail(error)
-        finally:
-            self._channel.close()
+    def _take(self, replies: Sequence[wire.Reply]) -> None:
+        """On the reading thread."""
+        for reply in replies:
+            self._deliver(reply)
 
     def _deliver(self, reply: wire.Reply) -> None:
         if isinstance(reply, wire.Welcome):

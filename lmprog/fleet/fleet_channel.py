@@ -19,14 +19,13 @@ from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.fleet.members import Member, Members
 from lmprog.fleet.router import Router
 from lmprog.launch import Connection
+from lmprog.transport import ReplyReader
 from lmprog.transport.channel import ops_frames
 
 log = logging.getLogger("lmprog")
 
 LOOK_SECONDS = 0.25
 """Between two looks at who is there."""
-READ_SECONDS = 0.5
-"""How long a reading thread waits before it looks whether it is still wanted."""
 DEFAULT_SLOTS = 64
 """Programs that a replica serves well at the same time."""
 
@@ -49,8 +48,9 @@ class FleetChannel:
         self._closed = threading.Event()
         self._greeted = threading.Event()
         self._first: wire.Welcome | None = None
-        self._threads = [threading.Thread(target=self._look, name="lmprog-fleet", daemon=True)]
-        self._threads[0].start()
+        self._readers: list[ReplyReader] = []
+        self._looking = threading.Thread(target=self._look, name="lmprog-fleet", daemon=True)
+        self._looking.start()
         if not self._greeted.wait(timeout):
             self.close()
             raise RuntimeGone(f"no replica of the fleet answered within {timeout:g} seconds")
@@ -103,13 +103,16 @@ class FleetChannel:
         if self._closed.is_set():
             return
         self._closed.set()
+        if threading.current_thread() is not self._looking:
+            self._looking.join()  # no connection comes from here on
+        for reader in self._readers:
+            reader.stop()
         for connection in list(self._connections.values()):
             connection.close()
         self._members.close()
         self._heard.put(None)
-        for thread in list(self._threads):
-            if thread is not threading.current_thread():
-                thread.join()
+        for reader in self._readers:
+            reader.join()
 
     def _look(self) -> None:
         """Body of the thread that looks after who is there."""
@@ -136,28 +139,21 @@ class FleetChannel:
             self._router.join(member.name, connection.info, self._slots)
             self._first = self._first or connection.info
             self._pass_on()
-        reader = threading.Thread(
-            target=self._read,
-            args=(member.name, connection),
-            name=f"lmprog-{member.name}",
-            daemon=True,
+        self._readers.append(
+            ReplyReader(
+                connection,
+                lambda replies: self._take(member.name, replies),
+                lambda _: self._lost(member.name, connection),
+                name=f"lmprog-{member.name}",
+            )
         )
-        self._threads.append(reader)
-        reader.start()
         self._greeted.set()
 
-    def _read(self, name: str, connection: Connection) -> None:
-        """Body of a reading thread."""
-        try:
-            while not self._closed.is_set():
-                replies = connection.receive(READ_SECONDS)
-                if replies:
-                    with self._lock:
-                        self._router.take_replies(name, replies)
-                        self._pass_on()
-        except LmprogError:
-            if not self._closed.is_set():
-                self._lost(name, connection)
+    def _take(self, name: str, replies: list[wire.Reply]) -> None:
+        """On a reading thread."""
+        with self._lock:
+            self._router.take_replies(name, replies)
+            self._pass_on()
 
     def _lost(self, name: str, connection: Connection) -> None:
         """A replica is gone; whoever notices first moves its programs."""

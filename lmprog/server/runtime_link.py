@@ -23,13 +23,11 @@ from lmprog.errors import LmprogError, RuntimeGone, RuntimeRestarted, from_wire
 from lmprog.launch import Connection
 from lmprog.server.exchange import Account, Answer, Exchange
 from lmprog.server.fairness.dispatch import Dispatcher
+from lmprog.transport import ReplyReader
 
 log = logging.getLogger("lmprog.server")
 
 Given = TypeVar("Given")
-
-POLL_SECONDS = 0.5
-"""How often the reading thread looks whether it is to end."""
 
 _RESTARTED = "The runtime was restarted while it worked on this; send the request again."
 
@@ -68,6 +66,7 @@ class RuntimeLink:
         self.turns: Dispatcher | None = None
         """None: everything is sent at once."""
         self._connection: Connection | None = None
+        self._reader: ReplyReader | None = None
         self._numbers = itertools.count(1)
         self._listeners: dict[int, Exchange] = {}
         self._exchanges: set[Exchange] = set()
@@ -105,9 +104,12 @@ class RuntimeLink:
             self._decided.set()
             self.connections += 1
             loop = asyncio.get_running_loop()
-            threading.Thread(
-                target=self._read, args=(connection, loop), name="lmprog-link", daemon=True
-            ).start()
+            self._reader = ReplyReader(
+                connection,
+                lambda replies: _on(loop, self._deliver, connection, replies),
+                lambda error: _on(loop, self._lose, connection, error),
+                name="lmprog-link",
+            )
 
     async def wait_until_up(self, seconds: float) -> None:
         """Returns when there is a runtime, after `seconds`, or when waiting makes no sense."""
@@ -184,18 +186,6 @@ class RuntimeLink:
 
     # --- replies ----------------------------------------------------------------------------------
 
-    def _read(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        """Body of the reading thread; ends with its connection."""
-        try:
-            while self._connection is connection:
-                replies = connection.receive(POLL_SECONDS)
-                if replies:
-                    _on(loop, self._deliver, connection, replies)
-        except LmprogError as error:
-            _on(loop, self._lose, connection, error)
-        finally:
-            connection.close()
-
     def _deliver(self, connection: Connection, replies: list[wire.Reply]) -> None:
         if connection is not self._connection:
             return
@@ -229,6 +219,8 @@ class RuntimeLink:
     def _drop(self, error: LmprogError) -> None:
         """No connection from here on; the reading thread closes the old one."""
         connection, self._connection = self._connection, None
+        if self._reader is not None:
+            self._reader.stop()
         if not self._is_waiting_over:
             self._decided.clear()
         exchanges, self._exchanges = self._exchanges, set()

@@ -19,6 +19,7 @@ from lmprog.transport.channel import (
 )
 from lmprog.transport.client_channel import ZmqClientChannel
 from lmprog.transport.local_channel import LocalClientChannel, LocalRuntimeChannel, local_pair
+from lmprog.transport.reply_reader import ReplyReader
 from lmprog.transport.runtime_channel import ZmqRuntimeChannel
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "LocalClientChannel",
     "LocalRuntimeChannel",
     "Received",
+    "ReplyReader",
     "RuntimeChannel",
     "Unreadable",
     "ZmqClientChannel",
