@@ -42,6 +42,7 @@ UNITS = {
     "config": Unit("lmprog.config"),
     "wire": Unit("lmprog.wire"),
     "native": Unit("lmprog.native"),
+    "weight_cache": Unit("lmprog.weight_cache", "native"),
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
@@ -64,7 +65,9 @@ UNITS = {
     ),
     "constraint": Unit("lmprog.constrained", "errors wire ops constraints programs"),
     # tensors: they see batches, never requests
-    "engine": Unit("lmprog.runtime.engine", "errors config native wire scheduling batch"),
+    "engine": Unit(
+        "lmprog.runtime.engine", "errors config native weight_cache wire scheduling batch"
+    ),
     "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
     "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling programs batch"),
     # what puts the parts together
@@ -103,7 +106,7 @@ UNITS = {
     ),
     "cli": Unit(
         "lmprog.cli lmprog.demo",
-        "errors config wire native launch gpu_report backends ops branches runs lang facade "
+        "errors config wire native weight_cache launch gpu_report backends ops branches runs lang facade "
         "constraint "
         "simulation server options http gateway",
     ),

@@ -90,6 +90,10 @@ def _run(given: argparse.Namespace) -> int:
             from lmprog.cli import replay
 
             return replay.run(given)
+        case "cache":
+            from lmprog.cli import cache
+
+            return cache.run(given)
         case "constraint":
             from lmprog.cli import constraint
 

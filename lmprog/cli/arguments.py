@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add_clients(commands, _positive)
     _add_top(commands)
     _add_replay(commands)
+    _add_cache(commands)
     _add_constraint(commands)
     _add_sim(commands)
     return root
@@ -124,6 +125,13 @@ def _add_replay(commands: _Commands) -> None:
     replay.add_argument(
         "--model", help="folder of the run's model, for a runtime of its own (default: its name)"
     )
+
+
+def _add_cache(commands: _Commands) -> None:
+    cache = commands.add_parser("cache", help="weights that were packed once and kept on disk")
+    verbs = cache.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs.add_parser("list", help="what there is, last used first, and where")
+    verbs.add_parser("clear", help="delete all of it; the next start packs again")
 
 
 def _add_constraint(commands: _Commands) -> None:

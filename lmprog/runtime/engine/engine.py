@@ -15,13 +15,12 @@ from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.machine import default_threads
-from lmprog.runtime.engine.model.checkpoint import Checkpoint
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
-from lmprog.runtime.engine.native import packing
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
 from lmprog.runtime.engine.native.interface import best_path
+from lmprog.runtime.engine.native.packed_loading import packed_checkpoint, packed_random
 from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
 
 if TYPE_CHECKING:
@@ -101,11 +100,11 @@ def _unknown(described: Mapping[str, Any]) -> str | None:
 def _load_native(config: RuntimeConfig, folder: Path | None) -> NativeEngine:
     threads = config.threads or default_threads()
     shape, dtype = _described(config, folder)
+    weight_type = config.quantize or dtype
     if folder is None:
-        source = packing.random_source(shape, DUMMY_SEED)
+        packed = packed_random(shape, DUMMY_SEED, weight_type, threads)
     else:
-        source = packing.checkpoint_source(Checkpoint(folder), shape)
-    packed = packing.pack(shape, source, config.quantize or dtype, threads)
+        packed = packed_checkpoint(folder, shape, weight_type, threads)
     context_len = context_length(config, shape.context_len)
     kv_dtype, page_size = computable(config.kv_dtype or dtype), config.scheduler.page_size
     pages = num_pages(config, context_len, page_bytes(shape, kv_dtype, page_size))

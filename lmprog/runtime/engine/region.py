@@ -54,12 +54,16 @@ def allocate(num_bytes: int) -> mmap.mmap:
 
 
 class Region:
-    """One block of zeros, cut up by `take`; what is taken keeps the whole alive."""
+    """One block, cut up by `take`; what is taken keeps the whole alive.
 
-    def __init__(self, num_bytes: int) -> None:
+    Zeros, or a file's `memory`, which may be read-only.
+    """
+
+    def __init__(self, num_bytes: int, memory: mmap.mmap | None = None) -> None:
         self.num_bytes = num_bytes
         self._taken = 0
-        self._memory: Bytes = np.frombuffer(allocate(num_bytes), np.uint8)[:num_bytes]
+        whole = allocate(num_bytes) if memory is None else memory
+        self._memory: Bytes = np.frombuffer(whole, np.uint8)[:num_bytes]
 
     def take(self, num_bytes: int) -> Bytes:
         """The next bytes; the caller owns them from now on."""

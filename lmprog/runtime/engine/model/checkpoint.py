@@ -74,15 +74,27 @@ class Checkpoint:
             stored.shape
         )
 
-    def release(self, name: str) -> None:
-        """Lets the system take back the memory that holds the weight; it is read from the file if
-        asked for again.
+    def number_type(self, name: str) -> np.dtype[Any]:
+        """Of `array`."""
+        return np.dtype(FLOATS[self.dtype(name)])
+
+    def rows(self, name: str, first: int, end: int) -> NDArray[Any]:
+        """Rows `first .. end` of a matrix."""
+        return self.array(name)[first:end]
+
+    def release(self, name: str, first: int, end: int) -> None:
+        """Lets the system take back the memory that holds these rows; they are read from the file
+        if asked for again.
         """
         stored = self._stored[name]
+        row = (stored.end - stored.start) // max(1, stored.shape[0])
         page = mmap.PAGESIZE
-        start, end = -(-stored.start // page) * page, stored.end // page * page
-        if end > start and hasattr(mmap, "MADV_DONTNEED"):
-            stored.memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+        # Pages that begin in the range: the next range's first page may be released too early,
+        # which costs one more fault; none is left over.
+        start, stop = (-(-(stored.start + row * at) // page) * page for at in (first, end))
+        stop = min(stop, len(stored.memory) // page * page)
+        if stop > start and hasattr(mmap, "MADV_DONTNEED"):
+            stored.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:
         """Raises ModelError unless exactly `wanted` is there; one error tells all that is wrong."""

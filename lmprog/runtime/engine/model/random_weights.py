@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Mapping
 
@@ -17,6 +18,8 @@ class RandomSource:
     def __init__(self, sizes: Mapping[str, tuple[int, ...]], seed: int) -> None:
         self._sizes = sizes
         self._seed = seed
+        self._lock = threading.Lock()
+        self._last = ("", np.zeros((0, 0), np.float32))
 
     def array(self, name: str) -> NDArray[np.float32]:
         size = self._sizes[name]
@@ -27,5 +30,15 @@ class RandomSource:
         )
         return drawn if len(size) == 1 else drawn * np.float32(size[-1] ** -0.5)
 
-    def release(self, name: str) -> None:
-        """Nothing is kept."""
+    def number_type(self, name: str) -> np.dtype[np.float32]:
+        return np.dtype(np.float32)
+
+    def rows(self, name: str, first: int, end: int) -> NDArray[np.float32]:
+        """Rows of a matrix, which is drawn once for all that are asked for in a row."""
+        with self._lock:
+            if self._last[0] != name:
+                self._last = name, self.array(name)
+            return self._last[1][first:end]
+
+    def release(self, name: str, first: int, end: int) -> None:
+        """The next matrix takes the place."""

@@ -1,13 +1,14 @@
 """Packs a model's weights for the native engine, one by one, into one block of memory.
 
-Where weights come from is a `Source`: a checkpoint's files, or random numbers. Each is given back
-to the system as soon as it is packed, so that the peak is the packed model and one weight.
+Where weights come from is a `Source`: a checkpoint's files, or random numbers. What was packed is
+given back to the system stretch by stretch, so that the peak is the packed model and one stretch.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref
 from dataclasses import dataclass
@@ -16,28 +17,34 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.model.checkpoint import Checkpoint
-from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native import interface, recipe
 from lmprog.runtime.engine.region import Bytes, Region, aligned
 
 _PANEL = 32
-_ROWS_AT_ONCE = 64 * _PANEL
-"""Rows that one thread packs at a time."""
+_AT_ONCE = 2 << 20
+"""Numbers that one thread packs at a time."""
 _SOURCE_TYPES = {np.dtype(np.float32): interface.F32, np.dtype(np.float16): interface.F16}
 _SOURCE_TYPES[np.dtype(np.uint16)] = interface.BF16
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 class Source(Protocol):
-    """Weights by their names in a checkpoint: float32, float16, or the bits of bfloat16 as
-    uint16.
+    """Weights by their names in a checkpoint: float32, float16, or the bits of bfloat16 as uint16.
+
+    Several threads ask at once.
     """
+
+    def number_type(self, name: str) -> np.dtype[Any]: ...
 
     def array(self, name: str) -> NDArray[Any]: ...
 
-    def release(self, name: str) -> None:
-        """The weight is not needed any more."""
+    def rows(self, name: str, first: int, end: int) -> NDArray[Any]:
+        """Rows `first .. end` of a matrix, one after the other."""
+        ...
+
+    def release(self, name: str, first: int, end: int) -> None:
+        """These rows are not needed any more."""
         ...
 
 
@@ -66,113 +73,149 @@ class Packed:
         return kept + sum(part.nbytes for layer in self.layers for part in layer.values())
 
 
-def pack(shape: ModelShape, source: Source, weight_type: str, threads: int) -> Packed:
-    """All weights of `shape` as `weight_type`, packed by so many threads."""
-    with ThreadPoolExecutor(threads) as pool:
-        return _Packing(shape, source, weight_type, pool).packed()
+class PackedLayout:
+    """Where each weight of a model lies in one block of memory, and how it gets there.
 
+    The embedding is kept in `embedding_type`, which see.
+    """
 
-class _Packing:
-    """The packing of one model."""
-
-    def __init__(
-        self, shape: ModelShape, source: Source, weight_type: str, pool: ThreadPoolExecutor
-    ) -> None:
-        self._shape = shape
-        self._source = source
-        self._type = weight_type
-        self._pool = pool
+    def __init__(self, shape: ModelShape, weight_type: str, embedding_type: np.dtype[Any]) -> None:
+        self.shape = shape
+        self.weight_type = weight_type
+        self.embedding_type = embedding_type
         self._library = interface.opened()
-        self._num_weights = 0
         layers = range(shape.num_layers)
         self._products = [recipe.products(shape, layer) for layer in layers]
         self._vectors = [recipe.vectors(shape, layer) for layer in layers]
+        self._head, self._norm = recipe.head(shape), recipe.norm(shape)
+        self._matrices = [
+            self._head,
+            *(matrix for layer in self._products for matrix in layer.values()),
+        ]
 
-    def packed(self) -> Packed:
-        shape = self._shape
-        head, norm = recipe.head(shape), recipe.norm(shape)
-        matrices = [head, *(matrix for layer in self._products for matrix in layer.values())]
-        vectors = [norm, *(vector for layer in self._vectors for vector in layer.values())]
-        total = sum(aligned(self._matrix_bytes(matrix)) for matrix in matrices)
+    @property
+    def num_bytes(self) -> int:
+        vectors = [self._norm, *(one for layer in self._vectors for one in layer.values())]
+        total = sum(aligned(self._matrix_bytes(matrix)) for matrix in self._matrices)
         total += sum(aligned(_vector_bytes(vector)) for vector in vectors)
-        region = Region(total)
-        layers = tuple(self._layer(index, region) for index in range(shape.num_layers))
+        return total + aligned(self._embedding_bytes)
+
+    def placed(self, region: Region) -> Packed:
+        """The places in `region`, which has `num_bytes`."""
+        layers = []
+        for products, vectors in zip(self._products, self._vectors, strict=True):
+            places = {
+                name: region.take(self._matrix_bytes(matrix)) for name, matrix in products.items()
+            }
+            for name, vector in vectors.items():
+                places[name] = region.take(_vector_bytes(vector))
+            layers.append(places)
+        embedding = None
+        if not self.shape.tied_head:
+            size = (self.shape.vocab_size, self.shape.hidden)
+            embedding = region.take(self._embedding_bytes).view(self.embedding_type).reshape(size)
+        weights = (part.rows * one.inputs for one in self._matrices for part in one.parts)
         return Packed(
-            weight_type=self._type,
-            layers=layers,
-            head=self._matrix(head, region),
-            norm=self._vector(norm, region),
-            embedding=None if shape.tied_head else self._embedding(),
-            num_weights=self._num_weights,
+            weight_type=self.weight_type,
+            layers=tuple(layers),
+            head=region.take(self._matrix_bytes(self._head)),
+            norm=region.take(_vector_bytes(self._norm)),
+            embedding=embedding,
+            num_weights=sum(weights),
         )
 
-    def _layer(self, index: int, region: Region) -> Mapping[str, Bytes]:
-        made = {
-            name: self._matrix(matrix, region) for name, matrix in self._products[index].items()
-        }
-        return made | {
-            name: self._vector(vector, region) for name, vector in self._vectors[index].items()
-        }
+    def fill(self, packed: Packed, source: Source, threads: int) -> None:
+        """Packs all weights to their places, which were zero, by so many threads."""
+        with ThreadPoolExecutor(threads) as pool:
+            for index, places in enumerate(packed.layers):
+                for name, matrix in self._products[index].items():
+                    self._pack(matrix, places[name], source, pool)
+                for name, vector in self._vectors[index].items():
+                    _copy_vector(vector, places[name], source)
+            self._pack(self._head, packed.head, source, pool)
+            _copy_vector(self._norm, packed.norm, source)
+            if packed.embedding is not None:
+                self._copy_embedding(packed.embedding, source, pool)
 
-    def _embedding(self) -> NDArray[Any]:
-        """A copy, in the checkpoint's own type or that of the products if it is smaller."""
-        name = "model.embed_tokens.weight"
-        array = self._source.array(name)
-        kept = (
-            narrowed(array)
-            if array.dtype == np.float32 and self._type != "float32"
-            else np.array(array)
-        )
-        self._source.release(name)
-        return kept
+    @property
+    def _embedding_bytes(self) -> int:
+        count = 0 if self.shape.tied_head else self.shape.vocab_size * self.shape.hidden
+        return count * self.embedding_type.itemsize
 
     def _product(self, matrix: recipe.Matrix) -> interface.CProduct:
-        return interface.CProduct(interface.TYPES[self._type], matrix.outputs, matrix.inputs)
+        return interface.CProduct(interface.TYPES[self.weight_type], matrix.outputs, matrix.inputs)
 
     def _matrix_bytes(self, matrix: recipe.Matrix) -> int:
         return int(self._library.lmprog_engine_packed_bytes(byref(self._product(matrix))))
 
-    def _matrix(self, matrix: recipe.Matrix, region: Region) -> Bytes:
-        place, product = region.take(self._matrix_bytes(matrix)), self._product(matrix)
-        for part in matrix.parts:
-            array = self._source.array(part.name)
+    def _pack(
+        self, matrix: recipe.Matrix, place: Bytes, source: Source, pool: ThreadPoolExecutor
+    ) -> None:
+        product, to = self._product(matrix), ctypes.c_void_p(place.ctypes.data)
+
+        def packed(part: recipe.Part, first: int, end: int) -> None:
+            begin = part.begin
+            array = source.rows(part.name, begin + first, begin + end)
             assert array.flags.c_contiguous
+            assert array.shape == (end - first, matrix.inputs), (part, array.shape)
             rows = interface.CSourceRows(
-                array.ctypes.data + part.begin * array.strides[0],
+                array.ctypes.data,
                 _SOURCE_TYPES[array.dtype],
-                part.rows,
+                end - first,
                 matrix.inputs,
-                part.first,
+                part.first + first,
                 part.step,
                 part.offset,
             )
-            self._pack_rows(product, place, rows)
-            self._source.release(part.name)
-            self._num_weights += part.rows * matrix.inputs
-        return place
+            self._library.lmprog_engine_pack(byref(product), to, byref(rows), 0, end - first)
+            source.release(part.name, begin + first, begin + end)
 
-    def _pack_rows(
-        self, product: interface.CProduct, place: Bytes, rows: interface.CSourceRows
-    ) -> None:
-        """In stretches that end where a panel ends, so that no panel is written by two threads."""
-        cuts = [*range(_ROWS_AT_ONCE - rows.first % _PANEL, rows.rows, _ROWS_AT_ONCE), rows.rows]
-        to = ctypes.c_void_p(place.ctypes.data)
+        for part in matrix.parts:
+            _in_stretches(
+                pool, part.rows, matrix.inputs, functools.partial(packed, part), part.first
+            )
 
-        def packed(first: int, end: int) -> None:
-            self._library.lmprog_engine_pack(byref(product), to, byref(rows), first, end)
+    def _copy_embedding(self, kept: NDArray[Any], source: Source, pool: ThreadPoolExecutor) -> None:
+        def copied(first: int, end: int) -> None:
+            array = source.rows(_EMBEDDING, first, end)
+            kept[first:end] = array if array.dtype == kept.dtype else narrowed(array)
+            source.release(_EMBEDDING, first, end)
 
-        list(self._pool.map(packed, [0, *cuts[:-1]], cuts))
+        _in_stretches(pool, kept.shape[0], kept.shape[1], copied)
 
-    def _vector(self, vector: recipe.Vector, region: Region) -> Bytes:
-        place = region.take(_vector_bytes(vector))
-        numbers = place.view(np.float32)
-        at = 0
-        for name in vector.names:
-            array = widened(self._source.array(name))
-            numbers[at : at + len(array)] = array + np.float32(vector.plus)
-            at += len(array)
-        assert at == vector.size, vector
-        return place
+
+def packed_layout(shape: ModelShape, source: Source, weight_type: str) -> PackedLayout:
+    """The layout of `source` as `weight_type`. The embedding keeps its own type, or has that of
+    the products if it is smaller.
+    """
+    own = source.number_type(_EMBEDDING)
+    small = own != np.float32 or weight_type == "float32"
+    return PackedLayout(shape, weight_type, own if small else np.dtype(np.uint16))
+
+
+def _in_stretches(
+    pool: ThreadPoolExecutor,
+    rows: int,
+    columns: int,
+    work: Callable[[int, int], None],
+    offset: int = 0,
+) -> None:
+    """Calls work(first, end) for all rows, by several threads. Stretches end where a panel ends
+    (`offset` rows lie before the first), so that no panel is written by two threads.
+    """
+    stretch = max(1, _AT_ONCE // columns // _PANEL) * _PANEL
+    cuts = [*range(stretch - offset % _PANEL, rows, stretch), rows]
+    list(pool.map(work, [0, *cuts[:-1]], cuts))
+
+
+def _copy_vector(vector: recipe.Vector, place: Bytes, source: Source) -> None:
+    numbers = place.view(np.float32)
+    at = 0
+    for name in vector.names:
+        array = widened(source.array(name))
+        numbers[at : at + len(array)] = array + np.float32(vector.plus)
+        at += len(array)
+    assert at == vector.size, vector
 
 
 def _vector_bytes(vector: recipe.Vector) -> int:
@@ -190,13 +233,3 @@ def narrowed(array: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The bits of bfloat16, rounded to nearest even; the checkpoint's numbers are finite."""
     bits = array.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def checkpoint_source(checkpoint: Checkpoint, shape: ModelShape) -> Source:
-    """The checkpoint, once all that `shape` needs has been found in it."""
-    checkpoint.check(recipe.expected(shape), shape.tied_head)
-    return checkpoint
-
-
-def random_source(shape: ModelShape, seed: int) -> Source:
-    return RandomSource(recipe.expected(shape), seed)

@@ -1,0 +1,87 @@
+"""A model's packed weights: mapped from the file that an earlier start left, or packed now and left
+for the next.
+
+The file's name hashes all that its bytes depend on: what is in the checkpoint's files, the model's
+shape, the type, and how this build of the kernels packs. Small models are packed each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from ctypes import byref
+from pathlib import Path
+
+import numpy as np
+
+from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.checkpoint import Checkpoint, checkpoint_files
+from lmprog.runtime.engine.model.random_weights import RandomSource
+from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.native import interface, recipe
+from lmprog.runtime.engine.native.packing import Packed, PackedLayout, Source, packed_layout
+from lmprog.runtime.engine.region import Region
+from lmprog.weight_cache import content_digest, user_cache
+
+_SMALLEST_KEPT = 64 << 20
+"""Bytes. Packing less takes a fifth of a second at most."""
+
+
+def packed_checkpoint(folder: Path, shape: ModelShape, weight_type: str, threads: int) -> Packed:
+    """The weights of `folder`. Raises ModelError where they do not fit `shape`."""
+    checkpoint = Checkpoint(folder)
+    checkpoint.check(recipe.expected(shape), shape.tied_head)
+    layout = packed_layout(shape, checkpoint, weight_type)
+    files = user_cache()
+    if layout.num_bytes < _SMALLEST_KEPT or not files.limit:
+        return _packed_now(layout, checkpoint, threads)
+    name = _name(layout, checkpoint_files(folder))
+    memory = files.mapped(name, layout.num_bytes)
+    if memory is None:
+        label = f"{folder.name or folder}, {weight_type}"
+        draft = files.draft(name, layout.num_bytes, label)
+        if draft is None:
+            return _packed_now(layout, checkpoint, threads)
+        try:
+            region = Region(layout.num_bytes, draft.memory)
+            layout.fill(layout.placed(region), checkpoint, threads)
+            memory = draft.keep()
+        except BaseException:
+            draft.discard()
+            raise
+    return layout.placed(Region(layout.num_bytes, memory))
+
+
+def packed_random(shape: ModelShape, seed: int, weight_type: str, threads: int) -> Packed:
+    """Random weights, which no file keeps."""
+    source = RandomSource(recipe.expected(shape), seed)
+    return _packed_now(packed_layout(shape, source, weight_type), source, threads)
+
+
+def _packed_now(layout: PackedLayout, source: Source, threads: int) -> Packed:
+    packed = layout.placed(Region(layout.num_bytes))
+    layout.fill(packed, source, threads)
+    return packed
+
+
+def _name(layout: PackedLayout, files: list[Path]) -> str:
+    try:
+        contents = [content_digest(path) for path in files]
+    except OSError as error:
+        raise ModelError(f"the weights cannot be read: {error}") from error
+    parts = (
+        *(repr(layout.shape), layout.weight_type, layout.embedding_type.str),
+        *(_packing_digest(layout.weight_type), *contents),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+
+
+def _packing_digest(weight_type: str) -> str:
+    """How this build packs, shown on a small matrix: another layout or rounding gives another."""
+    outputs, inputs = 40, 104
+    numbers = np.sin(np.arange(outputs * inputs, dtype=np.float64) ** 2).astype(np.float32)
+    product = interface.CProduct(interface.TYPES[weight_type], outputs, inputs)
+    library = interface.opened()
+    place = np.zeros(int(library.lmprog_engine_packed_bytes(byref(product))), np.uint8)
+    rows = interface.CSourceRows(numbers.ctypes.data, interface.F32, outputs, inputs, 0, 1, 0)
+    library.lmprog_engine_pack(byref(product), place.ctypes.data, byref(rows), 0, outputs)
+    return hashlib.sha256(place.tobytes()).hexdigest()
