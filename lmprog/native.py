@@ -64,7 +64,7 @@ _ATTENTION = (
 )
 
 LIBRARIES: dict[str, tuple[Unit, ...]] = {
-    "masks": (Unit("masks.cpp"),),
+    "masks": (Unit("masks.cpp"), Unit("nets.cpp")),
     "attention": _ATTENTION,
     "engine": (
         *_ATTENTION,

@@ -17,7 +17,9 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.costs import ALT, LEAF, NO_LIMIT, REPEAT, SEQ, UNREACHABLE, Net
+from lmprog.constraints.leaves import UNREACHABLE
+from lmprog.constraints.net import ALT, LEAF, NO_LIMIT, REPEAT, SEQ
+from lmprog.constraints.net_arrays import Net
 from lmprog.errors import GrammarError
 
 DEAD = 0

@@ -16,12 +16,14 @@ import functools
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.constraints import charset, tables
 from lmprog.constraints.charset import CharSet
+from lmprog.constraints.leaves import Leaf
 from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.trie import NODE, Trie, build_trie
 
@@ -78,13 +80,15 @@ def group_bytes() -> GroupBytes:
 def _made_group_bytes() -> NDArray[np.int32]:
     """The start states, the number of states, their `edge_start`, the edges, in one flat array."""
     net = NetBuilder()
-    leaves = []
     for ranges in groups():
         strings = [item for low, high in ranges for item in charset.utf8_ranges(low, high)]
-        leaves.append(net.byte_strings(tuple(tuple((pair,) for pair in item) for item in strings)))
+        net.byte_strings(tuple(tuple((pair,) for pair in item) for item in strings))
+    found = [made for made in net.leaves if isinstance(made, Leaf)]
+    assert len(found) == NUM_GROUPS, "groups are distinct, so each has a leaf"
+    begins = [0, *accumulate(made.num_states for made in found)]
     states = [
         (final, [(low, high, first + to) for low, high, to in edges])
-        for first, made in net.leaves
+        for first, made in zip(begins, found, strict=False)
         for final, edges in made.states()
     ]
     starts = np.zeros(len(states) + 1, np.int32)
@@ -92,8 +96,9 @@ def _made_group_bytes() -> NDArray[np.int32]:
     flat = [
         (low, high, -1 if states[to][0] else to) for _, edges in states for low, high, to in edges
     ]
-    first = [net.args[leaf][0] for leaf in leaves]
-    return np.concatenate([first, [len(states)], starts, np.array(flat).ravel()]).astype(np.int32)
+    numbers = np.array([*begins[:-1], len(states)])
+    parts = [numbers, starts, np.array(flat).ravel()]
+    return np.array(np.concatenate(parts), np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,14 +18,15 @@ from lmprog.constraints.constraint import (
     Constraint,
     never_stop,
 )
-from lmprog.constraints.costs import Net, finish
 from lmprog.constraints.expression import whole
+from lmprog.constraints.finish import finish
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NotOurs
 from lmprog.constraints.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.net import NetBuilder, Node
+from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.build import schema_node

@@ -1,4 +1,5 @@
-"""Turns a builder's net into arrays, without the parts that cannot reach acceptance.
+"""Turns a builder's net into arrays, without the parts that cannot reach acceptance: the plain twin
+of `kernels/cpu/nets.cpp`.
 
 Every part gets a cost: an upper bound on the number of tokens needed to complete it. A literal text
 is covered by the vocabulary's tokens (the fewest of up to 12 bytes, by dynamic programming);
@@ -12,63 +13,29 @@ vocabularies have all 256; any other vocabulary still never reaches a dead end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lmprog.constraints.leaves import UNREACHABLE, Leaf, text_leaf
-from lmprog.constraints.net import ALT, EMPTY, LEAF, NO_LIMIT, REPEAT, SEQ, NetBuilder, Node
-from lmprog.errors import UnsatisfiableConstraint
+from lmprog.constraints.exclusion import all_but_leaf
+from lmprog.constraints.leaves import UNREACHABLE, AllBut, Leaf, LeafSource, leaf, text_leaf
+from lmprog.constraints.net import ALT, LEAF, REPEAT, SEQ, NetBuilder, Node
+from lmprog.constraints.net_arrays import ALL_BYTES, LONGEST_COVER, Alphabet, Net
 
-_LONGEST_COVER = 12
 _NODES_PER_CHECK = 64
-ALL_BYTES = frozenset(range(256))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Net:
-    """A trimmed net as arrays, shared by the native automaton and the plain one.
-
-    Node n is (kind[n], args[n, 0:3]): LEAF (state), SEQ and ALT (offset and length in `items`),
-    REPEAT (child, low, high or -1). State q has the edges edge_start[q]..edge_start[q + 1]. Costs
-    are in tokens.
-    """
-
-    kind: NDArray[np.uint8]
-    args: NDArray[np.int32]  # [nodes, 3]
-    items: NDArray[np.int32]
-    node_cost: NDArray[np.int64]
-    edge_start: NDArray[np.int32]
-    edges: NDArray[np.int32]  # [edges, 3]: first byte, last byte, target state
-    final: NDArray[np.uint8]
-    state_cost: NDArray[np.int64]
-    root: int
-
-
-@dataclass(frozen=True, slots=True)
-class Alphabet:
-    """The bytes that a vocabulary can spell, and all its tokens for covering literal texts."""
-
-    single: frozenset[int]
-    tokens: Collection[bytes]
-
-
-def finish(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
-    """Trims and flattens the net. Raises UnsatisfiableConstraint if it matches nothing."""
-    assert not net.holes, "a hole was never filled"
-    leaves = [made for _, made in net.leaves]
+def plain_net(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
+    """Trims and flattens the net. The cost of its root says whether it matches anything."""
+    leaves = [_made(source) for source in net.leaves]
     if not alphabet.single >= ALL_BYTES:
         leaves = [made.spelled(alphabet.single) for made in leaves]
-    empty = text_leaf(b"")
-    joined = _joined(leaves or [empty], [first for first, _ in net.leaves] or [0])
+    first = np.cumsum([0, *(made.num_states for made in leaves)]).tolist()
+    joined = _joined(leaves, first[:-1])
     state_cost = joined.cost.tolist()
-    _cover_texts(net, state_cost, alphabet)
-    node_cost, nullable = _node_costs(net, state_cost, joined.final.tolist())
-    if node_cost[root] >= UNREACHABLE:
-        raise UnsatisfiableConstraint("nothing at all would match this constraint")
-    kinds, args, items = _flatten(net, node_cost, nullable)
+    _cover_texts(net, first, state_cost, alphabet)
+    node_cost, nullable = _node_costs(net, first, state_cost, joined.final.tolist())
+    kinds, args, items = _flatten(net, first, node_cost, nullable)
     cost = np.array(state_cost, np.int64)
     edges, num_edges = joined.edges, joined.num_edges
     is_live = joined.cost[edges[:, 2]] < UNREACHABLE
@@ -91,8 +58,16 @@ def finish(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
     )
 
 
+def _made(source: LeafSource) -> Leaf:
+    if isinstance(source, bytes):
+        return text_leaf(source)
+    return all_but_leaf(source) if isinstance(source, AllBut) else source
+
+
 def _joined(leaves: Sequence[Leaf], firsts: Sequence[int]) -> Leaf:
     """Concatenates all leaves, with targets as global state numbers."""
+    if not leaves:
+        return leaf(())
     edges = np.concatenate([made.edges for made in leaves])
     edges[:, 2] += np.repeat(np.array(firsts, np.int32), [len(made.edges) for made in leaves])
     return Leaf(
@@ -103,24 +78,26 @@ def _joined(leaves: Sequence[Leaf], firsts: Sequence[int]) -> Leaf:
     )
 
 
-def _cover_texts(net: NetBuilder, cost: list[int], alphabet: Alphabet) -> None:
+def _cover_texts(
+    net: NetBuilder, firsts: Sequence[int], cost: list[int], alphabet: Alphabet
+) -> None:
     """Lowers the costs along literal texts to the fewest tokens that spell the rest."""
     tokens = alphabet.tokens
-    for value, first in net.texts():
+    for value, first in zip(net.leaves, firsts, strict=False):
         net.check()
-        if cost[first] >= UNREACHABLE:
+        if not isinstance(value, bytes) or cost[first] >= UNREACHABLE:
             continue
         end = len(value)
         for begin in range(end - 2, -1, -1):
             best = cost[first + begin]
-            for stop in range(begin + 1, min(end, begin + _LONGEST_COVER) + 1):
+            for stop in range(begin + 1, min(end, begin + LONGEST_COVER) + 1):
                 if cost[first + stop] + 1 < best and value[begin:stop] in tokens:
                     best = cost[first + stop] + 1
             cost[first + begin] = best
 
 
 def _node_costs(
-    net: NetBuilder, state_cost: list[int], final: list[int]
+    net: NetBuilder, firsts: Sequence[int], state_cost: list[int], final: list[int]
 ) -> tuple[list[int], list[bool]]:
     """Least fixed point over the nodes. Children precede parents except through holes, so it takes
     few passes.
@@ -130,11 +107,12 @@ def _node_costs(
     changed = True
     while changed:
         changed = False
-        for node, (kind, args) in enumerate(zip(net.kinds, net.args, strict=True)):
+        for node, (kind, args) in enumerate(net.nodes()):
             if node % _NODES_PER_CHECK == 0:
                 net.check()
             if kind == LEAF:
-                now, empty = state_cost[args[0]], bool(final[args[0]])
+                state = firsts[args[0]]
+                now, empty = state_cost[state], bool(final[state])
             elif kind == SEQ:
                 now, empty = sum(cost[item] for item in args), all(nullable[item] for item in args)
             elif kind == ALT:
@@ -152,12 +130,12 @@ def _node_costs(
 
 
 def _flatten(
-    net: NetBuilder, cost: list[int], nullable: list[bool]
+    net: NetBuilder, firsts: Sequence[int], cost: list[int], nullable: list[bool]
 ) -> tuple[list[int], list[tuple[int, int, int]], list[int]]:
     kinds, out, items = list(net.kinds), [], list[int]()
-    for node, (kind, args) in enumerate(zip(net.kinds, net.args, strict=True)):
+    for node, (kind, args) in enumerate(net.nodes()):
         if kind == LEAF:
-            out.append((args[0], 0, 0))
+            out.append((firsts[args[0]], 0, 0))
         elif kind == REPEAT:
             child, low, high = args
             if cost[child] >= UNREACHABLE:
@@ -170,17 +148,3 @@ def _flatten(
             out.append((len(items), len(kept), 0))
             items += kept
     return kinds, out, items
-
-
-__all__ = [
-    "ALT",
-    "EMPTY",
-    "LEAF",
-    "NO_LIMIT",
-    "REPEAT",
-    "SEQ",
-    "UNREACHABLE",
-    "Alphabet",
-    "Net",
-    "finish",
-]

@@ -9,16 +9,19 @@ spelling of characters and byte automata; knows no patterns.
 from __future__ import annotations
 
 import functools
+import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from lmprog.constraints.charset import CharSet
-from lmprog.constraints.leaves import Edge, Leaf, leaf
+from lmprog.constraints.leaves import AllBut, Edge, Leaf, leaf
 from lmprog.constraints.lower import strict_json_char_bytes
 from lmprog.constraints.net import ByteSets, NetBuilder, Node, byte_strings_leaf
 
+_PLAIN = re.compile(r"[ !#-\[\]-~]*")
+"""Characters with one spelling, which is one byte."""
 _EVERY: CharSet = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 _Ranges = tuple[tuple[int, int], ...]
 
@@ -41,9 +44,15 @@ class CharTrie:
             self.is_text[at] = True
 
 
-def all_but(texts: Iterable[str], net: NetBuilder) -> Node:
+def all_but(texts: Sequence[str], net: NetBuilder) -> Node:
     """The contents of all JSON strings that spell none of `texts`, as one leaf."""
+    if _PLAIN.fullmatch("".join(texts)):
+        return net.leaf(AllBut(tuple([text.encode() for text in texts])))
     return net.leaf(_TrieMachine(CharTrie(texts)).leaf())
+
+
+def all_but_leaf(source: AllBut) -> Leaf:
+    return _TrieMachine(CharTrie(name.decode() for name in source.names)).leaf()
 
 
 @functools.cache
@@ -98,7 +107,7 @@ class _TrieMachine:
                     flat.extend((low, high, after - first))
             counts.append((len(flat) - before) // 3)
         edges = np.frombuffer(flat, np.int32).reshape(-1, 3) + np.array([0, 0, first], np.int32)
-        every = _any_text()
+        every = any_text()
         rest = every.edges + np.array([0, 0, first], np.int32)
         is_text = np.zeros(first, np.uint8)
         is_text[: len(self._trie.is_text)] = self._trie.is_text
@@ -116,7 +125,7 @@ class _TrieMachine:
 
 
 @functools.cache
-def _any_text() -> Leaf:
+def any_text() -> Leaf:
     """The contents of any JSON string. The last state of a character is the first of the
     next one.
     """
@@ -132,10 +141,10 @@ def _any_text() -> Leaf:
 
 @functools.lru_cache(maxsize=4096)
 def _leaving(place: int, taken: tuple[_Ranges, ...]) -> array[int]:
-    """The flat edges of a state that leave the trie; targets are states of `_any_text`."""
+    """The flat edges of a state that leave the trie; targets are states of `any_text`."""
     found = array("i")
     cuts = sorted(pair for ranges in taken for pair in ranges)
-    for low, high, to in list(_any_text().states())[place][1]:
+    for low, high, to in list(any_text().states())[place][1]:
         for cut_low, cut_high in cuts:
             if cut_high < low or cut_low > high:
                 continue

@@ -1,7 +1,7 @@
 """The leaves of a net: small deterministic byte automata, stored as arrays.
 
-A net is assembled from whole leaves, never edge by edge. Knows bytes; knows neither nodes nor
-tokens.
+A net is assembled from whole leaves, never edge by edge. Texts, and all names but some, stay what
+they are until then. Knows bytes; knows neither nodes nor tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class Leaf:
     final: NDArray[np.uint8]  # [states]
     cost: NDArray[np.int64]  # [states] fewest bytes to acceptance
 
+    @property
+    def num_states(self) -> int:
+        return len(self.final)
+
     def states(self) -> Iterator[tuple[bool, list[Edge]]]:
         edges = self.edges.tolist()
         at = 0
@@ -55,6 +59,25 @@ class Leaf:
                 for final, edges in self.states()
             ]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AllBut:
+    """The contents of all JSON strings that are none of `names`; see `exclusion.py`.
+
+    Names consist of printable ASCII characters without quotes and backslashes.
+    """
+
+    names: tuple[bytes, ...]
+
+    @property
+    def num_states(self) -> int:
+        """At most; a few that do not depend on the names are not counted."""
+        return sum(map(len, self.names)) + 1
+
+
+LeafSource: TypeAlias = bytes | AllBut | Leaf
+"""What a leaf is made of: exactly these bytes, for instance."""
 
 
 def leaf(states: States) -> Leaf:

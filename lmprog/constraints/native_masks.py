@@ -18,7 +18,8 @@ from lmprog import native
 from lmprog.constraints.automaton import MemoryFull, too_large
 from lmprog.constraints.buckets import NUM_GROUPS, group_bytes
 from lmprog.constraints.constraint import NARROW, CompileLimits
-from lmprog.constraints.costs import UNREACHABLE, Net
+from lmprog.constraints.leaves import UNREACHABLE
+from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import RawMask
 

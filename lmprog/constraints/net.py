@@ -3,7 +3,7 @@
 A net has *leaves*, small deterministic byte automata (a text, one character of a class, a number),
 and *nodes* that combine them: sequence, alternation, counted repetition. Nodes may refer to
 themselves through holes, so recursive schemas are nets too. A `NetBuilder` shares equal parts;
-`costs.finish` turns it into arrays.
+`finish.finish` turns it into arrays.
 
 Nothing is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON.
 """
@@ -11,12 +11,13 @@ Nothing is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON.
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NewType, TypeAlias
 
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
-from lmprog.constraints.leaves import Edge, Leaf, leaf, text_leaf
+from lmprog.constraints.leaves import AllBut, Edge, Leaf, LeafSource, leaf
 from lmprog.errors import GrammarError
 
 Node = NewType("Node", int)
@@ -38,12 +39,14 @@ class NetBuilder:
         """`check` is called regularly while the net is built."""
         self._max_nodes = (limits or CompileLimits()).max_nodes
         self.check = check
-        self.kinds: list[int] = []
-        self.args: list[tuple[int, ...]] = []
-        self.leaves: list[tuple[int, Leaf]] = []
-        """Each with the number of its first state in the net."""
-        self.num_states = 0
-        self.holes: set[int] = set()
+        self.kinds = bytearray()
+        self.num_args = array("i")
+        self.args = array("i")
+        """The arguments of all nodes, consecutive; `num_args` says how many each has."""
+        self.leaves: list[LeafSource] = []
+        self._num_states = 0  # at most
+        self.holes: dict[Node, int] = {}
+        """By node, where its argument is."""
         self.is_recursive = False
         """Whether some node may come before its parts."""
         self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
@@ -59,22 +62,22 @@ class NetBuilder:
             self.check()
             found = self._known[key] = Node(len(self.kinds))
             self.kinds.append(kind)
-            self.args.append(args)
+            self.num_args.append(len(args))
+            self.args.extend(args)
             if len(self.kinds) > self._max_nodes:
                 raise GrammarError(
                     f"the constraint needs more than {self._max_nodes} nodes", position=None
                 )
         return found
 
-    def leaf(self, made: Leaf) -> Node:
-        first = self.num_states
-        self.num_states += len(made.final)
-        if self.num_states > 4 * self._max_nodes:
+    def leaf(self, made: LeafSource) -> Node:
+        self._num_states += made.num_states if isinstance(made, AllBut | Leaf) else len(made) + 1
+        if self._num_states > 4 * self._max_nodes:
             raise GrammarError(
                 f"the constraint needs more than {4 * self._max_nodes} byte states", position=None
             )
-        self.leaves.append((first, made))
-        return self._node(LEAF, (first,))
+        self.leaves.append(made)
+        return self._node(LEAF, (len(self.leaves) - 1,))
 
     def text(self, value: bytes) -> Node:
         """Exactly these bytes."""
@@ -82,12 +85,8 @@ class NetBuilder:
             return EMPTY
         found = self._texts.get(value)
         if found is None:
-            found = self._texts[value] = self.leaf(text_leaf(value))
+            found = self._texts[value] = self.leaf(value)
         return found
-
-    def texts(self) -> list[tuple[bytes, int]]:
-        """Every text with its first state; its next bytes have the next states, in order."""
-        return [(value, self.args[node][0]) for value, node in self._texts.items()]
 
     def byte_strings(self, ranges: tuple[ByteSets, ...]) -> Node:
         """Any byte string that one of `ranges` describes: a small trie of byte ranges."""
@@ -122,14 +121,20 @@ class NetBuilder:
     def hole(self) -> Node:
         """A node to be defined later by `fill`; others may refer to it before that."""
         hole = self._node(ALT, (-1 - len(self.kinds),))
-        self.holes.add(hole)
+        self.holes[hole] = len(self.args) - 1
         return hole
 
     def fill(self, hole: Node, with_node: Node) -> None:
-        assert hole in self.holes
-        self.args[hole] = (with_node,)
+        self.args[self.holes.pop(hole)] = with_node
         self.is_recursive = True
-        self.holes.discard(hole)
+
+    def nodes(self) -> list[tuple[int, list[int]]]:
+        """Each node's kind and arguments."""
+        args = iter(self.args)
+        return [
+            (kind, list(islice(args, count)))
+            for kind, count in zip(self.kinds, self.num_args, strict=True)
+        ]
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from lmprog.constraints.buckets import FORMAT, Index, arrays_of, build_index, index_of
-from lmprog.constraints.costs import Alphabet
+from lmprog.constraints.net_arrays import Alphabet
 from lmprog.native import cache_folder
 
 log = logging.getLogger("lmprog")

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from lmprog.constraints.automaton import DEAD, ByteAutomaton, LazyAutomaton
 from lmprog.constraints.buckets import bit_row
 from lmprog.constraints.constraint import NARROW, CompileLimits
-from lmprog.constraints.costs import UNREACHABLE, Net
+from lmprog.constraints.leaves import UNREACHABLE
+from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.trie import Trie
 from lmprog.constraints.vocabulary import Vocabulary
 

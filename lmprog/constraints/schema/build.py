@@ -16,10 +16,11 @@ from itertools import pairwise
 from lmprog import wire
 from lmprog.constraints.automaton import LazyAutomaton
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.costs import Alphabet, finish
 from lmprog.constraints.expression import text as expression_of
+from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, Node
+from lmprog.constraints.net_arrays import EVERY_BYTE
 from lmprog.constraints.schema.arrays import ArrayBuilder, unique_content
 from lmprog.constraints.schema.expand import Expander
 from lmprog.constraints.schema.flat import Bound, Flat, NumberFacet, StringFacet, type_of
@@ -33,7 +34,6 @@ from lmprog.constraints.schema.strings import text_set
 from lmprog.constraints.textset import TextSet, lower_text_set
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
 
-_ALL_BYTES = Alphabet(frozenset(range(256)), frozenset())
 _MAX_DEPTH = 120
 _MAX_INDENT = 40
 
@@ -144,7 +144,7 @@ class SchemaBuilder:
         if isinstance(value, Decimal) and value == value.to_integral_value():
             text = str(int(value)).encode()
         try:
-            automaton = LazyAutomaton(finish(net, other._flat(flat, 0), _ALL_BYTES), self._limits)
+            automaton = LazyAutomaton(finish(net, other._flat(flat, 0), EVERY_BYTE), self._limits)
         except UnsatisfiableConstraint:
             return False
         return automaton.is_final(automaton.run(automaton.start, text))
@@ -270,7 +270,7 @@ class SchemaBuilder:
             other._compared = self._compared
             self._compared[key] = False  # met again while undecided: assume not disjoint
             try:
-                finish(net, other.compile([left, right], 0), _ALL_BYTES)
+                finish(net, other.compile([left, right], 0), EVERY_BYTE)
                 found = False
             except UnsatisfiableConstraint:
                 found = True

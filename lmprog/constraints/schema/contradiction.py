@@ -13,13 +13,13 @@ from decimal import Decimal
 
 from lmprog import wire
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.costs import Alphabet, finish
+from lmprog.constraints.finish import finish
 from lmprog.constraints.net import NetBuilder
+from lmprog.constraints.net_arrays import EVERY_BYTE
 from lmprog.constraints.schema.build import SchemaBuilder
 from lmprog.constraints.schema.schema_document import Document, Json, Located
 from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
 
-_ALL_BYTES = Alphabet(frozenset(range(256)), frozenset())
 _MAX_LOOKS = 64
 """Schemas that are compiled for one answer."""
 _SHOWN = 160
@@ -53,7 +53,7 @@ def _takes_nothing(
 ) -> bool:
     net = NetBuilder(limits)
     try:
-        finish(net, SchemaBuilder(document, spec, net, limits).compile([schema], 0), _ALL_BYTES)
+        finish(net, SchemaBuilder(document, spec, net, limits).compile([schema], 0), EVERY_BYTE)
     except UnsatisfiableConstraint:
         return True
     except (

@@ -1,0 +1,426 @@
+// Nets from a builder's parts: costs, trimming, flat arrays. The plain twin, lmprog/constraints/costs.py, explains them.
+//
+// The parts' nodes and states are numbered one after the other, the net itself first. Knows bytes, not tokens' ids.
+#include "lmprog_nets.h"
+
+#include <new>
+
+#include "lmprog_cover.h"
+#include "lmprog_name_trie.h"
+
+#define LMPROG_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct lmprog_cover {
+    lmprog::ShortTexts tokens;
+};
+
+namespace {
+
+enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kPart };
+enum LeafKind : uint8_t { kAutomaton, kText, kAllBut };
+constexpr int64_t kUnreachable = int64_t{1} << 40;
+
+struct Edge {
+    int32_t low, high, to;
+};
+
+// Where a leaf's data lie in its part.
+struct LeafCursor {
+    int64_t leaf = 0, state = 0, edge = 0;
+    const uint8_t* text = nullptr;
+};
+
+}  // namespace
+
+struct lmprog_net_build {
+    std::vector<const lmprog_net_part*> parts;
+    const lmprog_leaf_automata& any_text;
+    const lmprog_cover* cover;
+    const uint8_t* spelled;  // NULL: every byte has a token of its own
+
+    // Leaf states of all parts.
+    std::vector<Edge> edges;
+    std::vector<int32_t> num_edges;
+    std::vector<uint8_t> final_state;
+    std::vector<int64_t> state_cost;
+    std::vector<std::vector<int32_t>> leaf_start;  // by part and leaf
+
+    // Nodes of all parts.
+    std::vector<int32_t> node_base;
+    std::vector<std::vector<int32_t>> args_start;  // by part and node
+    std::vector<int64_t> cost;
+    std::vector<uint8_t> nullable;
+    int64_t num_args = 0;
+
+    // Where the work stands.
+    size_t part = 0;
+    LeafCursor at;
+    bool leaves_done = false, costs_done = false, changed = true;
+    int32_t node = 0;
+    int64_t passes = 0;
+
+    lmprog_net_build(const lmprog_net_part* const* of, int32_t count, const lmprog_leaf_automata& any,
+                     const lmprog_cover* tokens, const uint8_t* single)
+        : parts(of, of + count), any_text(any), cover(tokens), spelled(single), leaf_start(parts.size()),
+          args_start(parts.size()) {
+        int64_t nodes = 0;
+        for (size_t p = 0; p < parts.size(); p++) {
+            node_base.push_back(static_cast<int32_t>(nodes));
+            nodes += parts[p]->num_nodes;
+            int32_t start = 0;
+            for (int64_t n = 0; n < parts[p]->num_nodes; n++) {
+                args_start[p].push_back(start);
+                start += parts[p]->num_args[n];
+            }
+            num_args += start;
+        }
+        cost.assign(static_cast<size_t>(nodes), kUnreachable);
+        nullable.assign(static_cast<size_t>(nodes), 0);
+        at.text = parts[0]->texts;
+    }
+
+    int32_t num_states() const { return static_cast<int32_t>(num_edges.size()); }
+
+    bool step(int64_t work) {
+        while (!leaves_done && work > 0) work -= next_leaf();
+        while (leaves_done && !costs_done && work > 0) work -= next_costs(work);
+        return costs_done;
+    }
+
+    // ---- leaves ----
+
+    int64_t next_leaf() {
+        while (at.leaf == parts[part]->num_leaves) {
+            if (++part == parts.size()) {
+                leaves_done = true;
+                part = first_part();
+                return 1;
+            }
+            at = LeafCursor();
+            at.text = parts[part]->texts;
+        }
+        const lmprog_net_part& in = *parts[part];
+        const int32_t first = num_states(), size = in.leaf_size[at.leaf];
+        const size_t edges_before = edges.size();
+        leaf_start[part].push_back(first);
+        int64_t work = 20;
+        switch (in.leaf_kind[at.leaf++]) {
+            case kText:
+                text_leaf(at.text, size);
+                if (spelled) respell(first, edges_before);
+                if (cover && state_cost[first] < kUnreachable) {
+                    lmprog::cover(cover->tokens, at.text, size, state_cost.data() + first);
+                    work += int64_t{size} * 100;
+                }
+                at.text += size;
+                break;
+            case kAllBut:
+                all_but(size);
+                if (spelled) respell(first, edges_before);
+                break;
+            default:
+                automaton(in.automata, size);
+                if (spelled) respell(first, edges_before);
+        }
+        return work + static_cast<int64_t>(edges.size() - edges_before) * 3 + num_states() - first;
+    }
+
+    void text_leaf(const uint8_t* text, int32_t size) {
+        const int32_t first = num_states();
+        for (int32_t i = 0; i < size; i++) edges.push_back({text[i], text[i], first + i + 1});
+        num_edges.insert(num_edges.end(), static_cast<size_t>(size), 1);
+        num_edges.push_back(0);
+        final_state.insert(final_state.end(), static_cast<size_t>(size), 0);
+        final_state.push_back(1);
+        for (int32_t i = size; i >= 0; i--) state_cost.push_back(i);
+    }
+
+    void automaton(const lmprog_leaf_automata& of, int32_t size) {
+        append(of, at.state, size, of.edges + 3 * at.edge);
+        for (int32_t q = 0; q < size; q++) at.edge += of.num_edges[at.state + q];
+        at.state += size;
+    }
+
+    void append(const lmprog_leaf_automata& of, int64_t from, int64_t count, const int32_t* edge) {
+        const int32_t first = num_states();
+        for (int64_t q = from; q < from + count; q++) {
+            for (int32_t e = 0; e < of.num_edges[q]; e++, edge += 3)
+                edges.push_back({edge[0], edge[1], first + edge[2]});
+        }
+        num_edges.insert(num_edges.end(), of.num_edges + from, of.num_edges + from + count);
+        final_state.insert(final_state.end(), of.final + from, of.final + from + count);
+        state_cost.insert(state_cost.end(), of.cost + from, of.cost + from + count);
+    }
+
+    void all_but(int32_t num_names) {
+        lmprog::NameTrie trie;
+        for (int32_t i = 0; i < num_names; i++) at.text = trie.add(at.text);
+        const int32_t first = num_states(), behind = first + trie.size();
+        std::vector<uint8_t> taken;
+        for (int32_t vertex = 0; vertex < trie.size(); vertex++) {
+            const size_t before = edges.size();
+            taken.clear();
+            trie.each_child(vertex, [&](uint8_t character, int32_t) { taken.push_back(character); });
+            std::sort(taken.begin(), taken.end());
+            leaving(taken, behind);
+            trie.each_child(vertex, [&](uint8_t character, int32_t child) {
+                edges.push_back({character, character, first + child});
+            });
+            num_edges.push_back(static_cast<int32_t>(edges.size() - before));
+            final_state.push_back(!trie.is_name(vertex));
+            state_cost.push_back(trie.is_name(vertex));  // a name needs one character more
+        }
+        append(any_text, 0, any_text.num_states, any_text.edges);
+    }
+
+    // The edges of the first state of `any_text` but for some bytes.
+    void leaving(const std::vector<uint8_t>& taken, int32_t behind) {
+        for (int32_t e = 0; e < any_text.num_edges[0]; e++) {
+            int32_t low = any_text.edges[3 * e];
+            const int32_t high = any_text.edges[3 * e + 1], to = behind + any_text.edges[3 * e + 2];
+            for (const uint8_t byte : taken) {
+                if (byte < low || byte > high) continue;
+                if (byte > low) edges.push_back({low, byte - 1, to});
+                low = byte + 1;
+            }
+            if (low <= high) edges.push_back({low, high, to});
+        }
+    }
+
+    // Leaves out the bytes without a token of their own, from the last leaf.
+    void respell(int32_t first, size_t edges_before) {
+        const std::vector<Edge> old(edges.begin() + static_cast<std::ptrdiff_t>(edges_before), edges.end());
+        edges.resize(edges_before);
+        const Edge* edge = old.data();
+        for (size_t q = static_cast<size_t>(first); q < num_edges.size(); q++) {
+            const size_t before = edges.size();
+            for (int32_t e = 0; e < num_edges[q]; e++, edge++)
+                for (int32_t byte = edge->low; byte <= edge->high; byte++)
+                    if (spelled[byte]) edges.push_back({byte, byte, edge->to});
+            num_edges[q] = static_cast<int32_t>(edges.size() - before);
+        }
+        shortest(first, edges_before);
+    }
+
+    // Fewest bytes to acceptance of the last leaf's states, breadth first from the final ones.
+    void shortest(int32_t first, size_t edges_before) {
+        const size_t size = num_edges.size() - static_cast<size_t>(first);
+        std::vector<std::vector<int32_t>> sources(size);
+        std::vector<int32_t> queue;
+        size_t e = edges_before;
+        for (size_t q = 0; q < size; q++) {
+            const size_t state = static_cast<size_t>(first) + q;
+            for (int32_t i = 0; i < num_edges[state]; i++)
+                sources[static_cast<size_t>(edges[e++].to - first)].push_back(static_cast<int32_t>(q));
+            state_cost[state] = final_state[state] ? 0 : kUnreachable;
+            if (final_state[state]) queue.push_back(static_cast<int32_t>(q));
+        }
+        for (size_t i = 0; i < queue.size(); i++)
+            for (const int32_t source : sources[static_cast<size_t>(queue[i])])
+                if (state_cost[static_cast<size_t>(first + source)] == kUnreachable) {
+                    state_cost[static_cast<size_t>(first + source)] =
+                        state_cost[static_cast<size_t>(first + queue[i])] + 1;
+                    queue.push_back(source);
+                }
+    }
+
+    // ---- costs of nodes: the least fixed point, in passes over the other parts and then the net itself ----
+
+    size_t first_part() const { return parts.size() > 1 ? 1 : 0; }
+
+    bool is_recursive() const {
+        return std::any_of(parts.begin(), parts.end(), [](const lmprog_net_part* one) { return one->is_recursive; });
+    }
+
+    int64_t next_costs(int64_t most) {
+        const lmprog_net_part& in = *parts[part];
+        int64_t work = 0;
+        for (; node < in.num_nodes && work < most; node++) work += 4 + settle(in, node);
+        if (node < in.num_nodes) return work;
+        node = 0;
+        if (part) {
+            part = part + 1 < parts.size() ? part + 1 : 0;
+            return work + 1;
+        }
+        // Where parts precede the nodes made of them, one pass is enough.
+        if (!changed || !is_recursive()) costs_done = true;
+        changed = false;
+        part = first_part();
+        return work + 1;
+    }
+
+    int64_t settle(const lmprog_net_part& in, int32_t n) {
+        const int32_t* args = in.args + args_start[part][static_cast<size_t>(n)];
+        const int32_t count = in.num_args[n], base = node_base[part];
+        int64_t now = 0;
+        bool empty = true;
+        switch (in.kind[n]) {
+            case kLeaf: {
+                const auto state = static_cast<size_t>(leaf_start[part][static_cast<size_t>(args[0])]);
+                now = state_cost[state];
+                empty = final_state[state];
+                break;
+            }
+            case kSeq:
+                for (int32_t i = 0; i < count; i++) {
+                    now += cost[static_cast<size_t>(base + args[i])];
+                    empty = empty && nullable[static_cast<size_t>(base + args[i])];
+                }
+                break;
+            case kAlt:
+                now = kUnreachable;
+                empty = false;
+                for (int32_t i = 0; i < count; i++) {
+                    now = std::min(now, cost[static_cast<size_t>(base + args[i])]);
+                    empty = empty || nullable[static_cast<size_t>(base + args[i])];
+                }
+                break;
+            case kRepeat:
+                now = cost[static_cast<size_t>(base + args[0])] * args[1];
+                empty = args[1] == 0 || nullable[static_cast<size_t>(base + args[0])];
+                break;
+            default: {
+                const auto root = static_cast<size_t>(root_of(args[0]));
+                now = cost[root];
+                empty = nullable[root];
+            }
+        }
+        now = std::min(now, kUnreachable);
+        const auto here = static_cast<size_t>(base + n);
+        if (now < cost[here] || empty != static_cast<bool>(nullable[here])) {
+            cost[here] = now;
+            nullable[here] = empty;
+            changed = true;
+        }
+        return count;
+    }
+
+    int32_t root_of(int32_t p) const { return node_base[static_cast<size_t>(p)] + parts[static_cast<size_t>(p)]->root; }
+
+    // The node of a part's own number; where that stands for another part, its root.
+    int32_t node_of(size_t p, int32_t n) const {
+        if (parts[p]->kind[n] == kPart) return root_of(parts[p]->args[args_start[p][static_cast<size_t>(n)]]);
+        return node_base[p] + n;
+    }
+
+    // ---- the arrays ----
+
+    bool is_live(const Edge& edge) const { return state_cost[static_cast<size_t>(edge.to)] < kUnreachable; }
+
+    lmprog_net_sizes sizes() const {
+        const int32_t root = node_of(0, parts[0]->root);
+        int64_t items = 0;
+        each_node([&](size_t p, int32_t n, Kind kind, const int32_t* args, int32_t count) {
+            if (kind == kSeq || kind == kAlt)
+                for (int32_t i = 0; i < count; i++) items += is_kept(p, kind, args[i]);
+            (void)n;
+        });
+        return {static_cast<int64_t>(cost.size()),
+                items,
+                num_states(),
+                std::count_if(edges.begin(), edges.end(), [this](const Edge& edge) { return is_live(edge); }),
+                root,
+                cost[static_cast<size_t>(root)]};
+    }
+
+    bool is_kept(size_t p, Kind kind, int32_t item) const {
+        return kind == kSeq || cost[static_cast<size_t>(node_base[p] + item)] < kUnreachable;
+    }
+
+    template <class Body> void each_node(Body body) const {
+        for (size_t p = 0; p < parts.size(); p++)
+            for (int32_t n = 0; n < parts[p]->num_nodes; n++)
+                body(p, n, static_cast<Kind>(parts[p]->kind[n]), parts[p]->args + args_start[p][static_cast<size_t>(n)],
+                     parts[p]->num_args[n]);
+    }
+
+    void copy(void* block) const {
+        const lmprog_net_sizes size = sizes();
+        auto* node_cost = static_cast<int64_t*>(block);
+        int64_t* costs = std::copy(cost.begin(), cost.end(), node_cost);
+        auto* out = reinterpret_cast<int32_t*>(std::copy(state_cost.begin(), state_cost.end(), costs));
+        int32_t* items = out + 3 * size.num_nodes;
+        int32_t* starts = items + size.num_items;
+        int32_t* edge = starts + size.num_states + 1;
+        auto* kinds = reinterpret_cast<uint8_t*>(edge + 3 * size.num_edges);
+        copy_nodes(out, items, kinds);
+        std::copy(final_state.begin(), final_state.end(), kinds + size.num_nodes);
+        size_t e = 0;
+        int32_t kept = 0;
+        for (size_t q = 0; q < num_edges.size(); q++) {
+            *starts++ = kept;
+            for (int32_t i = 0; i < num_edges[q]; i++, e++) {
+                if (!is_live(edges[e])) continue;
+                *edge++ = edges[e].low;
+                *edge++ = edges[e].high;
+                *edge++ = edges[e].to;
+                kept++;
+            }
+        }
+        *starts = kept;
+    }
+
+    void copy_nodes(int32_t* out, int32_t* items, uint8_t* kinds) const {
+        int32_t offset = 0;
+        each_node([&](size_t p, int32_t n, Kind kind, const int32_t* args, int32_t count) {
+            int32_t first = 0, second = 0, third = 0;
+            if (kind == kLeaf) {
+                first = leaf_start[p][static_cast<size_t>(args[0])];
+            } else if (kind == kPart) {
+                kind = kAlt;  // nothing refers to it
+            } else if (kind == kRepeat) {
+                const auto item = static_cast<size_t>(node_base[p] + args[0]);
+                if (cost[item] >= kUnreachable) {
+                    kind = args[1] == 0 ? kSeq : kAlt;
+                } else {  // a repetition of something that may be empty can always be shortened
+                    first = node_of(p, args[0]);
+                    second = nullable[item] ? 0 : args[1];
+                    third = args[2];
+                }
+            } else {
+                first = offset;
+                for (int32_t i = 0; i < count; i++)
+                    if (is_kept(p, kind, args[i])) items[offset++] = node_of(p, args[i]);
+                second = offset - first;
+            }
+            kinds[node_base[p] + n] = kind;
+            *out++ = first;
+            *out++ = second;
+            *out++ = third;
+        });
+    }
+};
+
+LMPROG_EXPORT lmprog_cover* lmprog_cover_new(const uint8_t* tokens, const int32_t* lengths, int64_t num_tokens) {
+    try {
+        return new lmprog_cover{lmprog::ShortTexts(tokens, lengths, num_tokens)};
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+LMPROG_EXPORT void lmprog_cover_free(lmprog_cover* cover) { delete cover; }
+
+LMPROG_EXPORT lmprog_net_build* lmprog_net_begin(const lmprog_net_part* const* parts, int32_t num_parts,
+                                                 const lmprog_leaf_automata* any_text, const lmprog_cover* cover,
+                                                 const uint8_t* spelled) {
+    try {
+        return new lmprog_net_build(parts, num_parts, *any_text, cover, spelled);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+LMPROG_EXPORT int64_t lmprog_net_step(lmprog_net_build* build, int64_t work, lmprog_net_sizes* sizes) {
+    try {
+        if (!build->step(work)) return 1;
+        *sizes = build->sizes();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return LMPROG_NETS_MEMORY;
+    }
+}
+
+LMPROG_EXPORT void lmprog_net_copy(const lmprog_net_build* build, void* block) { build->copy(block); }
+
+LMPROG_EXPORT void lmprog_net_free(lmprog_net_build* build) { delete build; }

@@ -1,0 +1,68 @@
+/* From the parts of a net as a builder writes them to its arrays: the C interface of kernels/cpu/nets.cpp.
+ *
+ * lmprog/constraints/costs.py is its plain twin and explains costs and trimming. All inputs are borrowed while a build
+ * lives. A build goes on in steps of bounded work, so that its owner can stop between two of them.
+ */
+#ifndef LMPROG_NETS_H
+#define LMPROG_NETS_H
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LMPROG_NETS_MEMORY (-1)
+
+/* A deterministic byte automaton: state q has num_edges[q] edges, the edges of all states are consecutive. */
+typedef struct {
+    const int32_t* edges;     /* [edges][3]: first byte, last byte, target */
+    const int32_t* num_edges; /* [states] */
+    const uint8_t* final;     /* [states] */
+    const int64_t* cost;      /* [states] fewest bytes to acceptance */
+    int64_t num_states;
+} lmprog_leaf_automata;
+
+/* One builder's nodes and leaves. A node's arguments: a leaf's number; the items of a sequence or an alternation; item,
+ * low and high (or -1) of a repetition; the number of another part, whose root stands here. */
+typedef struct {
+    const uint8_t* kind;      /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 another part */
+    const int32_t* num_args;  /* [nodes] */
+    const int32_t* args;      /* those of all nodes, consecutive */
+    const uint8_t* leaf_kind; /* [leaves] 0 an automaton, 1 a text, 2 all contents of JSON strings but some names */
+    const int32_t* leaf_size; /* [leaves] states; bytes; number of names */
+    const uint8_t* texts;     /* of the leaves of kinds 1 and 2, consecutive; a zero byte ends each name */
+    lmprog_leaf_automata automata; /* of the leaves of kind 0, consecutive; targets count from each one's first state */
+    int64_t num_nodes, num_leaves;
+    int32_t root;
+    int32_t is_recursive;     /* whether some node may come before its parts */
+} lmprog_net_part;
+
+typedef struct {
+    int64_t num_nodes, num_items, num_states, num_edges;
+    int64_t root, root_cost;
+} lmprog_net_sizes;
+
+/* The vocabulary's tokens of at most 12 bytes, for covering texts. */
+typedef struct lmprog_cover lmprog_cover;
+lmprog_cover* lmprog_cover_new(const uint8_t* tokens, const int32_t* lengths, int64_t num_tokens);
+void lmprog_cover_free(lmprog_cover* cover);
+
+/* parts[0] is the net, the others what its nodes of kind 4 refer to; these have none of that kind. `any_text` is the
+ * automaton of the contents of all JSON strings. `cover` may be NULL: texts then cost one token a byte. `spelled` has 256
+ * flags, whether a byte has a token of its own; NULL where all have. NULL is returned where memory is short. */
+typedef struct lmprog_net_build lmprog_net_build;
+lmprog_net_build* lmprog_net_begin(const lmprog_net_part* const* parts, int32_t num_parts,
+                                   const lmprog_leaf_automata* any_text, const lmprog_cover* cover,
+                                   const uint8_t* spelled);
+/* Does about so many units of work (nanoseconds, roughly). Returns 1 where there is more to do, 0 where `sizes` was
+ * written, LMPROG_NETS_MEMORY where memory is short. */
+int64_t lmprog_net_step(lmprog_net_build* build, int64_t work, lmprog_net_sizes* sizes);
+/* The arrays of a finished build in one block, in this order: node_cost and state_cost (int64), args, items,
+ * edge_start and edges (int32), kind and final (uint8). */
+void lmprog_net_copy(const lmprog_net_build* build, void* block);
+void lmprog_net_free(lmprog_net_build* build);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,112 @@
+"""Finishing a net: the kernel and its plain twin give the same arrays, and can be stopped."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from benchmarks.schema_generator import generated
+from lmprog import wire
+from lmprog.constraints.compiler import regular_net
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.costs import plain_net
+from lmprog.constraints.exclusion import all_but
+from lmprog.constraints.native_net import native_net
+from lmprog.constraints.net import EMPTY, NetBuilder, Node
+from lmprog.constraints.net_arrays import EVERY_BYTE, Alphabet, Net
+from lmprog.constraints.schema.build import schema_node
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import UnsatisfiableConstraint
+
+LIMITS = CompileLimits()
+FEW = Alphabet(frozenset(b'abcdef"01234'), frozenset([b"ab", b"bcd", b"abcdefabcdef", b"01"]))
+
+
+def random_net(rng: random.Random) -> tuple[NetBuilder, Node]:
+    net = NetBuilder()
+    nodes = [EMPTY]
+    holes = []
+    for _ in range(rng.randint(1, 30)):
+        some = rng.choices(nodes, k=rng.randint(0, 4))
+        match rng.randrange(8):
+            case 0 | 1:
+                made = net.text(bytes(rng.choices(b"abcdefghxyz0123 ", k=rng.randint(0, 30))))
+            case 2:
+                low = rng.randint(97, 110)
+                ranges = ((low, low + rng.randint(0, 8)),)
+                made = net.byte_strings(((ranges, ((48, 57),)), (ranges,)))
+            case 3:
+                names = ["".join(rng.choices('abc é"', k=rng.randint(0, 6))) for _ in range(4)]
+                made = all_but(names[: rng.randint(0, 4)], net)
+            case 4:
+                made = net.seq(some)
+            case 5:
+                made = net.alt(some)
+            case 6:
+                low = rng.randint(0, 3)
+                high = rng.choice([None, low, low + 5])
+                made = net.repeat(rng.choice(nodes), low, high)
+            case _:
+                made = net.hole()
+                holes.append(made)
+        nodes.append(made)
+    for hole in holes:
+        net.fill(hole, rng.choice(nodes))
+    return net, rng.choice(nodes)
+
+
+def assert_twins(net: NetBuilder, root: Node, alphabet: Alphabet) -> None:
+    native, plain = native_net(net, root, alphabet), plain_net(net, root, alphabet)
+    if native is None:
+        pytest.skip("no compiler")
+    for field in fields(Net):
+        left, right = getattr(native, field.name), getattr(plain, field.name)
+        assert np.array_equal(left, right), field.name
+        if field.name != "root":
+            assert left.dtype == right.dtype, field.name
+            assert left.flags.c_contiguous, field.name
+
+
+def test_the_kernel_finishes_random_nets_like_its_plain_twin(small: Vocabulary) -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        net, root = random_net(rng)
+        for alphabet in (EVERY_BYTE, FEW, small.alphabet):
+            assert_twins(net, root, alphabet)
+
+
+def test_the_kernel_finishes_schemas_like_its_plain_twin(small: Vocabulary) -> None:
+    for schema, _ in generated(30, 1):
+        net = NetBuilder()
+        root = schema_node(wire.JsonSchema(schema), net, LIMITS)
+        assert_twins(net, root, small.alphabet)
+        assert_twins(net, root, FEW)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("finish", [native_net, plain_net])
+def test_finishing_asks_whether_it_may_go_on(finish, small: Vocabulary) -> None:  # type: ignore[no-untyped-def]
+    may_build = True
+
+    def check() -> None:
+        if not may_build:
+            raise Stopped
+
+    net = NetBuilder(check=check)
+    root = net.seq([net.text(b"abcdefgh" * 5000), net.text(b"x")])
+    may_build = False
+    if finish(NetBuilder(), EMPTY, EVERY_BYTE) is None:
+        pytest.skip("no compiler")
+    with pytest.raises(Stopped):
+        finish(net, root, small.alphabet)
+
+
+def test_what_matches_nothing_is_refused(small: Vocabulary) -> None:
+    with pytest.raises(UnsatisfiableConstraint, match="nothing at all"):
+        regular_net(wire.Regex(r"a[^\s\S]"), small)
