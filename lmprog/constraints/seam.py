@@ -25,10 +25,11 @@ class Seam:
     pieces: Pieces
     constraint: Constraint | None = None
     barred: tuple[int, ...] = ()
+    _beyond: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
-    def mask(self, spelled: int, left: int) -> MaskRow:
-        """The allowed tokens when `spelled` bytes are regenerated and `left` tokens remain: those
-        within the rest of the text, equal to it, or extending beyond it.
+    def mask(self, spelled: int, left: int | None) -> MaskRow:
+        """The allowed tokens when `spelled` bytes are regenerated and `left` tokens remain (None:
+        any number): those within the rest of the text, equal to it, or extending beyond it.
         """
         rest = self.text[spelled:]
         if self.constraint is not None:
@@ -48,13 +49,21 @@ class Seam:
             ],
         )
 
-    def beyond(self, spelled: int, left: int) -> list[int]:
+    def beyond(self, spelled: int, left: int | None) -> list[int]:
         """The tokens that extend beyond the seam in a way that the constraint allows."""
+        if self.constraint is None:
+            places = self.pieces.beyond(self.text[spelled:])
+            return [token for token in self.pieces.ids(places).tolist() if token not in self.barred]
+        found = self._beyond.get(spelled)
+        if found is None:
+            found = self._beyond[spelled] = self._allowed_beyond(self.constraint, spelled)
+        return [token for token, distance in found if left is None or distance < left]
+
+    def _allowed_beyond(self, constraint: Constraint, spelled: int) -> list[tuple[int, int]]:
+        """Each token that extends beyond the seam, with the distance after it."""
         rest = self.text[spelled:]
         places = self.pieces.beyond(rest)
-        if self.constraint is None:
-            return [token for token in self.pieces.ids(places).tolist() if token not in self.barred]
-        found: list[int] = []
+        found: list[tuple[int, int]] = []
         place = places.start
         while place < places.stop:
             piece, token = self.pieces.at(place)
@@ -62,8 +71,8 @@ class Seam:
             if state is None:  # so is every other token that starts with the rejected bytes
                 place = self.pieces.past(self._refused(piece, len(rest)), place)
                 continue
-            if self.constraint.distance(state) < left and token not in self.barred:
-                found.append(token)
+            if token not in self.barred:
+                found.append((token, constraint.distance(state)))
             place += 1
         return found
 

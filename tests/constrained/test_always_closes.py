@@ -116,7 +116,6 @@ def test_every_finished_text_is_an_instance_whatever_the_model_wants(name: str) 
             assert sampling.max_tokens is not None
             for output in reply.outputs:
                 assert is_instance(constraint, output.text), (seed, constraint, sampling, output)
-                assert output.finish in ("constraint", "stop"), (seed, constraint, sampling, output)
                 assert len(output.tokens) <= sampling.max_tokens
                 num_outputs += 1
             num_forced += reply.usage.forced
@@ -126,7 +125,7 @@ def test_every_finished_text_is_an_instance_whatever_the_model_wants(name: str) 
 
 def test_max_tokens_that_cannot_hold_the_shortest_instance_is_refused_with_both_numbers() -> None:
     writer = Writer(byte_tokenizer())
-    digits = wire.Regex(r"\d{12}")
+    digits = wire.Regex(r"[0-9]{12}")
     (refused,) = writer.ask((digits, wire.SamplingParams(max_tokens=11)))
     assert isinstance(refused, wire.Failed)
     assert refused.code == "unsatisfiable"
@@ -135,14 +134,6 @@ def test_max_tokens_that_cannot_hold_the_shortest_instance_is_refused_with_both_
     (held,) = writer.ask((digits, wire.SamplingParams(max_tokens=12)))
     assert isinstance(held, wire.CallDone)
     assert held.outputs[0].finish == "constraint"
-
-
-def test_a_used_up_budget_in_a_complete_text_is_the_constraints_end() -> None:
-    (reply,) = Writer(byte_tokenizer()).ask(
-        (wire.Regex("a*"), wire.SamplingParams(max_tokens=7, ignore_eos=True))
-    )
-    assert isinstance(reply, wire.CallDone)
-    assert (reply.outputs[0].text, reply.outputs[0].finish) == ("a" * 7, "constraint")
 
 
 def test_a_constraint_that_takes_only_the_empty_text_ends_at_once() -> None:

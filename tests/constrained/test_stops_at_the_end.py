@@ -59,7 +59,7 @@ def test_a_stop_of_several_tokens_is_finished_once_it_is_begun() -> None:
     for left in range(1, 9):
         output = said("[0-9]+", {"EN": 50.0, "12": 20.0}, left, stop=("ENDING",))
         assert output.text.isdigit(), "a stop is begun only where it can be finished"
-        assert output.finish == ("stop" if left >= 6 else "constraint")
+        assert output.finish == ("stop" if left >= 6 else "length")
 
 
 def test_what_the_constraint_allows_is_text() -> None:

@@ -24,6 +24,7 @@ WEATHER: dict[str, Any] = {
         "type": "object",
         "properties": {"city": {"enum": ["Oslo", "Rome"]}},
         "required": ["city"],
+        "additionalProperties": False,
     },
 }
 
@@ -94,7 +95,8 @@ def test_a_stop_sequence_is_named(client: Any) -> None:
 
 def test_a_tool_is_used_and_its_result_taken(client: Any) -> None:
     asked: dict[str, Any] = {"model": "nano", "max_tokens": 100, "tools": [WEATHER]}
-    made = client.messages.create(messages=HELLO, tool_choice={"type": "any"}, **asked)
+    once = {"type": "any", "disable_parallel_tool_use": True}
+    made = client.messages.create(messages=HELLO, tool_choice=once, **asked)
     assert made.stop_reason == "tool_use"
     use = made.content[0]
     assert use.type == "tool_use"

@@ -13,6 +13,7 @@ from lmprog import wire
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.sampling import Sampling, with_max_tokens
+from lmprog.lang.ops.type_lengths import default_tokens
 from lmprog.lang.ops.typed import natural_stops
 
 
@@ -79,6 +80,8 @@ def gen_request(
         merged = Sampling(seed=place.seed(merged)).over(merged)
     if "stop" not in merged.given():
         merged = Sampling(stop=natural_stops(op.tp)).over(merged)
+    if "max_tokens" not in merged.given():
+        merged = Sampling(max_tokens=default_tokens(op.tp, op.constraint)).over(merged)
     wanted = merged.resolve()
     sampling = _within_tokens(wanted, settings.budget)
     request = wire.Generate(

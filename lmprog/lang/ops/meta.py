@@ -45,3 +45,10 @@ class Meta:
     """Of the first result, where its reasoning is told apart; None elsewhere, or where the backend
     does not stream.
     """
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the token limit ended it: the model would have written more, or something else
+        that needs more tokens.
+        """
+        return self.finish == "length"

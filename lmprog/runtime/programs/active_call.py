@@ -114,7 +114,7 @@ def output_of(
     return Output(
         text=ended.text,
         tokens=tuple(sequence.tokens[task.prompt_len : task.prompt_len + num_tokens]),
-        finish="stop" if stopped_by is not None else task.finish or "length",
+        finish="stop" if stopped_by is not None and not task.is_cut else task.finish or "length",
         stopped_by=stopped_by if stopped_by is not None else task.stopped_by,
         logprobs=tuple(
             logprob_of(scored, tokenizer) for scored in task.logprobs[: num_tokens * logprobs]

@@ -55,6 +55,7 @@ class Generation:
         "forced_runs",
         "generated",
         "guide",
+        "is_cut",
         "logprobs",
         "num_seam_tokens",
         "prompt_logprobs",
@@ -78,6 +79,9 @@ class Generation:
         self.finish: FinishReason | None = None
         self.stopped_by: int | None = None
         self.guide = settings.constraint.start if settings.constraint else NO_STATE
+        self.is_cut = False
+        """A token was wanted that the constraint allows and the token budget does not: a shorter
+        text than the model's own was written."""
         self.logprobs: list[ScoredToken] = []
         self.prompt_logprobs: list[ScoredToken] = []
         self.seam_bytes = 0
@@ -109,6 +113,28 @@ class Generation:
         if self.stop_prefix and settings.stops is not None:
             return settings.stops.mask(self.stop_prefix, self.left)
         row = settings.constraint.mask(self.guide, self.left)
+        return (
+            settings.stops.beside(row, self.left)
+            if settings.stops is not None and self._may_stop
+            else row
+        )
+
+    def mask_without_budget(self) -> MaskRow | None:
+        """The mask that would hold with any number of tokens left; None where it is the same, where
+        the text is the same under both, or where the text is known to be cut.
+
+        What is sampled under it tells whether the budget cuts the text short.
+        """
+        settings, constraint = self.settings, self.settings.constraint
+        if constraint is None or self.is_cut or self.stop_prefix:
+            return None
+        if settings.seam is not None and self.is_healing:
+            narrow = settings.seam.mask(self.seam_bytes, self.left)
+            row = settings.seam.mask(self.seam_bytes, None)
+            return row if row.count > narrow.count else None
+        row = constraint.mask(self.guide)
+        if constraint.mask(self.guide, self.left) is row or constraint.forced(self.guide):
+            return None
         return (
             settings.stops.beside(row, self.left)
             if settings.stops is not None and self._may_stop
@@ -176,7 +202,9 @@ class Generation:
         if token in settings.eos_ids or (
             token in settings.sampling.stop_token_ids and self.may_end
         ):
-            self.finish = "constraint" if constraint and token in settings.eos_ids else "stop"
+            self.finish = self._ended(
+                "constraint" if constraint and token in settings.eos_ids else "stop"
+            )
             self.stopped_by = token
             return 0
         if settings.stops is not None and self._begins_stop(token):
@@ -184,7 +212,7 @@ class Generation:
             self.generated += 1
             self.stop_prefix += settings.stops.pieces.bytes_of(token)
             if settings.stops.is_over(self.stop_prefix):
-                self.finish = "stop"
+                self.finish = self._ended("stop")
             return 1
         if constraint is not None:
             self.guide = constraint.advance(self.guide, token)
@@ -239,10 +267,14 @@ class Generation:
             if self.num_seam_tokens + self.generated > begin:
                 self.forced_runs.append((begin, self.num_seam_tokens + self.generated))
         if constraint is not None and constraint.is_done(self.guide):
-            self.finish = "constraint"
+            self.finish = self._ended("constraint")
         elif self.left <= 0:
-            self.finish = "constraint" if constraint is not None and self.may_end else "length"
+            self.finish = "length"
         return added
+
+    def _ended(self, reason: FinishReason) -> FinishReason:
+        """The reason for an end that the text has come to, unless the budget brought it there."""
+        return "length" if self.is_cut else reason
 
 
 class Scoring:

@@ -7,7 +7,7 @@ knows no tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.scheduling.generation import Generation, Scoring
@@ -26,6 +26,9 @@ class LogitsRequests:
     scores_of: tuple[range, ...]
     """Per row: indices of its score requests. The first one scores the row's known tokens, if
     any."""
+    unbounded_of: Mapping[int, int] = field(default_factory=dict)
+    """Index of a row's second sample request, under the mask that would hold with any number of
+    tokens left. Only rows have one whose mask is narrower because few are left."""
     failed: Mapping[int, LmprogError] = field(default_factory=dict)
     """Rows without a mask, because their constraint exceeded its limits. Only these calls fail."""
 
@@ -36,6 +39,7 @@ def collect_requests(plan: Plan) -> LogitsRequests:
     scores: list[ScoreRequest] = []
     sample_of: list[int | None] = []
     scores_of: list[range] = []
+    unbounded_of: dict[int, int] = {}
     failed: dict[int, LmprogError] = {}
     first_logit = 0
     for index, row in enumerate(plan.rows):
@@ -48,8 +52,13 @@ def collect_requests(plan: Plan) -> LogitsRequests:
                 last = first_logit + row.num_logits - 1
                 if isinstance(task, Generation):
                     try:
-                        samples.append(_sample_request(row, task, last))
+                        request = _sample_request(row, task, last)
+                        unbounded = task.mask_without_budget()
+                        samples.append(request)
                         sample = len(samples) - 1
+                        if unbounded is not None:
+                            unbounded_of[index] = len(samples)
+                            samples.append(replace(request, mask=unbounded))
                     except LmprogError as error:
                         failed[index] = error
                 else:
@@ -57,7 +66,9 @@ def collect_requests(plan: Plan) -> LogitsRequests:
         sample_of.append(sample)
         scores_of.append(range(first_score, len(scores)))
         first_logit += row.num_logits
-    return LogitsRequests(tuple(samples), tuple(scores), tuple(sample_of), tuple(scores_of), failed)
+    return LogitsRequests(
+        tuple(samples), tuple(scores), tuple(sample_of), tuple(scores_of), unbounded_of, failed
+    )
 
 
 def known_targets(row: Row) -> tuple[int, ...]:

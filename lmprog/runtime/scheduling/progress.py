@@ -39,13 +39,25 @@ def apply_results(row: Row, index: int, requests: LogitsRequests, results: StepR
         task.prompt_logprobs += scored
         if index in requests.failed:
             return Progress(sequence, ended=True, error=requests.failed[index])
-        return Progress(sequence) if sampled is None else _accept(sequence, task, sampled)
+        if sampled is None:
+            return Progress(sequence)
+        task.is_cut = task.is_cut or _is_cut(index, requests, results)
+        return _accept(sequence, task, sampled)
     num_known = len(known_targets(row))
     task.logprobs += scored[:num_known]
     if row.end < len(sequence.tokens):
         return Progress(sequence)
     task.final_logprobs = tuple(scored[num_known:])
     return Progress(sequence, ended=True)
+
+
+def _is_cut(index: int, requests: LogitsRequests, results: StepResults) -> bool:
+    """Whether a row's second sample, which any number of tokens might follow, does not fit."""
+    asked, unbounded = requests.sample_of[index], requests.unbounded_of.get(index)
+    if asked is None or unbounded is None:
+        return False
+    mask, wanted = requests.samples[asked].mask, results.samples[unbounded]
+    return mask is not None and wanted is not None and not mask.allows(wanted.token)
 
 
 def _accept(sequence: Sequence, task: Generation, sampled: SampleResult) -> Progress:
