@@ -90,16 +90,17 @@ UNITS = {
     "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
     "gateway": Unit("lmprog.server.gateway", "errors wire options http link fairness metrics"),
     "operations": Unit(
-        "lmprog.server.operations lmprog.server.page lmprog.server.supervision",
-        "errors wire launch http link gateway",
+        "lmprog.server.operations lmprog.server.page", "errors wire launch http link gateway"
     ),
+    "supervision": Unit("lmprog.server.supervision", "errors wire launch fleet metrics gateway"),
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs lmprog.server.openapi",
         "errors config wire options http link gateway operations",
     ),
     "server": Unit(
-        "lmprog.server", "errors launch options http link metrics gateway operations dialects"
+        "lmprog.server",
+        "errors launch options http link metrics gateway operations supervision dialects",
     ),
     "gpu_report": Unit(
         "lmprog.runtime.engine.device.report", "errors config wire scheduling engine batch"
@@ -108,7 +109,7 @@ UNITS = {
         "lmprog.cli lmprog.demo",
         "errors config wire native weight_cache launch gpu_report backends ops branches runs lang facade "
         "constraint "
-        "simulation server options http gateway",
+        "simulation server options http gateway supervision",
     ),
 }
 

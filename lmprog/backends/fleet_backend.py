@@ -12,7 +12,9 @@ from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, FleetChannel
-from lmprog.fleet.members import FixedMembers, LocalMembers, Members
+from lmprog.fleet.local_members import LocalMembers
+from lmprog.fleet.members import FixedMembers, Members
+from lmprog.launch import RuntimeProcess
 from lmprog.transport import CurveClient
 
 
@@ -47,11 +49,15 @@ class Fleet(RuntimeBackend):
         slots: int = DEFAULT_SLOTS,
         **options: Any,
     ) -> Self:
-        """Starts `replicas` runtimes on this machine, and restarts those that die. `options` are
-        those of `lmprog.Runtime`.
+        """Starts `replicas` runtimes on this machine, and restarts those that die or hang.
+        `options` are those of `lmprog.Runtime`.
         """
         if replicas < 1:
             raise InvalidParameter(
                 "a fleet has at least one replica", name="replicas", value=replicas, allowed=">= 1"
             )
-        return cls(members=LocalMembers(model, replicas, **options), slots=slots)
+        members = LocalMembers(lambda: RuntimeProcess(model, **options), replicas)
+        members.until_started()
+        fleet = cls(members=members, slots=slots)
+        fleet.channel.wait_for(replicas)
+        return fleet

@@ -13,15 +13,20 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmprog.cli.arguments import given_options
-from lmprog.errors import InvalidParameter
+from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.server.options.option_table import options
 from lmprog.server.options.server_settings import ServerSettings
+
+if TYPE_CHECKING:
+    from lmprog.server.options.configuration import Configuration
+    from lmprog.server.service import Supervise
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_SECONDS = 1.5
@@ -41,7 +46,7 @@ def run(given: argparse.Namespace) -> int:
         return 0
     settings = chosen.settings()
     _log(given.verbose)
-    return _serve(chosen.model, settings, chosen.runtime_options())
+    return _serve(chosen.model, settings, _supervise(settings, chosen))
 
 
 def _without_http(given: argparse.Namespace) -> int:
@@ -63,14 +68,28 @@ def _without_http(given: argparse.Namespace) -> int:
     return bare.run(given)
 
 
-def _serve(model: str, settings: ServerSettings, runtime_options: dict[str, Any]) -> int:
+def _supervise(settings: ServerSettings, chosen: Configuration) -> Supervise:
+    """One runtime, or several."""
+    options = chosen.runtime_options()
+    if settings.replicas == 1:
+        from lmprog.server.service import one_runtime
+
+        return one_runtime(lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options))
+    from lmprog.server.supervision.supervised_fleet import several_runtimes
+
+    cores = os.cpu_count() or 1
+    options = {"threads": max(1, cores // settings.replicas), **options}
+    return several_runtimes(
+        lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options), settings.replicas
+    )
+
+
+def _serve(model: str, settings: ServerSettings, supervise: Supervise) -> int:
     from lmprog.server.http import http_server as http
     from lmprog.server.service import ServerService
 
     bound = http.bind(settings)
-    service = ServerService(
-        settings, lambda: RuntimeProcess(model, log_to_stderr=True, **runtime_options)
-    )
+    service = ServerService(settings, supervise)
     asked = 0
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -99,7 +118,7 @@ def _serve(model: str, settings: ServerSettings, runtime_options: dict[str, Any]
     async def serving() -> None:
         nonlocal clean
         clean = await service.run(
-            bound, lambda runtime: _announce(runtime, service, http.url_of(bound))
+            bound, lambda facts: _announce(facts, service, http.url_of(bound))
         )
 
     try:
@@ -113,7 +132,7 @@ def _serve(model: str, settings: ServerSettings, runtime_options: dict[str, Any]
     return 0 if clean else 1
 
 
-def _announce(runtime: RuntimeProcess, service: Any, url: str) -> None:
+def _announce(facts: Mapping[str, Detail], service: Any, url: str) -> None:
     """Prints what is served, once the server is ready."""
     gateway = service.gateway
     info, settings = gateway.info, gateway.settings
@@ -124,8 +143,9 @@ def _announce(runtime: RuntimeProcess, service: Any, url: str) -> None:
     )
     lines = {
         "model": info.model,
-        "dtype": runtime.facts.get("dtype"),
-        "engine": runtime.facts.get("engine"),
+        "dtype": facts.get("dtype"),
+        "engine": facts.get("engine"),
+        "replicas": facts.get("replicas"),
         "context": f"{info.context_len:,} tokens",
         "pool": f"{slots:,} tokens in {info.num_pages:,} pages, about "
         f"{max(1, slots // 1024):,} requests of 1 k",

@@ -1,7 +1,8 @@
 """The client's end of a fleet: a channel like any other, behind which programs are spread.
 
-One thread reads each replica, one looks after who is there; all of them only feed the router,
-under one lock. Knows connections and threads; who goes where is the router's business.
+One thread reads each replica, one looks after who is there and whether each of them gets on; all of
+them only feed the router, under one lock. Knows connections and threads; who goes where is the
+router's business.
 """
 
 from __future__ import annotations
@@ -10,24 +11,31 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from lmprog import wire
-from lmprog.errors import LmprogError, RuntimeGone
+from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
 from lmprog.fleet.members import Member, Members
+from lmprog.fleet.replica_link import ReplicaLink, ReplicaState
 from lmprog.fleet.router import Router
-from lmprog.launch import Connection
+from lmprog.launch.progress_watch import HangTimeouts
 from lmprog.transport import ReplyReader
 from lmprog.transport.channel import ops_frames
 
 log = logging.getLogger("lmprog")
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.2
 """Between two looks at who is there."""
+LONGEST_GAP = 1.0
+"""Seconds. What lies between two looks beyond this does not count: we stood still ourselves."""
 DEFAULT_SLOTS = 64
 """Programs that a replica serves well at the same time."""
+DIAL_SECONDS = 0.5
+"""Between two tries to reach a replica that does not answer."""
+END_SECONDS = 10.0
+"""For the orderly end of what the members started."""
 
 
 class FleetChannel:
@@ -36,22 +44,36 @@ class FleetChannel:
     """
 
     def __init__(
-        self, members: Members, *, slots: int = DEFAULT_SLOTS, timeout: float = 60.0
+        self,
+        members: Members,
+        *,
+        slots: int = DEFAULT_SLOTS,
+        timeout: float | None = 60.0,
+        hang: HangTimeouts | None = None,
     ) -> None:
-        """Waits for the first replica. Raises RuntimeGone where none answers within `timeout` s."""
+        """Waits for the first replica. Raises RuntimeGone where none answers within `timeout`
+        seconds. None: does not wait; then `wait_for` must, before anything else is asked.
+        """
         self._members = members
         self._slots = slots
+        self._hang = hang or HangTimeouts()
         self._router = Router()
         self._lock = threading.Lock()
-        self._connections: dict[str, Connection] = {}
+        self._links: dict[str, ReplicaLink] = {}
+        self._dialing: set[str] = set()
+        self._drains: dict[str, float] = {}
+        """Draining replicas, and when what is left there is moved."""
+        self._now = 0.0
+        self._looked = time.monotonic()
         self._heard: queue.SimpleQueue[wire.Reply | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._greeted = threading.Event()
         self._first: wire.Welcome | None = None
         self._readers: list[ReplyReader] = []
-        self._looking = threading.Thread(target=self._look, name="lmprog-fleet", daemon=True)
-        self._looking.start()
-        if not self._greeted.wait(timeout):
+        self.ended_well = True
+        """What `close` found: whether everything that the members had started ended well."""
+        self._looker = threading.Thread(target=self._look, name="lmprog-fleet", daemon=True)
+        self._looker.start()
+        if timeout is not None and not self.wait_for(1, timeout):
             self.close()
             raise RuntimeGone(f"no replica of the fleet answered within {timeout:g} seconds")
 
@@ -60,7 +82,7 @@ class FleetChannel:
         """The first replica's greeting, with the pages of all that are up."""
         assert self._first is not None
         with self._lock:
-            pages = sum(one.info.num_pages for one in self._connections.values())
+            pages = sum(link.connection.info.num_pages for link in self._links.values())
         return msgspec.structs.replace(self._first, num_pages=pages or self._first.num_pages)
 
     @property
@@ -71,8 +93,43 @@ class FleetChannel:
 
     @property
     def num_moved(self) -> int:
-        """Programs that were built again, because their replica had died."""
+        """Programs that were built again, because their replica had died or was drained."""
         return self._router.num_moved
+
+    @property
+    def size(self) -> int:
+        """How many replicas there should be."""
+        return self._members.size
+
+    def wait_for(self, replicas: int, timeout: float = 60.0) -> bool:
+        """Waits until so many are connected; False after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while len(self._links) < replicas and time.monotonic() < deadline:
+            self._closed.wait(0.02)
+        return len(self._links) >= replicas
+
+    def replicas(self) -> list[ReplicaState]:
+        """Those that are connected, by name."""
+        with self._lock:
+            loads = self._router.loads
+            return [
+                link.state(loads[name], name in self._drains, self._now)
+                for name, link in sorted(self._links.items())
+            ]
+
+    def drain(self, name: str, seconds: float) -> None:
+        """No new program goes to the replica; what is left there after `seconds` is moved. Then a
+        replica that was started here is ended and started again; one that runs elsewhere is used
+        again once it has been. Raises InvalidParameter for an unknown name.
+        """
+        with self._lock:
+            if name not in self._links:
+                known = ", ".join(sorted(self._links))
+                raise InvalidParameter(
+                    f"there is no replica {name!r}; valid: {known}", name="replica", value=name
+                )
+            self._router.drain(name)
+            self._drains.setdefault(name, self._now + seconds)
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         """See `ClientChannel.send`."""
@@ -98,87 +155,132 @@ class FleetChannel:
             return replies
         raise RuntimeGone("the fleet's channel was closed")
 
-    def close(self) -> None:
+    def close(self, grace: float = END_SECONDS) -> None:
         """Closes all connections, and ends what the members started. Safe to repeat."""
         if self._closed.is_set():
             return
         self._closed.set()
-        if threading.current_thread() is not self._looking:
-            self._looking.join()  # no connection comes from here on
-        for reader in self._readers:
+        self._looker.join()
+        with self._lock:
+            self._links.clear()
+            readers = list(self._readers)
+        for reader in readers:
             reader.stop()
-        for connection in list(self._connections.values()):
-            connection.close()
-        self._members.close()
+        for reader in readers:
+            reader.join()  # each has closed its connection
+        self.ended_well = self._members.close(grace)
         self._heard.put(None)
-        for reader in self._readers:
-            reader.join()
+
+    # --- who is there ---------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Body of the thread that looks after who is there."""
         while not self._closed.is_set():
             members = {one.name: one for one in self._members.current()}
-            for name in [name for name in self._connections if name not in members]:
-                self._lost(name, self._connections[name])
+            for link, why in self._check(members):
+                self._lose(link, why)
+                self._members.end(link.member.name, why, 0.0)
             for name, member in members.items():
-                if name not in self._connections and not self._closed.is_set():
-                    self._dial(member)
+                if name not in self._links and name not in self._dialing:
+                    self._dialing.add(name)
+                    threading.Thread(
+                        target=self._connect, args=(member,), name=f"lmprog-{name}", daemon=True
+                    ).start()
             with self._lock:
+                drained = self._finish_drains()
                 self._router.tick()
                 self._pass_on()
+            for name in drained:
+                self._members.end(name, "it was drained", END_SECONDS)
             self._closed.wait(LOOK_SECONDS)
 
-    def _dial(self, member: Member) -> None:
+    def _check(self, members: Mapping[str, Member]) -> list[tuple[ReplicaLink, str]]:
+        """Replicas that must be given up, and why."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, LONGEST_GAP), now
+        found = []
+        with self._lock:
+            self._now += passed
+            for name, link in self._links.items():
+                member = members.get(name)
+                is_same = member is not None and member.life == link.member.life
+                why = link.look(self._now) if is_same else "its process ended"
+                if why is not None:
+                    found.append((link, why))
+        return found
+
+    def _finish_drains(self) -> list[str]:
+        """Moves what is left where the time is over; names those that are empty now. The lock is
+        held.
+        """
+        for name, until in self._drains.items():
+            if self._now >= until:
+                self._router.evacuate(name)
+        loads = self._router.loads
+        return [name for name in self._drains if not loads[name]]
+
+    def _connect(self, member: Member) -> None:
+        """Body of a thread: a replica may take long to answer."""
         try:
             connection = member.dial()
         except LmprogError as error:
             log.debug("replica %s does not answer: %s", member.name, error)
+            self._closed.wait(DIAL_SECONDS)
+            self._dialing.discard(member.name)
             return
         with self._lock:
-            self._connections[member.name] = connection
+            link = ReplicaLink(member, connection, self._hang, self._now)
+            if self._closed.is_set():
+                connection.close()
+                return
+            self._links[member.name] = link
+            self._dialing.discard(member.name)
             self._router.join(member.name, connection.info, self._slots)
             self._first = self._first or connection.info
             self._pass_on()
-        self._readers.append(
-            ReplyReader(
-                connection,
-                lambda replies: self._take(member.name, replies),
-                lambda _: self._lost(member.name, connection),
-                name=f"lmprog-{member.name}",
+            self._readers = [one for one in self._readers if not one.has_ended]
+            self._readers.append(
+                ReplyReader(
+                    connection,
+                    lambda replies: self._take_in(link, replies),
+                    lambda error: self._lose(link, str(error)),
+                    name=f"lmprog-{member.name}",
+                )
             )
-        )
-        self._greeted.set()
+        log.info("replica %s serves", member.name)
 
-    def _take(self, name: str, replies: list[wire.Reply]) -> None:
-        """On a reading thread."""
+    def _take_in(self, link: ReplicaLink, replies: list[wire.Reply]) -> None:
+        """Replies of a replica, on its reading thread."""
         with self._lock:
-            self._router.take_replies(name, replies)
-            self._pass_on()
+            if self._links.get(link.member.name) is link:
+                self._router.take_replies(link.member.name, link.without_own(replies, self._now))
+                self._pass_on()
 
-    def _lost(self, name: str, connection: Connection) -> None:
+    def _lose(self, link: ReplicaLink, why: str) -> None:
         """A replica is gone; whoever notices first moves its programs."""
+        name = link.member.name
         with self._lock:
-            if self._connections.get(name) is not connection:
+            if self._links.get(name) is not link:
                 return
-            del self._connections[name]
-            began = time.perf_counter()
-            moved = self._router.num_moved
+            del self._links[name]
+            self._drains.pop(name, None)
+            began, moved = time.perf_counter(), self._router.num_moved
             self._router.lose(name)
             self._pass_on()
             moved = self._router.num_moved - moved
             took = 1e3 * (time.perf_counter() - began)
-            log.warning("replica %s is gone; %d programs moved in %.1f ms", name, moved, took)
-        connection.close()
+        log.warning("replica %s is lost; %d programs moved in %.1f ms: %s", name, moved, took, why)
+        link.connection.close()
 
     def _pass_on(self) -> None:
         """Sends what the router wants sent. The lock is held."""
         while self._router.outgoing:
             name, ops = self._router.outgoing.popleft()
-            connection = self._connections.get(name)
-            if connection is None:
+            link = self._links.get(name)
+            if link is None:
                 continue
             try:
-                connection.send(ops)
+                link.connection.send(ops)
             except RuntimeGone:
                 log.debug("replica %s is gone while it is written to", name)  # its reader moves all
             except LmprogError as error:

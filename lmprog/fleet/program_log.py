@@ -24,8 +24,8 @@ MOST_BYTES = 16 * 2**20
 """A program whose ops and replies are larger is not moved."""
 LONGEST_PREFIX = 16_384
 """Characters of a program's first text that count for its replica."""
-MOST_MOVES = 2
-"""A program that has lost so many replicas may be why they died; it is not moved again."""
+MOST_DEATHS = 2
+"""A program under whose calls more replicas have died may be why; it is not moved again."""
 
 ProgramCall = wire.Generate | wire.Select | wire.Read
 ProgramReply = wire.CallDone | wire.Chosen | wire.TextIs | wire.Failed
@@ -59,6 +59,8 @@ class ProgramLog:
     pending: dict[int, ProgramCall] = field(default_factory=dict)
     open_branches: set[int] = field(default_factory=set)
     moves: int = 0
+    deaths: int = 0
+    """Replicas that died while they worked on a call of it."""
     size: int = 0
     """Bytes of ops and replies, about."""
     _asked_at: dict[int, float] = field(default_factory=dict)
@@ -77,9 +79,14 @@ class ProgramLog:
         return not self.open_branches and not self.pending
 
     @property
+    def is_large(self) -> bool:
+        """Whether it is too large to be built again."""
+        return self.size > MOST_BYTES
+
+    @property
     def movable(self) -> bool:
-        """Whether it can be built again at all."""
-        return self.size <= MOST_BYTES and self.moves < MOST_MOVES
+        """Whether it can be built again, and may be."""
+        return not self.is_large and self.deaths <= MOST_DEATHS
 
     def take(self, op: wire.Op) -> None:
         """One more op of the program."""

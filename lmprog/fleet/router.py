@@ -12,7 +12,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
@@ -27,6 +26,7 @@ from lmprog.fleet.program_log import (
 )
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
 from lmprog.fleet.repeatable import seeded, text_of_result
+from lmprog.fleet.routed_program import Replica, RoutedProgram
 
 CHARACTERS_PER_TOKEN = 4
 """How many blocks a replica's pages hold is only guessed at."""
@@ -34,36 +34,6 @@ HOMELESS_SECONDS = 60.0
 """A program waits so long for a replica."""
 
 Frames = dict[str, list[wire.Op]]
-
-
-@dataclass(eq=False, slots=True)
-class Replica:
-    """One runtime as the router sees it. `load` counts its open programs of this client."""
-
-    name: str
-    number: int
-    slots: int
-    load: int = 0
-    draining: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class RoutedProgram:
-    """A program and where it runs. `home` is None before its first call, and where there is no
-    replica for it.
-    """
-
-    log: ProgramLog
-    salt: str
-    home: Replica | None = None
-    was_sent: bool = False
-    homeless_since: float | None = None
-    failure: LmprogError | None = None
-    """Why it cannot go on: all its later calls fail with this."""
-    branches: set[int] = field(default_factory=set)
-    calls: set[int] = field(default_factory=set)
-    held: deque[wire.Op] = field(default_factory=deque)
-    """Ops behind one that refers to another program's result, which is not known yet."""
 
 
 class Router:
@@ -106,8 +76,10 @@ class Router:
             self._place(program)
         self._ask(self._questions.postponed())
 
-    def lose(self, name: str) -> None:
-        """A replica is gone, or hangs: its programs are built again on others."""
+    def lose(self, name: str, *, died: bool = True) -> None:
+        """A replica is gone, or hangs: its programs are built again on others. One that was told
+        to end did not die: then its programs are no suspects.
+        """
         lost = self._replicas.pop(name, None)
         if lost is None:
             return
@@ -115,15 +87,29 @@ class Router:
         self.outgoing = deque(frame for frame in self.outgoing if frame[0] != name)
         self.replies.extend(self._questions.without(name))
         self._ask(self._questions.postponed())
-        orphans = {id(one): one for one in self._branches.values() if one.home is lost}
-        orphans |= {id(one): one for one in self._calls.values() if one.home is lost}
-        for program in orphans.values():
+        for program in self._at(lost):
             program.home = None
+            if died and program.log.pending:
+                program.log.deaths += 1
             self._move(program)
 
     def drain(self, name: str) -> None:
         """No new program goes there; those that run stay."""
         self._replicas[name].draining = True
+
+    def evacuate(self, name: str) -> None:
+        """What still runs there is moved to other replicas, if there are any to take it. It is no
+        death: the programs may be moved as often as replicas are drained.
+        """
+        source = self._replicas[name]
+        if all(one.draining for one in self._replicas.values()):
+            return
+        for program in self._at(source):
+            if program.failure is None and program.log.movable:
+                close: list[wire.Op] = [wire.Close(one) for one in sorted(program.branches)]
+                self.outgoing.append((name, close))
+                self._leave_home(program)
+                self._move(program)
 
     def tick(self) -> None:
         """Gives up programs that have waited too long for a replica."""
@@ -133,6 +119,12 @@ class Router:
             if since is not None and now - since > HOMELESS_SECONDS:
                 self._homeless.remove(program)
                 self._give_up(program, RuntimeGone("no replica of the fleet is up"))
+
+    def _at(self, home: Replica) -> list[RoutedProgram]:
+        """The programs that run there."""
+        found = {id(one): one for one in self._branches.values() if one.home is home}
+        found |= {id(one): one for one in self._calls.values() if one.home is home}
+        return list(found.values())
 
     # --- ops ------------------------------------------------------------------------------------
 
@@ -315,6 +307,8 @@ class Router:
             return
         if not program.log.movable:
             why = f"its replica died, after it had been moved {program.log.moves} times"
+            if program.log.is_large:
+                why = "its replica died, and it is too large to be moved"
             self._give_up(program, RuntimeGone(why))
             return
         self.num_moved += 1

@@ -23,6 +23,10 @@ from lmprog.launch.parent_pipe import FOLDER_VARIABLE
 
 _WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 """Environment variables that set how OpenMP threads wait for each other."""
+STACK_SIGNAL = signal.SIGUSR1
+"""Upon this a runtime writes the stacks of its threads to its log."""
+_STACK_SECONDS = 0.4  # for writing that
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _NUM_LAST_LINES = 12
 _LOG_TAIL_BYTES = 8192
 
@@ -102,6 +106,26 @@ class Child:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
+
+    def cpu_seconds(self) -> float | None:
+        """What the process has computed so far, None once it has ended; 0 where the system does not
+        tell.
+        """
+        if self.exit_code is not None:
+            return None
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+    def write_stacks(self) -> None:
+        """Has the child write the stacks of its threads to its log, and waits a moment for it."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, STACK_SIGNAL)
+                os.kill(self.pid, signal.SIGCONT)  # a stopped process could not write
+            time.sleep(_STACK_SECONDS)
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Safe to repeat.

@@ -106,6 +106,14 @@ class RuntimeProcess:
         """Waits for the end: the exit code, or None after `timeout` seconds."""
         return self._child.wait(timeout)
 
+    def cpu_seconds(self) -> float | None:
+        """What its process has computed so far, None once it has ended."""
+        return self._child.cpu_seconds()
+
+    def write_stacks(self) -> None:
+        """Has it write the stacks of its threads to its log: where a hung one stands."""
+        self._child.write_stacks()
+
     def log_tail(self) -> str:
         """The last lines of the runtime's log, to append to a message."""
         return self._child.last_lines()

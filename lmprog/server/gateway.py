@@ -22,6 +22,7 @@ from lmprog.server.http.auth import Keyring, calling_key
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.observability.key_metrics import KeyMetrics
 from lmprog.server.observability.meters import Meters
+from lmprog.server.observability.replica_metrics import FleetView
 from lmprog.server.observability.tracing import NoTraces, Traces
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.runtime_link import RuntimeLink
@@ -74,6 +75,8 @@ class Gateway:
         self._choose_turns()
         self.is_responsive: Callable[[], bool] = lambda: True
         """Whether the runtime answers, or computes. Its supervisor knows."""
+        self.fleet: FleetView | None = None
+        """Where several runtimes serve: what is known of each. None: there is one."""
         self._label = settings.served_model_name or ""
         self._secret = secrets.token_bytes(32)
 
@@ -104,6 +107,13 @@ class Gateway:
     @property
     def model_name(self) -> str:
         return self.settings.served_model_name or self.info.model
+
+    async def see_figures(self, timeout: float) -> None:
+        """Gives the metrics the newest figures of the runtime, or of each replica."""
+        if self.fleet is None:
+            self.meters.runtime.see(await self.link.figures(timeout))
+        else:
+            self.meters.see_fleet(self.fleet)
 
     def trace(self, made: Traces) -> None:
         """From now on spans are made of requests and calls."""

@@ -11,10 +11,12 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeAlias
 
-from lmprog.errors import InvalidParameter
+from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
+from lmprog.launch.progress_watch import HangTimeouts
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_server import HttpServer
 from lmprog.server.observability.tracing import traces
@@ -33,19 +35,37 @@ LAST_WORDS = 0.5
 _LOOK = 0.05
 
 
+class Supervision(Protocol):
+    """Looks after the server's runtime, or runtimes: `SupervisedRuntime`, `SupervisedFleet`."""
+
+    async def run(self) -> None:
+        """Until `stop`. Raises why the first start failed."""
+        ...
+
+    async def first_up(self) -> Mapping[str, Detail]:
+        """Waits for the first one that serves; what it says of itself."""
+        ...
+
+    async def stop(self, grace: float) -> bool:
+        """Ends them, by force after `grace` seconds. True where all ended well."""
+        ...
+
+
+Supervise: TypeAlias = Callable[[Gateway, HangTimeouts], Supervision]
+"""Makes what looks after the runtimes of a gateway."""
+
+
 class ServerService:
     """One server's life."""
 
-    def __init__(self, settings: ServerSettings, launch: Callable[[], RuntimeProcess]) -> None:
-        """`launch` starts a runtime and waits until it serves; it is called for every restart, in a
-        thread.
-        """
+    def __init__(self, settings: ServerSettings, supervise: Supervise) -> None:
+        """`supervise` makes what looks after the gateway's runtimes; see `one_runtime`."""
         self.gateway = Gateway(settings, RuntimeLink())
         self.gateway.trace(traces(os.environ, self.gateway.model_label))
-        timeouts = RestartTimeouts(
+        hang = HangTimeouts(
             stall=settings.stall, longest_step=max(settings.stall, settings.longest_step)
         )
-        self.supervised = SupervisedRuntime(launch, self.gateway, timeouts)
+        self.supervised = supervise(self.gateway, hang)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._times_asked = 0
         self._soft = asyncio.Event()
@@ -74,9 +94,11 @@ class ServerService:
             names = [key.name for key in self.gateway.keyring.keys]
             log.warning("API keys are read again: %s", ", ".join(names) or "none")
 
-    async def run(self, bound: socket.socket, when_up: Callable[[RuntimeProcess], None]) -> bool:
+    async def run(
+        self, bound: socket.socket, when_up: Callable[[Mapping[str, Detail]], None]
+    ) -> bool:
         """Serves on `bound` until it is asked to stop. `when_up` is called once, when the first
-        runtime serves.
+        runtime serves, with what that says of itself.
 
         True where everything under way was finished, and the runtime ended well. Raises why the
         first start failed.
@@ -104,7 +126,7 @@ class ServerService:
             await asyncio.to_thread(self.gateway.traces.close)
             await asyncio.gather(http, supervising, return_exceptions=True)
 
-    async def _announce(self, when_up: Callable[[RuntimeProcess], None]) -> None:
+    async def _announce(self, when_up: Callable[[Mapping[str, Detail]], None]) -> None:
         when_up(await self.supervised.first_up())
 
     async def _end_well(self, server: HttpServer, http: asyncio.Task[None]) -> bool:
@@ -146,6 +168,13 @@ class ServerService:
         if not done:
             working.cancel()
         return done
+
+
+def one_runtime(launch: Callable[[], RuntimeProcess]) -> Supervise:
+    """`launch` starts a runtime and waits until it serves; it is called for every restart, in a
+    thread.
+    """
+    return lambda gateway, hang: SupervisedRuntime(launch, gateway, RestartTimeouts(hang))
 
 
 async def _within(seconds: float, task: asyncio.Task[None]) -> bool:

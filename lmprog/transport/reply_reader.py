@@ -47,6 +47,11 @@ class ReplyReader:
             self._thread.join()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+    @property
     def is_current(self) -> bool:
         """Whether the caller runs on the reading thread."""
         return threading.current_thread() is self._thread

@@ -17,7 +17,7 @@ import pytest
 import lmprog
 from lmprog.backends.fleet_backend import Fleet
 from lmprog.errors import InvalidParameter
-from lmprog.fleet.members import LocalMembers
+from lmprog.fleet.local_members import LocalMembers
 
 OPTIONS = {"dtype": "float32", "threads": 1, "kv_memory_mb": 32}
 

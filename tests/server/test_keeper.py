@@ -19,7 +19,7 @@ from lmprog.errors import RuntimeGone
 from lmprog.launch import RuntimeProcess
 from lmprog.server.http.http_server import bind, url_of
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.service import ServerService
+from lmprog.server.service import ServerService, one_runtime
 
 SCRIPTED = "tests.server.scripted_runtime"
 PATIENCE = 120.0
@@ -58,7 +58,7 @@ async def kept(**settings: Any) -> AsyncIterator[Kept]:
     """A service before the scripted runtime, ready; it must end well with the block."""
     chosen = ServerSettings(port=0, **settings)
     bound, url = listening(chosen)
-    service = ServerService(chosen, lambda: RuntimeProcess("any", module=SCRIPTED))
+    service = ServerService(chosen, one_runtime(lambda: RuntimeProcess("any", module=SCRIPTED)))
     serving = asyncio.create_task(service.run(bound, lambda runtime: None))
     try:
         async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
@@ -136,7 +136,7 @@ async def starting(**settings: Any) -> AsyncIterator[tuple[Kept, threading.Event
 
     chosen = ServerSettings(port=0, **settings)
     bound, url = listening(chosen)
-    service = ServerService(chosen, launch)
+    service = ServerService(chosen, one_runtime(launch))
     serving = asyncio.create_task(service.run(bound, lambda runtime: None))
     try:
         async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
@@ -198,7 +198,8 @@ def test_a_first_start_that_fails_ends_the_server_with_its_reason() -> None:
         bound, _ = listening(settings)
         with pytest.raises(RuntimeGone, match="no such thing"):
             await asyncio.wait_for(
-                ServerService(settings, broken).run(bound, lambda runtime: None), PATIENCE
+                ServerService(settings, one_runtime(broken)).run(bound, lambda runtime: None),
+                PATIENCE,
             )
 
     asyncio.run(run())
@@ -208,7 +209,9 @@ def test_asked_to_stop_while_it_starts_it_stops() -> None:
     async def run() -> bool:
         settings = ServerSettings(port=0)
         bound, _ = listening(settings)
-        service = ServerService(settings, lambda: RuntimeProcess("any", module=SCRIPTED))
+        service = ServerService(
+            settings, one_runtime(lambda: RuntimeProcess("any", module=SCRIPTED))
+        )
         service.ask_to_stop()
         return await asyncio.wait_for(service.run(bound, lambda runtime: None), PATIENCE)
 

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from lmprog.errors import ModelError
+from lmprog.launch.progress_watch import HangTimeouts
+from lmprog.launch.restart_delays import DelayLimits
 from lmprog.server.supervision.supervisor import LONGEST_GAP, Phase, RestartTimeouts, Supervisor
 
 TICK = 0.2
@@ -132,7 +134,7 @@ def test_a_runtime_in_a_long_step_is_ready(script: Script) -> None:
 
 
 def test_it_tells_how_long_a_start_takes_as_it_saw_it() -> None:
-    script = Script(RestartTimeouts(first_rest=4.0))
+    script = Script(RestartTimeouts(delays=DelayLimits(first=4.0)))
     script.start_seconds = 8.0
     script.supervisor.begin()
     script.run(9.0)
@@ -186,7 +188,7 @@ def test_a_pause_of_ours_is_not_counted_against_the_runtime(script: Script) -> N
     script.now += 3600.0  # the machine slept
     script.run(5.0)
     assert script.ends == []
-    assert RestartTimeouts().stall > LONGEST_GAP
+    assert HangTimeouts().stall > LONGEST_GAP
 
 
 def test_a_lost_connection_is_reached_again_without_a_restart(script: Script) -> None:
@@ -216,7 +218,7 @@ def test_restarts_in_a_storm_come_less_and_less_often(script: Script) -> None:
     pauses = [round(b - a) for a, b in zip(script.starts, script.starts[1:], strict=False)]
     assert pauses[0] <= 4
     assert pauses == sorted(pauses)
-    assert max(pauses) <= RestartTimeouts().longest_rest + 5.0
+    assert max(pauses) <= DelayLimits().longest + 5.0
 
 
 def test_after_a_long_life_the_next_start_does_not_wait(script: Script) -> None:

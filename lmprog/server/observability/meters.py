@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from lmprog import wire
+from lmprog.server.observability.replica_metrics import FleetView, ReplicaMetrics
 from lmprog.server.observability.runtime_metrics import PREFIX, RuntimeFigures, RuntimeHistogram
 
 _SECONDS = (
@@ -64,6 +65,7 @@ class Meters:
     def __init__(self, clock: Callable[[], float], model: Callable[[], str]) -> None:
         self._clock = clock
         self._model = model
+        self._replicas: ReplicaMetrics | None = None
         self._calls: dict[int, _CallTimes] = {}
         self.registry = CollectorRegistry(auto_describe=False)
         self.runtime = RuntimeFigures(model)
@@ -131,9 +133,7 @@ class Meters:
             registry=self.registry,
         )
         self._restarts = self._counter("engine_restarts", "Restarts of the runtime.")
-        self.open_requests = self._gauge(
-            "http_requests_open", "HTTP requests that have begun and not ended."
-        )
+        self.open_requests = self._gauge("http_requests_open", "HTTP requests that have not ended.")
         self.open_results = self._gauge("results_open", "Results asked for that have not come.")
         self.up = self._gauge("up", "1 while /ready says 200, else 0.")
 
@@ -198,6 +198,14 @@ class Meters:
     def restarted(self) -> None:
         """The runtime has to be started again."""
         self._restarts.labels(self._model()).inc()
+
+    def see_fleet(self, fleet: FleetView) -> None:
+        """New figures of all replicas."""
+        if self._replicas is None:
+            self._replicas = ReplicaMetrics(self._model)
+            self.registry.register(self._replicas)
+        self._replicas.see(fleet)
+        self.runtime.see_replicas({one.name: one.figures for one in fleet.replicas()})
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """An HTTP request has ended. `route` is the pattern of its path."""

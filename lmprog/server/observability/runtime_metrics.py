@@ -180,59 +180,87 @@ HISTOGRAMS = (
 """Histograms: name, help, and how their figures begin."""
 
 
-class RuntimeFigures(Collector):
-    """The newest figures, with counters that go on over restarts."""
+class _Totals:
+    """One runtime's newest figures, with counters that go on over its restarts."""
 
-    def __init__(self, model: Callable[[], str]) -> None:
-        """`model` gives the value of the label `model_name`, which the other servers' boards choose
-        by.
-        """
-        self._model = model
-        self._now: Figures = {}
+    def __init__(self) -> None:
+        self.now: Figures = {}
         self._before: dict[str, float] = {}  # what runtimes that are gone had counted
 
     def see(self, figures: Figures) -> None:
         """New figures of the runtime, or of its successor."""
-        if figures.get("pid") != self._now.get("pid"):
-            for name in _summed(self._now):
-                self._before[name] = self._total(name)
-        self._now = dict(figures)
+        if figures.get("pid") != self.now.get("pid"):
+            for name in _summed(self.now):
+                self._before[name] = self.total(name)
+        self.now = dict(figures)
 
-    def collect(self) -> Iterable[Metric]:
-        """All families; before the first figures with zeros."""
-        labels = [self._model()]
-        for gauge in GAUGES:
-            family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=["model_name"])
-            family.add_metric(labels, gauge.read(self._now))
-            yield family
-        for counter in COUNTERS:
-            made = CounterMetricFamily(PREFIX + counter.name, counter.help, labels=["model_name"])
-            factor = 1.0 if counter.times is None else self._now.get(counter.times, 1.0)
-            made.add_metric(labels, self._total(counter.figure) * factor)
-            yield made
-        for name, help_text, figure in HISTOGRAMS:
-            histogram = HistogramMetricFamily(PREFIX + name, help_text, labels=["model_name"])
-            histogram.add_metric(labels, list(self._buckets(figure)), self._total(figure + "_sum"))
-            yield histogram
+    def total(self, name: str) -> float:
+        return self._before.get(name, 0.0) + self.now.get(name, 0.0)
 
-    def _total(self, name: str) -> float:
-        return self._before.get(name, 0.0) + self._now.get(name, 0.0)
-
-    def _buckets(self, figure: str) -> Iterator[tuple[str, float]]:
+    def buckets(self, figure: str) -> Iterator[tuple[str, float]]:
         """Upper ends with all counts up to there."""
         start = figure + "_le_"
         ends = sorted(
             {
                 name.removeprefix(start)
-                for name in (*self._before, *self._now)
+                for name in (*self._before, *self.now)
                 if name.startswith(start)
             },
             key=float,
         )
         added = 0.0
         for end in ends or ["inf"]:
-            added += self._total(start + end)
+            added += self.total(start + end)
             yield ("+Inf" if math.isinf(float(end)) else f"{float(end)}", added)
+
+
+class RuntimeFigures(Collector):
+    """The newest figures of one runtime, or of several: then each sample has the label `replica`,
+    and those of a replica that is gone keep their counters only.
+    """
+
+    def __init__(self, model: Callable[[], str]) -> None:
+        """`model` gives the value of the label `model_name`, which the other servers' boards choose
+        by.
+        """
+        self._model = model
+        self._totals: dict[str, _Totals] = {"": _Totals()}
+        self._alive = {""}
+
+    def see(self, figures: Figures) -> None:
+        """New figures of the only runtime, or of its successor."""
+        self._totals[""].see(figures)
+
+    def see_replicas(self, figures: Mapping[str, Figures]) -> None:
+        """New figures of all replicas that are there, by name."""
+        self._totals.pop("", None)
+        self._alive = set(figures)
+        for name, of_one in figures.items():
+            self._totals.setdefault(name, _Totals()).see(of_one)
+
+    def collect(self) -> Iterable[Metric]:
+        """All families; before the first figures with zeros."""
+        names = ["model_name"] if "" in self._totals else ["model_name", "replica"]
+        model = self._model()
+        rows = [([model, name][: len(names)], totals) for name, totals in self._totals.items()]
+        alive = [row for row, name in zip(rows, self._totals, strict=True) if name in self._alive]
+        for gauge in GAUGES:
+            family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=names)
+            for labels, totals in alive:
+                family.add_metric(labels, gauge.read(totals.now))
+            yield family
+        for counter in COUNTERS:
+            made = CounterMetricFamily(PREFIX + counter.name, counter.help, labels=names)
+            for labels, totals in rows:
+                factor = 1.0 if counter.times is None else totals.now.get(counter.times, 1.0)
+                made.add_metric(labels, totals.total(counter.figure) * factor)
+            yield made
+        for name, help_text, figure in HISTOGRAMS:
+            histogram = HistogramMetricFamily(PREFIX + name, help_text, labels=names)
+            for labels, totals in rows:
+                added = totals.total(figure + "_sum")
+                histogram.add_metric(labels, list(totals.buckets(figure)), added)
+            yield histogram
 
 
 class RuntimeHistogram(Collector):

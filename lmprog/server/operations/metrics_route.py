@@ -23,7 +23,7 @@ def routes(gateway: Gateway) -> list[Route]:
         if gateway.link.is_up:
             meters.begin()
             with contextlib.suppress(LmprogError, TimeoutError):
-                meters.runtime.see(await gateway.link.figures(SCRAPE_SECONDS))
+                await gateway.see_figures(SCRAPE_SECONDS)
         meters.up.set(gateway.is_ready)
         meters.open_requests.set(gateway.open_requests)
         meters.open_results.set(gateway.open_results)

@@ -52,6 +52,7 @@ _HELP: Mapping[str, str] = {
     "generation_config.json",
     "strict_api": "refuse unknown fields of requests",
     "ui_show_text": "show cached text on the page",
+    "replicas": "runtimes to start; requests are spread over them, and survive the death of one",
     "max_running": "results that may be computed at once",
     "max_waiting": "results that may wait in the queue (calls, without HTTP)",
     "max_requests": "HTTP requests open at once",

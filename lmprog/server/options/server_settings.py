@@ -61,6 +61,9 @@ class ServerSettings:
     ui_show_text: bool = False
     """Whether the page shows the text of cached prefixes."""
 
+    replicas: int = 1
+    """Runtimes that are started; with more than one, programs and requests are spread over them."""
+
     max_running: int = 256
     """Results that the runtime computes at once; others wait."""
     max_waiting: int = 1024
@@ -98,7 +101,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise _wrong("port", self.port, "0 to 65535 (0: any free one)")
-        for name in ("max_running", "max_waiting", "max_requests", "max_body_bytes"):
+        for name in ("replicas", "max_running", "max_waiting", "max_requests", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise _wrong(name, getattr(self, name), "at least 1")
         for name in (

@@ -10,31 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
-from lmprog.errors import LmprogError, RuntimeGone
+from lmprog.errors import Detail, LmprogError, RuntimeGone
 from lmprog.launch import Connection, RuntimeProcess, connect
 from lmprog.server.gateway import Gateway
+from lmprog.server.supervision.in_thread import in_thread
 from lmprog.server.supervision.supervisor import Phase, RestartTimeouts, Supervisor
 
 log = logging.getLogger("lmprog.server")
 
-T = TypeVar("T")
-
 TICK = 0.2
 """Seconds between two looks: a death is seen within one of them."""
-STACK_SIGNAL = signal.SIGUSR1
-"""Upon this a runtime writes the stacks of its threads to its log."""
-_STACK_SECONDS = 0.4  # for writing that
 _REACH_PAUSE = 0.5  # between two tries to connect again
 _ASK_SECONDS = 3600.0  # the supervisor decides how long an answer may take
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class SupervisedRuntime:
@@ -78,11 +69,11 @@ class SupervisedRuntime:
                 raise self.supervisor.failure
             await asyncio.sleep(TICK)
 
-    async def first_up(self) -> RuntimeProcess:
-        """Waits for the first life."""
+    async def first_up(self) -> Mapping[str, Detail]:
+        """Waits for the first life; what the runtime says of itself."""
         await self._up.wait()
         assert self._runtime is not None
-        return self._runtime
+        return self._runtime.facts
 
     async def stop(self, grace: float) -> bool:
         """Ends the runtime, by force after `grace` seconds. True where it ended well, or none had
@@ -95,7 +86,7 @@ class SupervisedRuntime:
         runtime = self._runtime
         if runtime is None:
             return True
-        await _in_thread(lambda: runtime.close(grace))
+        await in_thread(lambda: runtime.close(grace))
         return runtime.exit_code == 0
 
     # --- the supervisor's actions -----------------------------------------------------------------
@@ -111,7 +102,7 @@ class SupervisedRuntime:
 
     def pulse(self) -> float | None:
         runtime = self._runtime
-        return _cpu_seconds(runtime.pid) if runtime is not None and runtime.alive else None
+        return None if runtime is None else runtime.cpu_seconds()
 
     def end(self, why: str) -> None:
         log.error("the runtime is restarted: %s", why)
@@ -134,8 +125,8 @@ class SupervisedRuntime:
     async def _start(self) -> None:
         began = time.monotonic()
         try:
-            runtime = await _in_thread(self._launch)
-            connection = await _in_thread(lambda: _connected(runtime))
+            runtime = await in_thread(self._launch)
+            connection = await in_thread(lambda: _connected(runtime))
         except LmprogError as error:
             self.supervisor.start_failed(error)
             return
@@ -143,7 +134,7 @@ class SupervisedRuntime:
             self.supervisor.start_failed(RuntimeGone(f"The runtime could not be started: {error}."))
             return
         if self._stopping:
-            await _in_thread(lambda: runtime.close(0.0))
+            await in_thread(lambda: runtime.close(0.0))
             return
         self._runtime = runtime
         self._link.replace(connection)
@@ -164,7 +155,7 @@ class SupervisedRuntime:
         assert runtime is not None
         while True:
             try:
-                connection = await _in_thread(lambda: _connected(runtime))
+                connection = await in_thread(lambda: _connected(runtime))
                 break
             except LmprogError as error:
                 log.warning("the runtime is not reached again: %s", error)
@@ -172,7 +163,7 @@ class SupervisedRuntime:
             if self.supervisor.phase is not Phase.LOST or runtime is not self._runtime:
                 return
         if self.supervisor.phase is not Phase.LOST or runtime is not self._runtime:
-            await _in_thread(connection.close)
+            await in_thread(connection.close)
             return
         self._link.replace(connection)
         self.supervisor.reached()
@@ -181,7 +172,7 @@ class SupervisedRuntime:
     async def _end(self) -> None:
         runtime = self._runtime
         assert runtime is not None
-        await _in_thread(lambda: self._log_and_close(runtime))
+        await in_thread(lambda: self._log_and_close(runtime))
         self.supervisor.ended()
 
     def _log_and_close(self, runtime: RuntimeProcess) -> None:
@@ -191,11 +182,7 @@ class SupervisedRuntime:
             "its last figures: %s",
             " ".join(f"{name}={value:g}" for name, value in sorted(figures.items())),
         )
-        if runtime.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(runtime.pid, STACK_SIGNAL)
-                os.kill(runtime.pid, signal.SIGCONT)  # a stopped process could not write
-            time.sleep(_STACK_SECONDS)
+        runtime.write_stacks()
         tail = runtime.log_tail()
         runtime.close(0.0)
         log.error("it ended with exit code %s.%s", runtime.exit_code, tail)
@@ -204,45 +191,3 @@ class SupervisedRuntime:
 def _connected(runtime: RuntimeProcess) -> Connection:
     """Without the runtime's own explanations, which quote its log: clients would read them."""
     return connect(runtime.address, client="http")
-
-
-def _cpu_seconds(pid: int) -> float | None:
-    """What the process has computed so far; where the system does not tell, it counts as computing
-    nothing.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Like `asyncio.to_thread`, in a thread that does not hold up the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)  # type: ignore[arg-type]
-
-    def body() -> None:
-        try:
-            value = work()
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            _tell(loop, lambda error=error: settle(None, error))  # type: ignore[misc]
-        else:
-            _tell(loop, lambda: settle(value, None))
-
-    threading.Thread(target=body, name="lmprog-supervisor", daemon=True).start()
-    return await future
-
-
-def _tell(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
-    """Does nothing where the loop is closed."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(action)

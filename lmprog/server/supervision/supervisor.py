@@ -1,12 +1,8 @@
 """When a runtime is restarted: the decisions alone, without a process, a socket or a clock.
 
-What is watched is progress, not life: a runtime that has work and brings no token and admits nobody
-for `stall` seconds is hung, whatever its process does, and so is one whose loop does not answer.
-Only while its process really computes may an answer take longer, up to `longest_step`, since a long
-step on a slow machine answers after it.
-
-`Supervisor` gets events and calls actions; these never wait, and report back through its events.
-It knows figures by name; it does not know how anything is started, asked or ended.
+What is watched is progress, not life: `launch.progress_watch` judges it. `Supervisor` gets events
+and calls actions; these never wait, and report back through its events. It knows figures by name;
+it does not know how anything is started, asked or ended.
 """
 
 from __future__ import annotations
@@ -14,10 +10,12 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from lmprog.errors import LmprogError
+from lmprog.launch.progress_watch import HangTimeouts, ProgressWatch
+from lmprog.launch.restart_delays import DelayLimits, RestartDelays
 
 log = logging.getLogger("lmprog.server")
 
@@ -27,9 +25,6 @@ machine did.
 """
 FIRST_START_SECONDS = 5.0
 """What a start is thought to take before one has been seen."""
-COMPUTING = 0.1
-"""Share of one processor from which on a process computes; heartbeats alone need far less."""
-_MOVING = ("computed_tokens", "cached_tokens", "generated_tokens", "calls_done", "calls_failed")
 
 
 class Phase(enum.Enum):
@@ -51,15 +46,9 @@ class Phase(enum.Enum):
 class RestartTimeouts:
     """All in seconds."""
 
-    silence: float = 1.5
-    """A runtime that answers nothing and computes nothing for this long is not ready."""
-    stall: float = 10.0
-    longest_step: float = 120.0
+    hang: HangTimeouts = field(default_factory=HangTimeouts)
+    delays: DelayLimits = field(default_factory=DelayLimits)
     ask_every: float = 0.5
-    settled: float = 60.0
-    """A life that was longer than this is a new beginning: the next restart does not wait."""
-    first_rest: float = 1.0
-    longest_rest: float = 30.0
 
 
 class SupervisorActions(Protocol):
@@ -111,15 +100,11 @@ class Supervisor:
         self._born: float | None = None  # when this life began to serve
         self._ever_served = False
         self._start_seconds = FIRST_START_SECONDS  # what the last start took
-        self._short_lives = 0
+        self._delays = RestartDelays(self._timeouts.delays)
         self._rest_until = 0.0
         self._asked: float | None = None
         self._next_ask = 0.0
-        self._answered = 0.0
-        self._moved = 0.0
-        self._worked = 0.0
-        self._cpu = 0.0
-        self._progress: tuple[float, ...] = ()
+        self._watch = ProgressWatch(self._timeouts.hang, 0.0)
 
     @property
     def phase(self) -> Phase:
@@ -139,8 +124,7 @@ class Supervisor:
 
     def is_responsive(self) -> bool:
         """Whether the runtime answered, or computed, a moment ago: a long step is no hang."""
-        quiet_since = max(self._answered, self._worked)
-        return self._phase is Phase.SERVING and self._now - quiet_since <= self._timeouts.silence
+        return self._phase is Phase.SERVING and self._watch.is_responsive(self._now)
 
     def begin(self) -> None:
         """Starts the first runtime."""
@@ -193,12 +177,7 @@ class Supervisor:
         if self._phase is not Phase.SERVING:
             return
         self.last_figures = figures
-        self._answered = self._now
-        progress = tuple(figures.get(name, 0.0) for name in _MOVING)
-        idle = not figures.get("waiting") and not figures.get("running")
-        if idle or progress != self._progress:
-            self._moved = self._now
-        self._progress = progress
+        self._watch.take_figures(figures, self._now)
 
     def lost(self) -> None:
         """The connection ended by itself. Its process may live: then it is reached again, or found
@@ -223,9 +202,9 @@ class Supervisor:
     def _live(self) -> None:
         self._enter(Phase.SERVING)
         self._asked = None
-        self._next_ask = self._answered = self._moved = self._worked = self._now
-        self._cpu = self._actions.pulse() or 0.0
-        self._progress = ()
+        self._next_ask = self._now
+        cpu = self._actions.pulse() or 0.0
+        self._watch = ProgressWatch(self._timeouts.hang, self._now, cpu)
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
@@ -233,19 +212,8 @@ class Supervisor:
 
     def _rest(self) -> None:
         """Before the next start: nothing after a long life, else twice as long each time."""
-        timeouts = self._timeouts
-        settled = self._born is not None and self._now - self._born > timeouts.settled
-        self._short_lives = 1 if settled else self._short_lives + 1
-        rest = 0.0
-        if self._short_lives > 1:
-            rest = min(
-                timeouts.longest_rest, timeouts.first_rest * 2.0 ** min(self._short_lives - 2, 30)
-            )
-            log.warning(
-                "the runtime died %d times in short; the next start is in %g s",
-                self._short_lives,
-                rest,
-            )
+        lived = None if self._born is None else self._now - self._born
+        rest = self._delays.after(lived)
         self._born = None
         self._rest_until = self._now + rest
         self.restarts += 1
@@ -256,18 +224,5 @@ class Supervisor:
         cpu = self._actions.pulse()
         if cpu is None:
             return "its process ended"
-        if cpu - self._cpu > COMPUTING * passed:
-            self._worked = self._now
-        self._cpu = cpu
-        timeouts = self._timeouts
-        silent = self._now - (self._since if self._phase is Phase.LOST else self._answered)
-        if silent > timeouts.longest_step:
-            return f"its loop has not answered for {silent:.1f} s, longer than a step may take"
-        if silent > timeouts.stall and self._now - self._worked > timeouts.stall:
-            return f"its loop has not answered for {silent:.1f} s, and its process computes nothing"
-        still = (
-            self._answered - self._moved
-        )  # both are times of answers: a long step between two of them is none
-        if self._phase is Phase.SERVING and still > timeouts.stall:
-            return f"it has work, but no token came and nobody was admitted for {still:.1f} s"
-        return None
+        self._watch.take_pulse(cpu, self._now, passed)
+        return self._watch.trouble(self._now, self._since if self._phase is Phase.LOST else None)

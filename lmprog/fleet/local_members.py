@@ -1,0 +1,171 @@
+"""Replicas that are started here, on the same model; one that dies or hangs is started again.
+
+Starts and ends processes in threads of their own, so that whoever asks who is there never waits.
+Knows processes and how soon to start one again; knows no programs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lmprog.errors import LmprogError
+from lmprog.fleet.members import Member
+from lmprog.launch import RuntimeProcess
+from lmprog.launch.restart_delays import DelayLimits, RestartDelays
+
+log = logging.getLogger("lmprog")
+
+
+@dataclass(eq=False, slots=True)
+class _Replica:
+    """One place of the fleet, over the lives of its process."""
+
+    name: str
+    delays: RestartDelays
+    process: RuntimeProcess | None = None
+    life: int = 0
+    since: float = 0.0
+    """When its process began to serve."""
+    due: float = 0.0
+    """When it may be started again."""
+    is_changing: bool = False
+    """A thread starts or ends its process."""
+    threads: list[threading.Thread] = field(default_factory=list)
+
+
+class LocalMembers:
+    """`replicas` runtimes that `launch` starts, each by a call that returns when it serves."""
+
+    def __init__(
+        self,
+        launch: Callable[[], RuntimeProcess],
+        replicas: int,
+        *,
+        delays: DelayLimits | None = None,
+    ) -> None:
+        """Starts the first one and raises why it cannot be started; the others follow."""
+        self._launch = launch
+        self._lock = threading.Lock()
+        self._closed = False
+        self.num_restarts = 0
+        self._replicas = [
+            _Replica(f"replica-{number + 1}", RestartDelays(delays)) for number in range(replicas)
+        ]
+        first = self._replicas[0]
+        first.process, first.since, first.life = launch(), time.monotonic(), 1
+        self.current()
+
+    @property
+    def size(self) -> int:
+        return len(self._replicas)
+
+    def current(self) -> Sequence[Member]:
+        """Those that live. Those that died are started again, after the delay of their deaths."""
+        with self._lock:
+            for replica in self._replicas:
+                if replica.process is not None and not replica.process.alive:
+                    self._bury(replica, replica.process)
+                is_missing = not (replica.process or replica.is_changing)
+                if is_missing and not self._closed and replica.due <= time.monotonic():
+                    self._in_thread(replica, self._start)
+            return [
+                Member(
+                    replica.name,
+                    functools.partial(process.connect, "fleet"),
+                    replica.life,
+                    process.cpu_seconds,
+                )
+                for replica in self._replicas
+                if (process := replica.process) is not None and not replica.is_changing
+            ]
+
+    @property
+    def processes(self) -> Mapping[str, RuntimeProcess]:
+        """Those that live, by name."""
+        with self._lock:
+            return {one.name: one.process for one in self._replicas if one.process is not None}
+
+    def until_started(self) -> None:
+        """Waits until each replica has been started, or could not be."""
+        for replica in self._replicas:
+            for thread in replica.threads:
+                thread.join()
+
+    def end(self, name: str, why: str, grace: float) -> None:
+        """See `Members`."""
+        with self._lock:
+            replica = next((one for one in self._replicas if one.name == name), None)
+            if replica is None or replica.process is None or replica.is_changing:
+                return
+            log.warning("%s is ended: %s", name, why)
+            self._in_thread(replica, functools.partial(self._end, replica.process, grace))
+
+    def close(self, grace: float) -> bool:
+        """See `Members`."""
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+            processes = [one.process for one in self._replicas if one.process is not None]
+        if was_closed:
+            return True
+        enders = [
+            threading.Thread(target=one.close, args=(grace,), name="lmprog-replica-end")
+            for one in processes
+        ]
+        for thread in enders:
+            thread.start()
+        for thread in enders:
+            thread.join()
+        return all(one.exit_code == 0 for one in processes)
+
+    def _bury(self, replica: _Replica, process: RuntimeProcess) -> None:
+        """Its process has ended by itself. The lock is held."""
+        code = process.exit_code
+        log.error("%s ended with exit code %s.%s", replica.name, code, process.log_tail())
+        process.close()
+        replica.process = None
+        self._rest(replica, time.monotonic() - replica.since)
+
+    def _rest(self, replica: _Replica, lived: float | None) -> None:
+        self.num_restarts += 1
+        replica.due = time.monotonic() + replica.delays.after(lived)
+
+    def _in_thread(self, replica: _Replica, work: Callable[[_Replica], None]) -> None:
+        """The lock is held."""
+        replica.is_changing = True
+        thread = threading.Thread(target=work, args=(replica,), name="lmprog-replica", daemon=True)
+        replica.threads = [*(one for one in replica.threads if one.is_alive()), thread]
+        thread.start()
+
+    def _start(self, replica: _Replica) -> None:
+        process = None
+        try:
+            process = self._launch()
+        except (LmprogError, OSError) as error:
+            log.error("%s could not be started: %s", replica.name, error)
+        with self._lock:
+            replica.is_changing = False
+            if process is None:
+                self._rest(replica, None)
+            elif not self._closed:
+                replica.process, replica.since = process, time.monotonic()
+                replica.life += 1
+                return
+        if process is not None:
+            process.close(0.0)
+
+    def _end(self, process: RuntimeProcess, grace: float, replica: _Replica) -> None:
+        if not grace:
+            process.write_stacks()  # it hangs: where?
+        tail = "" if grace else process.log_tail()
+        process.close(grace)
+        log.warning("%s ended with exit code %s.%s", replica.name, process.exit_code, tail)
+        with self._lock:
+            replica.is_changing = False
+            replica.process = None
+            if not grace:  # else it was ended on purpose, and nothing is wrong with it
+                self._rest(replica, time.monotonic() - replica.since)

@@ -1,0 +1,169 @@
+"""A gateway's runtimes where there are several: one channel to all of them, behind its link.
+
+The fleet itself starts, watches and replaces its replicas and moves programs between them; here it
+is opened and ended, and what it knows is given to the gateway. Knows no programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from lmprog import wire
+from lmprog.errors import Detail, RuntimeGone
+from lmprog.fleet.fleet_channel import FleetChannel
+from lmprog.fleet.local_members import LocalMembers
+from lmprog.fleet.members import Members
+from lmprog.fleet.replica_link import ReplicaState
+from lmprog.launch import Connection, RuntimeProcess
+from lmprog.launch.progress_watch import HangTimeouts
+from lmprog.server.gateway import Gateway
+from lmprog.server.supervision.in_thread import in_thread
+
+log = logging.getLogger("lmprog.server")
+
+TICK = 0.2
+"""Seconds between two looks at what has been restarted."""
+LOOK_SECONDS = 1.0
+"""While the first replica is waited for: how often it is looked whether the server stops."""
+
+
+class _GatewaysEnd:
+    """The fleet's channel as the link's: when the link closes it, the fleet goes on."""
+
+    def __init__(self, channel: FleetChannel) -> None:
+        self._channel = channel
+        self._is_closed = False
+
+    def send(self, ops: Sequence[wire.Op]) -> None:
+        if self._is_closed:
+            raise RuntimeGone("The server is stopping.")
+        self._channel.send(ops)
+
+    def receive(self, timeout: float) -> list[wire.Reply]:
+        if self._is_closed:
+            raise RuntimeGone("The server is stopping.")
+        return self._channel.receive(timeout)
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+class SupervisedFleet:
+    """Owner of the fleet; `stop` ends it, and `run`. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, members: Callable[[], Members], gateway: Gateway, hang: HangTimeouts
+    ) -> None:
+        """`members` is called in a thread; it may start the first replica, and raise why it cannot.
+        Where it started none, replicas are waited for without end.
+        """
+        self._make_members = members
+        self._gateway = gateway
+        self._hang = hang
+        self._members: Members | None = None
+        self._channel: FleetChannel | None = None
+        self._num_restarts = 0
+        self._up = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._stopping = threading.Event()
+        gateway.fleet = self
+        gateway.is_responsive = lambda: any(one.is_responsive for one in self.replicas())
+
+    async def run(self) -> None:
+        """Opens the fleet and looks after it until `stop`. Raises why it could not be opened."""
+        began = time.monotonic()
+        opening = asyncio.create_task(in_thread(self._open))
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                return  # the thread closes what it opens
+            channel = opening.result()
+            if channel is None:
+                return
+            self._channel = channel
+            self._gateway.link.replace(Connection(_GatewaysEnd(channel), channel.info))
+            self._up.set()
+            log.info("the first replica serves after %.1f s", time.monotonic() - began)
+            while not self._stopped.is_set():
+                self._count_restarts()
+                await asyncio.wait({stopped}, timeout=TICK)
+        finally:
+            stopped.cancel()
+            opening.cancel()
+
+    async def first_up(self) -> Mapping[str, Detail]:
+        """Waits for the first replica; what it says of itself, where it was started here."""
+        await self._up.wait()
+        if isinstance(self._members, LocalMembers):
+            for process in self._members.processes.values():
+                return {**process.facts, "replicas": self._members.size}
+        return {"replicas": self.size}
+
+    async def stop(self, grace: float) -> bool:
+        """Ends the fleet and what it started, by force after `grace` seconds. True where all of it
+        ended well.
+        """
+        self._stopping.set()
+        self._stopped.set()
+        channel = self._channel
+        if channel is None:
+            return True
+        await in_thread(lambda: channel.close(grace))
+        self._gateway.link.close()
+        return channel.ended_well
+
+    # --- for the gateway --------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """How many replicas there should be."""
+        return 0 if self._channel is None else self._channel.size
+
+    @property
+    def num_moved(self) -> int:
+        """Programs and requests that were moved from one replica to another."""
+        return 0 if self._channel is None else self._channel.num_moved
+
+    def replicas(self) -> Sequence[ReplicaState]:
+        """Those that are connected now."""
+        return () if self._channel is None else self._channel.replicas()
+
+    def drain(self, name: str, seconds: float) -> None:
+        """See `FleetChannel.drain`."""
+        if self._channel is None:
+            raise RuntimeGone("the fleet is starting; try again in a moment")
+        self._channel.drain(name, seconds)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _open(self) -> FleetChannel | None:
+        """In a thread. None where the server stops meanwhile."""
+        self._members = self._make_members()
+        channel = FleetChannel(self._members, timeout=None, hang=self._hang)
+        while not self._stopping.is_set():
+            if channel.wait_for(1, LOOK_SECONDS):
+                return channel
+        channel.close(0.0)
+        return None
+
+    def _count_restarts(self) -> None:
+        if isinstance(self._members, LocalMembers):
+            while self._num_restarts < self._members.num_restarts:
+                self._num_restarts += 1
+                self._gateway.meters.restarted()
+
+
+def several_runtimes(
+    launch: Callable[[], RuntimeProcess], replicas: int
+) -> Callable[[Gateway, HangTimeouts], SupervisedFleet]:
+    """`launch` starts a runtime and waits until it serves; it is called in threads, for each
+    replica and every restart.
+    """
+    return lambda gateway, hang: SupervisedFleet(
+        lambda: LocalMembers(launch, replicas), gateway, hang
+    )
