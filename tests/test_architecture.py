@@ -106,7 +106,7 @@ UNITS = {
         "lmprog.runtime.engine.device.report", "errors config wire scheduling engine batch"
     ),
     "cli": Unit(
-        "lmprog.cli lmprog.demo",
+        "lmprog.cli",
         "errors config wire native weight_cache launch gpu_report backends ops branches runs lang facade "
         "constraint "
         "simulation server options http gateway supervision",
@@ -137,8 +137,8 @@ DOORS = {
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
-    "tqdm": "lmprog.lang.runs.batch lmprog.runtime.engine.model lmprog.cli.batch",
-    "rich": "lmprog.cli lmprog.demo",
+    "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.model lmprog.cli.batch",
+    "rich": "lmprog.cli",
     "typing_extensions": "lmprog.lang lmprog.backends",
 }
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmprog import demo
-from lmprog.cli import demo_parts
+from lmprog.cli import demo, demo_parts
 from lmprog.cli.arguments import parser
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +31,7 @@ def _run(patch: pytest.MonkeyPatch, columns: int, **more: str) -> str:
     for name, value in {"COLUMNS": str(columns), **more}.items():
         patch.setenv(name, value)
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert demo.main() == 0
+        assert demo.run(parser().parse_args(["demo"])) == 0
     return out.getvalue()
 
 

@@ -1,15 +1,15 @@
 """The command `lmprog`: parses the command line, runs one command, and prints errors as one
 sentence.
 
-Each command is a module of this package with `run(given) -> int`, imported only when it is called,
-so that `lmprog --help` starts quickly. Exit codes: 0 success, 1 failure, 2 an invalid command line
+Each command is the module of its name with `run(given) -> int`, imported only when it is called, so
+that `lmprog --help` starts quickly. Exit codes: 0 success, 1 failure, 2 an invalid command line
 (or something it names). Only this package prints and handles signals.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -53,56 +53,4 @@ def _leaves(errors: BaseExceptionGroup[LmprogError]) -> Iterator[BaseException]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    match given.command:
-        case "demo":
-            from lmprog import demo
-
-            return int(demo.main() or 0)
-        case "doctor":
-            from lmprog.cli import doctor
-
-            return doctor.run() if given.gpu is None else doctor.try_gpu(given.gpu)
-        case "serve":
-            from lmprog.cli import serve
-
-            return serve.run(given)
-        case "run":
-            from lmprog.cli import run
-
-            return run.run(given)
-        case "chat":
-            from lmprog.cli import chat
-
-            return chat.run(given)
-        case "batch":
-            from lmprog.cli import batch
-
-            return batch.run(given)
-        case "bench":
-            from lmprog.cli import bench
-
-            return bench.run(given)
-        case "top":
-            from lmprog.cli import top
-
-            return top.run(given)
-        case "replay":
-            from lmprog.cli import replay
-
-            return replay.run(given)
-        case "cache":
-            from lmprog.cli import cache
-
-            return cache.run(given)
-        case "constraint":
-            from lmprog.cli import constraint
-
-            return constraint.run(given)
-        case "sim":
-            from lmprog.simulation.command import main as simulate
-
-            # The faults that it injects on purpose are logged like any others; that would only
-            # clutter the output.
-            logging.getLogger("lmprog").setLevel(logging.CRITICAL)
-            return simulate(given.seed, given.steps, given.worlds)
-    raise AssertionError(given.command)
+    return int(importlib.import_module(f"lmprog.cli.{given.command}").run(given))

@@ -7,6 +7,7 @@ folder.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib
 import importlib.metadata
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmprog import native
+from lmprog.runtime.engine.device.report import gpu_line, gpu_report
 
 _MODEL_FILES = ("config.json", "tokenizer.json")
 _PROCESSOR_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
@@ -35,8 +37,13 @@ class Finding:
     fix: str = ""
 
 
-def run() -> int:
-    """Exit code 1 if something required is missing."""
+def run(given: argparse.Namespace) -> int:
+    """Exit code 1 if something required is missing, or the GPU of `--gpu` cannot be used."""
+    return check_machine() if given.gpu is None else try_gpu(given.gpu)
+
+
+def check_machine() -> int:
+    """Prints every finding. Exit code 1 if something required is missing."""
     failed = False
     for name, look in LOOKS.items():
         finding = look()
@@ -51,8 +58,6 @@ def run() -> int:
 
 def try_gpu(device: str) -> int:
     """Exit code 1 if the kernels cannot run on `device`, or give wrong results there."""
-    from lmprog.runtime.engine.device.report import gpu_report
-
     failed = False
     for finding in gpu_report(device):
         failed = failed or finding.state == "fail"
@@ -144,8 +149,6 @@ def torch() -> Finding:
 
 
 def gpu() -> Finding:
-    from lmprog.runtime.engine.device.report import gpu_line
-
     return Finding("ok", gpu_line())
 
 

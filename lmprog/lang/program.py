@@ -28,10 +28,10 @@ from typing import (
 from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.branch import Branch
-from lmprog.lang.runs.batch import OnBatchError, ProgramBatch, in_order, progress_bar, runs_of
 from lmprog.lang.runs.event_stream import Stream
 from lmprog.lang.runs.executor import Job, RunSettings, awaiting, blocking, in_thread, open_run
 from lmprog.lang.runs.results import Results, Run
+from lmprog.lang.runs.run_batch import OnBatchError, ProgramBatch, in_order, progress_bar, runs_of
 from lmprog.lang.runs.run_options import RunOptions, is_setting, with_options
 from lmprog.lang.streaming.feed import Feed
 

@@ -262,7 +262,7 @@ def test_doctor_has_one_line_for_every_look_and_a_fix_for_every_fault(
     monkeypatch.delitem(
         doctor.LOOKS, "torch"
     )  # imports for seconds, and is looked at by the next test
-    doctor.run()
+    doctor.check_machine()
     lines = capsys.readouterr().out.splitlines()
     for name in doctor.LOOKS:
         assert any(line.split()[1:2] == [name] for line in lines)
@@ -278,6 +278,6 @@ def test_doctor_fails_only_where_nothing_can_run(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert doctor.torch().state == "fail"
     monkeypatch.setattr(doctor, "LOOKS", {"torch": doctor.torch, "python": doctor.python})
-    assert doctor.run() == 1
+    assert doctor.check_machine() == 1
     monkeypatch.setattr(doctor, "LOOKS", {"python": doctor.python})
-    assert doctor.run() == 0
+    assert doctor.check_machine() == 0

@@ -24,12 +24,12 @@ from lmprog.lang.branches.call_request import (
 )
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import GainedBy, Item, check_role, gens_of, last_item
+from lmprog.lang.branches.mark_text import Mark, split
 from lmprog.lang.branches.marks import call_of
 from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
-from lmprog.lang.branches.pieces import ResultPiece, known
-from lmprog.lang.branches.references import Mark, split
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.site import here
+from lmprog.lang.branches.text_pieces import ResultPiece, known
 from lmprog.lang.branches.variables import Reasoned, Var, Variable
 from lmprog.lang.ops.expressions import (
     Concat,

@@ -13,8 +13,8 @@ import warnings
 from typing import Any
 
 from lmprog.errors import ProgramError
+from lmprog.lang.branches.mark_text import Mark, split
 from lmprog.lang.branches.pending_call import PendingCall
-from lmprog.lang.branches.references import Mark, split
 from lmprog.lang.branches.run_context import RunContext
 from lmprog.lang.branches.site import Site, here
 

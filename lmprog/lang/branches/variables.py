@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import Item, gens_of, plain_text
+from lmprog.lang.branches.mark_text import split
 from lmprog.lang.branches.marks import call_of
 from lmprog.lang.branches.pending_call import PendingCall
-from lmprog.lang.branches.references import split
 from lmprog.lang.branches.run_context import RunContext
 
 

@@ -16,6 +16,12 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import LmprogError
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.choice import chosen_device, why_no_gpu
+from lmprog.runtime.engine.device.driver import Driver, ModuleKey
+from lmprog.runtime.engine.device.evidence import gathered
+from lmprog.runtime.engine.device.loading import open_driver
+from lmprog.runtime.engine.selection import select_engine
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest
+from lmprog.wire import SamplingParams
 
 _TREES = 40
 _PROMPT = "What is the capital of France?"
@@ -50,10 +56,6 @@ def gpu_line() -> str:
 
 
 def _kernels(device: str) -> Iterator[GpuFinding]:
-    from lmprog.runtime.engine.device.driver import Driver, ModuleKey
-    from lmprog.runtime.engine.device.evidence import gathered
-    from lmprog.runtime.engine.device.loading import open_driver
-
     trees = 3 if device == "emulated" else _TREES
     for key in (ModuleKey("float", 64), ModuleKey("bf16", 64), ModuleKey("f16", 128)):
         driver: Driver = open_driver(device, key)
@@ -73,10 +75,6 @@ def _tokens(device: str) -> GpuFinding:
 
 
 def _greedy(device: str) -> list[int]:
-    from lmprog.runtime.engine.selection import select_engine
-    from lmprog.runtime.scheduling.sampling_requests import SampleRequest
-    from lmprog.wire import SamplingParams
-
     scheduler = SchedulerConfig(num_pages=16, token_budget=128, page_size=_PAGE)
     selected = select_engine(RuntimeConfig(device=device, dtype="float32", scheduler=scheduler))
     tokens = [byte % 256 + 5 for byte in _PROMPT.encode()]

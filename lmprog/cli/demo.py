@@ -8,6 +8,7 @@ print; what a program is, it only uses.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import shutil
 import sys
@@ -46,7 +47,7 @@ WAYS = (
 # --- printing
 
 
-def main() -> int:
+def run(given: argparse.Namespace) -> int:
     """Runs the demo on a runtime of its own; returns the exit code."""
     console = Console(highlight=False)
     console.width = min(console.width, WIDEST)
