@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmprog.backends.blackbox.anthropic_api import AnthropicApi
-from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, patience_of
+from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
 from lmprog.backends.blackbox.sdk_transport import SdkTransport
 from lmprog.errors import InvalidParameter, NotSupported, RequestRejected
 
@@ -44,15 +44,17 @@ class Anthropic(ApiBackend):
             allowed = ", ".join(sorted(AnthropicOptions.__annotations__))
             message = f"Anthropic has no option {unknown[0]!r}; it has {allowed}"
             raise InvalidParameter(message, name=unknown[0], allowed=allowed)
-        patience = patience_of(options)
-        door = _door(options.get("client"), base_url, api_key)
+        retry_policy = retry_policy_of(options)
+        transport = _transport(options.get("client"), base_url, api_key)
         can_prefill = options.get("prefill", "none") == "message"
         super().__init__(
-            AnthropicApi(model, door, patience, can_prefill=can_prefill), patience, options
+            AnthropicApi(model, transport, retry_policy, can_prefill=can_prefill),
+            retry_policy,
+            options,
         )
 
 
-def _door(client: Any, base_url: str | None, api_key: str | None) -> SdkTransport:
+def _transport(client: Any, base_url: str | None, api_key: str | None) -> SdkTransport:
     try:
         anthropic: Any = importlib.import_module("anthropic")
     except ImportError:

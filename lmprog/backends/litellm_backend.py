@@ -9,7 +9,7 @@ import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, patience_of
+from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
 from lmprog.backends.blackbox.api_errors import failure, unreachable
 from lmprog.backends.blackbox.dialects import PLAIN
 from lmprog.backends.blackbox.http_transport import Json
@@ -40,11 +40,13 @@ class LiteLLM(ApiBackend):
             allowed = ", ".join(sorted(LiteLLMOptions.__annotations__))
             message = f"LiteLLM has no option {unknown[0]!r}; it has {allowed}"
             raise InvalidParameter(message, name=unknown[0], allowed=allowed)
-        patience = patience_of(options)
+        retry_policy = retry_policy_of(options)
         is_chat = options.get("is_chat_model", True)
         service = ApiService(model, "chat" if is_chat else "text", PLAIN)
-        door = LiteLLMTransport(options.get("module") or _package(), options.get("parameters", {}))
-        super().__init__(OpenAIApi(service, door, patience), patience, options)
+        transport = LiteLLMTransport(
+            options.get("module") or _package(), options.get("parameters", {})
+        )
+        super().__init__(OpenAIApi(service, transport, retry_policy), retry_policy, options)
 
 
 def _package() -> Any:

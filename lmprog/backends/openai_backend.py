@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, patience_of
+from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
 from lmprog.backends.blackbox.dialects import DIALECTS, OPENAI, PLAIN, ApiDialect, Prefill
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.backends.blackbox.sdk_transport import SdkTransport
@@ -79,9 +79,11 @@ class OpenAI(ApiBackend):
             extra_body=options.get("extra_body"),
             leave_out=frozenset(options.get("leave_out", ())),
         )
-        patience = patience_of(options)
+        retry_policy = retry_policy_of(options)
         super().__init__(
-            OpenAIApi(service, _door(client, base_url, api_key), patience), patience, options
+            OpenAIApi(service, _transport(client, base_url, api_key), retry_policy),
+            retry_policy,
+            options,
         )
 
 
@@ -109,7 +111,9 @@ def _dialect(options: OpenAIOptions, is_own: bool) -> ApiDialect:
     return replace(dialect, prefill=prefill, scores=options.get("echo", dialect.scores))
 
 
-def _door(client: AsyncOpenAI | None, base_url: str | None, api_key: str | None) -> SdkTransport:
+def _transport(
+    client: AsyncOpenAI | None, base_url: str | None, api_key: str | None
+) -> SdkTransport:
     try:
         import openai
     except ImportError:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, Hear
-from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, patience_of
+from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
+from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
 from lmprog.backends.blackbox.dialects import PLAIN, SGLANG, VLLM
 from lmprog.backends.blackbox.http_client import HttpTransport, look
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
@@ -45,9 +45,9 @@ class RuntimeEndpoint(ApiBackend):
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         found = ask_what(self.base_url, api_key)
         self.kind = found.kind
-        patience = patience_of(options)
+        retry_policy = retry_policy_of(options)
         super().__init__(
-            _api(found, HttpTransport(self.base_url, api_key), patience), patience, options
+            _api(found, HttpTransport(self.base_url, api_key), retry_policy), retry_policy, options
         )
 
     def speculate(self, branch: int, num_tokens: int) -> None:
@@ -96,16 +96,18 @@ def _by_routes(url: str, api_key: str | None) -> str:
     return "vllm" if look(url, "/version", api_key) is not None else "plain"
 
 
-def _api(found: Found, door: HttpTransport, patience: RetryPolicy) -> Api:
+def _api(found: Found, transport: HttpTransport, retry_policy: RetryPolicy) -> Api:
     if found.kind == "lmprog":
-        return ProgramsApi(found.model, found.context_len, door, patience)
+        return ProgramsApi(found.model, found.context_len, transport, retry_policy)
     dialect = {"sglang": SGLANG, "vllm": VLLM}.get(found.kind, PLAIN)
     both = OpenAIApi(
-        ApiService(found.model, "both", dialect, found.context_len, root="/v1"), door, patience
+        ApiService(found.model, "both", dialect, found.context_len, root="/v1"),
+        transport,
+        retry_policy,
     )
     if found.kind != "sglang":
         return both
-    return Either(NativeApi(found.model, found.context_len, door, patience), both)
+    return Either(NativeApi(found.model, found.context_len, transport, retry_policy), both)
 
 
 class Either:
@@ -123,8 +125,8 @@ class Either:
     def _for(self, prompt: Prompt) -> Api:
         return self._text if isinstance(prompt, TextPrompt) else self._chat
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
-        return await self._for(ask.prompt).generate(ask, hear)
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
+        return await self._for(request.prompt).generate(request, on_text)
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
         return await self._for(prompt).select(prompt, op)

@@ -140,7 +140,7 @@ class TextRuntime:
                 op.call, NotSupported("this backend has no prefix tree that could be looked at.")
             )
         elif isinstance(op, wire.Encode | wire.Decode):
-            self._fail(op.call, NotSupported("this backend knows no tokens."))
+            self._fail(op.call, NotSupported("this backend has no tokens."))
         elif op.branch in self._branches:
             self._branches[op.branch].todo.append(op)
             if isinstance(op, wire.Fork):

@@ -14,7 +14,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_backend import ApiBackend
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import TextPrompt
@@ -30,10 +30,10 @@ class Echo(LetterModel):
         self.prompts: list[str] = []
         self.cancelled = 0
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
-        assert isinstance(ask.prompt, TextPrompt)
-        self.prompts.append(ask.prompt.text)
-        word = ask.prompt.text.split()[-1]
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
+        assert isinstance(request.prompt, TextPrompt)
+        self.prompts.append(request.prompt.text)
+        word = request.prompt.text.split()[-1]
         if word == "wait":
             try:
                 await asyncio.sleep(600)
@@ -43,7 +43,7 @@ class Echo(LetterModel):
         if word == "break":
             raise KeyError("a fault")
         return ApiAnswer(
-            tuple(wire.Output(f" {word}", (), "stop") for _ in range(ask.sampling.n)),
+            tuple(wire.Output(f" {word}", (), "stop") for _ in range(request.sampling.n)),
             wire.Usage(prompt=1),
         )
 

@@ -12,7 +12,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_backend import ApiBackend
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Prompt, TextPrompt
@@ -31,12 +31,12 @@ def word(prompt: str) -> str:
 class Words(LetterModel):
     """Answers in no particular order: other branches overtake."""
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
-        assert isinstance(ask.prompt, TextPrompt)
-        for _ in range(zlib.crc32(ask.prompt.text.encode()) % 5):
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
+        assert isinstance(request.prompt, TextPrompt)
+        for _ in range(zlib.crc32(request.prompt.text.encode()) % 5):
             await asyncio.sleep(0)
         return ApiAnswer(
-            (wire.Output(word(ask.prompt.text), (), "stop"),), wire.Usage(prompt=1, generated=1)
+            (wire.Output(word(request.prompt.text), (), "stop"),), wire.Usage(prompt=1, generated=1)
         )
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:

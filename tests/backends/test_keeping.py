@@ -6,7 +6,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_backend import ApiBackend
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.errors import NotSupported
@@ -20,11 +20,11 @@ class Three(LetterModel):
         super().__init__(0)
         self.tells = tells
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
-        assert hear is None or ask.sampling.n == 1
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
+        assert on_text is None or request.sampling.n == 1
         outputs = []
-        for text, logprob in (("b", -2.0), ("a", -0.5), ("a", -1.0))[: ask.sampling.n]:
-            told = self.tells and ask.sampling.logprobs is not None
+        for text, logprob in (("b", -2.0), ("a", -0.5), ("a", -1.0))[: request.sampling.n]:
+            told = self.tells and request.sampling.logprobs is not None
             outputs.append(
                 wire.Output(
                     text, (), "stop", None, (wire.TokenLogprob(-1, text, logprob),) if told else ()
@@ -60,9 +60,9 @@ def test_the_branch_goes_on_from_the_result_that_is_kept(
             assert told == [values[0]]  # told when it is known which one it is
 
 
-def test_the_likeliest_needs_an_api_that_tells() -> None:
+def test_keeping_the_best_needs_log_probabilities() -> None:
     with (
         ApiBackend(Three(tells=False), RetryPolicy(), {}) as backend,
-        pytest.raises(NotSupported, match="how likely"),
+        pytest.raises(NotSupported, match="no log-probabilities"),
     ):
         program.using(backend=backend).run("best")

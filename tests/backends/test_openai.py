@@ -89,7 +89,7 @@ def test_text_outside_of_turns_on_a_chat_is_refused_and_says_what_to_do(
         return s.gen().value
 
     with ScriptedApi(FACTS) as api, on(api, is_chat_model=is_chat_model) as backend:
-        with pytest.raises(NotSupported, match=r"'and then' stands outside of turns.*s\.user"):
+        with pytest.raises(NotSupported, match=r"'and then' is outside of turns.*s\.user"):
             program.using(backend=backend).run()
         assert api.requests == []
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_backend import ApiBackend
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import Certain, first_stop
@@ -48,12 +48,12 @@ class LetterModel:
         number = hashlib.blake2b(f"{self.seed} {text[-5:]}".encode(), digest_size=2).digest()
         return "" if number[0] % 16 == 0 else ALPHABET[number[1] % len(ALPHABET)]
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         self.num_requests += 1
-        sampling = ask.sampling
+        sampling = request.sampling
         if sampling.logprobs is not None and not self.tells_tokens:
             raise RequestRejected("no logprobs here")
-        before = _written(ask.prompt)
+        before = _written(request.prompt)
         said, finish, stopped_by = "", "length", None
         while len(said) < (sampling.max_tokens or 100):
             letter = self.next(before + said)
@@ -67,9 +67,9 @@ class LetterModel:
                 break
         num_tokens = len(said)
         said = said.removesuffix(stopped_by or "")
-        if hear is not None:
+        if on_text is not None:
             for letter in said:
-                hear(0, letter, 1)
+                on_text(0, letter, 1)
         tokens = tuple(
             wire.TokenLogprob(-1, letter, -1.0) for letter in said if sampling.logprobs is not None
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from lmprog import wire
 from lmprog.backends.blackbox.api import Api
 from lmprog.backends.blackbox.speculation import Speculated
-from lmprog.backends.blackbox.transcript import Item, SaidText, Transcript, TurnBegin, TurnEnd
+from lmprog.backends.blackbox.transcript import Item, ResultText, Transcript, TurnBegin, TurnEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class AnswerState:
     def speculating(self, num_tokens: int) -> AnswerState:
         return replace(self, num_spec_tokens=num_tokens)
 
-    def said(
+    def with_result(
         self, text: str, left: Speculated | None = None, output: wire.Output | None = None
     ) -> AnswerState:
         result = (
-            SaidText(text)
+            ResultText(text)
             if output is None
-            else SaidText(text, output.tokens, output.seam, output.rest)
+            else ResultText(text, output.tokens, output.seam, output.rest)
         )
-        return replace(self, transcript=self.transcript.said(result), speculated=left)
+        return replace(self, transcript=self.transcript.with_result(result), speculated=left)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.http_transport import Json, Transport
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of
@@ -28,7 +28,7 @@ from lmprog.errors import NotSupported, ProtocolError, ValidationFailed
 
 _PATH = "/v1/messages"
 _MOST_TOKENS = 4096  # default: the service requires max_tokens
-_SAID_BY_REQUESTS = ("max_tokens", "stop", "n", "seed")
+_SET_BY_REQUESTS = ("max_tokens", "stop", "n", "seed")
 """Options that become a field of another name, several requests, or nothing (a seed)."""
 
 
@@ -43,7 +43,7 @@ class _Draft:
     cached: int = 0
     generated: int = 0
 
-    def take(self, piece: Mapping[str, Any], hear: Hear | None) -> None:
+    def take(self, piece: Mapping[str, Any], on_text: TextListener | None) -> None:
         """Applies one stream event."""
         kind = piece.get("type")
         if kind == "error":
@@ -52,8 +52,8 @@ class _Draft:
             self.take_whole(piece["message"])
         elif kind == "content_block_delta" and piece["delta"].get("type") == "text_delta":
             self.text += piece["delta"]["text"]
-            if hear is not None:
-                hear(0, piece["delta"]["text"], 1)
+            if on_text is not None:
+                on_text(0, piece["delta"]["text"], 1)
         elif kind == "message_delta":
             self._end(piece["delta"], piece.get("usage") or {})
 
@@ -81,30 +81,35 @@ class AnthropicApi:
     context_len = 0
 
     def __init__(
-        self, model: str, door: Transport, patience: RetryPolicy, *, can_prefill: bool = False
+        self,
+        model: str,
+        transport: Transport,
+        retry_policy: RetryPolicy,
+        *,
+        can_prefill: bool = False,
     ) -> None:
         self.model = model
         self.can_prefill = can_prefill
-        self._door = door
-        self._patience = patience
+        self._transport = transport
+        self._retry_policy = retry_policy
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         wrapping = (
-            format_of(ask.constraint)
-            if isinstance(ask.constraint, wire.JsonSchema | wire.Choices)
+            format_of(request.constraint)
+            if isinstance(request.constraint, wire.JsonSchema | wire.Choices)
             else None
         )
-        body = _body(ask, self.model, wrapping)
+        body = _body(request, self.model, wrapping)
         hidden = [
-            stop for stop in ask.sampling.stop if not stop.strip()
+            stop for stop in request.sampling.stop if not stop.strip()
         ]  # the service rejects blank stop strings
         is_changed = bool(hidden) or (wrapping is not None and wrapping.is_wrapped)
-        live = None if is_changed or ask.sampling.n > 1 else hear
-        drafts = await asyncio.gather(*(self._one(body, live) for _ in range(ask.sampling.n)))
+        live = None if is_changed or request.sampling.n > 1 else on_text
+        drafts = await asyncio.gather(*(self._one(body, live) for _ in range(request.sampling.n)))
         outputs = [_output(draft, wrapping, hidden) for draft in drafts]
-        if hear is not None and live is None:
+        if on_text is not None and live is None:
             for index, output in enumerate(outputs):
-                hear(index, output.text, 1)
+                on_text(index, output.text, 1)
         prompt, cached = (
             sum(draft.prompt for draft in drafts),
             sum(draft.cached for draft in drafts),
@@ -115,16 +120,20 @@ class AnthropicApi:
         )
         return ApiAnswer(tuple(outputs), usage)
 
-    async def _one(self, body: Json, hear: Hear | None) -> _Draft:
+    async def _one(self, body: Json, on_text: TextListener | None) -> _Draft:
         draft = _Draft()
-        if hear is None:
-            draft.take_whole(await self._patience.ask(lambda: self._door.post(_PATH, body)))
+        if on_text is None:
+            draft.take_whole(
+                await self._retry_policy.run(lambda: self._transport.post(_PATH, body))
+            )
             return draft
-        stream = await self._patience.ask(lambda: self._door.open(_PATH, {**body, "stream": True}))
+        stream = await self._retry_policy.run(
+            lambda: self._transport.open(_PATH, {**body, "stream": True})
+        )
         async with contextlib.aclosing(cast("Any", stream)):
-            pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
+            pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:
-                draft.take(piece, hear)
+                draft.take(piece, on_text)
         return draft
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
@@ -137,11 +146,11 @@ class AnthropicApi:
         raise NotSupported("this API has no request that makes it forget its cache")
 
     async def close(self) -> None:
-        await self._door.close()
+        await self._transport.close()
 
 
-def _body(ask: ApiRequest, model: str, wrapping: ResponseSchema | None) -> Json:
-    prompt, sampling = ask.prompt, ask.sampling
+def _body(request: ApiRequest, model: str, wrapping: ResponseSchema | None) -> Json:
+    prompt, sampling = request.prompt, request.sampling
     assert isinstance(prompt, ChatPrompt)
     options = _options(sampling)
     room = ROOM if wrapping is not None and wrapping.is_wrapped else 0
@@ -175,7 +184,7 @@ def _options(sampling: wire.SamplingParams) -> Json:
     options: Json = {}
     for name, line in wire.SAMPLING_OPTIONS.items():
         value = getattr(sampling, name)
-        if name in _SAID_BY_REQUESTS or value == line.default:
+        if name in _SET_BY_REQUESTS or value == line.default:
             continue
         if "anthropic" not in line.option.services:
             raise NotSupported(f"{name}={value!r} cannot be asked of Anthropic's API; leave it out")

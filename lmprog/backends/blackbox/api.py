@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from lmprog import wire
 from lmprog.backends.blackbox.transcript import Kind, Prompt
 
-Hear: TypeAlias = Callable[[int, str, int], None]
+TextListener: TypeAlias = Callable[[int, str, int], None]
 """Called with each streamed delta: the index among the `n` results, the text, and the approximate
 number of its tokens.
 """
@@ -48,7 +48,7 @@ class Api(Protocol):
     context_len: int
     """In tokens; 0 if unknown."""
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         """Generates; streams if `hear` is given. Raises `LmprogError`s, and `NotSupported` for what
         the service cannot do.
         """

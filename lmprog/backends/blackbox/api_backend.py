@@ -32,7 +32,7 @@ class ApiOptions(TypedDict, total=False):
     """
 
 
-def patience_of(options: ApiOptions) -> RetryPolicy:
+def retry_policy_of(options: ApiOptions) -> RetryPolicy:
     return RetryPolicy(timeout=options.get("timeout", 600.0), retries=options.get("retries", 3))
 
 
@@ -41,15 +41,15 @@ class ApiBackend:
     connections.
     """
 
-    def __init__(self, api: Api, patience: RetryPolicy, options: ApiOptions) -> None:
+    def __init__(self, api: Api, retry_policy: RetryPolicy, options: ApiOptions) -> None:
         answering = CallAnswers(
             api,
-            patience.counters,
+            retry_policy.counters,
             constraints=options.get("constraints", "enforced"),
             tries=options.get("tries", 3),
             concurrency=options.get("concurrency", 64),
         )
-        self.counters: RetryCounters = patience.counters
+        self.counters: RetryCounters = retry_policy.counters
         """Requests, retries and tokens so far; also in `lmprog.get_server_info`."""
         self._channel = BlackBox(answering)
         self._client = Client(self._channel)

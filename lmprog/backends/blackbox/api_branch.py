@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
-from lmprog.backends.blackbox.transcript import Item, SaidText
+from lmprog.backends.blackbox.transcript import Item, ResultText
 from lmprog.errors import Cancelled, LmprogError, ProgramError, ProtocolError
 
 Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
@@ -125,7 +125,7 @@ class ApiBranch:
         """The items since the fork, as text: token ids are valid in this branch only."""
         gained = self.state.transcript.items[self.base :]
         return self.failed or tuple(
-            SaidText(item.text, own=False) if isinstance(item, SaidText) else item
+            ResultText(item.text, own=False) if isinstance(item, ResultText) else item
             for item in gained
         )
 

@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Sequence
 from lmprog import wire
 from lmprog.backends.blackbox import api_branch as steps
 from lmprog.backends.blackbox.answer_state import AnswerState
-from lmprog.backends.blackbox.api import Hear
+from lmprog.backends.blackbox.api import TextListener
 from lmprog.backends.blackbox.api_branch import ApiBranch, ApiCall, Texts
 from lmprog.backends.blackbox.call_answers import CallAnswers
 from lmprog.backends.blackbox.transcript import Item, TurnBegin, TurnEnd
@@ -220,10 +220,10 @@ class BlackBox:
                 raise ProgramError(
                     f"there is no branch {piece.branch} whose text could be appended"
                 )
-            told: asyncio.Future[tuple[Item, ...] | LmprogError] = self._loop.create_future()
-            child.put(steps.QueuedRead(told))
-            return steps.QueuedGained(told)
-        raise NotSupported(f"an API as a backend cannot be told {type(piece).__name__}")
+            items: asyncio.Future[tuple[Item, ...] | LmprogError] = self._loop.create_future()
+            child.put(steps.QueuedRead(items))
+            return steps.QueuedGained(items)
+        raise NotSupported(f"an API as a backend does not support {type(piece).__name__}")
 
     # --- branches
 
@@ -271,27 +271,27 @@ class BlackBox:
                 call, wire.TextIs(call.op.call, text, -(-len(text.encode()) // BYTES_PER_TOKEN))
             )
         else:
-            call.task = self._loop.create_task(self._ask(branch, call.op))
+            call.task = self._loop.create_task(self._request(branch, call.op))
             await asyncio.wait([call.task])
             outcome = steps.outcome_of(call)
             if isinstance(outcome, LmprogError) and not isinstance(outcome, RequestRejected):
                 branch.failed = outcome
             self._conclude(call, outcome)
 
-    async def _ask(
+    async def _request(
         self, branch: ApiBranch, op: wire.Generate | wire.Select
     ) -> wire.CallDone | wire.Chosen:
         if isinstance(op, wire.Select):
             branch.state, chosen = await self._answering.select(branch.state, op)
             return chosen
         branch.state, done = await self._answering.gen(
-            branch.state, op, self._hear(op) if op.stream else None
+            branch.state, op, self._on_text(op) if op.stream else None
         )
         if isinstance(done, LmprogError):
             raise done
         return done
 
-    def _hear(self, op: wire.Generate) -> Hear:
+    def _on_text(self, op: wire.Generate) -> TextListener:
         return lambda index, text, num: self._replies.put(wire.Delta(op.call, index, text, num))
 
     # --- completing calls

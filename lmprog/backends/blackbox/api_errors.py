@@ -32,14 +32,14 @@ def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogErro
     """The error for a response other than 200; a `TransientError` if a retry may succeed."""
     about = _about(body)
     code, text = about.get("code"), str(about.get("message") or body or "no reason given")
-    said = f"the API refused ({status}): {text}"
+    message = f"the API refused ({status}): {text}"
     after = retry_after(headers)
     if status == 429 and code == "insufficient_quota":
-        return Overloaded(said)
+        return Overloaded(message)
     if status in (429, 503, 529):
-        return TransientError(Overloaded(said, retry_after=after), after)
+        return TransientError(Overloaded(message, retry_after=after), after)
     if status == 408:
-        return TransientError(DeadlineExceeded(said), after)
+        return TransientError(DeadlineExceeded(message), after)
     if status == 409 or status >= 500:
         return TransientError(RuntimeGone(f"the API failed ({status}): {text}"), after)
     if isinstance(code, str) and code in BY_CODE:  # from a server of lmprog
@@ -47,13 +47,13 @@ def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogErro
     limit = _LIMIT.search(text)
     if code == "context_length_exceeded" or limit is not None:
         return ContextOverflow(
-            said, limit=None if limit is None else int(limit[1].replace(",", ""))
+            message, limit=None if limit is None else int(limit[1].replace(",", ""))
         )
     if status == 401:
-        return RequestRejected(f"{said}. Give api_key=, or set it in the environment.")
+        return RequestRejected(f"{message}. Give api_key=, or set it in the environment.")
     if status == 404 and (code == "model_not_found" or "model" in text.lower()):
-        return UnknownName(said)
-    return RequestRejected(said)
+        return UnknownName(message)
+    return RequestRejected(message)
 
 
 def unreachable(what: object) -> TransientError:

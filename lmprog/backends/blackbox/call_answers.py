@@ -16,11 +16,16 @@ import msgspec
 
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
-from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, Hear
-from lmprog.backends.blackbox.kept_result import asked_of, is_first_kept, kept
+from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
+from lmprog.backends.blackbox.kept_order import in_kept_order, keeps_first, sampling_to_request
 from lmprog.backends.blackbox.output_checks import can_be_checked, fits
 from lmprog.backends.blackbox.retry_policy import RetryCounters
-from lmprog.backends.blackbox.speculation import Foretold, Speculated, beyond, may_speculate
+from lmprog.backends.blackbox.speculation import (
+    ReadyAnswer,
+    Speculated,
+    extended_sampling,
+    may_speculate,
+)
 from lmprog.backends.blackbox.stop_strings import Certain
 from lmprog.backends.blackbox.transcript import (
     ChatPrompt,
@@ -78,42 +83,42 @@ class CallAnswers:
     # --- generations
 
     async def gen(
-        self, state: AnswerState, op: wire.Generate, hear: Hear | None
+        self, state: AnswerState, op: wire.Generate, on_text: TextListener | None
     ) -> tuple[AnswerState, wire.CallDone | LmprogError]:
         """Raises `LmprogError` if the branch is unchanged. Returns one if the call failed but the
         state of the branch has changed.
         """
         _refuse_layout(op.constraint)
-        foretold = (
+        ready = (
             None
             if state.speculated is None
             else state.speculated.answer(op.sampling, op.constraint)
         )
-        if foretold is not None:
+        if ready is not None:
             self.counters.answered_from_speculation += 1
-            return self._tell(state, op, foretold, wire.Usage(), hear)
+            return self._answer_ready(state, op, ready, wire.Usage(), on_text)
         if state.speculated is not None:
             self.drop(state.speculated)
         prompt = state.transcript.prompt(self.api.kind)
         spent = wire.Usage()
         if state.num_spec_tokens and may_speculate(op.sampling, op.constraint):
-            done, spent = await self._speculate(state, op, prompt, hear)
+            done, spent = await self._speculate(state, op, prompt, on_text)
             if done is not None:
                 return done
         refused = self._refusal(prompt, state)
         if refused is not None:
             return replace(state, has_missed=True), refused
         if op.constraint is not None and not self.api.enforces(op.constraint, prompt):
-            answer, is_told = await self._looked_at(op, prompt), False
+            answer, is_streamed = await self._validated(op, prompt), False
         else:
-            is_told = is_first_kept(op)
-            ask = ApiRequest(prompt, asked_of(op), op.constraint, op.heal)
-            answer = await self._ask(ask, hear if is_told else None)
-        outputs = kept(op, answer.outputs)
-        if hear is not None and not is_told:
+            is_streamed = keeps_first(op)
+            request = ApiRequest(prompt, sampling_to_request(op), op.constraint, op.heal)
+            answer = await self._request(request, on_text if is_streamed else None)
+        outputs = in_kept_order(op, answer.outputs)
+        if on_text is not None and not is_streamed:
             for index, output in enumerate(outputs):
-                hear(index, output.text, 1)
-        return state.said(outputs[0].text, output=outputs[0]), wire.CallDone(
+                on_text(index, output.text, 1)
+        return state.with_result(outputs[0].text, output=outputs[0]), wire.CallDone(
             op.call, outputs, _sum(spent, answer.usage)
         )
 
@@ -121,9 +126,9 @@ class CallAnswers:
         """Counts speculated text that was discarded."""
         self.counters.speculation_dropped += bool(speculated.rest)
 
-    async def _ask(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+    async def _request(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         async with self._room:
-            answer = await self.api.generate(ask, hear)
+            answer = await self.api.generate(request, on_text)
         self.counters.prompt_tokens += answer.usage.prompt
         self.counters.completion_tokens += answer.usage.generated
         return answer
@@ -142,23 +147,23 @@ class CallAnswers:
             f"{hint} prefill='continue' where the server knows continue_final_message"
         )
 
-    def _tell(
+    def _answer_ready(
         self,
         state: AnswerState,
         op: wire.Generate,
-        foretold: Foretold,
+        ready: ReadyAnswer,
         usage: wire.Usage,
-        hear: Hear | None,
+        on_text: TextListener | None,
     ) -> tuple[AnswerState, wire.CallDone]:
-        if hear is not None and foretold.text:
-            hear(0, foretold.text, 1)
-        output = wire.Output(foretold.text, (), foretold.finish, foretold.stopped_by)
-        return state.said(foretold.text, foretold.left), wire.CallDone(op.call, (output,), usage)
+        if on_text is not None and ready.text:
+            on_text(0, ready.text, 1)
+        output = wire.Output(ready.text, (), ready.finish, ready.stopped_by)
+        return state.with_result(ready.text, ready.left), wire.CallDone(op.call, (output,), usage)
 
     # --- speculation
 
     async def _speculate(
-        self, state: AnswerState, op: wire.Generate, prompt: Prompt, hear: Hear | None
+        self, state: AnswerState, op: wire.Generate, prompt: Prompt, on_text: TextListener | None
     ) -> tuple[tuple[AnswerState, wire.CallDone] | None, wire.Usage]:
         """Requests more than `op` needs. Returns the result and the usage; the result is None if
         the end of the call cannot be determined from the answer.
@@ -170,22 +175,22 @@ class CallAnswers:
         whole_turn = (
             isinstance(prompt, ChatPrompt) and bool(prompt.partial) and not self.api.can_prefill
         )
-        if whole_turn and (state.has_missed or state.transcript.has_said_in_turn):
+        if whole_turn and (state.has_missed or state.transcript.has_result_in_turn):
             return None, wire.Usage()
         partial = prompt.partial if isinstance(prompt, ChatPrompt) and whole_turn else ""
-        asked = beyond(op.sampling, state.num_spec_tokens, partial)
+        asked = extended_sampling(op.sampling, state.num_spec_tokens, partial)
         sent = (
             replace(prompt, partial="") if isinstance(prompt, ChatPrompt) and whole_turn else prompt
         )
         is_all_wanted = asked.max_tokens == op.sampling.max_tokens and not partial
         certain = (
-            _Forward(Certain(op.sampling.stop), hear)
-            if hear is not None and is_all_wanted
+            _Forward(Certain(op.sampling.stop), on_text)
+            if on_text is not None and is_all_wanted
             else None
         )
         try:
-            answer = await self._ask(
-                ApiRequest(sent, asked), None if certain is None else certain.hear
+            answer = await self._request(
+                ApiRequest(sent, asked), None if certain is None else certain.on_text
             )
         except RequestRejected:
             if asked.logprobs is None:
@@ -193,25 +198,25 @@ class CallAnswers:
             return None, wire.Usage()  # the API has no log-probabilities: send an ordinary request
         output = answer.outputs[0]
         speculated = Speculated.of(output, asked, answer.usage.generated).after(partial)
-        foretold = None if speculated is None else speculated.answer(op.sampling, None)
-        if foretold is None and speculated is not None and is_all_wanted:
-            foretold = Foretold(
+        ready = None if speculated is None else speculated.answer(op.sampling, None)
+        if ready is None and speculated is not None and is_all_wanted:
+            ready = ReadyAnswer(
                 speculated.rest,
                 output.finish,
                 None,
                 speculated.after(speculated.rest) or speculated,
             )
-        if foretold is None:
+        if ready is None:
             return None, answer.usage
         if certain is not None:
-            certain.finish(len(foretold.text))
-        return self._tell(
-            state, op, foretold, answer.usage, hear if certain is None else None
+            certain.finish(len(ready.text))
+        return self._answer_ready(
+            state, op, ready, answer.usage, on_text if certain is None else None
         ), answer.usage
 
     # --- constraints that the service cannot enforce
 
-    async def _looked_at(self, op: wire.Generate, prompt: Prompt) -> ApiAnswer:
+    async def _validated(self, op: wire.Generate, prompt: Prompt) -> ApiAnswer:
         """Requests without the constraint until the text satisfies it. Raises `ValidationFailed`
         with the last text.
         """
@@ -222,16 +227,16 @@ class CallAnswers:
             raise NotSupported(
                 f"{self.api.model} cannot be confined by a {kind}; use a type or schema "
                 "where it has JSON schemas, "
-                "a backend on lmprog's runtime, or constraints='best_effort' (asks, looks at "
-                "the text, asks again)"
+                "a backend on lmprog's runtime, or constraints='best_effort' (validates "
+                "the text, and repeats the request)"
             )
         total = wire.Usage()
         seed = op.sampling.seed
         for count in range(self._tries):
             sampling = msgspec.structs.replace(
-                asked_of(op), seed=None if seed is None else (seed + count) % 2**63
+                sampling_to_request(op), seed=None if seed is None else (seed + count) % 2**63
             )
-            answer = await self._ask(ApiRequest(prompt, sampling), None)
+            answer = await self._request(ApiRequest(prompt, sampling), None)
             total = _sum(total, answer.usage)
             fitting = [_fitting(constraint, output) for output in answer.outputs]
             found = [output for output in fitting if output is not None]
@@ -259,12 +264,12 @@ class CallAnswers:
         async with self._room:
             reply = await self.api.select(prompt, op)
         if reply is None:
-            return await self._asked_for(state, op, prompt)
+            return await self._generated_choice(state, op, prompt)
         self.counters.prompt_tokens += reply.usage.prompt
         self.counters.completion_tokens += reply.usage.generated
-        return state.said(op.choices[reply.index]), reply
+        return state.with_result(op.choices[reply.index]), reply
 
-    async def _asked_for(
+    async def _generated_choice(
         self, state: AnswerState, op: wire.Select, prompt: Prompt
     ) -> tuple[AnswerState, wire.Chosen]:
         """A generation constrained to the choices. It gives no log-probabilities: scores and
@@ -272,7 +277,7 @@ class CallAnswers:
         """
         if op.method == "unconditional_likelihood_normalized":
             raise NotSupported(
-                "this API does not tell how likely a text is, which "
+                "this API returns no log-probabilities, which "
                 "unconditional_likelihood_normalized compares; "
                 "leave the method out: then the model is asked for one of the choices"
             )
@@ -281,26 +286,28 @@ class CallAnswers:
         )
         asked = wire.Generate(op.branch, op.call, sampling, wire.Choices(op.choices))
         if self.api.enforces(wire.Choices(op.choices), prompt):
-            answer = await self._ask(ApiRequest(prompt, sampling, asked.constraint), None)
+            answer = await self._request(ApiRequest(prompt, sampling, asked.constraint), None)
         else:
-            answer = await self._looked_at(asked, prompt)
+            answer = await self._validated(asked, prompt)
         text = answer.outputs[0].text
         if text not in op.choices:
             raise ValidationFailed(
                 f"the model wrote {text!r}, which is none of {', '.join(op.choices)}", text=text
             )
         unknown = tuple(wire.ScoredChoice(math.nan, math.nan) for _ in op.choices)
-        return state.said(text), wire.Chosen(op.call, op.choices.index(text), unknown, answer.usage)
+        return state.with_result(text), wire.Chosen(
+            op.call, op.choices.index(text), unknown, answer.usage
+        )
 
 
 class _Forward:
     """Forwards streamed text as soon as it is certain to belong to the call."""
 
-    def __init__(self, certain: Certain, hear: Hear) -> None:
+    def __init__(self, certain: Certain, on_text: TextListener) -> None:
         self._certain = certain
-        self._hear = hear
+        self._on_text = on_text
 
-    def hear(self, index: int, text: str, num_tokens: int) -> None:
+    def on_text(self, index: int, text: str, num_tokens: int) -> None:
         self._pass(self._certain.push(text), num_tokens)
 
     def finish(self, length: int) -> None:
@@ -308,7 +315,7 @@ class _Forward:
 
     def _pass(self, text: str, num_tokens: int) -> None:
         if text:
-            self._hear(0, text, num_tokens)
+            self._on_text(0, text, num_tokens)
 
 
 def _fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:

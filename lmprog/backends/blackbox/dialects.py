@@ -32,7 +32,7 @@ class ApiDialect:
     """The field of chat requests that limits the length of results."""
     max_stops: int = 4
     """Maximum number of stop strings in a request; further ones are applied to the answer."""
-    always_says: bool = False
+    sends_defaults: bool = False
     """Whether temperature and the like are sent even if they are 1, because the server's defaults
     come from the checkpoint.
     """
@@ -49,7 +49,7 @@ VLLM = ApiDialect(
     "structured_outputs",
     "continue",
     max_stops=64,
-    always_says=True,
+    sends_defaults=True,
     scores=True,
 )
 SGLANG = ApiDialect(
@@ -58,7 +58,7 @@ SGLANG = ApiDialect(
     "sglang",
     "continue",
     max_stops=64,
-    always_says=True,
+    sends_defaults=True,
     scores=True,
 )
 LMPROG = ApiDialect(
@@ -67,7 +67,7 @@ LMPROG = ApiDialect(
     "structured_outputs",
     "continue",
     max_stops=16,
-    always_says=True,
+    sends_defaults=True,
     scores=True,
 )
 DIALECTS = {dialect.name: dialect for dialect in (OPENAI, PLAIN, VLLM, SGLANG, LMPROG)}

@@ -113,7 +113,7 @@ def _json(text: str) -> Mapping[str, Any]:
         found = json.loads(text) if text.strip().startswith(("{", "[")) else {"text": text}
     except ValueError as error:
         raise ProtocolError(
-            f"the server answered {text[:200]!r}, which is no JSON ({error})"
+            f"the server answered {text[:200]!r}, which is not JSON ({error})"
         ) from None
     return found if isinstance(found, Mapping) else {"items": found}
 
@@ -127,7 +127,7 @@ def _failures() -> Iterator[None]:
     except (package.TransportError, package.StreamError) as error:
         raise unreachable(str(error) or type(error).__name__) from None
     except (package.InvalidURL, package.UnsupportedProtocol) as error:
-        raise LmprogError(f"this is no address of a server: {error}") from None
+        raise LmprogError(f"this is not the address of a server: {error}") from None
 
 
 def _package() -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import Hear
+from lmprog.backends.blackbox.api import TextListener
 from lmprog.errors import ProtocolError, RequestRejected, ValidationFailed
 
 Json = Mapping[str, Any]
@@ -40,9 +40,9 @@ class _Draft:
 class Drafts:
     """All results of one request, streamed or not."""
 
-    def __init__(self, n: int, hear: Hear | None = None) -> None:
+    def __init__(self, n: int, on_text: TextListener | None = None) -> None:
         self._drafts = [_Draft() for _ in range(n)]
-        self._hear = hear
+        self._on_text = on_text
         self.usage = wire.Usage()
 
     def take(self, piece: Json) -> None:
@@ -59,8 +59,8 @@ class Drafts:
                 draft.stopped_by = stopped_by
             logprobs = _logprobs(choice.get("logprobs"))
             draft.logprobs += logprobs
-            if self._hear is not None and text:
-                self._hear(choice.get("index") or 0, text, max(len(logprobs), 1))
+            if self._on_text is not None and text:
+                self._on_text(choice.get("index") or 0, text, max(len(logprobs), 1))
 
     def outputs(self) -> tuple[wire.Output, ...]:
         """Raises if one of the results is incomplete."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
 from lmprog.backends.blackbox.dialects import ApiDialect
@@ -48,29 +48,31 @@ class ApiService:
 class OpenAIApi:
     """An OpenAI-compatible API. Owns its transport."""
 
-    def __init__(self, service: ApiService, door: Transport, patience: RetryPolicy) -> None:
+    def __init__(
+        self, service: ApiService, transport: Transport, retry_policy: RetryPolicy
+    ) -> None:
         self.model = service.model
         self.kind: Kind = service.kind
         self.can_prefill = service.dialect.prefill != "none"
         self.context_len = service.context_len
         self._service = service
-        self._door = door
-        self._patience = patience
+        self._transport = transport
+        self._retry_policy = retry_policy
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         dialect = self._service.dialect
-        is_chat = isinstance(ask.prompt, ChatPrompt)
+        is_chat = isinstance(request.prompt, ChatPrompt)
         wrapping: ResponseSchema | None = None
         if dialect.confines == "response_format" and isinstance(
-            ask.constraint, wire.JsonSchema | wire.Choices
+            request.constraint, wire.JsonSchema | wire.Choices
         ):
-            wrapping = format_of(ask.constraint)
-        left = ask.sampling.stop[dialect.max_stops :]
+            wrapping = format_of(request.constraint)
+        left = request.sampling.stop[dialect.max_stops :]
         is_changed = bool(left) or (wrapping is not None and wrapping.is_wrapped)
         path = "/chat/completions" if is_chat else "/completions"
-        body = self._complete(body_of(ask, self.model, dialect, wrapping))
-        drafts = Drafts(ask.sampling.n, None if is_changed else hear)
-        if hear is None or is_changed:
+        body = self._complete(body_of(request, self.model, dialect, wrapping))
+        drafts = Drafts(request.sampling.n, None if is_changed else on_text)
+        if on_text is None or is_changed:
             drafts.take(await self._post(path, body))
         else:
             await self._stream(path, body, drafts)
@@ -78,8 +80,8 @@ class OpenAIApi:
         if is_changed:
             outputs = tuple(_changed(output, wrapping, left) for output in outputs)
             for index, output in enumerate(outputs):
-                if hear is not None and output.text:
-                    hear(index, output.text, 1)
+                if on_text is not None and output.text:
+                    on_text(index, output.text, 1)
         return ApiAnswer(outputs, drafts.usage)
 
     def _complete(self, body: Json) -> Json:
@@ -89,9 +91,13 @@ class OpenAIApi:
         }
 
     async def _post(self, path: str, body: Json) -> Mapping[str, Any]:
-        answer = await self._patience.ask(lambda: self._door.post(self._service.root + path, body))
+        answer = await self._retry_policy.run(
+            lambda: self._transport.post(self._service.root + path, body)
+        )
         if not isinstance(answer, Mapping):
-            raise ProtocolError(f"the API answered {str(answer)[:200]!r}, which is no JSON object")
+            raise ProtocolError(
+                f"the API answered {str(answer)[:200]!r}, which is not a JSON object"
+            )
         return answer
 
     async def _stream(self, path: str, body: Json, drafts: Drafts) -> None:
@@ -99,11 +105,11 @@ class OpenAIApi:
         streamed = self._complete(
             {**body, "stream": True, "stream_options": {"include_usage": True}}
         )
-        stream = await self._patience.ask(
-            lambda: self._door.open(self._service.root + path, streamed)
+        stream = await self._retry_policy.run(
+            lambda: self._transport.open(self._service.root + path, streamed)
         )
         async with contextlib.aclosing(cast("Any", stream)):
-            pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
+            pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:
                 if piece.get("error"):
                     raise broken_off(piece)
@@ -161,7 +167,7 @@ class OpenAIApi:
         raise NotSupported("this API has no request that makes it forget its cache")
 
     async def close(self) -> None:
-        await self._door.close()
+        await self._transport.close()
 
 
 def _changed(

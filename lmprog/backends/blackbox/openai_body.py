@@ -16,20 +16,20 @@ from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema
 from lmprog.backends.blackbox.transcript import ChatPrompt, TextPrompt
 from lmprog.errors import NotSupported
 
-_SAID_BY_BODY = ("max_tokens", "logprobs")
+_SET_BY_BODY = ("max_tokens", "logprobs")
 """Options whose fields depend on whether the request is a chat."""
 _SAID_ALWAYS = wire.SuggestedSampling.__struct_fields__
 """Fields that default to the checkpoint's values on some servers; the dialect says on which."""
 
 
 def body_of(
-    ask: ApiRequest, model: str, dialect: ApiDialect, wrapping: ResponseSchema | None
+    request: ApiRequest, model: str, dialect: ApiDialect, wrapping: ResponseSchema | None
 ) -> Json:
     """The request body without `stream`. Raises `NotSupported` for an option that the dialect
     lacks.
     """
-    sampling, is_chat = ask.sampling, isinstance(ask.prompt, ChatPrompt)
-    body: Json = {"model": model, **_prompt(ask, dialect), **sampling_fields(sampling, dialect)}
+    sampling, is_chat = request.sampling, isinstance(request.prompt, ChatPrompt)
+    body: Json = {"model": model, **_prompt(request, dialect), **sampling_fields(sampling, dialect)}
     if sampling.max_tokens is not None:
         room = ROOM if wrapping is not None and wrapping.is_wrapped else 0
         body[dialect.max_tokens if is_chat else "max_tokens"] = sampling.max_tokens + room
@@ -39,8 +39,8 @@ def body_of(
             body["top_logprobs"] = sampling.logprobs
     elif sampling.logprobs is not None:
         body["logprobs"] = sampling.logprobs
-    if ask.constraint is not None:
-        body.update(_constraint(ask.constraint, dialect, wrapping))
+    if request.constraint is not None:
+        body.update(_constraint(request.constraint, dialect, wrapping))
     return body
 
 
@@ -50,7 +50,7 @@ def sampling_fields(sampling: wire.SamplingParams, dialect: ApiDialect) -> Json:
     for name, line in wire.SAMPLING_OPTIONS.items():
         value = getattr(sampling, name)
         is_default = value == line.default
-        if name in _SAID_BY_BODY or (is_default and not dialect.always_says):
+        if name in _SET_BY_BODY or (is_default and not dialect.sends_defaults):
             continue
         if name not in dialect.options:
             if is_default:
@@ -75,8 +75,8 @@ def json_value(value: Any) -> Any:
     return list(value)
 
 
-def _prompt(ask: ApiRequest, dialect: ApiDialect) -> Json:
-    prompt = ask.prompt
+def _prompt(request: ApiRequest, dialect: ApiDialect) -> Json:
+    prompt = request.prompt
     if isinstance(prompt, TextPrompt):
         return {"prompt": prompt.text}
     assert isinstance(prompt, ChatPrompt)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import failure
 from lmprog.backends.blackbox.dialects import LMPROG
 from lmprog.backends.blackbox.http_transport import Json, Transport
@@ -22,14 +22,14 @@ from lmprog.backends.blackbox.transcript import (
     ItemsPrompt,
     Kind,
     Prompt,
-    SaidText,
+    ResultText,
     TurnBegin,
     TurnEnd,
 )
 from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
 
 _PATH = "/v1/programs"
-_NOTHING = ("", SaidText(""), SaidText("", own=False))
+_NOTHING = ("", ResultText(""), ResultText("", own=False))
 
 
 class ProgramsApi:
@@ -39,25 +39,25 @@ class ProgramsApi:
     can_prefill = True
 
     def __init__(
-        self, model: str, context_len: int, door: Transport, patience: RetryPolicy
+        self, model: str, context_len: int, transport: Transport, retry_policy: RetryPolicy
     ) -> None:
         self.model = model
         self.context_len = context_len
-        self._door = door
-        self._patience = patience
+        self._transport = transport
+        self._retry_policy = retry_policy
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
-        sampling = ask.sampling
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
+        sampling = request.sampling
         gen: Json = {"op": "gen", "branch": "b", "call": "c", "max_tokens": sampling.max_tokens}
         gen.update(sampling_fields(sampling, LMPROG))
-        if ask.heal and _ends_literal(ask.prompt):
+        if request.heal and _ends_literal(request.prompt):
             gen["heal"] = True
         if sampling.logprobs is not None:
             gen["logprobs"] = sampling.logprobs
-        if ask.constraint is not None:
-            gen.update(structured_outputs(ask.constraint))
-        body = _program(ask.prompt, gen)
-        result = await (self._post(body) if hear is None else self._stream(body, hear))
+        if request.constraint is not None:
+            gen.update(structured_outputs(request.constraint))
+        body = _program(request.prompt, gen)
+        result = await (self._post(body) if on_text is None else self._stream(body, on_text))
         return ApiAnswer(
             tuple(_output(output) for output in result["outputs"]), _usage(result["usage"])
         )
@@ -85,20 +85,22 @@ class ProgramsApi:
 
     async def _post(self, body: Json) -> Mapping[str, Any]:
         async def send() -> Mapping[str, Any]:
-            answer = await self._door.post(_PATH, body)
+            answer = await self._transport.post(_PATH, body)
             return _checked(answer["results"]["c"])
 
-        return await self._patience.ask(send)
+        return await self._retry_policy.run(send)
 
-    async def _stream(self, body: Json, hear: Hear) -> Mapping[str, Any]:
-        stream = await self._patience.ask(lambda: self._door.open(_PATH, {**body, "stream": True}))
+    async def _stream(self, body: Json, on_text: TextListener) -> Mapping[str, Any]:
+        stream = await self._retry_policy.run(
+            lambda: self._transport.open(_PATH, {**body, "stream": True})
+        )
         async with contextlib.aclosing(cast("Any", stream)):
-            pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
+            pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:
                 if "type" in piece:
                     return _checked(piece, is_stream=True)
                 if "index" in piece:
-                    hear(piece["index"], piece["text"], 1)
+                    on_text(piece["index"], piece["text"], 1)
                 elif "error" in piece:
                     raise RuntimeGone(f"the server broke off its answer: {piece['error']}")
         raise ProtocolError("the server's answer has no end")
@@ -107,10 +109,10 @@ class ProgramsApi:
         return True
 
     async def flush(self) -> None:
-        await self._patience.ask(lambda: self._door.post("/flush_cache", {}))
+        await self._retry_policy.run(lambda: self._transport.post("/flush_cache", {}))
 
     async def close(self) -> None:
-        await self._door.close()
+        await self._transport.close()
 
 
 def _program(prompt: Prompt, call: Json) -> Json:
@@ -128,7 +130,7 @@ def _ends_literal(prompt: Prompt) -> bool:
     """
     assert isinstance(prompt, ItemsPrompt)
     last = next((item for item in reversed(prompt.items) if item not in _NOTHING), None)
-    return isinstance(last, str) or (isinstance(last, SaidText) and not last.own)
+    return isinstance(last, str) or (isinstance(last, ResultText) and not last.own)
 
 
 def _pieces(items: Sequence[Item]) -> list[str | Json]:
@@ -139,8 +141,8 @@ def _pieces(items: Sequence[Item]) -> list[str | Json]:
     for item in items:
         if isinstance(item, TurnBegin | TurnEnd):
             pieces.append({"begin" if isinstance(item, TurnBegin) else "end": item.role})
-        elif isinstance(item, SaidText):
-            _add_said(pieces, item)
+        elif isinstance(item, ResultText):
+            _add_result(pieces, item)
         else:
             _add_text(pieces, item)
     return pieces
@@ -153,20 +155,20 @@ def _add_text(pieces: list[str | Json], text: str) -> None:
         pieces.append(text)
 
 
-def _add_said(pieces: list[str | Json], said: SaidText) -> None:
+def _add_result(pieces: list[str | Json], result: ResultText) -> None:
     """Appends a result. If its first token repeats the end of the preceding text, that end is not
     sent twice.
     """
     before = pieces[-1] if pieces else None
-    kept = before.removesuffix(said.seam) if isinstance(before, str) else ""
-    is_cut = isinstance(before, str) and before.endswith(said.seam) and kept
-    if not said.tokens or before is None or (said.seam and not is_cut):
-        _add_text(pieces, said.text)  # no text before it, or unknown tokens
+    unseamed = before.removesuffix(result.seam) if isinstance(before, str) else ""
+    is_cut = isinstance(before, str) and before.endswith(result.seam) and unseamed
+    if not result.tokens or before is None or (result.seam and not is_cut):
+        _add_text(pieces, result.text)  # no text before it, or unknown tokens
         return
-    if said.seam:
-        pieces[-1] = kept
-    pieces.append({"tokens": list(said.tokens)})
-    _add_text(pieces, said.rest)
+    if result.seam:
+        pieces[-1] = unseamed
+    pieces.append({"tokens": list(result.tokens)})
+    _add_text(pieces, result.rest)
 
 
 def _checked(result: Mapping[str, Any], *, is_stream: bool = False) -> Mapping[str, Any]:

@@ -81,7 +81,7 @@ class RetryPolicy:
             message = f"retries={self.retries} is not allowed; give 0 <= x"
             raise InvalidParameter(message, name="retries", value=self.retries, allowed="0 <= x")
 
-    async def ask(self, send: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, send: Callable[[], Awaitable[T]]) -> T:
         """The result of `send`, with retries. Raises its own errors at once, and the cause of a
         `TransientError` after the last try.
         """

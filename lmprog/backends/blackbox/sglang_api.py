@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, Hear
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
 from lmprog.backends.blackbox.http_transport import Json, Transport
@@ -29,30 +29,30 @@ class NativeApi:
     can_prefill = False
 
     def __init__(
-        self, model: str, context_len: int, door: Transport, patience: RetryPolicy
+        self, model: str, context_len: int, transport: Transport, retry_policy: RetryPolicy
     ) -> None:
         self.model = model
         self.context_len = context_len
-        self._door = door
-        self._patience = patience
+        self._transport = transport
+        self._retry_policy = retry_policy
 
-    async def generate(self, ask: ApiRequest, hear: Hear | None) -> ApiAnswer:
-        sampling = ask.sampling
+    async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
+        sampling = request.sampling
         if sampling.prompt_logprobs is not None:
             raise NotSupported("prompt_logprobs cannot be asked of this server; leave it out")
         body: Json = {
-            "text": _text(ask.prompt),
-            "sampling_params": _params(sampling, ask.constraint),
+            "text": _text(request.prompt),
+            "sampling_params": _params(sampling, request.constraint),
         }
         if sampling.logprobs is not None:
             body.update(_logprobs_of(sampling.logprobs))
-        if hear is None or sampling.n > 1:
+        if on_text is None or sampling.n > 1:
             found = _results(await self._post(body))
-            if hear is not None:
+            if on_text is not None:
                 for index, one in enumerate(found):
-                    hear(index, one["text"], 1)
+                    on_text(index, one["text"], 1)
         else:
-            found = [await self._stream(body, hear)]
+            found = [await self._stream(body, on_text)]
         if len(found) != sampling.n:
             raise ProtocolError(f"asked for {sampling.n} results, the server gave {len(found)}")
         return ApiAnswer(
@@ -60,22 +60,22 @@ class NativeApi:
         )
 
     async def _post(self, body: Json) -> Mapping[str, Any]:
-        return await self._patience.ask(lambda: self._door.post("/generate", body))
+        return await self._retry_policy.run(lambda: self._transport.post("/generate", body))
 
-    async def _stream(self, body: Json, hear: Hear) -> Mapping[str, Any]:
+    async def _stream(self, body: Json, on_text: TextListener) -> Mapping[str, Any]:
         """Each piece holds the whole text so far."""
-        stream = await self._patience.ask(
-            lambda: self._door.open("/generate", {**body, "stream": True})
+        stream = await self._retry_policy.run(
+            lambda: self._transport.open("/generate", {**body, "stream": True})
         )
         last: Mapping[str, Any] = {"text": "", "meta_info": {}}
         async with contextlib.aclosing(cast("Any", stream)):
-            pieces: AsyncIterator[Mapping[str, Any]] = self._patience.pieces(stream)
+            pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:
                 if piece.get("error"):
                     raise broken_off(piece)
                 new = piece["text"][len(last["text"]) :]
                 if new:
-                    hear(0, new, 1)
+                    on_text(0, new, 1)
                 last = piece
         return last
 
@@ -121,10 +121,10 @@ class NativeApi:
         return True
 
     async def flush(self) -> None:
-        await self._patience.ask(lambda: self._door.post("/flush_cache", {}))
+        await self._retry_policy.run(lambda: self._transport.post("/flush_cache", {}))
 
     async def close(self) -> None:
-        await self._door.close()
+        await self._transport.close()
 
 
 _NOTHING: Mapping[str, object] = {"max_new_tokens": 0, "temperature": 0.0}
@@ -142,8 +142,8 @@ def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -
     params: Json = {}
     for name, line in wire.SAMPLING_OPTIONS.items():
         spelling, value = line.spelling("sglang"), getattr(sampling, name)
-        is_said = value is not None or name == "max_tokens"
-        if spelling is not None and is_said and value != ():
+        is_set = value is not None or name == "max_tokens"
+        if spelling is not None and is_set and value != ():
             params[spelling] = json_value(value)
     return {**params, **(sglang_constraint(constraint) if constraint is not None else {})}
 

@@ -27,7 +27,7 @@ from lmprog.backends.blackbox.stop_strings import first_stop
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class ReadyAnswer:
     """A call answered from speculated text: its text, its finish reason, and the remaining text."""
 
     text: str
@@ -67,11 +67,11 @@ class Speculated:
 
     def answer(
         self, sampling: wire.SamplingParams, constraint: wire.Constraint | None
-    ) -> Foretold | None:
+    ) -> ReadyAnswer | None:
         """The result of a call at this point; None if its end is not certain."""
         if (
             constraint is not None
-            or not _may_be_foretold(sampling)
+            or not _allows_speculation(sampling)
             or alike(sampling) != self.alike
         ):
             return None
@@ -79,11 +79,11 @@ class Speculated:
         if stop is not None:
             if not self._within(stop.end, sampling.max_tokens):
                 return self._cut(sampling.max_tokens)
-            return Foretold(
+            return ReadyAnswer(
                 self.rest[: stop.begin], "stop", stop.of(self.rest), self._from(stop.begin)
             )
         if self.has_ended and self._within(len(self.rest), sampling.max_tokens):
-            return Foretold(self.rest, "stop", None, self._from(len(self.rest)))
+            return ReadyAnswer(self.rest, "stop", None, self._from(len(self.rest)))
         return self._cut(sampling.max_tokens)
 
     def _from(self, begin: int) -> Speculated:
@@ -100,12 +100,12 @@ class Speculated:
             return True
         return self.ends is not None and bisect_left(self.ends, length) + 1 <= max_tokens
 
-    def _cut(self, max_tokens: int | None) -> Foretold | None:
+    def _cut(self, max_tokens: int | None) -> ReadyAnswer | None:
         """The first `max_tokens` tokens, if their offsets are known."""
         if max_tokens is None or self.ends is None or len(self.ends) < max_tokens:
             return None
         end = self.ends[max_tokens - 1]
-        return Foretold(self.rest[:end], "length", None, self._from(end))
+        return ReadyAnswer(self.rest[:end], "length", None, self._from(end))
 
 
 def _ends(texts: Sequence[str]) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def alike(sampling: wire.SamplingParams) -> wire.SamplingParams:
     return msgspec.structs.replace(sampling, stop=(), max_tokens=None, seed=None, logprobs=None)
 
 
-def _may_be_foretold(sampling: wire.SamplingParams) -> bool:
+def _allows_speculation(sampling: wire.SamplingParams) -> bool:
     """Whether the parameters allow speculation. Penalties count from the beginning of a call, so
     with them the text depends on how it is divided into calls.
     """
@@ -136,10 +136,12 @@ def may_speculate(sampling: wire.SamplingParams, constraint: wire.Constraint | N
     """Whether a call may request more than it needs: it has no constraint, and it ends at a stop
     string.
     """
-    return constraint is None and _may_be_foretold(sampling) and bool(sampling.stop)
+    return constraint is None and _allows_speculation(sampling) and bool(sampling.stop)
 
 
-def beyond(sampling: wire.SamplingParams, num_tokens: int, begun: str = "") -> wire.SamplingParams:
+def extended_sampling(
+    sampling: wire.SamplingParams, num_tokens: int, begun: str = ""
+) -> wire.SamplingParams:
     """The parameters to send in place of a call's: no stop strings, at least `num_tokens` tokens,
     and token texts if they are needed.
 
@@ -147,5 +149,5 @@ def beyond(sampling: wire.SamplingParams, num_tokens: int, begun: str = "") -> w
     """
     wanted = sampling.max_tokens
     most = None if wanted is None else max(wanted, num_tokens) + len(begun.encode())
-    tells = 0 if wanted is not None and wanted < num_tokens else None
-    return msgspec.structs.replace(sampling, stop=(), max_tokens=most, logprobs=tells)
+    num_logprobs = 0 if wanted is not None and wanted < num_tokens else None
+    return msgspec.structs.replace(sampling, stop=(), max_tokens=most, logprobs=num_logprobs)

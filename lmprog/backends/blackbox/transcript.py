@@ -29,7 +29,7 @@ class TurnEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class SaidText:
+class ResultText:
     """A result. If the server returned its tokens: also the part of the preceding text that they
     spell again (`seam`), and the end of the text that they do not spell (`rest`). A result of
     another branch counts as text (not `own`).
@@ -42,7 +42,7 @@ class SaidText:
     own: bool = True
 
 
-Item: TypeAlias = "str | SaidText | TurnBegin | TurnEnd"
+Item: TypeAlias = "str | ResultText | TurnBegin | TurnEnd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Transcript:
                 )
         return Transcript((*self.items, *items), role)
 
-    def said(self, result: SaidText) -> Transcript:
+    def with_result(self, result: ResultText) -> Transcript:
         """A copy with a result appended."""
         return Transcript((*self.items, result), self.role)
 
@@ -109,10 +109,12 @@ class Transcript:
         return any(isinstance(item, TurnBegin) for item in self.items)
 
     @property
-    def has_said_in_turn(self) -> bool:
+    def has_result_in_turn(self) -> bool:
         """Whether the open turn contains a result."""
-        last = next(item for item in reversed(self.items) if isinstance(item, SaidText | TurnBegin))
-        return isinstance(last, SaidText)
+        last = next(
+            item for item in reversed(self.items) if isinstance(item, ResultText | TurnBegin)
+        )
+        return isinstance(last, ResultText)
 
     @property
     def plain(self) -> str:
@@ -126,7 +128,7 @@ class Transcript:
                     "\n"
                     if isinstance(item, TurnEnd)
                     else item.text
-                    if isinstance(item, SaidText)
+                    if isinstance(item, ResultText)
                     else item
                 )
         return "".join(parts)
@@ -139,8 +141,8 @@ class Transcript:
             return TextPrompt(self.plain)
         if self.role not in (None, "assistant"):
             raise NotSupported(
-                "a chat model writes the assistant's turns only, and this generation stands "
-                f"in one of {self.role!r}; "
+                "a chat model writes only the assistant's turns, but this generation is "
+                f"in a turn of {self.role!r}; "
                 "put it into s.assistant(...)"
             )
         turns = self._turns()
@@ -164,9 +166,9 @@ class Transcript:
             elif inside:
                 last = turns[-1]
                 turns[-1] = TranscriptMessage(
-                    last.role, last.content + (item.text if isinstance(item, SaidText) else item)
+                    last.role, last.content + (item.text if isinstance(item, ResultText) else item)
                 )
-            elif isinstance(item, SaidText):
+            elif isinstance(item, ResultText):
                 turns.append(TranscriptMessage("assistant", item.text))
             elif item:
                 raise NotSupported(
@@ -176,12 +178,12 @@ class Transcript:
 
 
 _OUTSIDE = (
-    "the text {text!r} stands outside of turns, and a chat model is told turns only; put it "
+    "the text {text!r} is outside of turns, but a chat model takes only turns; put it "
     "into s.user(...), "
     "s.system(...) or s.assistant(...), or use a completion model (is_chat_model=False)"
 )
 _NO_ROLES = (
-    "a completion model knows no turns, and this program begins one of {role!r}; append "
+    "a completion model has no turns, but this program begins one of {role!r}; append "
     "plain text, or use a chat "
     "model (is_chat_model=True)"
 )

@@ -14,21 +14,21 @@ from lmprog.backends.majority import kept_first
 from lmprog.errors import NotSupported
 
 
-def is_first_kept(op: wire.Generate) -> bool:
+def keeps_first(op: wire.Generate) -> bool:
     """Whether the first result is kept in any case."""
     return op.keep == "first" or op.sampling.n == 1
 
 
-def asked_of(op: wire.Generate) -> wire.SamplingParams:
+def sampling_to_request(op: wire.Generate) -> wire.SamplingParams:
     """The sampling to request: with log-probabilities if the likeliest result is kept."""
     return op.sampling.scored() if op.keep == "best" and op.sampling.n > 1 else op.sampling
 
 
-def kept(op: wire.Generate, outputs: tuple[wire.Output, ...]) -> tuple[wire.Output, ...]:
+def in_kept_order(op: wire.Generate, outputs: tuple[wire.Output, ...]) -> tuple[wire.Output, ...]:
     """The results, the kept one first. Raises `NotSupported` if the API did not return what the
     choice needs.
     """
-    if is_first_kept(op):
+    if keeps_first(op):
         return outputs
     if op.keep != "best":
         return tuple(
@@ -44,7 +44,6 @@ def kept(op: wire.Generate, outputs: tuple[wire.Output, ...]) -> tuple[wire.Outp
 def _mean(output: wire.Output) -> float:
     if not output.logprobs and output.text:
         raise NotSupported(
-            "this API does not tell how likely its results are, which keep='best' compares; "
-            "use keep='majority'"
+            "this API returns no log-probabilities, which keep='best' compares; use keep='majority'"
         )
     return sum(token.logprob for token in output.logprobs) / max(len(output.logprobs), 1)
