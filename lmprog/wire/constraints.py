@@ -14,11 +14,14 @@ class Regex(Message, frozen=True):
 
 
 class JsonSchema(Message, frozen=True):
-    """`schema` is JSON text, so that the order of its properties is kept."""
+    """`schema` is JSON text, so that the order of its properties is kept. `whitespace_pattern`: a
+    regular expression of what stands wherever JSON may have white space, instead of `whitespace`.
+    """
 
     schema: Annotated[str, Meta(max_length=1_048_576)]
     whitespace: Whitespace = "fixed"
     any_order: bool = False
+    whitespace_pattern: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class Choices(Message, frozen=True):

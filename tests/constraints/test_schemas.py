@@ -16,7 +16,7 @@ from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
+from lmprog.errors import GrammarError, UnsatisfiableConstraint, UnsupportedSchema
 from tests.constraints.schema_cases import FORMATS, KEYWORDS, OBJECT
 
 
@@ -172,6 +172,41 @@ def test_properties_come_as_declared_or_in_any_order(small: Vocabulary) -> None:
     assert all(takes(compiled(schema, small, any_order=True), text) for text in texts)
     for bad in ('{"a": null}', '{"b": null, "b": null}', "{}"):
         assert not takes(compiled(schema, small, any_order=True), bad)
+
+
+def test_a_pattern_says_the_white_space_of_every_place(small: Vocabulary) -> None:
+    def made(pattern: str) -> Constraint:
+        text = json.dumps({"const": {"a": [1, []]}})
+        return compile_constraint(wire.JsonSchema(text, whitespace_pattern=pattern), small)
+
+    assert takes(made(" ?"), '{"a" :[ 1, [] ] }')
+    assert takes(made("[\n ]*"), '{\n\n"a": [1, [ ]]}')
+    assert takes(made(""), '{"a":[1,[]]}')
+    assert not takes(made(""), '{"a": [1,[]]}')
+    assert not takes(made(" ?"), '{"a":  [1,[]]}')
+    assert takes(made("\\s+"), '{ "a" : [ 1 , [\t] ] }'), "only what is white space in JSON"
+    assert not takes(made("\\s*"), '{"a":\u00a0[1,[]]}')
+    assert not takes(made(" *"), '{"a":' + " " * 33 + "[1,[]]}"), "bounded, so that it always ends"
+    with pytest.raises(GrammarError, match="whitespace_pattern"):
+        made("(")
+    with pytest.raises(UnsatisfiableConstraint, match="white space"):
+        made("x")
+
+
+def test_properties_of_alternatives_come_in_the_order_of_the_text(small: Vocabulary) -> None:
+    null = {"type": "null"}
+    base = {"type": "object", "properties": {"b": null}}
+    own = {"properties": {"a": null}}
+    closed = {"type": "object", "maxProperties": 2}
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        before = {**closed, keyword: [base], **own}
+        after = {**closed, **own, keyword: [base]}
+        assert takes(compiled(before, small), '{"b": null, "a": null}'), keyword
+        assert not takes(compiled(before, small), '{"a": null, "b": null}'), keyword
+        assert takes(compiled(after, small), '{"a": null, "b": null}'), keyword
+    two = {**closed, "anyOf": [base], "allOf": [own]}
+    assert takes(compiled(two, small), '{"b": null, "a": null}')
+    assert not takes(compiled(two, small), '{"a": null, "b": null}')
 
 
 def test_an_extra_name_cannot_be_a_declared_one_in_other_spelling(small: Vocabulary) -> None:

@@ -201,6 +201,8 @@ def test_how_json_is_written_travels_with_schemas_and_types() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"schema": {}, "whitespace": "fixed", "whitespace_pattern": " "}, "cannot be combined"),
+        ({"schema": {}, "whitespace_pattern": 1}, "as text"),
         ({"schema": {}, "whitespace": "none"}, "'fixed', 'compact', 'indented', 'flexible'"),
         ({"schema": {}, "order": "random"}, "valid: 'declared', 'any'"),
         ({"schema": {}, "order": True}, "valid: 'declared', 'any'"),

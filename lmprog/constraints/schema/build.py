@@ -25,7 +25,7 @@ from lmprog.constraints.schema.arrays import ArrayBuilder, unique_content
 from lmprog.constraints.schema.expand import Expander
 from lmprog.constraints.schema.flat import Bound, Flat, NumberFacet, StringFacet, type_of
 from lmprog.constraints.schema.keywords import ANNOTATIONS
-from lmprog.constraints.schema.layout import Layout
+from lmprog.constraints.schema.layout import Layout, white_space
 from lmprog.constraints.schema.literals import literal
 from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
 from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
@@ -67,7 +67,9 @@ class SchemaBuilder:
         self._limits = limits
         self._formats = formats
         self._expander = Expander(document, self._are_disjoint, net.check)
-        self._layout = Layout(net, spec.whitespace)
+        pattern = spec.whitespace_pattern
+        everywhere = None if pattern is None else white_space(pattern, net, limits)
+        self._layout = Layout(net, spec.whitespace, everywhere)
         self._in_string = Lowering(net, json_string=True)
         self._plain = Lowering(net, json_string=False)
         self._quote = net.text(b'"')

@@ -29,8 +29,9 @@ _MAX_ALTERNATIVES = 512
 _REFUSED = frozenset(["$dynamicRef", "$recursiveRef", "disallow", "extends"])
 _RANK = {keyword: rank for rank, keyword in enumerate(ASSERTIONS)}
 
-_JOINED = ("$ref", "allOf")
-"""Applicators whose properties are this object's own."""
+_JOINED = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
+"""Applicators whose properties come in the order of the text, before or after this object's own.
+The others add properties by negation, which declares nothing."""
 
 Disjoint = Callable[[Located, Located], bool]
 
@@ -79,13 +80,15 @@ class Expander:
             return self._assertions(at, flats)
         # Properties are ordered as in the schema text: first those of keywords before `properties`.
         before = [*takewhile(lambda keyword: keyword != "properties", schema)]
-        first = [one for one in before if one in _JOINED and "properties" in schema]
+        joined = [keyword for keyword in schema if keyword in _JOINED]
+        first = [one for one in joined if one in before and "properties" in schema]
+        after = [one for one in joined if one not in first]
+        others = [one for one in _APPLICATORS if one in schema and one not in _JOINED]
         for keyword in first:
             flats = self._few(at, keyword, _APPLICATORS[keyword](self, at, flats))
         flats = self._assertions(at, flats)
-        for keyword, expand in _APPLICATORS.items():
-            if keyword in schema and keyword not in first and flats:
-                flats = self._few(at, keyword, expand(self, at, flats))
+        for keyword in after + others:
+            flats = self._few(at, keyword, _APPLICATORS[keyword](self, at, flats))
         return flats
 
     @staticmethod

@@ -1,28 +1,42 @@
-"""Where white space is written in generated JSON, for each of the four styles.
+"""Where white space is written in generated JSON: four styles, or a pattern for every place.
 
-Knows bytes and nesting depths, no schemas.
+Knows bytes, nesting depths and patterns of white space, no schemas.
 """
 
 from __future__ import annotations
 
-from lmprog.constraints.net import EMPTY, NetBuilder, Node
+from lmprog.constraints import charset
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.expression import Chars, Repeat, whole
+from lmprog.constraints.lower import Lowering
+from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
+from lmprog.constraints.pattern import parse_pattern
+from lmprog.constraints.textset import TextSet, lower_text_set
+from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from lmprog.wire import Whitespace
 
 _MAX_BLANKS = 24
+_MAX_BY_PATTERN = 32
+"""Characters that a pattern of white space may have in one place."""
 _BLANKS = ((9, 9), (32, 32))
 
 
 class Layout:
     """Nodes for the punctuation of arrays and objects. Outermost brackets: depth 0."""
 
-    def __init__(self, net: NetBuilder, whitespace: Whitespace) -> None:
+    def __init__(
+        self, net: NetBuilder, whitespace: Whitespace, everywhere: Node | None = None
+    ) -> None:
+        """`everywhere`: the white space of every place, where a pattern says it."""
         self._net = net
-        self._whitespace = whitespace
+        self._whitespace = whitespace = whitespace if everywhere is None else "flexible"
         # At most one line break and a bounded run of spaces: with unbounded white space, models can
         # generate nothing else until the token limit.
         line_break = net.optional(net.text(b"\n"))
         blanks = net.repeat(net.byte_strings(((_BLANKS,),)), 0, _MAX_BLANKS)
         self._any = net.seq([line_break, blanks]) if whitespace == "flexible" else EMPTY
+        if everywhere is not None:
+            self._any = everywhere
         separators = {
             "fixed": (b", ", b": "),
             "compact": (b",", b":"),
@@ -60,3 +74,21 @@ class Layout:
 
     def _line(self, depth: int) -> bytes:
         return b"\n" + b"  " * depth if self._whitespace == "indented" else b""
+
+
+def white_space(pattern: str, net: NetBuilder, limits: CompileLimits) -> Node:
+    """The texts of JSON's white space that match the whole `pattern`, none of them longer than the
+    bound that lets every generation end. Raises GrammarError, or UnsatisfiableConstraint.
+    """
+    try:
+        expression = whole(parse_pattern(pattern, limits))
+        blanks = Repeat(Chars(charset.charset([(9, 10), (13, 13), (32, 32)])), 0, None)
+        texts = TextSet((expression, blanks), high=_MAX_BY_PATTERN)
+        node = lower_text_set(texts, net, Lowering(net, json_string=False))
+    except GrammarError as error:
+        raise GrammarError(
+            f"whitespace_pattern: {error.message}", position=error.position
+        ) from error
+    if node == FAIL:
+        raise UnsatisfiableConstraint(f"no white space of JSON matches the pattern {pattern!r}")
+    return node

@@ -16,32 +16,55 @@ Order: TypeAlias = Literal["declared", "any"]
 
 class JsonLayout(TypedDict, total=False):
     """`whitespace`: "fixed" (`", "` and `": "`, the default), "compact", "indented" or "flexible".
-    `order` of the properties: as "declared" (the default), or "any".
+    `whitespace_pattern`: instead, a regular expression of what stands in each place where JSON may
+    have white space (at most 32 characters). `order` of the properties: as "declared" (the
+    default), or "any".
     """
 
     whitespace: wire.Whitespace | None
+    whitespace_pattern: str | None
     order: Order | None
 
 
 def with_layout(
     constraint: wire.Constraint | None, options: dict[str, Any]
 ) -> wire.Constraint | None:
-    """`constraint` with `whitespace` and `order`, which are removed from `options`.
+    """`constraint` with the layout in `options`, from which it is removed.
 
     Raises `InvalidParameter` for an unknown value, or if the constraint does not generate JSON.
     """
+    pattern = options.pop("whitespace_pattern", None)
     whitespace = _taken("whitespace", options, get_args(wire.Whitespace))
     order = _taken("order", options, get_args(Order))
-    if whitespace is None and order is None:
+    given = {"whitespace": whitespace, "whitespace_pattern": pattern, "order": order}
+    said = [name for name, value in given.items() if value is not None]
+    if not said:
         return constraint
+    if whitespace is not None and pattern is not None:
+        raise InvalidParameter(
+            "whitespace and whitespace_pattern cannot be combined; give one of them",
+            name="whitespace_pattern",
+            allowed="one of whitespace and whitespace_pattern",
+        )
+    if pattern is not None and not isinstance(pattern, str):
+        raise InvalidParameter(
+            "whitespace_pattern must be a regular expression, as text",
+            name="whitespace_pattern",
+            allowed="a regular expression",
+        )
     if not isinstance(constraint, wire.JsonSchema):
-        name = "order" if whitespace is None else "whitespace"
+        name = said[0]
         raise InvalidParameter(
             f"{name} is an option of JSON only; give a schema, or a type that is written as JSON",
             name=name,
             allowed="an option of JSON",
         )
-    return wire.JsonSchema(constraint.schema, whitespace or "fixed", order == "any")
+    return wire.JsonSchema(
+        constraint.schema,
+        whitespace or "fixed",
+        order == "any",
+        constraint.whitespace_pattern if pattern is None and whitespace is None else pattern,
+    )
 
 
 def _taken(name: str, options: dict[str, Any], valid: Iterable[str]) -> Any:

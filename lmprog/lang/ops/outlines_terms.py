@@ -26,12 +26,7 @@ def constraint_of_term(term: Any) -> wire.Constraint:
     """Raises NotSupported for a term that has no equivalent constraint."""
     dsl = importlib.import_module("outlines.types.dsl")
     if isinstance(term, dsl.JsonSchema):
-        if term.whitespace_pattern is not None:
-            raise NotSupported(
-                "a whitespace_pattern is not supported; leave it out, and give whitespace= beside "
-                "the term"
-            )
-        return wire.JsonSchema(term.schema)
+        return wire.JsonSchema(term.schema, whitespace_pattern=term.whitespace_pattern)
     if isinstance(term, dsl.CFG):
         return wire.Grammar(term.definition)
     if isinstance(term, dsl.String):

@@ -94,6 +94,9 @@ LIMITS: Mapping[str, Limit] = {
     "grammar": Limit(
         1, 65_536, "characters", "`ebnf`, `guided_grammar`, `structured_outputs.grammar`"
     ),
+    "whitespace_pattern": Limit(
+        0, 1024, "characters", "`guided_whitespace_pattern`, in `structured_outputs`"
+    ),
     "schema": Limit(2, 262_144, "characters", "as JSON text; also the parameters of a tool"),
     "choice": Limit(1, 1024, "items"),
     "choice[]": Limit(1, 4096, "characters"),

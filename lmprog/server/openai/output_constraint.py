@@ -44,6 +44,7 @@ def constraint_of(asked: GenerationFields) -> OutputConstraint:
         if name.startswith("guided_")
     )
     field, constraint = found[0] if found else (None, None)
+    constraint = laid_out(constraint, layout_of(asked))
     return OutputConstraint(constraint, field, warnings)
 
 
@@ -98,11 +99,10 @@ def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
 
 def _structured(given: StructuredOutputs) -> Iterator[tuple[str, wire.Constraint]]:
     at = "structured_outputs."
-    if given.structural_tag is not None or given.whitespace_pattern is not None:
-        name = "structural_tag" if given.structural_tag is not None else "whitespace_pattern"
+    if given.structural_tag is not None:
         raise refused(
-            f"{at}{name} is not supported; use json, regex, choice or grammar.",
-            at + name,
+            f"{at}structural_tag is not supported; use json, regex, choice or grammar.",
+            at + "structural_tag",
             "not_supported",
         )
     if isinstance(given.json, dict | str):
@@ -115,6 +115,55 @@ def _structured(given: StructuredOutputs) -> Iterator[tuple[str, wire.Constraint
         yield at + "choice", choices_of(given.choice, at + "choice")
     if given.grammar is not None:
         yield at + "grammar", wire.Grammar(given.grammar)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFields:
+    """What a request says of how JSON is written, by the field that says it."""
+
+    whitespace: wire.Whitespace | None = None
+    order: str | None = None
+    patterns: tuple[tuple[str, str], ...] = ()
+    """Fields with a pattern of white space."""
+
+
+def layout_of(asked: GenerationFields) -> JsonFields:
+    """The fields of chats, completions and the gens of programs."""
+    given = asked.structured_outputs
+    patterns = {
+        "whitespace_pattern": asked.whitespace_pattern,
+        "guided_whitespace_pattern": asked.guided_whitespace_pattern,
+        "structured_outputs.whitespace_pattern": None
+        if given is None
+        else given.whitespace_pattern,
+    }
+    said = tuple((name, text) for name, text in patterns.items() if text is not None)
+    return JsonFields(asked.whitespace, asked.order, said)
+
+
+def laid_out(constraint: wire.Constraint | None, fields: JsonFields) -> wire.Constraint | None:
+    """The constraint, written as the fields say. Raises HttpError where they do not go together,
+    or where the text is not confined to JSON.
+    """
+    spelled = [name for name, _ in fields.patterns]
+    spelled += ["whitespace"] if fields.whitespace is not None else []
+    if len(spelled) > 1:
+        raise refused(
+            f"{' and '.join(spelled)} both say how white space is written; give one of them.",
+            spelled[1],
+            "conflicting_fields",
+        )
+    spelled += ["order"] if fields.order is not None else []
+    if not spelled:
+        return constraint
+    if not isinstance(constraint, wire.JsonSchema):
+        raise refused(f"{spelled[0]} says how JSON is written; give a JSON schema too.", spelled[0])
+    return msgspec.structs.replace(
+        constraint,
+        whitespace=fields.whitespace or "fixed",
+        any_order=fields.order == "any",
+        whitespace_pattern=fields.patterns[0][1] if fields.patterns else None,
+    )
 
 
 def choices_of(texts: Sequence[str], field: str) -> wire.Choices:

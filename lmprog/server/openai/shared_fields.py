@@ -6,10 +6,11 @@ stream, ways to constrain the text.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from lmprog import wire
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import OpenAIOptions
@@ -44,7 +45,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     grammar: Annotated[str, within("grammar")] | None = None
     json_object: bool | None = None
     structural_tag: Any = None
-    whitespace_pattern: str | None = None
+    whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
 
 
 class NamedSchema(msgspec.Struct, frozen=True):
@@ -85,6 +86,11 @@ class GenerationFields(OpenAIOptions, kw_only=True):
         None
     )
     guided_grammar: Annotated[str, within("grammar")] | None = None
+    guided_whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
+
+    whitespace: wire.Whitespace | None = None
+    whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
+    order: Literal["declared", "any"] | None = None
 
     @property
     def wants_usage(self) -> bool:

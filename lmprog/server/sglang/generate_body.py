@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,7 @@ from lmprog import wire
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import SGLangOptions, sampling_of
+from lmprog.server.openai.output_constraint import JsonFields, laid_out
 
 T = TypeVar("T")
 
@@ -35,6 +36,9 @@ class GenerateSampling(SGLangOptions, kw_only=True):
     regex: Annotated[str, within("regex")] | None = None
     json_schema: Annotated[str, within("schema")] | None = None
     ebnf: Annotated[str, within("grammar")] | None = None
+    whitespace: wire.Whitespace | None = None
+    whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
+    order: Literal["declared", "any"] | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     """Has no meaning here: special tokens are never part of a text."""
@@ -45,6 +49,11 @@ class GenerateSampling(SGLangOptions, kw_only=True):
         given = self.constraint_fields()
         if len(given) > 1:
             raise refused(f"{' and '.join(given)} are given; give one of them.", given[1])
+        pattern = self.whitespace_pattern
+        patterns = () if pattern is None else (("whitespace_pattern", pattern),)
+        return laid_out(self._plain(), JsonFields(self.whitespace, self.order, patterns))
+
+    def _plain(self) -> wire.Constraint | None:
         if self.regex is not None:
             return wire.Regex(self.regex)
         if self.json_schema is not None:
