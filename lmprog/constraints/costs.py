@@ -14,29 +14,94 @@ vocabularies have all 256; any other vocabulary still never reaches a dead end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
+from lmprog.constraints.constraint import Check
 from lmprog.constraints.exclusion import all_but_leaf
 from lmprog.constraints.leaves import UNREACHABLE, AllBut, Leaf, LeafSource, leaf, text_leaf
-from lmprog.constraints.net import ALT, LEAF, REPEAT, SEQ, NetBuilder, Node
+from lmprog.constraints.net import ALT, LEAF, PART, REPEAT, SEQ, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import ALL_BYTES, LONGEST_COVER, Alphabet, Net
 
 _NODES_PER_CHECK = 64
 
 
-def plain_net(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """The nodes and leaves of a net and of its parts, numbered one after the other."""
+
+    nodes: list[tuple[int, list[int]]]
+    """Kind and arguments. No argument is a node of kind PART."""
+    leaves: list[LeafSource]
+    order: list[int]
+    """The nodes of parts precede those of the net that has them."""
+    root: int
+    is_recursive: bool
+
+
+def _with_parts(net: NetBuilder, root: Node) -> _Joined:
+    whole = [NetPart(net, root), *net.parts]
+    first_node = [0, *accumulate(len(one.net.kinds) for one in whole)]
+    first_leaf = [0, *accumulate(len(one.net.leaves) for one in whole)]
+    nodes: list[tuple[int, list[int]]] = []
+    for number, one in enumerate(whole):
+        nodes += _moved(one.net, whole, first_node, number, first_leaf[number])
+    num_own = first_node[1]
+    return _Joined(
+        nodes,
+        [source for one in whole for source in one.net.leaves],
+        [*range(num_own, len(nodes)), *range(num_own)],
+        root if nodes[root][0] != PART else nodes[root][1][0],
+        any(one.net.is_recursive for one in whole),
+    )
+
+
+def _moved(
+    net: NetBuilder,
+    whole: Sequence[NetPart],
+    first_node: Sequence[int],
+    number: int,
+    first_leaf: int,
+) -> list[tuple[int, list[int]]]:
+    """The nodes of one part, with the numbers that nodes and leaves have in the whole."""
+    nodes = net.nodes()
+
+    def moved(node: int) -> int:
+        kind, args = nodes[node]
+        if kind == PART:
+            return first_node[args[0]] + whole[args[0]].root
+        return first_node[number] + node
+
+    out: list[tuple[int, list[int]]] = []
+    for node, (kind, args) in enumerate(nodes):
+        if kind == LEAF:
+            args = [first_leaf + args[0]]
+        elif kind == REPEAT:
+            args = [moved(args[0]), *args[1:]]
+        elif kind == PART:
+            args = [moved(node)]
+        else:
+            args = list(map(moved, args))
+        out.append((kind, args))
+    return out
+
+
+def plain_net(builder: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
     """Trims and flattens the net. The cost of its root says whether it matches anything."""
+    net = _with_parts(builder, root)
     leaves = [_made(source) for source in net.leaves]
     if not alphabet.single >= ALL_BYTES:
         leaves = [made.spelled(alphabet.single) for made in leaves]
     first = np.cumsum([0, *(made.num_states for made in leaves)]).tolist()
     joined = _joined(leaves, first[:-1])
     state_cost = joined.cost.tolist()
-    _cover_texts(net, first, state_cost, alphabet)
-    node_cost, nullable = _node_costs(net, first, state_cost, joined.final.tolist())
+    _cover_texts(net.leaves, first, state_cost, alphabet, builder.check)
+    node_cost, nullable = _node_costs(
+        net, [state_cost[q] for q in first[:-1]], joined.final[first[:-1]].tolist(), builder.check
+    )
     kinds, args, items = _flatten(net, first, node_cost, nullable)
-    cost = np.array(state_cost, np.int64)
     edges, num_edges = joined.edges, joined.num_edges
     is_live = joined.cost[edges[:, 2]] < UNREACHABLE
     if not is_live.all():
@@ -53,8 +118,8 @@ def plain_net(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
         edge_start=starts,
         edges=edges,
         final=joined.final,
-        state_cost=cost,
-        root=root,
+        state_cost=np.array(state_cost, np.int64),
+        root=net.root,
     )
 
 
@@ -79,12 +144,16 @@ def _joined(leaves: Sequence[Leaf], firsts: Sequence[int]) -> Leaf:
 
 
 def _cover_texts(
-    net: NetBuilder, firsts: Sequence[int], cost: list[int], alphabet: Alphabet
+    leaves: Sequence[LeafSource],
+    firsts: Sequence[int],
+    cost: list[int],
+    alphabet: Alphabet,
+    check: Check,
 ) -> None:
     """Lowers the costs along literal texts to the fewest tokens that spell the rest."""
     tokens = alphabet.tokens
-    for value, first in zip(net.leaves, firsts, strict=False):
-        net.check()
+    for value, first in zip(leaves, firsts, strict=False):
+        check()
         if not isinstance(value, bytes) or cost[first] >= UNREACHABLE:
             continue
         end = len(value)
@@ -97,29 +166,31 @@ def _cover_texts(
 
 
 def _node_costs(
-    net: NetBuilder, firsts: Sequence[int], state_cost: list[int], final: list[int]
+    net: _Joined, leaf_cost: Sequence[int], leaf_final: Sequence[int], check: Check
 ) -> tuple[list[int], list[bool]]:
     """Least fixed point over the nodes. Children precede parents except through holes, so it takes
     few passes.
     """
-    cost = [UNREACHABLE] * len(net.kinds)
-    nullable = [False] * len(net.kinds)
+    cost = [UNREACHABLE] * len(net.nodes)
+    nullable = [False] * len(net.nodes)
     changed = True
     while changed:
         changed = False
-        for node, (kind, args) in enumerate(net.nodes()):
+        for node in net.order:
+            kind, args = net.nodes[node]
             if node % _NODES_PER_CHECK == 0:
-                net.check()
+                check()
             if kind == LEAF:
-                state = firsts[args[0]]
-                now, empty = state_cost[state], bool(final[state])
+                now, empty = leaf_cost[args[0]], bool(leaf_final[args[0]])
             elif kind == SEQ:
                 now, empty = sum(cost[item] for item in args), all(nullable[item] for item in args)
             elif kind == ALT:
                 now = min((cost[item] for item in args), default=UNREACHABLE)
                 empty = any(nullable[item] for item in args)
-            else:
+            elif kind == REPEAT:
                 now, empty = cost[args[0]] * args[1], args[1] == 0 or nullable[args[0]]
+            else:
+                now, empty = cost[args[0]], nullable[args[0]]
             now = min(now, UNREACHABLE)
             if now < cost[node] or empty != nullable[node]:
                 cost[node], nullable[node] = now, empty
@@ -130,12 +201,15 @@ def _node_costs(
 
 
 def _flatten(
-    net: NetBuilder, firsts: Sequence[int], cost: list[int], nullable: list[bool]
+    net: _Joined, firsts: Sequence[int], cost: list[int], nullable: list[bool]
 ) -> tuple[list[int], list[tuple[int, int, int]], list[int]]:
-    kinds, out, items = list(net.kinds), [], list[int]()
-    for node, (kind, args) in enumerate(net.nodes()):
+    kinds, out, items = [kind for kind, _ in net.nodes], [], list[int]()
+    for node, (kind, args) in enumerate(net.nodes):
         if kind == LEAF:
             out.append((firsts[args[0]], 0, 0))
+        elif kind == PART:  # nothing refers to it
+            kinds[node] = ALT
+            out.append((0, 0, 0))
         elif kind == REPEAT:
             child, low, high = args
             if cost[child] >= UNREACHABLE:

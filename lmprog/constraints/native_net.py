@@ -16,7 +16,7 @@ import numpy as np
 from lmprog import native
 from lmprog.constraints.exclusion import any_text
 from lmprog.constraints.leaves import Leaf
-from lmprog.constraints.net import NetBuilder, Node
+from lmprog.constraints.net import NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import ALL_BYTES, LONGEST_COVER, Alphabet, Net
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -141,17 +141,28 @@ def _part(net: NetBuilder, root: Node) -> _CPart:
     )
 
 
+_known_parts: weakref.WeakKeyDictionary[NetPart, _CPart] = weakref.WeakKeyDictionary()
+
+
+def _known_part(one: NetPart) -> _CPart:
+    found = _known_parts.get(one)
+    if found is None:
+        found = _known_parts[one] = _part(one.net, one.root)
+    return found
+
+
 def native_net(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net | None:
     """Trims and flattens the net; None if the kernel cannot be built."""
     kernel = _kernel()
     if kernel is None:
         return None
-    part = _part(net, root)
-    parts = (_POINTER * 1)(ctypes.addressof(part))
+    own = _part(net, root)
+    others = [_known_part(one) for one in net.parts]
+    parts = (_POINTER * (1 + len(others)))(*map(ctypes.addressof, [own, *others]))
     letters = _native_alphabet(kernel, alphabet)
     any_text = _any_text()
     build = kernel.lmprog_net_begin(
-        parts, 1, ctypes.byref(any_text), letters.cover, letters.spelled
+        parts, len(parts), ctypes.byref(any_text), letters.cover, letters.spelled
     )
     if not build:
         raise MemoryError("no memory for the net of a constraint")

@@ -13,16 +13,18 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NewType, TypeAlias
 
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
-from lmprog.constraints.leaves import AllBut, Edge, Leaf, LeafSource, leaf
+from lmprog.constraints.leaves import Edge, Leaf, LeafSource, leaf
 from lmprog.errors import GrammarError
 
 Node = NewType("Node", int)
 
-LEAF, SEQ, ALT, REPEAT = range(4)
+LEAF, SEQ, ALT, REPEAT, PART = range(5)
+"""Finished nets have no PART: the root of another part stands in its place."""
 NO_LIMIT = -1
 EMPTY, FAIL = Node(0), Node(1)
 
@@ -44,7 +46,11 @@ class NetBuilder:
         self.args = array("i")
         """The arguments of all nodes, consecutive; `num_args` says how many each has."""
         self.leaves: list[LeafSource] = []
-        self._num_states = 0  # at most
+        self.num_states = 0
+        """At most; without those of other parts."""
+        self.parts: list[NetPart] = []
+        """What nodes of kind PART refer to, counted from 1."""
+        self._part_nodes = self._part_states = 0
         self.holes: dict[Node, int] = {}
         """By node, where its argument is."""
         self.is_recursive = False
@@ -52,6 +58,7 @@ class NetBuilder:
         self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
         self._texts: dict[bytes, Node] = {}
         self._strings: dict[tuple[ByteSets, ...], Node] = {}
+        self._known_parts: dict[NetPart, Node] = {}
         assert self._node(SEQ, ()) == EMPTY
         assert self._node(ALT, ()) == FAIL
 
@@ -64,18 +71,42 @@ class NetBuilder:
             self.kinds.append(kind)
             self.num_args.append(len(args))
             self.args.extend(args)
-            if len(self.kinds) > self._max_nodes:
+            if len(self.kinds) + self._part_nodes > self._max_nodes:
                 raise GrammarError(
                     f"the constraint needs more than {self._max_nodes} nodes", position=None
                 )
         return found
 
-    def leaf(self, made: LeafSource) -> Node:
-        self._num_states += made.num_states if isinstance(made, AllBut | Leaf) else len(made) + 1
-        if self._num_states > 4 * self._max_nodes:
+    def part(self, one: NetPart) -> Node:
+        """The root of another part, which is complete."""
+        if one.root == EMPTY or one.root == FAIL:
+            return one.root
+        found = self._known_parts.get(one)
+        if found is None:
+            self.parts.append(one)
+            self._part_nodes += len(one.net.kinds)
+            self._part_states += one.net.num_states
+            self._count_states(0)
+            found = self._known_parts[one] = self._node(PART, (len(self.parts),))
+        return found
+
+    def sealed(self, root: Node) -> NetPart:
+        """This net as a part of others. Nothing is added to it any more."""
+        assert not self.holes, "a hole was never filled"
+        assert not self.parts, "a part has no parts"
+        self._known, self._texts, self._strings = {}, {}, {}
+        self.check = never_stop
+        return NetPart(self, root)
+
+    def _count_states(self, more: int) -> None:
+        self.num_states += more
+        if self.num_states + self._part_states > 4 * self._max_nodes:
             raise GrammarError(
                 f"the constraint needs more than {4 * self._max_nodes} byte states", position=None
             )
+
+    def leaf(self, made: LeafSource) -> Node:
+        self._count_states(len(made) + 1 if isinstance(made, bytes) else made.num_states)
         self.leaves.append(made)
         return self._node(LEAF, (len(self.leaves) - 1,))
 
@@ -135,6 +166,19 @@ class NetBuilder:
             (kind, list(islice(args, count)))
             for kind, count in zip(self.kinds, self.num_args, strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class NetPart:
+    """A complete net that others can refer to. Shared and read-only."""
+
+    net: NetBuilder
+    root: Node
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate, its copy for the kernel included."""
+        return 1000 + 50 * len(self.net.kinds) + 100 * self.net.num_states
 
 
 @functools.lru_cache(maxsize=256)

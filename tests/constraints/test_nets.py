@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.schema_generator import generated
 from lmprog import wire
-from lmprog.constraints.compiler import regular_net
+from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.costs import plain_net
 from lmprog.constraints.exclusion import all_but
+from lmprog.constraints.inspect import accepts
 from lmprog.constraints.native_net import native_net
-from lmprog.constraints.net import EMPTY, NetBuilder, Node
+from lmprog.constraints.net import EMPTY, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE, Alphabet, Net
 from lmprog.constraints.schema.build import schema_node
+from lmprog.constraints.schema.shared_parts import SharedParts
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsatisfiableConstraint
 
@@ -25,9 +29,9 @@ LIMITS = CompileLimits()
 FEW = Alphabet(frozenset(b'abcdef"01234'), frozenset([b"ab", b"bcd", b"abcdefabcdef", b"01"]))
 
 
-def random_net(rng: random.Random) -> tuple[NetBuilder, Node]:
+def random_net(rng: random.Random, parts: list[NetPart]) -> tuple[NetBuilder, Node]:
     net = NetBuilder()
-    nodes = [EMPTY]
+    nodes = [EMPTY, *map(net.part, parts)]
     holes = []
     for _ in range(rng.randint(1, 30)):
         some = rng.choices(nodes, k=rng.randint(0, 4))
@@ -73,7 +77,8 @@ def assert_twins(net: NetBuilder, root: Node, alphabet: Alphabet) -> None:
 def test_the_kernel_finishes_random_nets_like_its_plain_twin(small: Vocabulary) -> None:
     rng = random.Random(0)
     for _ in range(300):
-        net, root = random_net(rng)
+        parts = [one.sealed(at) for one, at in (random_net(rng, []) for _ in range(3))]
+        net, root = random_net(rng, parts[: rng.randint(0, 3)])
         for alphabet in (EVERY_BYTE, FEW, small.alphabet):
             assert_twins(net, root, alphabet)
 
@@ -110,3 +115,48 @@ def test_finishing_asks_whether_it_may_go_on(finish, small: Vocabulary) -> None:
 def test_what_matches_nothing_is_refused(small: Vocabulary) -> None:
     with pytest.raises(UnsatisfiableConstraint, match="nothing at all"):
         regular_net(wire.Regex(r"a[^\s\S]"), small)
+
+
+def part_of(text: bytes) -> NetPart:
+    net = NetBuilder()
+    return net.sealed(net.text(text))
+
+
+def test_shared_parts_are_made_once_and_stay_within_their_bytes() -> None:
+    size = part_of(b"x" * 100).num_bytes
+    shared = SharedParts(max_bytes=10 * size)
+    first = shared.get(0, lambda: part_of(b"x" * 100))
+    for key in range(100):
+        shared.get(0, lambda: pytest.fail("made again"))
+        shared.get(key, lambda: part_of(b"x" * 100))
+        assert shared.num_bytes == len(shared) * size <= 10 * size
+    assert shared.get(0, lambda: pytest.fail("the most recently used was dropped")) is first
+    assert len(shared) == 10
+    shared.get("large", lambda: part_of(b"x" * 200))
+    assert shared.get("large", lambda: first) is first, "parts beyond the bound are not kept"
+
+
+def test_parts_of_other_documents_change_nothing(small: Vocabulary) -> None:
+    """Equal keywords under other options, or with other meanings by their place, are kept apart."""
+    nested = '{"type": "object", "additionalProperties": %s}'
+    for inner, text, fits in (
+        ("true", '{"a": [1, 2]}', True),
+        ('{"type": "string"}', '{"a": "b"}', True),
+        ('{"type": "string", "title": "other"}', '{"a": 1}', False),
+        ('{"enum": [1, true]}', '{"a": true}', True),
+        ('{"enum": [1, 1]}', '{"a": true}', False),
+        ('{"const": 1}', '{"a": true}', False),
+        ('{"const": true}', '{"a": true}', True),
+    ):
+        for whitespace in ("fixed", "compact", "indented"):
+            if whitespace == "indented" and inner == "true":
+                continue  # its depth is not bounded
+            schema = wire.JsonSchema(nested % inner, whitespace)
+            value = json.loads(text)
+            layout: dict[str, Any] = {
+                "fixed": {},
+                "compact": {"separators": (",", ":")},
+                "indented": {"indent": 2},
+            }[whitespace]
+            made = compile_constraint(schema, small)
+            assert accepts(made, json.dumps(value, **layout)) is fits

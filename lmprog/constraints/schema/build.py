@@ -19,7 +19,7 @@ from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import FAIL, NetBuilder, Node
+from lmprog.constraints.net import FAIL, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE
 from lmprog.constraints.schema.arrays import ArrayBuilder, unique_content
 from lmprog.constraints.schema.expand import Expander
@@ -30,12 +30,16 @@ from lmprog.constraints.schema.literals import literal
 from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
 from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
 from lmprog.constraints.schema.schema_document import Document, Json, Located
+from lmprog.constraints.schema.shared_parts import SharedParts
 from lmprog.constraints.schema.strings import text_set
 from lmprog.constraints.textset import TextSet, lower_text_set
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
 
 _MAX_DEPTH = 120
 _MAX_INDENT = 40
+_SCALAR = (str, int, Decimal)
+_OF_SCALARS = frozenset(["type", "enum"])
+_SHARED_PARTS = SharedParts()
 
 
 def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -> Node:
@@ -60,12 +64,16 @@ class SchemaBuilder:
         net: NetBuilder,
         limits: CompileLimits,
         formats: bool = True,
+        shares: bool = True,
     ) -> None:
+        """`shares`: whether parts that many documents have may be those of others."""
         self._document = document
         self._spec = spec
         self._net = net
         self._limits = limits
         self._formats = formats
+        self._shares = shares
+        self._options = (spec.whitespace, spec.any_order, formats, limits)
         self._expander = Expander(document, self._are_disjoint, net.check)
         pattern = spec.whitespace_pattern
         everywhere = None if pattern is None else white_space(pattern, net, limits)
@@ -97,6 +105,11 @@ class SchemaBuilder:
             raise UnsupportedSchema(
                 f"schemas nest too deeply at {path[:200]}", keyword="$ref", path=path
             )
+        if self._shares and all(name.startswith("[") for name in names):
+            shared = (key, self._options)
+            made = _SHARED_PARTS.get(shared, lambda: self._part(list(distinct.values()), depth))
+            node = self._built[key] = self._net.part(made)
+            return node
         self._open[key] = None
         flats = self._expander.expand(list(distinct.values()))
         node = self._net.alt(self._flat(flat, depth) for flat in flats)
@@ -105,6 +118,12 @@ class SchemaBuilder:
             self._net.fill(hole, node)
         self._built[key] = node
         return node
+
+    def _part(self, schemas: Sequence[Located], depth: int) -> NetPart:
+        """The same as a net of its own."""
+        net = NetBuilder(self._limits, self._net.check)
+        other = SchemaBuilder(self._document, self._spec, net, self._limits, self._formats, False)
+        return net.sealed(other.compile(schemas, depth))
 
     def _flat(self, flat: Flat, depth: int) -> Node:
         if flat.values is not None:
@@ -290,10 +309,16 @@ def _name_of(schema: Located) -> str:
     said = [(keyword, one) for keyword, one in value.items() if keyword not in ANNOTATIONS]
     for keyword, one in said:
         if keyword.startswith("$") or not (
-            isinstance(one, str | int | Decimal) or keyword == "enum"
+            one is None
+            or isinstance(one, _SCALAR)
+            or (keyword in _OF_SCALARS and isinstance(one, list) and _are_scalars(one))
         ):
             return schema.path
     return repr(said)  # starts with a bracket, unlike any path
+
+
+def _are_scalars(values: list[Json]) -> bool:
+    return all(value is None or isinstance(value, _SCALAR) for value in values)
 
 
 def _exactly(value: str) -> TextSet:
