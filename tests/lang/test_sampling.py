@@ -148,3 +148,16 @@ def test_a_mistyped_option_of_select_is_told_the_nearest_one() -> None:
 def test_an_option_like_no_other_is_told_the_valid_ones() -> None:
     with pytest.raises(InvalidParameter, match="unknown option 'zzzz'; valid: "):
         lmprog.gen("x", zzzz=1)  # type: ignore[call-overload]
+
+
+def test_equal_settings_are_equal_and_say_what_was_given() -> None:
+    one, same = Sampling(temperature=0.5, stop="\n"), Sampling(stop=["\n"], temperature=0.5)
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != Sampling(temperature=0.5)
+    assert repr(one) == "Sampling(temperature=0.5, stop=('\\n',))"
+
+
+def test_the_wires_own_names_are_no_keywords() -> None:
+    with pytest.raises(InvalidParameter, match="unknown option 'prompt_logprobs_start'"):
+        Sampling(prompt_logprobs_start=1)  # type: ignore[call-arg]

@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lmprog import wire
-from lmprog.lang.ops.sampling import ALIASES, Sampling, SamplingKeywords, sampling_of
+from lmprog.lang.ops.sampling import ALIASES, SamplingKeywords, sampling_of
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.server.http import option_fields
 from lmprog.server.http.limits import LIMITS
@@ -246,11 +246,11 @@ def test_suggested_options_have_the_names_and_ranges_of_the_table() -> None:
 
 def test_the_languages_keywords_are_the_options() -> None:
     """`prompt_logprobs_start` and `max_tokens` have their own ways there. A new option is declared
-    in `SamplingKeywords` and `Sampling`, where type checkers of programs read it.
+    in `SamplingKeywords`, where type checkers of programs read it.
     """
     own = {"return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs"}
     known = set(SamplingKeywords.__annotations__) - own - set(ALIASES) | {"max_tokens"}
-    assert known == set(Sampling.__struct_fields__) == set(OPTIONS) - {"prompt_logprobs_start"}
+    assert known == set(OPTIONS) - {"prompt_logprobs_start"}
     for name in known:
         value = value_of(name) if name not in ("logprobs", "seed") else 4
         expected = {name: value} | ({"max_tokens": None} if name == "min_tokens" else {})

@@ -13,10 +13,9 @@ import difflib
 import functools
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from lmprog import wire
 from lmprog.errors import Detail, InvalidParameter
@@ -137,54 +136,39 @@ def _logprob_aliases(given: dict[str, Any]) -> None:
             given.setdefault("prompt_logprobs", top or 0)
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling settings; see `lmprog.wire.Sampling` for ranges and defaults. Unset ones are
-    inherited.
+class Sampling:
+    """Sampling settings; see `lmprog.wire.SamplingParams` for ranges and defaults. Unset ones are
+    inherited. Immutable.
     """
 
-    temperature: float | UnsetType = UNSET
-    top_p: float | UnsetType = UNSET
-    top_k: int | UnsetType = UNSET
-    min_p: float | UnsetType = UNSET
-    seed: int | UnsetType | None = UNSET
-    max_tokens: int | UnsetType | None = UNSET
-    min_tokens: int | UnsetType = UNSET
-    stop: Strings | UnsetType = UNSET
-    stop_token_ids: Sequence[int] | UnsetType = UNSET
-    stop_regex: Strings | UnsetType = UNSET
-    frequency_penalty: float | UnsetType = UNSET
-    presence_penalty: float | UnsetType = UNSET
-    repetition_penalty: float | UnsetType = UNSET
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | UnsetType = UNSET
-    ignore_eos: bool | UnsetType = UNSET
-    logprobs: int | UnsetType | None = UNSET
-    prompt_logprobs: int | UnsetType | None = UNSET
-    n: int | UnsetType = UNSET
+    __slots__ = ("_given",)
 
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not UNSET:
-                msgspec.structs.force_setattr(self, name, _checked(name, value))
+    def __init__(self, **options: Unpack[SamplingOptions]) -> None:
+        """Raises `InvalidParameter` for unknown options and values outside their range."""
+        self._given = _in_wire_form(options)
 
-    def given(self) -> dict[str, Any]:
-        """The settings that were given, by name."""
-        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        return {name: value for name, value in values if value is not UNSET}
+    @classmethod
+    def _of(cls, given: Mapping[str, Any]) -> Sampling:
+        """Of values that are in wire form already."""
+        made = cls.__new__(cls)
+        made._given = given
+        return made
+
+    def given(self) -> Mapping[str, Any]:
+        """The settings that were given, by the wire's names."""
+        return self._given
 
     def over(self, below: Sampling) -> Sampling:
         """Merges two layers: this one takes precedence over `below`."""
-        mine = self.given()
-        if not mine:
+        if not self._given:
             return below
-        theirs = below.given()
-        return Sampling(**{**theirs, **mine}) if theirs else self
+        return Sampling._of({**below._given, **self._given}) if below._given else self
 
     def resolve(self) -> wire.SamplingParams:
         """All settings, with defaults filled in. Raises `InvalidParameter` for
         contradictory ones.
         """
-        result = wire.SamplingParams(**self.given())
+        result = wire.SamplingParams(**self._given)
         if result.max_tokens is not None and result.min_tokens > result.max_tokens:
             raise InvalidParameter(
                 f"min_tokens={result.min_tokens} is more than max_tokens={result.max_tokens}",
@@ -193,6 +177,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 allowed=f"x <= {result.max_tokens}",
             )
         return result
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sampling) and self._given == other._given
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._given.items()))
+
+    def __repr__(self) -> str:
+        return f"Sampling({', '.join(f'{name}={value!r}' for name, value in self._given.items())})"
 
 
 def with_max_tokens(sampling: wire.SamplingParams, max_tokens: int) -> wire.SamplingParams:
@@ -222,9 +215,16 @@ def sampling_of(options: Mapping[str, Any], also: Iterable[str] = ()) -> Samplin
     """A `Sampling` from keywords, SGLang's names included. Raises `InvalidParameter` for unknown
     ones; `also` lists the caller's other options, for the error message.
     """
+    return Sampling._of(_in_wire_form(options, also))
+
+
+def _in_wire_form(options: Mapping[str, Any], also: Iterable[str] = ()) -> Mapping[str, Any]:
+    """The values that were given, checked, by the wire's names."""
+    if not options:
+        return {}
     for name in options:
-        if not is_sampling(name) and ALIASES.get(name, name) not in Sampling.__struct_fields__:
+        if not is_sampling(name) and name not in ALIASES:
             raise unknown_option(name, {*SamplingOptions.__annotations__, *also})
     given = {ALIASES.get(name, name): value for name, value in options.items()}
     _logprob_aliases(given)
-    return Sampling(**given)
+    return {name: _checked(name, value) for name, value in given.items()}
