@@ -160,3 +160,11 @@ def test_parts_of_other_documents_change_nothing(small: Vocabulary) -> None:
             }[whitespace]
             made = compile_constraint(schema, small)
             assert accepts(made, json.dumps(value, **layout)) is fits
+
+
+def test_parts_are_shared_under_equal_options_only(small: Vocabulary) -> None:
+    for pattern in (None, " *", "\n?"):
+        schema = wire.JsonSchema('{"items": true}', "compact", whitespace_pattern=pattern)
+        made = compile_constraint(schema, small)
+        for text, needs in (("[[1,2]]", None), ("[[1, 2]]", " *"), ("[[1,\n2]]", "\n?")):
+            assert accepts(made, text) is (needs in (None, pattern)), (pattern, text)

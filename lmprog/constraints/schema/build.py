@@ -73,7 +73,8 @@ class SchemaBuilder:
         self._limits = limits
         self._formats = formats
         self._shares = shares
-        self._options = (spec.whitespace, spec.any_order, formats, limits)
+        said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
+        self._options = (*said, formats, limits)
         self._expander = Expander(document, self._are_disjoint, net.check)
         pattern = spec.whitespace_pattern
         everywhere = None if pattern is None else white_space(pattern, net, limits)
