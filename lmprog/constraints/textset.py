@@ -101,13 +101,32 @@ def matches(expression: Expression, value: str) -> bool:
 
 def _bounded(expression: Expression, low: int, high: int | None) -> Expression | None:
     """The expression with a length bound applied, if that is simple, else None."""
-    if low == 0 and high is None:
+    shortest, longest = lengths(expression)
+    if low <= shortest and (high is None or (longest is not None and longest <= high)):
         return expression
     if isinstance(expression, Repeat) and isinstance(expression.item, Chars):
         highs = [bound for bound in (expression.high, high) if bound is not None]
         first, last = max(expression.low, low), min(highs) if highs else None
         return Repeat(expression.item, first, last) if last is None or first <= last else Alt(())
     return None
+
+
+def lengths(node: Expression) -> tuple[int, int | None]:
+    """The fewest and the most characters of a match; None where there is no most."""
+    if isinstance(node, Chars):
+        return 1, 1
+    if isinstance(node, Repeat):
+        low, high = lengths(node.item)
+        most = 0 if high == 0 else None if high is None or node.high is None else high * node.high
+        return low * node.low, most
+    if isinstance(node, Anchor):
+        return 0, 0
+    parts = [lengths(item) for item in node.items]
+    lows, highs = [low for low, _ in parts], [high for _, high in parts if high is not None]
+    is_bounded = len(highs) == len(parts)
+    if isinstance(node, Seq):
+        return sum(lows), sum(highs) if is_bounded else None
+    return min(lows, default=0), max(highs, default=0) if is_bounded else None
 
 
 def _nullable(node: Expression) -> bool:

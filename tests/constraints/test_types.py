@@ -184,9 +184,7 @@ def test_a_text_that_is_no_value_fails_with_the_text(tp: Any, text: str) -> None
     assert caught.value.text == text
 
 
-@pytest.mark.parametrize(
-    "tp", [bytes, set[int], complex, dict[int, str], list[bytes], Literal[b"a"]], ids=str
-)
+@pytest.mark.parametrize("tp", [complex, dict[int, str], list[complex], Literal[b"a"]], ids=str)
 def test_a_type_without_a_schema_is_refused(tp: Any) -> None:
     with pytest.raises(UnsupportedSchema):
         schema_of(tp)

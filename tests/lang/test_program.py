@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.errors import GrammarError, InvalidParameter, ProgramError, UnknownName
+from lmprog.lang.ops.type_schemas import schema_of
 from lmprog.testing import Scripted
 
 
@@ -193,7 +195,7 @@ def test_how_json_is_written_travels_with_schemas_and_types() -> None:
     ] == [
         wire.JsonSchema('{"type": "object"}', whitespace="compact", any_order=True),
         wire.JsonSchema('{"type": "array"}', whitespace="indented"),
-        wire.JsonSchema('{"type": "array", "items": {"type": "integer"}}', any_order=True),
+        wire.JsonSchema(json.dumps(schema_of(list[int])), any_order=True),
         wire.JsonSchema("{}"),
     ]
 

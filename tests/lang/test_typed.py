@@ -99,7 +99,7 @@ def test_text_that_was_cut_fails_with_the_text_where_it_is_read() -> None:
 
 def test_a_type_without_a_schema_is_refused_where_it_is_asked_for() -> None:
     with Scripted() as scripted, pytest.raises(UnsupportedSchema):
-        typed.using(backend=scripted).run(bytes)
+        typed.using(backend=scripted).run(complex)
 
 
 def test_all_results_of_a_typed_generation_are_typed() -> None:

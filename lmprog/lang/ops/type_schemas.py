@@ -1,7 +1,8 @@
 """Converts Python types to JSON schemas, and generated JSON to values of those types.
 
-Supported: `int float bool str None`, `Any`, `Decimal`, dates and UUIDs, enums, `Literal`,
-dataclasses, typed dicts, named tuples, `list tuple dict` and their abstract counterparts,
+Supported: `int float bool str bytes None`, `Any`, `Decimal`, dates, durations, UUIDs and IP
+addresses, enums, `Literal`, dataclasses, typed dicts, named tuples, `list tuple set dict` and their
+abstract counterparts,
 `Optional` and unions, `Annotated` with bounds (objects with attributes such as `ge`, `max_length`,
 `pattern`), and pydantic models with their constraints. Types may be recursive. Objects are closed:
 only the declared fields are generated.
@@ -16,6 +17,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import ipaddress
 import json
 import types
 import typing
@@ -24,9 +26,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lmprog.errors import UnsupportedSchema, ValidationFailed
+from lmprog.lang.ops.pydantic_schemas import (
+    bounded_integer,
+    decimal_schema,
+    duration_schema,
+    model_schema,
+    set_schema,
+)
 from lmprog.lang.ops.type_values import (
     MAPPINGS,
     SEQUENCES,
+    SETS,
     convert,
     hints_of,
     is_named_tuple,
@@ -48,10 +58,14 @@ _PLAIN: dict[object, JsonObject] = {
     Any: {},
     object: {},
     decimal.Decimal: {"type": "number"},
+    bytes: {"type": "string"},
     datetime.date: {"type": "string", "format": "date"},
     datetime.datetime: {"type": "string", "format": "date-time"},
     datetime.time: {"type": "string", "format": "time"},
+    datetime.timedelta: {"type": "string", "format": "duration"},
     uuid.UUID: {"type": "string", "format": "uuid"},
+    ipaddress.IPv4Address: {"type": "string", "format": "ipv4"},
+    ipaddress.IPv6Address: {"type": "string", "format": "ipv6"},
     list: {"type": "array"},
     dict: {"type": "object"},
 }
@@ -104,7 +118,7 @@ class _SchemaBuilder:
         except TypeError:
             plain = None  # an unhashable annotation is not a plain type
         if plain is not None:
-            return dict(plain)
+            return bounded_integer(plain) if tp is int else dict(plain)
         origin, args = typing.get_origin(tp), typing.get_args(tp)
         if origin is typing.Annotated:
             return self._annotated(args, path)
@@ -123,6 +137,8 @@ class _SchemaBuilder:
     ) -> JsonObject:
         if origin in SEQUENCES:
             return {"type": "array", "items": self.build(args[0], f"{path}/items") if args else {}}
+        if origin in SETS:
+            return set_schema(self.build(args[0], f"{path}/items") if args else True, 0)
         if origin in MAPPINGS:
             return self._mapping(args, path)
         if is_named_tuple(tp):
@@ -158,7 +174,19 @@ class _SchemaBuilder:
         return schema if keys == {"type": "string"} else {**schema, "propertyNames": keys}
 
     def _annotated(self, args: tuple[Any, ...], path: str) -> JsonObject:
-        schema = self.build(args[0], path)
+        said = {
+            name: getattr(note, name)
+            for note in _notes(args[1:])
+            for name in (*_BOUNDS, "max_digits", "decimal_places", "min_length")
+            if getattr(note, name, None) is not None
+        }
+        if args[0] is decimal.Decimal:
+            return decimal_schema(said)
+        if args[0] is datetime.timedelta:
+            return duration_schema(said)
+        schema = dict(_PLAIN[int]) if args[0] is int else self.build(args[0], path)
+        if schema.get("type") == "array" and said.get("min_length", 0) > 1 and _is_set(args[0]):
+            schema["uniqueItems"] = True
         kind = (
             ("string", "array", "object").index(schema["type"])
             if schema.get("type") in ("string", "array", "object")
@@ -176,6 +204,8 @@ class _SchemaBuilder:
                 value = getattr(note, attribute, None)
                 if value is not None:
                     bounds[keywords[kind]] = value
+        if args[0] is int:
+            return bounded_integer({**schema, **bounds})
         return (
             {"allOf": [schema], **bounds} if "$ref" in schema and bounds else {**schema, **bounds}
         )
@@ -223,13 +253,17 @@ class _SchemaBuilder:
 
     def _pydantic(self, tp: Any, name: str) -> JsonObject:
         """The model's own schema; its definitions are moved into this schema's `$defs`."""
-        schema: JsonObject = tp.model_json_schema()
+        schema = model_schema(tp)
         own = schema.pop("$defs", {})
         renamed = {f"#/$defs/{inner}": f"#/$defs/{name}.{inner}" for inner in own}
         for inner, definition in own.items():
             self.defs[f"{name}.{inner}"] = _closed(definition, renamed)
         closed: JsonObject = _closed(schema, renamed)
         return closed
+
+
+def _is_set(tp: object) -> bool:
+    return (typing.get_origin(tp) or tp) in SETS
 
 
 def _notes(notes: Sequence[Any]) -> list[Any]:

@@ -11,17 +11,39 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import ipaddress
+import re
 import types
 import typing
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+_DURATION = re.compile(
+    r"P(?:(\d+)W)?(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?"
+)
+_DAYS = (7, 365, 30, 1)
+"""Of a week, a year, a month and a day, as pydantic counts them."""
+
+
+def _duration(text: str) -> datetime.timedelta:
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no duration")
+    *days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    total = sum(count * length for count, length in zip(days, _DAYS, strict=True))
+    return datetime.timedelta(days=total, hours=hours, minutes=minutes, seconds=seconds)
+
+
 _TEXT_PARSERS: dict[object, Callable[[str], object]] = {
     datetime.date: datetime.date.fromisoformat,
     datetime.datetime: datetime.datetime.fromisoformat,
     datetime.time: datetime.time.fromisoformat,
+    datetime.timedelta: _duration,
     uuid.UUID: uuid.UUID,
+    ipaddress.IPv4Address: ipaddress.IPv4Address,
+    ipaddress.IPv6Address: ipaddress.IPv6Address,
+    bytes: str.encode,
 }
 SEQUENCES = (
     list,
@@ -29,6 +51,7 @@ SEQUENCES = (
     collections.abc.Iterable,
     collections.abc.MutableSequence,
 )
+SETS = (set, frozenset, collections.abc.Set, collections.abc.MutableSet)
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
@@ -96,6 +119,9 @@ def convert(tp: Any, data: Any) -> Any:
         return tp(*_fixed_items(tuple(hints_of(tp).values()), data))
     if (origin or tp) in SEQUENCES:
         return [convert(args[0] if args else Any, item) for item in _expect(list, data)]
+    if (origin or tp) in SETS:
+        items = [convert(args[0] if args else Any, item) for item in _expect(list, data)]
+        return frozenset(items) if (origin or tp) is frozenset else set(items)
     if (origin or tp) in MAPPINGS:
         value_type = args[1] if args else Any
         key_type = args[0] if args else str
@@ -117,6 +143,8 @@ def _scalar(tp: Any, data: Any) -> Any:
         return data
     if tp is None or tp is type(None):
         return _expect(type(None), data)
+    if tp is datetime.timedelta and isinstance(data, int):
+        return datetime.timedelta(seconds=data)
     if tp in _TEXT_PARSERS:
         return _TEXT_PARSERS[tp](_expect(str, data))
     if tp is bool or tp is str:
