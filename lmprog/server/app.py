@@ -1,107 +1,80 @@
-"""The application: the list of route modules, and the layers around them.
+"""The application: FastAPI with the gateway's routers, and the layers around them.
 
-A module of routes has `routes(gateway) -> list[Route]`. A route is a `Route` (needs a key where
-there are keys, and the runtime), an `auth.LocalRoute` (a key only), an `auth.OpenRoute` (neither)
-or an `auth.AdminRoute` (the admin's key). Endpoints raise `HttpError` and the exceptions of
-`lmprog.errors`, which become responses here.
+A module of routes has `router(gateway) -> GatewayRouter`. Endpoints raise `HttpError` and the
+exceptions of `lmprog.errors`, which the routers answer; here is what no route answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Protocol
 
-from starlette.applications import Starlette
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.server import anthropic, openapi, page, programs, responses
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import AuthMiddleware
-from lmprog.server.http.early_refusal import EarlyRefusal
-from lmprog.server.http.http_errors import (
-    CLIENT_GONE,
-    ClientGone,
-    HttpError,
-    Problem,
-    problem_of,
-    response_of,
-)
+from lmprog.server.guard import Guard
+from lmprog.server.http.auth import Access
+from lmprog.server.http.http_errors import HttpError, Problem, response_of
 from lmprog.server.http.middleware import RequestMiddleware
-from lmprog.server.http.site_guard import ServedSites, SiteGuard
-from lmprog.server.http.start_wait import StartWaitMiddleware
 from lmprog.server.openai import chat_completions, completions, models
 from lmprog.server.operations import health, metrics_route
+from lmprog.server.operations.health import version
+from lmprog.server.routers import GatewayRouter
 from lmprog.server.sglang import generate, server_info, tokenize
-
-GENERATING = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/programs",
-    "/generate",
-    "/ui/play",
-)
-"""Paths whose requests ask for results, and are refused early where there is no room."""
+from lmprog.server.short_way import own_routes
 
 
 class RouteModule(Protocol):
     """A module that has routes."""
 
-    def routes(self, gateway: Gateway) -> Sequence[BaseRoute]: ...
+    def router(self, gateway: Gateway) -> GatewayRouter: ...
 
 
 def route_modules() -> tuple[RouteModule, ...]:
-    """Add yours here."""
+    """Add yours here. Routes are tried in this order."""
     dialects = (
-        models,
         chat_completions,
         completions,
         responses,
         anthropic,
         generate,
+        models,
         server_info,
         tokenize,
     )
-    return (health, metrics_route, *dialects, programs, openapi, page)
+    return (*dialects, programs, health, metrics_route, openapi, page)
 
 
-def build_app(gateway: Gateway) -> Starlette:
-    """The ASGI application on `gateway`."""
-    routes = [route for module in route_modules() for route in module.routes(gateway)]
-    settings = gateway.settings
-    app = Starlette(
-        routes=routes,
+def build_app(gateway: Gateway) -> FastAPI:
+    """The application on `gateway`."""
+    origins = gateway.settings.cors_origins
+    app = FastAPI(
+        title="lmprog",
+        version=version(),
+        description="A runtime for programs with language models.",
+        openapi_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         middleware=[
-            Middleware(RequestMiddleware, monitor=gateway, routes=routes),
-            *([_cors(settings.cors_origins)] if settings.cors_origins else []),
-            Middleware(SiteGuard, sites=ServedSites(settings)),
-            Middleware(AuthMiddleware, keyring=gateway.keyring, routes=routes),
-            Middleware(EarlyRefusal, refusal=gateway.refusal, paths=GENERATING),
-            Middleware(
-                StartWaitMiddleware,
-                started=gateway.runtime_started,
-                is_up=lambda: gateway.link.is_up,
-                routes=routes,
-            ),
+            Middleware(RequestMiddleware, monitor=gateway),
+            *([_cors(origins)] if origins else []),
         ],
-        exception_handlers={
-            HTTPException: _routing_failed,
-            HttpError: _refused,
-            LmprogError: _failed(gateway),
-            ClientGone: _client_left,
-            Exception: _broke,
-        },
+        exception_handlers={HTTPException: _NoRoute(gateway), Exception: _broke},
     )
-    app.router.redirect_slashes = False
+    for module in route_modules():
+        app.router.routes += own_routes(module.router(gateway))
+    app.router.routes.sort(key=_is_for_head)  # routes are tried one after the other
     return app
+
+
+def _is_for_head(route: BaseRoute) -> bool:
+    return isinstance(route, APIRoute) and route.methods == {"HEAD"}
 
 
 def _cors(origins: Sequence[str]) -> Middleware:
@@ -116,39 +89,30 @@ def _cors(origins: Sequence[str]) -> Middleware:
     )
 
 
-async def _routing_failed(request: Request, error: Exception) -> Response:
-    """No such path, or no such method there."""
-    assert isinstance(error, HTTPException)
-    if request.method == "OPTIONS" and error.status_code == 405:
-        return Response(status_code=204, headers=error.headers)
-    path, method = request.url.path[:100], request.method
-    allowed = dict(error.headers or {}).get("Allow", "other methods")
-    messages = {
-        404: f"Unknown path {path}; docs/server.md lists the routes.",
-        405: f"{path} does not allow {method}; allowed: {allowed}.",
-    }
-    message = messages.get(error.status_code, str(error.detail))
-    return response_of(Problem(error.status_code, message, headers=dict(error.headers or {})))
+class _NoRoute:
+    """Answers requests that no route takes, of those who may know that."""
 
+    def __init__(self, gateway: Gateway) -> None:
+        self._guard = Guard(gateway, Access.USER)
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HttpError)
-    return response_of(error.problem)
-
-
-def _failed(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def failed(request: Request, error: Exception) -> Response:
-        assert isinstance(error, LmprogError)
-        problem = problem_of(error, getattr(request.state, "names", None))
-        if isinstance(error, RuntimeGone):
-            problem = replace(problem, retry_after=gateway.link.seconds_until_up())
-        return response_of(problem)
-
-    return failed
-
-
-async def _client_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)
+    async def __call__(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        is_question = request.method == "OPTIONS" and error.status_code == 405
+        try:
+            self._guard.check(request)
+        except HttpError as refusal:
+            if not is_question or refusal.status_code != 401:
+                return response_of(refusal.problem)
+        if is_question:
+            return Response(status_code=204, headers=error.headers)
+        path, method = request.url.path[:100], request.method
+        headers = dict(error.headers or {})
+        messages = {
+            404: f"Unknown path {path}; docs/server.md lists the routes.",
+            405: f"{path} does not allow {method}; allowed: {headers.get('Allow', 'others')}.",
+        }
+        message = messages.get(error.status_code, str(error.detail))
+        return response_of(Problem(error.status_code, message, headers=headers))
 
 
 async def _broke(request: Request, error: Exception) -> Response:

@@ -10,11 +10,13 @@ import secrets
 from typing import Any
 
 import pytest
-from starlette.routing import Route
+from fastapi.params import Depends
+from fastapi.routing import RouteContext, iter_route_contexts
 
 from lmprog.errors import InvalidParameter
 from lmprog.server.app import build_app
-from lmprog.server.http.auth import Access, AdminRoute, Keyring, OpenRoute
+from lmprog.server.guard import Guard, KeyGuard
+from lmprog.server.http.auth import Access, Keyring
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.page import STATIC
 from tests.server.fake_runtime import Asgi, Fake, asking
@@ -36,12 +38,22 @@ GIVEN = {
 }
 
 
-def is_let_in(route: Route, given: str) -> bool:
-    if isinstance(route, OpenRoute):
+ADMIN_PATHS = {"/flush_cache"}
+
+
+def is_let_in(path: str, given: str) -> bool:
+    if path in OPEN_PATHS:
         return True
-    if isinstance(route, AdminRoute):
+    if path in ADMIN_PATHS:
         return given == "the admin's key"
     return "user's" in given or "admin's" in given
+
+
+def guard_of(route: RouteContext) -> Guard:
+    """Every route has one, before any other dependency."""
+    first: Depends = route.dependencies[0]
+    assert isinstance(first.dependency, Guard), route.path
+    return first.dependency
 
 
 def test_every_route_opens_to_the_keys_that_it_should_and_to_no_others(fake: Fake) -> None:
@@ -49,15 +61,15 @@ def test_every_route_opens_to_the_keys_that_it_should_and_to_no_others(fake: Fak
         tried = 0
         async with asking(fake, **KEYS) as (_, gateway):
             app = build_app(gateway)
-            for route in app.routes:
-                assert isinstance(route, Route)
-                assert isinstance(route, OpenRoute) == (route.path in OPEN_PATHS), route.path
+            for route in iter_route_contexts(app.routes):
+                assert route.path is not None
+                assert isinstance(guard_of(route), KeyGuard) == (route.path not in OPEN_PATHS)
                 path = re.sub(r"{[^}]*}", "x", route.path)
                 for method in sorted(route.methods or ()):
                     for name, headers in GIVEN.items():
                         ask = Asgi(app, method, path, headers)
                         status = await ask.started()
-                        assert (status not in (401, 403)) == is_let_in(route, name), (
+                        assert (status not in (401, 403)) == is_let_in(route.path, name), (
                             method,
                             path,
                             name,

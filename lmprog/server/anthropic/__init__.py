@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lmprog.server.anthropic.messages_routes import routes
+from lmprog.server.anthropic.messages_routes import router
 
-__all__ = ["routes"]
+__all__ = ["router"]

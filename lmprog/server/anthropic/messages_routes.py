@@ -13,23 +13,25 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.server.anthropic.messages_body import SILENT, Countable, MessagesBody, chat_of, renamed
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import HttpError
+from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.sse import EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.running_request import running, warned
 from lmprog.server.openai.tool_calls import ParsedCall
+from lmprog.server.routers import GatewayRouter
 
 Json = dict[str, Any]
 
 
-def routes(gateway: Gateway) -> list[Route]:
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "Anthropic")
+
     def read_as_chat(body: Countable, request: Request) -> ChatCompletions:
         try:
             chat = understood(gateway, chat_of(body))
@@ -38,8 +40,14 @@ def routes(gateway: Gateway) -> list[Route]:
         request.state.names = {**chat.names, "max_tokens": "max_tokens"}
         return chat
 
-    async def create(request: Request) -> Response:
-        read = await read_body(request, MessagesBody, gateway.settings, SILENT)
+    @made.post(
+        "/v1/messages",
+        dependencies=[made.guards.generating],
+        summary="Anthropic's messages.",
+        responses=described(streams=True),
+    )
+    async def messages(request: Request, given: Given[MessagesBody]) -> Response:
+        read = await given.read(gateway.settings, SILENT)
         chat = read_as_chat(read.body, request)
         headers = warned((*read.warnings, *chat.warnings))
         if read.body.stream:
@@ -51,16 +59,19 @@ def routes(gateway: Gateway) -> list[Route]:
             msgspec.json.encode(_whole(chat, done)), headers=headers, media_type="application/json"
         )
 
-    async def count(request: Request) -> Response:
-        read = await read_body(request, Countable, gateway.settings, SILENT)
+    @made.post(
+        "/v1/messages/count_tokens",
+        dependencies=[made.guards.user],
+        summary="How many tokens messages have.",
+        responses=described(),
+    )
+    async def count_tokens(request: Request, given: Given[Countable]) -> Response:
+        read = await given.read(gateway.settings, SILENT)
         chat = read_as_chat(read.body, request)
         found = await until_gone(request, _counted(gateway, chat))
         return Response(msgspec.json.encode({"input_tokens": found}), media_type="application/json")
 
-    return [
-        Route("/v1/messages", create, methods=["POST"]),
-        Route("/v1/messages/count_tokens", count, methods=["POST"]),
-    ]
+    return made
 
 
 async def _counted(gateway: Gateway, chat: ChatCompletions) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from lmprog import errors
@@ -62,12 +63,15 @@ def _sound(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class HttpError(Exception):
-    """Ends a request with a problem."""
+class HttpError(HTTPException):
+    """Ends a request with a problem; in an application of others FastAPI answers it in its way."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message)
+        super().__init__(problem.status, problem.message, dict(problem.headers or {}))
         self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem.message
 
 
 class ClientGone(Exception):

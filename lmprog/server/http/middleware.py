@@ -10,13 +10,12 @@ import logging
 import random
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmprog.server.http.http_errors import Problem, response_of
@@ -50,12 +49,9 @@ class RequestMiddleware:
     without its text.
     """
 
-    def __init__(self, app: ASGIApp, monitor: RequestMonitor, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, monitor: RequestMonitor) -> None:
         self._app = app
         self._monitor = monitor
-        self._patterns = {
-            route.endpoint: route.path for route in routes if isinstance(route, Route)
-        }
         self._ids = random.Random(secrets.token_bytes(32))  # urandom for each would be slow
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,13 +78,13 @@ class RequestMiddleware:
                 else:
                     await self._app(scope, receive, reply)
             finally:
-                seconds = end(self._route(scope), status)
+                seconds = end(_route(scope), status)
                 path = quote(scope["path"][:200], safe="/:~")
                 log.info(
                     "%s %s %d %.1f ms %s", scope["method"], path, status, 1e3 * seconds, request_id
                 )
 
-    def _route(self, scope: Scope) -> str:
-        """The path's pattern, for labels and logs: clients can send any path."""
-        endpoint = scope.get("endpoint")
-        return self._patterns.get(endpoint, "other") if endpoint is not None else "other"
+
+def _route(scope: Scope) -> str:
+    """The path's pattern, for labels and logs: clients can send any path."""
+    return getattr(scope.get("route"), "path", "other")

@@ -15,9 +15,8 @@ import re
 import socket
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmprog.server.http.http_errors import Problem, response_of
+from lmprog.server.http.http_errors import Problem
 from lmprog.server.options.server_settings import ServerSettings, is_loopback
 
 ANY = "*"
@@ -49,25 +48,10 @@ class ServedSites:
         is_own = origin.partition("://")[2] == host.lower() != ""
         return is_own or origin in self._origins or ANY in self._origins
 
-
-class SiteGuard:
-    """Middleware: answers 403 to requests that a page of another site may have made."""
-
-    def __init__(self, app: ASGIApp, sites: ServedSites) -> None:
-        self._app = app
-        self._sites = sites
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            problem = self._problem(Headers(scope=scope), scope["method"])
-            if problem is not None:
-                await response_of(problem)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _problem(self, headers: Headers, method: str) -> Problem | None:
+    def problem(self, headers: Headers, method: str) -> Problem | None:
+        """Why such a request may come from a page of another site; None: it does not."""
         host = headers.get("host")
-        if host is not None and not self._sites.serves(host):
+        if host is not None and not self.serves(host):
             return Problem(
                 403,
                 f"The server was reached as {host[:_SHOWN]!r}, which is not a name of its own. "
@@ -78,7 +62,7 @@ class SiteGuard:
         if origin is None:
             is_foreign = _is_sent_by_another_site(headers, method)
         else:
-            is_foreign = not self._sites.allows(origin, host or "")
+            is_foreign = not self.allows(origin, host or "")
         if not is_foreign:
             return None
         return Problem(

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.bodies import read_body
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
+from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, EventStream, event, until_gone
@@ -37,6 +36,7 @@ from lmprog.server.openai.tools import (
     Toolbox,
     toolbox,
 )
+from lmprog.server.routers import GatewayRouter
 
 
 class ChatBody(GenerationFields, kw_only=True):
@@ -70,9 +70,17 @@ class ChatCompletions:
     """The request's names for what the runtime may complain of."""
 
 
-def routes(gateway: Gateway) -> list[Route]:
-    async def create(request: Request) -> Response:
-        read = await read_body(request, ChatBody, gateway.settings, SILENT)
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "OpenAI")
+
+    @made.post(
+        "/v1/chat/completions",
+        dependencies=[made.guards.generating],
+        summary="OpenAI's chats.",
+        responses=described(answers.ChatCompletion, streams=True),
+    )
+    async def chat_completions(request: Request, given: Given[ChatBody]) -> Response:
+        read = await given.read(gateway.settings, SILENT)
         body = read.body
         chat = understood(gateway, body, read.warnings)
         request.state.names = chat.names
@@ -86,7 +94,7 @@ def routes(gateway: Gateway) -> list[Route]:
             answers.encoded(_whole(chat, done)), headers=headers, media_type="application/json"
         )
 
-    return [Route("/v1/chat/completions", create, methods=["POST"])]
+    return made
 
 
 def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ()) -> ChatCompletions:

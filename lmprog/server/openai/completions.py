@@ -11,13 +11,12 @@ from typing import Annotated
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.bodies import read_body
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
+from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, EventStream, event, until_gone
@@ -32,6 +31,7 @@ from lmprog.server.openai.running_request import (
     warned,
 )
 from lmprog.server.openai.shared_fields import SILENT, GenerationFields, check_stream
+from lmprog.server.routers import GatewayRouter
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -65,9 +65,17 @@ class Completions:
     names: dict[str, str]
 
 
-def routes(gateway: Gateway) -> list[Route]:
-    async def create(request: Request) -> Response:
-        read = await read_body(request, CompletionBody, gateway.settings, SILENT)
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "OpenAI")
+
+    @made.post(
+        "/v1/completions",
+        dependencies=[made.guards.generating],
+        summary="OpenAI's text completions.",
+        responses=described(answers.Completion, streams=True),
+    )
+    async def complete(request: Request, given: Given[CompletionBody]) -> Response:
+        read = await given.read(gateway.settings, SILENT)
         body = read.body
         asked = understood(gateway, body, read.warnings)
         request.state.names = asked.names
@@ -83,7 +91,7 @@ def routes(gateway: Gateway) -> list[Route]:
         whole = _completion(asked, choices, _usage(asked, dones))
         return Response(answers.encoded(whole), headers=headers, media_type="application/json")
 
-    return [Route("/v1/completions", create, methods=["POST"])]
+    return made
 
 
 def understood(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from lmprog.server.gateway import Gateway
+from lmprog.server.routers import GatewayRouter
 
 
-def routes(gateway: Gateway) -> list[Route]:
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "OpenAI")
+
     def card() -> dict[str, object]:
         info = gateway.info
         return {
@@ -22,15 +23,15 @@ def routes(gateway: Gateway) -> list[Route]:
             "max_model_len": info.context_len,
         }
 
-    async def listing(request: Request) -> Response:
+    @made.get("/v1/models", dependencies=[made.guards.user], summary="The models: there is one.")
+    async def listing() -> Response:
         return JSONResponse({"object": "list", "data": [card()]})
 
-    async def one(request: Request) -> Response:
-        if not request.path_params[
-            "model"
-        ]:  # elsewhere no name means the one model; here it means no path
+    @made.get("/v1/models/{model:path}", dependencies=[made.guards.user], summary="One model.")
+    async def one(model: str) -> Response:
+        if not model:  # elsewhere no name means the one model; here it means no path
             raise HTTPException(404)
-        gateway.check_model(request.path_params["model"])
+        gateway.check_model(model)
         return JSONResponse(card())
 
-    return [Route("/v1/models", listing), Route("/v1/models/{model:path}", one)]
+    return made

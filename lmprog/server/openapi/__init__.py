@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lmprog.server.openapi.docs_page import routes
+from lmprog.server.openapi.docs_page import router
 
-__all__ = ["routes"]
+__all__ = ["router"]

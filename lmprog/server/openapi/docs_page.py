@@ -1,7 +1,7 @@
-"""`/openapi.json` and `/docs`: the document, and the same for eyes, as one page of plain HTML
-without any script.
+"""`/openapi.json` and `/docs`: FastAPI's document of the routes, and the same for eyes, as one page
+of plain HTML without any script.
 
-Knows the document's form; knows no structs.
+Knows the document's form; knows no routes and no structs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
 
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import LocalRoute
-from lmprog.server.openapi.openapi_document import Json, document
+from lmprog.server.http.json_body import described
+from lmprog.server.routers import GatewayRouter
+
+Json = dict[str, Any]
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 "
@@ -33,22 +34,29 @@ _POLICY = (
 )
 
 
-def routes(gateway: Gateway) -> list[Route]:
-    made: list[Json] = []
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "Operations")
 
-    def known(request: Request) -> Json:
-        """Made once, when it is asked for first: the routes stand then."""
-        if not made:
-            made.append(document(request.app.routes, not gateway.keyring.is_open))
-        return made[0]
-
+    @made.get(
+        "/openapi.json",
+        dependencies=[made.guards.local],
+        summary="This document.",
+        responses=described(),
+    )
     async def openapi(request: Request) -> Response:
-        return JSONResponse(known(request))
+        return JSONResponse(request.app.openapi())
 
+    @made.get(
+        "/docs",
+        dependencies=[made.guards.local],
+        summary="This document as a page.",
+        responses=described(media="text/html"),
+    )
     async def docs(request: Request) -> Response:
-        return HTMLResponse(page(known(request)), headers={"content-security-policy": _POLICY})
+        document = page(request.app.openapi())
+        return HTMLResponse(document, headers={"content-security-policy": _POLICY})
 
-    return [LocalRoute("/openapi.json", openapi), LocalRoute("/docs", docs)]
+    return made
 
 
 def page(made: Json) -> str:

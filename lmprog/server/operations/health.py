@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from importlib import metadata
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import LocalRoute, OpenRoute
 from lmprog.server.http.http_errors import HttpError, Problem
+from lmprog.server.routers import GatewayRouter
 
 
 @functools.cache
@@ -23,11 +21,20 @@ def version() -> str:
         return "0+unknown"
 
 
-def routes(gateway: Gateway) -> list[Route]:
-    async def health(request: Request) -> Response:
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "Operations")
+    guards = made.guards
+
+    @made.get(
+        "/health", dependencies=[guards.open], summary="Whether the server lives; needs no key."
+    )
+    async def health() -> Response:
         return JSONResponse({"status": "alive"})
 
-    async def ready(request: Request) -> Response:
+    @made.get(
+        "/ready", dependencies=[guards.open], summary="Whether it can take requests; needs no key."
+    )
+    async def ready() -> Response:
         if gateway.draining:
             raise HttpError(Problem(503, "The server is stopping.", code="draining"))
         if not gateway.link.is_up:
@@ -37,7 +44,8 @@ def routes(gateway: Gateway) -> list[Route]:
             raise HttpError(Problem(503, "The runtime does not answer.", code="not_responding"))
         return JSONResponse({"status": "ready"})
 
-    async def what(request: Request) -> Response:
+    @made.get("/version", dependencies=[guards.local], summary="The version of lmprog.")
+    async def what() -> Response:
         return JSONResponse({"version": version()})
 
-    return [OpenRoute("/health", health), OpenRoute("/ready", ready), LocalRoute("/version", what)]
+    return made

@@ -7,17 +7,26 @@ import contextlib
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import Access, LocalRoute
+from lmprog.server.http.auth import Access
+from lmprog.server.http.json_body import described
+from lmprog.server.routers import GatewayRouter
 
 SCRAPE_SECONDS = 2.0
 """How long a scrape waits for a runtime in a long step; then it tells what was known before."""
 
 
-def routes(gateway: Gateway) -> list[Route]:
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "Operations")
+
+    @made.get(
+        "/metrics",
+        dependencies=[made.guards.local],
+        summary="Counters and times, as Prometheus reads them.",
+        responses=described(media="text/plain"),
+    )
     async def metrics(request: Request) -> Response:
         meters = gateway.meters
         if gateway.link.is_up:
@@ -33,4 +42,4 @@ def routes(gateway: Gateway) -> list[Route]:
             text += gateway.key_metrics.text()  # what others use is for the administrator
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return [LocalRoute("/metrics", metrics)]
+    return made

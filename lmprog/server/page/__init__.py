@@ -10,18 +10,19 @@ the pictures, `playing` runs what is typed in.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import Access, LocalRoute, OpenRoute
-from lmprog.server.http.bodies import read_body
+from lmprog.server.http.auth import Access
+from lmprog.server.http.json_body import Given
 from lmprog.server.http.sse import EventStream
 from lmprog.server.page.playing import Play, Player
 from lmprog.server.page.watching import Watcher
+from lmprog.server.routers import GatewayRouter
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -40,27 +41,30 @@ HEADERS = {
 }
 
 
-def routes(gateway: Gateway) -> list[Route]:
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "Page")
     watcher = Watcher(gateway)
 
+    @made.get("/ui/events", dependencies=[made.guards.local], include_in_schema=False)
     async def events(request: Request) -> Response:
         may_read = request.state.access is Access.ADMIN and gateway.settings.ui_show_text
         return await EventStream.begin(request, watcher.frames(may_read), gateway.settings)
 
-    async def play(request: Request) -> Response:
-        read = await read_body(request, Play, gateway.settings)
+    @made.post("/ui/play", dependencies=[made.guards.generating], include_in_schema=False)
+    async def play(request: Request, given: Given[Play]) -> Response:
+        read = await given.read(gateway.settings)
         player = Player(gateway, read.body, request.state.caller)
         return await EventStream.begin(request, player.events(), gateway.settings)
 
-    found = [LocalRoute("/ui/events", events), Route("/ui/play", play, methods=["POST"])]
-    found += [
-        _file(f"/ui/{path.name}", path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES
-    ]
-    found += [_file(where, STATIC / "index.html") for where in ("/", "/ui")]
-    return found
+    served = {f"/ui/{path.name}": path for path in sorted(STATIC.iterdir())}
+    served |= dict.fromkeys(("/", "/ui"), STATIC / "index.html")
+    for where, path in served.items():
+        if path.suffix in TYPES:
+            made.get(where, dependencies=[made.guards.open], include_in_schema=False)(_file(path))
+    return made
 
 
-def _file(where: str, path: Path) -> Route:
+def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:
     """One file, read once; a browser that has it already gets 304."""
     body = path.read_bytes()
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -73,4 +77,4 @@ def _file(where: str, path: Path) -> Route:
             body, headers={**headers, "content-type": f"{TYPES[path.suffix]}; charset=utf-8"}
         )
 
-    return OpenRoute(where, give)
+    return give

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lmprog.server.programs.running_program import routes
+from lmprog.server.programs.running_program import router
 
-__all__ = ["routes"]
+__all__ = ["router"]

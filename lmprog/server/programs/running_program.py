@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import refused
+from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai.running_request import warned
 from lmprog.server.programs.program_body import ProgramBody
 from lmprog.server.programs.program_results import result_of, total
 from lmprog.server.programs.translation import Translated, Translator
+from lmprog.server.routers import GatewayRouter
 
 
 class RunningProgram:
@@ -54,7 +54,9 @@ class RunningProgram:
         return {"status": "failed" if has_failed else "completed", "usage": total(self.results)}
 
 
-def routes(gateway: Gateway) -> list[Route]:
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "Programs")
+
     @contextmanager
     def begun(request: Request, body: ProgramBody) -> Iterator[RunningProgram]:
         salt = gateway.salt(request.state.caller, body.cache_salt)
@@ -90,8 +92,14 @@ def routes(gateway: Gateway) -> list[Route]:
                     yield event({"call": name, **what}, "result")
             yield event({**head, **program.summary()}, "done") + END
 
-    async def create(request: Request) -> Response:
-        read = await read_body(request, ProgramBody, gateway.settings)
+    @made.post(
+        "/v1/programs",
+        dependencies=[made.guards.generating],
+        summary="A whole program: forks, references, choices.",
+        responses=described(streams=True),
+    )
+    async def programs(request: Request, given: Given[ProgramBody]) -> Response:
+        read = await given.read(gateway.settings)
         head = {
             "id": f"program-{secrets.token_hex(12)}",
             "object": "program",
@@ -102,7 +110,7 @@ def routes(gateway: Gateway) -> list[Route]:
         if read.body.stream:
             stream = events(request, read.body, head)
             return await EventStream.begin(request, stream, gateway.settings, headers)
-        made = await until_gone(request, whole(request, read.body, head))
-        return Response(made, headers=headers, media_type="application/json")
+        answer = await until_gone(request, whole(request, read.body, head))
+        return Response(answer, headers=headers, media_type="application/json")
 
-    return [Route("/v1/programs", create, methods=["POST"])]
+    return made

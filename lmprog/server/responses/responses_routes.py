@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import HttpError, problem_of, refused
+from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
@@ -34,6 +33,7 @@ from lmprog.server.responses.responses_body import (
     messages_of,
     renamed,
 )
+from lmprog.server.routers import GatewayRouter
 
 log = logging.getLogger("lmprog.server")
 
@@ -120,12 +120,19 @@ class Responding:
         self._messages.append(ChatMessage("assistant", content, tool_calls=tools or None))
 
 
-def routes(gateway: Gateway) -> list[Route]:
+def router(gateway: Gateway) -> GatewayRouter:
+    router = GatewayRouter(gateway, "OpenAI")
     store = Store()
     background: set[asyncio.Task[None]] = set()
 
-    async def create(request: Request) -> Response:
-        read = await read_body(request, ResponsesBody, gateway.settings, SILENT)
+    @router.post(
+        "/v1/responses",
+        dependencies=[router.guards.generating],
+        summary="OpenAI's responses.",
+        responses=described(streams=True),
+    )
+    async def create_response(request: Request, given: Given[ResponsesBody]) -> Response:
+        read = await given.read(gateway.settings, SILENT)
         body = read.body
         _check(body)
         made = Responding(gateway, request, body, store)
@@ -146,18 +153,31 @@ def routes(gateway: Gateway) -> list[Route]:
         _keep(store, made.kept)
         return _json(made.writer.state, headers)
 
-    async def one(request: Request) -> Response:
-        name = request.path_params["response"]
-        if request.method == "DELETE":
-            if not store.drop(request.state.caller, name):
-                raise _unknown(name, "response_id", 404)
-            return _json({"id": name, "object": "response", "deleted": True})
-        return _json(_found(store, request.state.caller, name, "response_id", 404).state)
+    @router.get(
+        "/v1/responses/{response}",
+        dependencies=[router.guards.user],
+        summary="A response that was stored.",
+    )
+    async def stored_response(request: Request, response: str) -> Response:
+        return _json(_found(store, request.state.caller, response, "response_id", 404).state)
 
-    async def cancel(request: Request) -> Response:
-        kept = _found(
-            store, request.state.caller, request.path_params["response"], "response_id", 404
-        )
+    @router.delete(
+        "/v1/responses/{response}",
+        dependencies=[router.guards.user],
+        summary="Forgets a response that was stored.",
+    )
+    async def drop_response(request: Request, response: str) -> Response:
+        if not store.drop(request.state.caller, response):
+            raise _unknown(response, "response_id", 404)
+        return _json({"id": response, "object": "response", "deleted": True})
+
+    @router.post(
+        "/v1/responses/{response}/cancel",
+        dependencies=[router.guards.user],
+        summary="Ends a response that is written in the background.",
+    )
+    async def cancel_response(request: Request, response: str) -> Response:
+        kept = _found(store, request.state.caller, response, "response_id", 404)
         if not kept.state["background"]:
             raise refused(
                 "Only a response that was begun with background=true can be cancelled.",
@@ -169,11 +189,7 @@ def routes(gateway: Gateway) -> list[Route]:
             kept.state["status"] = "cancelled"
         return _json(kept.state)
 
-    return [
-        Route("/v1/responses", create, methods=["POST"]),
-        Route("/v1/responses/{response}", one, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{response}/cancel", cancel, methods=["POST"]),
-    ]
+    return router
 
 
 def _check(body: ResponsesBody) -> None:

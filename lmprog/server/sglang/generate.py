@@ -16,16 +16,16 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.errors import from_wire
 from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import refused
+from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai.running_request import warned
+from lmprog.server.routers import GatewayRouter
 from lmprog.server.sglang.generate_answers import GenerateStream, Row, aborted, results
 from lmprog.server.sglang.generate_body import (
     SILENT,
@@ -195,16 +195,16 @@ class Requests:
             batch.abort(rid)
 
 
-class GenerateRoutes:
+class GenerateEndpoints:
     """The handlers, and the batches that they have under way."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._requests = Requests()
 
-    async def generate(self, request: Request) -> Response:
+    async def generate(self, request: Request, given: Given[GenerateRequest]) -> Response:
         gateway = self._gateway
-        read = await read_body(request, GenerateRequest, gateway.settings, SILENT)
+        read = await given.read(gateway.settings, SILENT)
         body = read.body
         gateway.check_model(body.model)
         prompts, is_batch = prompts_of(body, lambda: secrets.token_hex(16))
@@ -221,8 +221,8 @@ class GenerateRoutes:
             _encode(made if is_list else made[0]), headers=headers, media_type="application/json"
         )
 
-    async def abort(self, request: Request) -> Response:
-        body = (await read_body(request, AbortRequest, self._gateway.settings)).body
+    async def abort(self, request: Request, given: Given[AbortRequest]) -> Response:
+        body = (await given.read(self._gateway.settings)).body
         if not body.rid and not body.abort_all:
             raise refused("Give the rid of a request, or abort_all: true.", "rid")
         self._requests.abort(request.state.caller, None if body.abort_all else body.rid)
@@ -265,9 +265,30 @@ class GenerateRoutes:
         yield END
 
 
-def routes(gateway: Gateway) -> list[Route]:
-    made = GenerateRoutes(gateway)
-    return [
-        Route("/generate", made.generate, methods=["POST", "PUT"]),
-        Route("/abort_request", made.abort, methods=["POST"]),
-    ]
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "SGLang")
+    endpoints = GenerateEndpoints(gateway)
+    made.add_api_route(
+        "/generate",
+        endpoints.generate,
+        methods=["POST"],
+        dependencies=[made.guards.generating],
+        summary="SGLang's native generation.",
+        responses=described(streams=True),
+    )
+    made.add_api_route(
+        "/generate",
+        endpoints.generate,
+        methods=["PUT"],
+        dependencies=[made.guards.generating],
+        include_in_schema=False,
+    )
+    made.add_api_route(
+        "/abort_request",
+        endpoints.abort,
+        methods=["POST"],
+        dependencies=[made.guards.user],
+        summary="Ends requests of /generate by their rid.",
+        responses=described(media=""),
+    )
+    return made

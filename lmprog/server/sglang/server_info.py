@@ -5,22 +5,26 @@ Knows single calls of the wire and their answers.
 
 from __future__ import annotations
 
+import functools
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import AdminRoute
 from lmprog.server.http.http_errors import HttpError, Problem
+from lmprog.server.http.json_body import described
 from lmprog.server.http.sse import until_gone
 from lmprog.server.operations.health import version
+from lmprog.server.routers import GatewayRouter
 
 HEALTH_SECONDS = 20.0
 
 
-def routes(gateway: Gateway) -> list[Route]:
-    async def model_info(request: Request) -> Response:
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "SGLang")
+
+    async def model_info() -> Response:
         info = gateway.info
         return JSONResponse(
             {
@@ -34,7 +38,7 @@ def routes(gateway: Gateway) -> list[Route]:
             }
         )
 
-    async def server_info(request: Request) -> Response:
+    async def server_info() -> Response:
         info, figures = gateway.info, await gateway.link.figures()
         return JSONResponse(
             {
@@ -48,20 +52,34 @@ def routes(gateway: Gateway) -> list[Route]:
             }
         )
 
-    async def flush_cache(request: Request) -> Response:
+    @made.post(
+        "/flush_cache",
+        dependencies=[made.guards.admin],
+        summary="Forgets all cached prefixes; for the administrator.",
+        responses=described(media="text/plain"),
+    )
+    @made.get("/flush_cache", dependencies=[made.guards.admin], include_in_schema=False)
+    async def flush_cache() -> Response:
         await gateway.link.ask(wire.Flush, 60.0)
         return PlainTextResponse("Cache flushed; prefixes of requests under way stay.\n")
 
+    @made.get(
+        "/health_generate",
+        dependencies=[made.guards.user],
+        summary="Whether the runtime still generates: one token.",
+        responses=described(media=""),
+    )
     async def health_generate(request: Request) -> Response:
         await until_gone(request, _generate_one(gateway))
         return Response(status_code=200)
 
-    return [
-        *(Route(path, model_info) for path in ("/model_info", "/get_model_info")),
-        *(Route(path, server_info) for path in ("/server_info", "/get_server_info")),
-        AdminRoute("/flush_cache", flush_cache, methods=["GET", "POST"]),
-        Route("/health_generate", health_generate),
-    ]
+    for prefix in ("/", "/get_"):
+        get = functools.partial(made.get, dependencies=[made.guards.user])
+        get(f"{prefix}model_info", summary="The model that is served, under SGLang's names.")(
+            model_info
+        )
+        get(f"{prefix}server_info", summary="What the runtime is, and its counters.")(server_info)
+    return made
 
 
 async def _generate_one(gateway: Gateway) -> None:

@@ -5,21 +5,22 @@ Knows single calls of the wire and their answers.
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lmprog import wire
 from lmprog.errors import ProtocolError
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.bodies import read_body
 from lmprog.server.http.http_errors import refused
+from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.sse import until_gone
+from lmprog.server.routers import GatewayRouter
 
 _Id = Annotated[int, within("prompt[]")]
 
@@ -36,9 +37,11 @@ class DetokenizeRequest(msgspec.Struct, frozen=True):
     model: Annotated[str, within("model")] | None = None
 
 
-def routes(gateway: Gateway) -> list[Route]:
-    async def tokenize(request: Request) -> Response:
-        body = (await read_body(request, TokenizeRequest, gateway.settings)).body
+def router(gateway: Gateway) -> GatewayRouter:
+    made = GatewayRouter(gateway, "SGLang")
+
+    async def tokenize(request: Request, given: Given[TokenizeRequest]) -> Response:
+        body = (await given.read(gateway.settings)).body
         gateway.check_model(body.model)
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         ops = [
@@ -55,8 +58,8 @@ def routes(gateway: Gateway) -> list[Route]:
         }
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    async def detokenize(request: Request) -> Response:
-        body = (await read_body(request, DetokenizeRequest, gateway.settings)).body
+    async def detokenize(request: Request, given: Given[DetokenizeRequest]) -> Response:
+        body = (await given.read(gateway.settings)).body
         gateway.check_model(body.model)
         rows, is_list = _rows(body.tokens)
         special = not body.skip_special_tokens
@@ -67,10 +70,11 @@ def routes(gateway: Gateway) -> list[Route]:
             media_type="application/json",
         )
 
-    return [
-        *(Route(path, tokenize, methods=["POST"]) for path in ("/tokenize", "/v1/tokenize")),
-        *(Route(path, detokenize, methods=["POST"]) for path in ("/detokenize", "/v1/detokenize")),
-    ]
+    for prefix in ("", "/v1"):
+        post = functools.partial(made.post, dependencies=[made.guards.user], responses=described())
+        post(f"{prefix}/tokenize", summary="The tokens of a text.")(tokenize)
+        post(f"{prefix}/detokenize", summary="The text of tokens.")(detokenize)
+    return made
 
 
 async def _spelled(gateway: Gateway, makes: list[Any]) -> list[wire.Reply]:
