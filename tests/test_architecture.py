@@ -88,7 +88,10 @@ UNITS = {
         "errors wire transport launch fairness",
     ),
     "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
-    "gateway": Unit("lmprog.server.gateway", "errors wire options http link fairness metrics"),
+    "gateway": Unit(
+        "lmprog.server.gateway lmprog.server.guard lmprog.server.routers",
+        "errors wire options http link fairness metrics",
+    ),
     "operations": Unit(
         "lmprog.server.operations lmprog.server.page", "errors wire launch http link gateway"
     ),
@@ -114,7 +117,7 @@ UNITS = {
 }
 
 # Through which modules a library enters. What is not listed is not imported by `lmprog` at all.
-_HTTP_LIBRARIES = ("starlette", "uvicorn", "uvloop", "h11", "anyio", "prometheus_client")
+_HTTP_LIBRARIES = ("fastapi", "starlette", "uvicorn", "uvloop", "h11", "anyio", "prometheus_client")
 _MODEL_LIBRARIES = ("safetensors", "huggingface_hub", "transformers")
 _API_LIBRARIES = ("openai", "anthropic", "litellm", "httpx2", "jsonschema")
 DOORS = {
@@ -132,7 +135,8 @@ DOORS = {
     "jinja2": "lmprog.runtime.text.sandbox",
     **dict.fromkeys(_MODEL_LIBRARIES, "lmprog.runtime.engine.model"),
     "llguidance": "lmprog.constraints",
-    "pydantic": "lmprog.lang",
+    "pydantic": "lmprog.lang lmprog.server.http",
+    "pydantic_core": "lmprog.server.http",
     "outlines": "lmprog.lang.ops.outlines_terms",
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.tracing",

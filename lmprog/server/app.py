@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
+from starlette.types import Lifespan
 
 from lmprog.server import anthropic, openapi, page, programs, responses
 from lmprog.server.gateway import Gateway
@@ -51,8 +52,8 @@ def route_modules() -> tuple[RouteModule, ...]:
     return (*dialects, programs, health, metrics_route, openapi, page)
 
 
-def build_app(gateway: Gateway) -> FastAPI:
-    """The application on `gateway`."""
+def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """The application on `gateway`. `lifespan` runs its runtime, where nobody else does."""
     origins = gateway.settings.cors_origins
     app = FastAPI(
         title="lmprog",
@@ -60,6 +61,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         description="A runtime for programs with language models.",
         openapi_url=None,
         redirect_slashes=False,
+        lifespan=lifespan,
         telemetry={"tracing": False, "metrics": False, "logs": False},
         middleware=[
             Middleware(RequestMiddleware, monitor=gateway),

@@ -67,13 +67,17 @@ class GatewayRouter(APIRouter):
 
     def __init__(self, gateway: Gateway, tag: str) -> None:
         """`tag` groups the routes in the document."""
-        super().__init__(tags=[tag], route_class=GatewayRoute, responses=REFUSALS)
+        super().__init__(tags=[tag], route_class=GatewayRoute)
         self.gateway = gateway
         self.guards = Guards(gateway)
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **given: Any) -> None:
         """What can be fetched can be asked about, too: every GET has a HEAD."""
+        if given.get("include_in_schema", True):
+            given["responses"] = {**REFUSALS, **(given.get("responses") or {})}
         super().add_api_route(path, endpoint, **given)
         if "GET" in (given.get("methods") or ["GET"]):
-            head = {**given, "methods": ["HEAD"], "include_in_schema": False}
-            super().add_api_route(path, endpoint, **head)
+            needs = given.get("dependencies")
+            super().add_api_route(
+                path, endpoint, methods=["HEAD"], dependencies=needs, include_in_schema=False
+            )

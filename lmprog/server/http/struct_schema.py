@@ -7,6 +7,7 @@ of msgspec and of pydantic's core; knows no routes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,8 +23,12 @@ def schema_of(
     holds the struct's.
     """
     describing = _Describing()
-    found = around(describing.of(inspect.type_info(kind)))
+    found = around(describing.of(_type_info(kind)))
     return core_schema.definitions_schema(found, list(describing.definitions.values()))
+
+
+_type_info = functools.cache(inspect.type_info)
+"""Of a struct; every router asks for the same ones."""
 
 
 class _Describing:

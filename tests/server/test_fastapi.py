@@ -1,0 +1,207 @@
+"""The gateway in an application of somebody else: routers, their keys, their errors, their schema."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import Depends, FastAPI, Header, HTTPException
+
+from lmprog.server import ModelServer, create_app
+from lmprog.server.app import build_app, route_modules
+from lmprog.server.gateway import Gateway
+from lmprog.server.guard import Guards
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.runtime_link import RuntimeLink
+from tests.server.fake_runtime import Asgi, Fake
+
+KEY = {"authorization": "Bearer key"}
+BODY = {"prompt": "x", "max_tokens": 3}
+
+
+async def only_on_tuesdays(x_day: str = Header()) -> None:
+    if x_day != "tuesday":
+        raise HTTPException(403, "not today")
+
+
+@asynccontextmanager
+async def theirs(
+    fake: Fake, *dependencies: Any, **settings: Any
+) -> AsyncIterator[tuple[httpx2.AsyncClient, FastAPI]]:
+    """A client of an application with routes of its own and ours below `/llm`."""
+    gateway = Gateway(ServerSettings(**settings), RuntimeLink())
+    gateway.link.replace(fake.connect("test"))
+    app = FastAPI()
+    for module in route_modules():
+        app.include_router(module.router(gateway), prefix="/llm", dependencies=dependencies)
+
+    @app.get("/own", dependencies=[Guards(gateway).user])
+    async def own() -> str:
+        return "their own"
+
+    transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+    try:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            yield client, app
+    finally:
+        gateway.link.close()
+
+
+def test_included_routers_answer_below_their_prefix(fake: Fake) -> None:
+    async def run() -> None:
+        async with theirs(fake) as (client, _):
+            answer = await client.post("/llm/v1/completions", json=BODY)
+            assert answer.status_code == 200
+            assert answer.json()["usage"]["completion_tokens"] == 3
+            events = (await client.post("/llm/v1/completions", json={**BODY, "stream": True})).text
+            assert events.endswith("data: [DONE]\n\n")
+            assert (await client.get("/llm/v1/models/fake")).json()["id"] == "fake"
+            assert (await client.head("/llm/health")).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_errors_of_included_routers_are_in_openais_form(fake: Fake) -> None:
+    async def run() -> None:
+        async with theirs(fake) as (client, _):
+            for path, body, status, param in (
+                ("/llm/v1/completions", {"prompt": 1}, 400, "prompt"),
+                ("/llm/v1/chat/completions", {"messages": []}, 400, "messages"),
+                ("/llm/v1/completions", {"prompt": "x" * 5000}, 400, "prompt"),
+                ("/llm/v1/completions", {**BODY, "model": "other"}, 404, "model"),
+            ):
+                answer = await client.post(path, json=body)
+                assert answer.status_code == status, answer.text
+                assert answer.json()["error"]["param"] == param
+
+    asyncio.run(run())
+
+
+def test_included_routers_keep_their_keys_and_guard_routes_of_others(fake: Fake) -> None:
+    async def run() -> None:
+        async with theirs(fake, api_keys=("key",), admin_key="admin") as (client, _):
+            for headers, status in (
+                ({}, 401),
+                (KEY, 200),
+                ({"origin": "http://evil.example"}, 403),
+            ):
+                answer = await client.post("/llm/v1/completions", json=BODY, headers=headers)
+                assert answer.status_code == status, answer.text
+            assert (await client.post("/llm/flush_cache", headers=KEY)).status_code == 403
+            assert (await client.get("/own", headers=KEY)).json() == "their own"
+            refused = await client.get("/own")
+            assert refused.status_code == 401  # in FastAPI's form: the route is not ours
+            assert "Bearer" in refused.json()["detail"]
+            assert "Bearer" in refused.headers["www-authenticate"]
+
+    asyncio.run(run())
+
+
+def test_dependencies_that_others_add_run_too(fake: Fake) -> None:
+    async def run() -> None:
+        async with theirs(fake, Depends(only_on_tuesdays)) as (client, _):
+            for headers, status in (
+                ({}, 422),
+                ({"x-day": "monday"}, 403),
+                ({"x-day": "tuesday"}, 200),
+            ):
+                answer = await client.post("/llm/v1/completions", json=BODY, headers=headers)
+                assert answer.status_code == status, answer.text
+
+    asyncio.run(run())
+
+
+def test_their_document_describes_our_routes(fake: Fake) -> None:
+    async def run() -> None:
+        async with theirs(fake, api_keys=("key",)) as (client, _):
+            made = (await client.get("/openapi.json")).json()
+            operation = made["paths"]["/llm/v1/completions"]["post"]
+            body = operation["requestBody"]["content"]["application/json"]["schema"]
+            assert body == {"$ref": "#/components/schemas/CompletionBody"}
+            assert operation["security"] == [{"key": []}]
+            fields = made["components"]["schemas"]["CompletionBody"]["properties"]
+            assert {"maximum": 2.0, "minimum": 0.0, "type": "number"} in fields["temperature"][
+                "anyOf"
+            ]
+
+    asyncio.run(run())
+
+
+def test_nothing_of_a_body_is_read_where_the_key_is_missing_or_there_is_no_room(
+    fake: Fake,
+) -> None:
+    async def run(ours: bool, **settings: Any) -> tuple[int, int]:
+        gateway = Gateway(ServerSettings(**settings), RuntimeLink())
+        gateway.link.replace(fake.connect("test"))
+        app = FastAPI()
+        for module in route_modules():
+            app.include_router(module.router(gateway))
+        if ours:
+            app = build_app(gateway)
+        with gateway.admit(), gateway.admit():
+            ask = Asgi(app, "POST", "/v1/completions", body=BODY)
+            status = await ask.started()
+            unread = len(ask._messages)
+            await ask.leave()
+        gateway.link.close()
+        return status, unread
+
+    for ours in (True, False):
+        assert asyncio.run(run(ours, api_keys=("key",))) == (401, 1)
+        assert asyncio.run(run(ours, max_running=1, max_waiting=9)) == (200, 0)
+        assert asyncio.run(run(ours, max_running=1, max_waiting=1)) == (429, 1)
+
+
+def test_the_application_runs_a_runtime_for_as_long_as_it_lives(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LMPROG_SERVED_MODEL_NAME", "little")
+    app = create_app("dummy:tiny", num_pages=64)
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):
+            transport = httpx2.ASGITransport(app=app)
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost", timeout=60.0
+            ) as client:
+                assert (await client.get("/v1/models")).json()["data"][0]["id"] == "little"
+                answer = await client.post("/v1/completions", json=BODY)
+                assert answer.status_code == 200, answer.text
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 503
+
+    asyncio.run(run())
+
+
+def test_an_application_whose_runtime_cannot_start_does_not_start() -> None:
+    server = ModelServer("/no/such/model")
+
+    async def run() -> None:
+        async with server.lifespan(FastAPI()):
+            raise AssertionError("it started")
+
+    with pytest.raises(Exception, match="no/such/model"):
+        asyncio.run(run())
+
+
+def test_without_the_extra_the_client_side_works_and_the_server_says_what_to_install() -> None:
+    code = (
+        "import importlib.util, sys; real = importlib.util.find_spec;"
+        "importlib.util.find_spec = lambda name, *more: "
+        "None if name == 'fastapi' else real(name, *more);"
+        "import lmprog; lmprog.function; lmprog.connect;"
+        "assert not [n for n in sys.modules if n.split('.')[0] in "
+        "('fastapi', 'starlette', 'uvicorn', 'pydantic')];"
+        "from lmprog.cli import main; sys.exit(main(['serve', 'nano', '--port', '0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "pip install 'lmprog[server]'" in done.stderr
