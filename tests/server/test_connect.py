@@ -110,7 +110,7 @@ def test_a_majority_is_found_by_the_runtime(remote: RuntimeEndpoint) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> list[int]:
         s.append("A digit: ")
-        return s.gen(int, n=5, keep="majority", max_tokens=4).values
+        return s.gen(int, n=5, keep="majority", max_tokens=4, on_incomplete="keep").values
 
     values = program.using(backend=remote, temperature=0.3, seed=1).run().value
     assert values.count(values[0]) == max(values.count(value) for value in values)
