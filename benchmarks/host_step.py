@@ -1,7 +1,7 @@
 """Processor time that a step costs outside of the model: messages, plan, batch, requests, commit,
 text, replies. The engine computes nothing, and every sampled token is the same.
 
-    python benchmarks/host_step.py [--rows 16 64 256] [--steps 300] [--profile]
+    python -m benchmarks.host_step [--rows 16 64 256] [--steps 300] [--profile]
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class OneToken:
         return StepResults((self._result,) * len(picks), ())
 
 
-def milliseconds_per_step(num_rows: int, num_steps: int, profile: cProfile.Profile | None) -> float:
-    """The median over steps in which `num_rows` streamed gens decode one token each."""
+def decoding_loop(num_rows: int, max_tokens: int) -> Loop:
+    """A loop in whose next steps `num_rows` streamed gens decode one token each."""
     tokenizer = load_tokenizer(Path(lmprog.__file__).parent / "nano")
-    config = SchedulerConfig(num_pages=40 * num_rows + 100, page_size=16, max_rows=num_rows)
+    # so many pages that every program has a place, whatever it is expected to grow to
+    config = SchedulerConfig(num_pages=300 * num_rows + 1000, page_size=16, max_rows=num_rows)
     scheduler = Scheduler(config, CONTEXT)
     limits = CallLimits(tokenizer.vocab_size, scheduler.longest_sequence, scheduler.check_fits)
     calls = CallBuilder(tokenizer, limits, None, None, random.Random(0))
@@ -73,7 +74,7 @@ def milliseconds_per_step(num_rows: int, num_steps: int, profile: cProfile.Profi
     loop = Loop(channel, interpreter, scheduler, NoEngine(), token, time.monotonic)
     client = channel.connect()
     client.send([wire.Hello(wire.PROTOCOL_VERSION)])
-    sampling = wire.SamplingParams(max_tokens=WARM_UP + 2 * num_steps, ignore_eos=True)
+    sampling = wire.SamplingParams(max_tokens=WARM_UP + max_tokens, ignore_eos=True)
     for number in range(num_rows):
         client.send(
             [
@@ -82,11 +83,16 @@ def milliseconds_per_step(num_rows: int, num_steps: int, profile: cProfile.Profi
                 wire.Generate(number, number, sampling, stream=True),
             ]
         )
-    while len(scheduler.running) < num_rows:
-        loop.step()
     for _ in range(WARM_UP):
         loop.step()
-    client.receive(0.0)
+    if len(scheduler.running) != num_rows:
+        raise RuntimeError(f"{len(scheduler.running)} of {num_rows} sequences run")
+    return loop
+
+
+def milliseconds_per_step(num_rows: int, num_steps: int, profile: cProfile.Profile | None) -> float:
+    """The median over steps in which `num_rows` streamed gens decode one token each."""
+    loop = decoding_loop(num_rows, 2 * num_steps)
     found: list[float] = []
     if profile is not None:
         profile.enable()
@@ -96,7 +102,6 @@ def milliseconds_per_step(num_rows: int, num_steps: int, profile: cProfile.Profi
         found.append(1e3 * (time.thread_time() - began))
     if profile is not None:
         profile.disable()
-    client.receive(0.0)
     return statistics.median(found)
 
 

@@ -5,7 +5,6 @@ right.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,7 +110,7 @@ def test_a_row_that_is_not_finite_or_has_nothing_allowed_gives_no_token(
     values[0, 7], values[1, 99] = math.nan, math.inf
     sampling = SamplingParams(temperature=1.0)
     picks = [SampleRequest(row, sampling, seed=row, step=0) for row in range(4)]
-    picks[2] = replace(picks[2], mask=mask_of([200], 300))  # nothing that the logits have
+    picks[2] = picks[2]._replace(mask=mask_of([200], 300))  # nothing that the logits have
     got = DeviceSampler(kernels, 100).sample(logits_of(kernels, values), picks, []).samples
     assert [one is None for one in got] == [True, True, True, False]
 

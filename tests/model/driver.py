@@ -117,5 +117,5 @@ class Driver:
         for sequence, taken, logits_from in parts:
             start, end = sequence.computed, sequence.computed + len(taken)
             pages = sequence.pages[: -(-end // self._page_size)]
-            rows.append(Row(_NO_LANE, array("i", taken), start, pages, start + logits_from))
+            rows.append(Row(_NO_LANE, array("i", taken), start, end, pages, start + logits_from))
         return build_batch(Plan(tuple(rows)), self._page_size)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -108,7 +107,7 @@ def test_draws_follow_the_exact_distribution(name: str) -> None:
         0, CASES[name], seed=11, step=0, prompt=(1, 2, 3, 3, 50), generated=(3, 4, 4, 4, 9)
     )
     exact = distribution(row[0].numpy(), pick)
-    picks = [replace(pick, step=step) for step in range(DRAWS)]
+    picks = [pick._replace(step=step) for step in range(DRAWS)]
     picked = sampler().sample(row, picks, []).samples
     counts = Counter(one.token for one in picked if one is not None)
     assert sum(counts.values()) == DRAWS
@@ -354,7 +353,7 @@ def test_edits_are_those_of_the_plain_twin(seed: int) -> None:
     rng = np.random.default_rng(seed + 1)
     rows = logits(seed, 300)
     picks = [random_pick(rng, at) for at in range(len(rows))]
-    picks = [replace(pick, sampling=_greedy(pick.sampling)) for pick in picks]
+    picks = [pick._replace(sampling=_greedy(pick.sampling)) for pick in picks]
     for pick, one in zip(picks, sampler().sample(rows, picks, []).samples, strict=True):
         assert one is not None
         values = edited(rows[pick.logit].numpy(), pick)

@@ -51,57 +51,79 @@ class Batch:
         return len(self.kv_lens)
 
 
-def _offsets(counts: list[int]) -> Ints:
+def build_batch(plan: Plan, page_size: int) -> Batch:
+    """The arrays of `plan`. Python joins the rows' own arrays; numpy does all else."""
+    if not plan.rows:
+        return _batch_of_nothing(page_size)
+    _, tokens_of, first, last, pages_of, wanted_from = zip(*plan.rows, strict=True)
+    num_rows = len(first)
+    starts, ends = np.array(first, np.int32), np.array(last, np.int32)
+    counts = ends - starts
+    tokens, pages = _joined(tokens_of), _joined(pages_of)
+    row_starts = _offsets(counts)
+    page_starts = _offsets(np.fromiter(map(len, pages_of), np.int32, num_rows))
+    wanted = ends - np.array(wanted_from, np.int32)
+    total = len(tokens)
+    within = np.arange(total, dtype=np.int32)
+    if total == num_rows:  # every row is one token
+        positions, page_bases, logit_tokens = starts, page_starts[:-1], within
+    else:
+        positions = within + np.repeat(starts - row_starts[:-1], counts)
+        page_bases = np.repeat(page_starts[:-1], counts)
+    if total != num_rows or int(wanted.sum()) != num_rows:
+        logit_starts = _offsets(wanted)
+        logit_tokens = np.arange(int(logit_starts[-1]), dtype=np.int32)
+        logit_tokens += np.repeat(row_starts[1:] - wanted - logit_starts[:-1], wanted)
+    page_of, offsets = np.divmod(positions, np.int32(page_size))
+    slots = pages[page_bases + page_of] * np.int32(page_size) + offsets
+    write_tokens = within
+    if plan.mirrors:
+        mirrored = [int(row_starts[one.row]) + one.offset for one in plan.mirrors]
+        write_tokens = np.concatenate([within, np.array(mirrored, np.int32)])
+        slots = np.concatenate([slots, np.array([one.target for one in plan.mirrors], np.int32)])
+    return Batch(
+        tokens=tokens,
+        positions=positions,
+        row_starts=row_starts,
+        kv_lens=ends,
+        page_starts=page_starts,
+        pages=pages,
+        write_tokens=write_tokens,
+        write_slots=slots,
+        copies=_copies(plan),
+        logit_tokens=logit_tokens,
+        page_size=page_size,
+    )
+
+
+def _offsets(counts: Ints) -> Ints:
+    """Where each of several stretches begins, and where the last one ends."""
     out = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=out[1:])
+    counts.cumsum(out=out[1:])
     return out
 
 
-def _joined(runs: list[array[int]]) -> Ints:
-    return (
-        np.concatenate([np.frombuffer(run, np.int32) for run in runs])
-        if runs
-        else np.zeros(0, np.int32)
-    )
+def _joined(runs: tuple[array[int], ...]) -> Ints:
+    return np.frombuffer(bytearray().join(runs), np.int32)
 
 
-def build_batch(plan: Plan, page_size: int) -> Batch:
-    """The arrays of `plan`. Work is per row and per page; inside a row numpy does it."""
-    rows = plan.rows
-    counts = [row.count for row in rows]
-    starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
-    row_starts = _offsets(counts)
-    page_starts = _offsets([len(row.pages) for row in rows])
-    total = int(row_starts[-1])
-    tokens = _joined([row.tokens for row in rows])
-    pages = _joined([row.pages for row in rows])
+def _copies(plan: Plan) -> Ints:
+    pairs = [(copy.source, copy.target) for copy in plan.copies]
+    return np.array(pairs, np.int32).reshape(-1, 2)
 
-    within = np.arange(total, dtype=np.int32)
-    positions = within + np.repeat(starts - row_starts[:-1], counts)
-    page_of = pages[np.repeat(page_starts[:-1], counts) + positions // page_size]
-    slots = page_of * page_size + positions % page_size
 
-    mirrored = np.fromiter(
-        (row_starts[m.row] + m.offset for m in plan.mirrors), np.int32, len(plan.mirrors)
-    )
-    mirror_slots = np.fromiter((m.target for m in plan.mirrors), np.int32, len(plan.mirrors))
-    wanted = [row.num_logits for row in rows]
-    ends = row_starts[1:] - np.asarray(wanted, np.int32)
-    logit_starts = _offsets(wanted)
-    logit_tokens = np.arange(int(logit_starts[-1]), dtype=np.int32) + np.repeat(
-        ends - logit_starts[:-1], wanted
-    )
-    copies = np.array([(copy.source, copy.target) for copy in plan.copies], np.int32).reshape(-1, 2)
+def _batch_of_nothing(page_size: int) -> Batch:
+    nothing, start = np.zeros(0, np.int32), np.zeros(1, np.int32)
     return Batch(
-        tokens=tokens,
-        positions=positions.astype(np.int32),
-        row_starts=row_starts,
-        kv_lens=(starts + np.asarray(counts, np.int32)).astype(np.int32),
-        page_starts=page_starts,
-        pages=pages,
-        write_tokens=np.concatenate([within, mirrored]),
-        write_slots=np.concatenate([slots, mirror_slots]).astype(np.int32),
-        copies=copies,
-        logit_tokens=logit_tokens.astype(np.int32),
+        tokens=nothing,
+        positions=nothing,
+        row_starts=start,
+        kv_lens=nothing,
+        page_starts=start,
+        pages=nothing,
+        write_tokens=nothing,
+        write_slots=nothing,
+        copies=nothing.reshape(0, 2),
+        logit_tokens=nothing,
         page_size=page_size,
     )

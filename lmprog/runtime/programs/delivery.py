@@ -55,26 +55,28 @@ class Delivery:
 
     def deliver(self, one: Progress, began: float, now: float) -> None:
         """One sequence's progress in a step that began at `began`."""
-        group = one.sequence.group
+        sequence, added, ended, error, _ = one
+        group = sequence.group
         call = self._completion.active.get(group)
-        if call is None or call.run is None or one.sequence.state is SequenceState.ENDED:
+        if call is None or call.run is None or sequence.state is SequenceState.ENDED:
             return  # another sequence's progress in this step has ended it
-        if group.timing.admitted is None:
-            group.timing.admitted = began
-        if one.error is not None:
-            self._completion.fail(call, one.error)
-        elif isinstance(call.run, SelectRun):
-            if one.ended:
-                self._scored(call, call.run, one.sequence, now)
-        elif isinstance(one.sequence.task, Scoring):
-            if one.ended:
-                self._judged(call, call.run, one.sequence, now)
-        elif one.added or one.ended:
-            self._generated(call, call.run, one, now)
+        run, timing = call.run, group.timing
+        if timing.admitted is None:
+            timing.admitted = began
+        if error is not None:
+            self._completion.fail(call, error)
+        elif isinstance(run, SelectRun):
+            if ended:
+                self._scored(call, run, sequence, now)
+        elif isinstance(sequence.task, Scoring):
+            if ended:
+                self._judged(call, run, sequence, now)
+        elif added or ended:
+            if timing.first_token is None:
+                timing.first_token = now
+            self._generated(call, run, one, now)
 
     def _generated(self, call: ActiveCall, run: GenerateRun, one: Progress, now: float) -> None:
-        if run.group.timing.first_token is None:
-            run.group.timing.first_token = now
         index = run.group.sequences.index(one.sequence)
         is_stopped = self._push(call, run, index, one.added)
         if one.ended or is_stopped:
@@ -88,39 +90,38 @@ class Delivery:
         """Streams the `added` newest tokens of a result; True when they complete a stop."""
         if not added:
             return False
-        stream, sequence = run.streams[index], run.group.sequences[index]
-        text, num_before = [], stream.num_tokens
-        for token in sequence.tokens[-added:]:
-            text.append(stream.push(token))
-            if stream.stopped_by is not None:
+        stream, tokens = run.streams[index], run.group.sequences[index].tokens
+        num_before = stream.num_tokens
+        text = stream.push(tokens[-added])
+        for token in tokens[len(tokens) - added + 1 :] if added > 1 else ():
+            if stream.is_stopped:
                 break
+            text += stream.push(token)
         if run.selector is None:
-            logprobs = self._unsent_logprobs(call, run, index)
-            self._send_delta(call, index, "".join(text), stream.num_tokens - num_before, logprobs)
-        return stream.stopped_by is not None
+            self._send_new(call, run, index, text, stream.num_tokens - num_before)
+        return stream.is_stopped
 
-    def _send_delta(
-        self,
-        call: ActiveCall,
-        index: int,
-        text: str,
-        num_tokens: int,
-        logprobs: tuple[wire.TokenLogprob, ...] = (),
+    def _send_new(
+        self, call: ActiveCall, run: GenerateRun, index: int, text: str, num_tokens: int
     ) -> None:
-        if (text or logprobs) and isinstance(call.op, wire.Generate) and call.op.stream:
-            delta = wire.Delta(call.id, index, text, num_tokens, logprobs)
+        """Sends new text of a result, and the log-probabilities that have not been sent."""
+        op = call.op
+        if not isinstance(op, wire.Generate) or not op.stream:
+            return
+        logprobs: tuple[wire.TokenLogprob, ...] = ()
+        if op.sampling.logprobs is not None:
+            logprobs = self._unsent_logprobs(run, index)
+        self._send(call, wire.Delta(op.call, index, text, num_tokens, logprobs))
+
+    def _send(self, call: ActiveCall, delta: wire.Delta) -> None:
+        """Sends what a delta holds, if anything, to a client that wants it."""
+        if (delta.text or delta.logprobs) and isinstance(call.op, wire.Generate) and call.op.stream:
             self._completion.send(call.client, delta)
 
-    def _unsent_logprobs(
-        self, call: ActiveCall, run: GenerateRun, index: int
-    ) -> tuple[wire.TokenLogprob, ...]:
-        """Log-probabilities of tokens whose text has been given out, each once; only for
-        streams.
-        """
-        op, task = call.op, run.group.sequences[index].task
+    def _unsent_logprobs(self, run: GenerateRun, index: int) -> tuple[wire.TokenLogprob, ...]:
+        """Log-probabilities of tokens whose text has been given out, each once."""
+        task = run.group.sequences[index].task
         assert isinstance(task, Generation)
-        if not (isinstance(op, wire.Generate) and op.stream and op.sampling.logprobs is not None):
-            return ()
         begin = run.num_sent_logprobs.get(index, 0)
         end = max(0, run.streams[index].num_certain - task.num_seam_tokens)
         run.num_sent_logprobs[index] = end
@@ -147,8 +148,7 @@ class Delivery:
             )
             self._select_result(call, run, run.selector, now)
             return
-        unsent = self._unsent_logprobs(call, run, index)
-        self._send_delta(call, index, ended.delta, 0, unsent)
+        self._send_new(call, run, index, ended.delta, 0)
         self._completion.end_sequence(sequence, num_kept, call.branch if index == 0 else None)
         if index == 0:
             call.branch.adopt(sequence.tokens[:num_kept], ended.text, ended.rest)
@@ -177,7 +177,7 @@ class Delivery:
                 self._completion.end_sequence(sequence)
         found, won = selector.finished[winner], run.outputs[winner]
         assert won is not None
-        self._send_delta(call, 0, won.text, len(won.tokens), won.logprobs)
+        self._send(call, wire.Delta(call.id, 0, won.text, len(won.tokens), won.logprobs))
         self._move_pin_to(call.branch, found.tokens)
         call.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
         run.outputs.insert(0, run.outputs.pop(winner))

@@ -50,12 +50,17 @@ class Generation:
     """Samples tokens until something ends it. They are appended to the sequence's tokens."""
 
     __slots__ = (
+        "_bans",
+        "_early_bans",
+        "_ends",
         "finish",
         "forced",
         "forced_runs",
         "generated",
         "guide",
+        "has_penalties",
         "is_cut",
+        "is_plain",
         "logprobs",
         "num_seam_tokens",
         "prompt_logprobs",
@@ -90,6 +95,22 @@ class Generation:
         """Tokens wholly inside the seam. They belong to the prompt, not to what is generated."""
         self.stop_prefix = b""
         """The bytes so far of a stop string that the constraint does not allow as content."""
+        sampling = settings.sampling
+        self._ends = frozenset((*settings.eos_ids, *sampling.stop_token_ids))
+        self._bans = settings.eos_ids if sampling.ignore_eos else ()
+        self._early_bans = settings.eos_ids + sampling.stop_token_ids
+        self.has_penalties = bool(
+            sampling.repetition_penalty != 1.0
+            or sampling.frequency_penalty
+            or sampling.presence_penalty
+        )
+        self.is_plain = (
+            settings.constraint is None
+            and settings.seam is None
+            and sampling.prompt_logprobs is None
+            and not self.has_penalties
+        )
+        """Its tokens are sampled one by one, and nothing forces, masks or penalizes any."""
 
     @property
     def prompt_len(self) -> int:
@@ -169,10 +190,8 @@ class Generation:
 
     def banned(self) -> tuple[int, ...]:
         """Tokens that would end a generation that is still too short, or that must never end it."""
-        settings = self.settings
-        if self.generated < settings.sampling.min_tokens:
-            return settings.eos_ids + settings.sampling.stop_token_ids
-        return settings.eos_ids if settings.sampling.ignore_eos else ()
+        is_early = self.generated < self.settings.sampling.min_tokens
+        return self._early_bans if is_early else self._bans
 
     @property
     def may_end(self) -> bool:
@@ -195,8 +214,14 @@ class Generation:
         A token that ends the generation and has no text of its own (end of sequence, a stop id) is
         not appended. Sets `finish` when nothing more may follow.
         """
-        settings, constraint = self.settings, self.settings.constraint
         self.steps += 1
+        if self.is_plain and token not in self._ends:
+            tokens.append(token)
+            self.generated += 1
+            if self.generated >= self.settings.max_tokens:
+                self.finish = "length"
+            return 1
+        settings, constraint = self.settings, self.settings.constraint
         if settings.seam is not None and self.is_healing:
             return self._heal(settings.seam, token, tokens)
         if token in settings.eos_ids or (

@@ -7,12 +7,14 @@ knows no tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.scheduling.generation import Generation, Scoring
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
+
+_NONE = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,20 @@ def collect_requests(plan: Plan) -> LogitsRequests:
     failed: dict[int, LmprogError] = {}
     first_logit = 0
     for index, row in enumerate(plan.rows):
+        sequence, _, _, end, _, logits_from = row
+        task, num_logits = sequence.task, end - logits_from
+        if isinstance(task, Generation) and task.is_plain and end == len(sequence.tokens):
+            sample_of.append(len(samples))
+            scores_of.append(_NONE)
+            samples.append(_plain_request(task, first_logit + num_logits - 1))
+            first_logit += num_logits
+            continue
         first_score = len(scores)
         sample: int | None = None
-        if row.num_logits:
-            task = row.sequence.task
+        if num_logits:
             scores += _known_scores(row, first_logit)
-            if row.end == len(row.sequence.tokens):
-                last = first_logit + row.num_logits - 1
+            if end == len(sequence.tokens):
+                last = first_logit + num_logits - 1
                 if isinstance(task, Generation):
                     try:
                         request = _sample_request(row, task, last)
@@ -58,14 +67,14 @@ def collect_requests(plan: Plan) -> LogitsRequests:
                         sample = len(samples) - 1
                         if unbounded is not None:
                             unbounded_of[index] = len(samples)
-                            samples.append(replace(request, mask=unbounded))
+                            samples.append(request._replace(mask=unbounded))
                     except LmprogError as error:
                         failed[index] = error
                 else:
                     scores += [ScoreRequest(last, (token,), 0) for token in task.finals]
         sample_of.append(sample)
         scores_of.append(range(first_score, len(scores)))
-        first_logit += row.num_logits
+        first_logit += num_logits
     return LogitsRequests(
         tuple(samples), tuple(scores), tuple(sample_of), tuple(scores_of), unbounded_of, failed
     )
@@ -82,6 +91,12 @@ def known_targets(row: Row) -> tuple[int, ...]:
     return tuple(tokens[row.logits_from + 1 : end])
 
 
+def _plain_request(task: Generation, logit: int) -> SampleRequest:
+    return SampleRequest(
+        logit, task.settings.sampling, task.seed, task.steps, (), (), task.banned()
+    )
+
+
 def _known_scores(row: Row, logit: int) -> list[ScoreRequest]:
     targets = known_targets(row)
     if not targets:
@@ -93,11 +108,7 @@ def _known_scores(row: Row, logit: int) -> list[ScoreRequest]:
 
 def _sample_request(row: Row, task: Generation, logit: int) -> SampleRequest:
     sampling, tokens = task.settings.sampling, row.sequence.tokens
-    needs_history = (
-        sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty
-        or sampling.presence_penalty
-    )
+    needs_history = task.has_penalties
     return SampleRequest(
         logit=logit,
         sampling=sampling,

@@ -106,9 +106,23 @@ class PageTables:
             sequence,
             sequence.tokens[start:end],
             start,
+            end,
             sequence.pages[:],
             max(start, min(sequence.logits_from, end)),
         )
+
+    def next_slot(self, sequence: Sequence) -> Row | None:
+        """The row that computes the only token left of the sequence, whose logits are wanted.
+
+        None where `extend` must make it: the slot is in no page of the sequence's own, or the token
+        enters the tree."""
+        start, pages, size = sequence.computed, sequence.pages, self._page_size
+        end = start + 1
+        if not (sequence.shared * size <= start < len(pages) * size) or (
+            end <= sequence.num_tokens_at_enqueue and self._share
+        ):
+            return None
+        return Row(sequence, sequence.tokens[start:end], start, end, pages[:], start)
 
     def release(self, sequence: Sequence, *, pin: bool) -> Node | None:
         """The sequence ends or is preempted: what it computed enters the tree, other pages are

@@ -5,18 +5,17 @@ Knows tasks, requests and results; knows no pages and no tree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmprog.errors import LmprogError, ModelError
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, known_targets
-from lmprog.runtime.scheduling.plan import Row
+from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """The `added` newest tokens of `sequence` are new; `ended` when no more will come."""
 
     sequence: Sequence
@@ -27,7 +26,29 @@ class Progress:
     """Its logits were not finite: nothing that it computed or found may be used again."""
 
 
-def apply_results(row: Row, index: int, requests: LogitsRequests, results: StepResults) -> Progress:
+def apply_results(
+    plan: Plan, requests: LogitsRequests, results: StepResults
+) -> tuple[list[Progress], int]:
+    """Applies the results of each row to its sequence's task. Returns the progress row by row, and
+    how many tokens were generated."""
+    progress: list[Progress] = []
+    num_generated = 0
+    samples, sample_of = results.samples, requests.sample_of
+    for index, row in enumerate(plan.rows):
+        sequence, asked = row[0], sample_of[index]
+        task, sampled = sequence.task, None if asked is None else samples[asked]
+        if sampled is not None and isinstance(task, Generation) and task.is_plain:
+            generated = task.generated
+            progress.append(_accept(sequence, task, sampled))
+            num_generated += task.generated - generated
+        else:
+            generated = sequence.num_generated
+            progress.append(_apply(row, index, requests, results))
+            num_generated += sequence.num_generated - generated
+    return progress, num_generated
+
+
+def _apply(row: Row, index: int, requests: LogitsRequests, results: StepResults) -> Progress:
     """Applies the results of row `index` of the plan to its sequence's task."""
     sequence, asked = row.sequence, requests.sample_of[index]
     sampled = None if asked is None else results.samples[asked]
@@ -61,14 +82,14 @@ def _is_cut(index: int, requests: LogitsRequests, results: StepResults) -> bool:
 
 
 def _accept(sequence: Sequence, task: Generation, sampled: SampleResult) -> Progress:
-    prompt_len = task.prompt_len
+    num_seam_tokens = task.num_seam_tokens
     try:
         added = task.accept(sampled.token, sequence.tokens)
     except LmprogError as error:  # its constraint exceeded its limits
         return Progress(sequence, ended=True, error=error)
-    if task.settings.sampling.logprobs is not None and task.prompt_len == prompt_len:
+    if task.settings.sampling.logprobs is not None and task.num_seam_tokens == num_seam_tokens:
         task.logprobs.append(ScoredToken(sampled.token, sampled.logprob, sampled.top))
-    return Progress(sequence, added=added, ended=task.finish is not None)
+    return Progress(sequence, added, task.finish is not None)
 
 
 def _scores(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmprog.constraints.constraint import MaskRow
 from lmprog.wire import SamplingParams
@@ -17,8 +18,7 @@ Likely = tuple[tuple[int, float], ...]
 """The most likely tokens of one position with their log-probabilities, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
+class SampleRequest(NamedTuple):
     """One token is to be sampled from logits row `logit`.
 
     (seed, step) determines the random number, whatever else is in the batch. `prompt` and
@@ -46,8 +46,7 @@ class ScoreRequest:
     top: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SampleResult:
+class SampleResult(NamedTuple):
     """The sampled token. `logprob` and `top` are the model's own, before temperature, penalties and
     masks; they are nan and empty unless log-probabilities were requested."""
 

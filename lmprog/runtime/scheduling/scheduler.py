@@ -15,7 +15,7 @@ alone (`check_fits` refuses it otherwise), so at least one makes progress in eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from math import inf
 
 from lmprog.config import SchedulerConfig
@@ -179,29 +179,24 @@ class Scheduler:
         self.tables.begin()
         self._admission.begin()
         rows: list[Row] = []
-        budget = self.config.token_budget
-        planned: set[Sequence] = set()
         # Decodes first: they are short and somebody waits for each token. Then prefills in the
         # order of admission.
-        is_bounded = False
-        for sequence in sorted(self.running, key=_is_prefill):
-            if _is_prefill(sequence) and not is_bounded:
-                budget, is_bounded = self._prefill_budget(budget, rows), True
+        prefills = self._plan_decodes(rows)
+        budget = self._prefill_budget(self.config.token_budget - len(rows), rows)
+        for sequence in prefills:
             if not budget or len(rows) == self.config.max_rows:
                 break
             if (
                 sequence.state is SequenceState.RUNNING
             ):  # may have been preempted for an earlier one
-                budget -= self._extend(sequence, budget, rows, planned)
-        if not is_bounded:
-            budget = self._prefill_budget(budget, rows)
+                budget -= self._extend(sequence, budget, rows)
         self.waiting.refresh()
         while budget and len(rows) < self.config.max_rows:
             admitted = self._admission.next(self.running, self._step_began)
             if admitted is None:
                 break
             self._admit(admitted)
-            budget -= self._extend(admitted, budget, rows, planned)
+            budget -= self._extend(admitted, budget, rows)
         plan = Plan(tuple(rows), *self.tables.finish())
         self._work += 1.0 + plan.num_tokens
         self.stats.see_plan(
@@ -214,18 +209,21 @@ class Scheduler:
         called.
         """
         self.costs.observe(plan.num_tokens, self._clock() - self._step_began)
-        progress = []
-        for index, row in enumerate(plan.rows):
-            self.shares.serve(row.sequence.group.client, row.count)
-            row.sequence.computed = row.end
-            row.sequence.group.count_computed(row.sequence, row.start, row.count)
-            generated = row.sequence.num_generated
-            one = apply_results(row, index, requests, results)
-            self.stats.generated_tokens += row.sequence.num_generated - generated
+        served: dict[Hashable, int] = {}
+        for sequence, _, start, end, _, _ in plan.rows:
+            group, count = sequence.group, end - start
+            served[group.client] = served.get(group.client, 0) + count
+            sequence.computed = end
+            group.count_computed(sequence, start, count)
+        for client, num_tokens in served.items():
+            self.shares.serve(client, num_tokens)
+        progress, num_generated = apply_results(plan, requests, results)
+        self.stats.generated_tokens += num_generated
+        failed = [one for one in progress if one.error is not None]
+        for one in failed:
             if one.not_finite:
-                self.tables.discard_path(row.sequence)
-            progress.append(one)
-        if any(one.error for one in progress):
+                self.tables.discard_path(one.sequence)
+        if failed:
             self._restart_discarded({one.sequence for one in progress if one.ended})
         return progress
 
@@ -249,6 +247,23 @@ class Scheduler:
         )
 
     # --- inside a step
+
+    def _plan_decodes(self, rows: list[Row]) -> list[Sequence]:
+        """Adds a row for each sequence with one token left to compute; returns the others."""
+        prefills: list[Sequence] = []
+        left = min(self.config.token_budget, self.config.max_rows)
+        next_slot = self.tables.next_slot
+        for sequence in self.running[:]:  # a preemption changes the list
+            if len(sequence.tokens) - sequence.computed != 1:
+                prefills.append(sequence)
+            elif left and sequence.state is SequenceState.RUNNING:
+                row = next_slot(sequence)
+                if row is not None:
+                    rows.append(row)
+                    left -= 1
+                else:
+                    left -= self._extend(sequence, 1, rows)
+        return prefills
 
     def _prefill_budget(self, budget: int, decodes: list[Row]) -> int:
         """What is left for prefills so that a step beside decodes lasts no longer than it may; at
@@ -287,9 +302,7 @@ class Scheduler:
             self._admission.lose_place(number)
         self._push(sequence)
 
-    def _extend(
-        self, sequence: Sequence, budget: int, rows: list[Row], planned: set[Sequence]
-    ) -> int:
+    def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:
         """Plans the sequence's next tokens, at most `budget`; returns how many. 0: no memory
         yet.
         """
@@ -297,14 +310,14 @@ class Scheduler:
             self.tables.attach(sequence)  # others may have computed more of it since
         count = min(sequence.remaining, budget, self.config.max_chunk or budget)
         needed = self.tables.pages_for(sequence, sequence.computed + count)
-        if not self._make_room(needed, sequence, planned):
+        if not self._make_room(needed, sequence, rows):
             return 0
         rows.append(self.tables.extend(sequence, count, len(rows)))
-        planned.add(sequence)
         return count
 
-    def _make_room(self, needed: int, sequence: Sequence, planned: set[Sequence]) -> bool:
-        """Frees pages until `needed` are free: evicts, then preempts sequences admitted later."""
+    def _make_room(self, needed: int, sequence: Sequence, rows: list[Row]) -> bool:
+        """Frees pages until `needed` are free: evicts, then preempts sequences admitted later,
+        those of `rows` left out."""
         while self.pages.num_free < needed:
             missing = needed - self.pages.num_free
             for program in self.pins.drop_for(missing):
@@ -313,7 +326,7 @@ class Scheduler:
             self.stats.evicted_pages += freed
             if freed >= missing:
                 continue
-            own = _preemption_order(sequence)
+            own, planned = _preemption_order(sequence), {row.sequence for row in rows}
             later = [v for v in self.running if v not in planned and _preemption_order(v) > own]
             if not later:
                 return False
@@ -344,7 +357,3 @@ def _preemption_order(sequence: Sequence) -> tuple[bool, int, int]:
     is_protected = sequence.num_memory_preemptions >= PREEMPTIONS_BY_AGE
     age = 0 if is_protected else abs(sequence.group.program or 0)
     return not is_protected, age, sequence.admission_order
-
-
-def _is_prefill(sequence: Sequence) -> bool:
-    return sequence.remaining > 1

@@ -85,11 +85,12 @@ class Stats:
 
     def see_plan(self, plan: Plan, running: int, waiting: int, pages: int) -> None:
         """Counts one plan."""
-        counts = [row.count for row in plan.rows]
-        self.steps += bool(counts)
-        self.rows += len(counts)
-        self.computed_tokens += sum(counts)
-        self.prefill_tokens += sum(count for count in counts if count > 1)
+        num_rows, num_tokens = len(plan.rows), plan.num_tokens
+        self.steps += num_rows > 0
+        self.rows += num_rows
+        self.computed_tokens += num_tokens
+        if num_tokens > num_rows:
+            self.prefill_tokens += sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
         self.copied_slots += len(plan.copies)
         self.mirrored_slots += len(plan.mirrors)
         self.peak_running = max(self.peak_running, running)

@@ -49,6 +49,7 @@ class TextStream:
         "_ended",
         "_given",
         "_held",
+        "_is_simple",
         "_length",
         "_may_stop",
         "_min_tokens",
@@ -81,6 +82,8 @@ class TextStream:
         self._watches: list[StopWatch] = [watch_regex(pattern) for pattern in stop_regex]
         if stop:
             self._watches.append(watch_strings(stop))
+        self._is_simple = not self._watches and not self._unread
+        """A token whose bytes are whole characters is text at once."""
         self._given: list[str] = []
         self._held = ""
         self._length = 0
@@ -92,15 +95,31 @@ class TextStream:
         self._ended = False
 
     @property
+    def is_stopped(self) -> bool:
+        return self._stop_at is not None
+
+    @property
     def stopped_by(self) -> str | None:
         """The stop string or regex that ended the text; None while it goes on."""
         return self._stop_at[1] if self._stop_at else None
 
     def push(self, token: int) -> str:
         """Takes a token; returns the text that is certain now. After a stop it does nothing."""
-        if self._stop_at is not None:
-            return ""
         piece = self._tokenizer.token_bytes(token) or b""
+        if self._is_simple:
+            try:
+                new = piece.decode()
+            except UnicodeDecodeError:  # part of a character: the decoder keeps it
+                return self._take(piece)
+            self.num_tokens += 1
+            self._length += len(new)
+            self._borders.append(self._length)
+            self._given.append(new)
+            return new
+        return self._take(piece) if self._stop_at is None else ""
+
+    def _take(self, piece: bytes) -> str:
+        """Takes the bytes of a token, which may end inside a character, the seam or a stop."""
         if not self._unread or len(piece) > self._unread:
             self.num_tokens += 1
         self._unread = max(0, self._unread - len(piece))
@@ -112,6 +131,7 @@ class TextStream:
         if start < len(self._seam):
             start, new = len(self._seam), new[len(self._seam) - start :]
         if not self._watches:
+            self._is_simple = is_whole and not self._unread and self._length >= len(self._seam)
             self._given.append(new)
             return new
         return self._release(new, start)
@@ -209,6 +229,7 @@ class TextStream:
         """An independent stream that has read the same tokens."""
         other = TextStream(self._tokenizer, (), (), self._may_stop, self._min_tokens, self._seam)
         other._unread, other.num_tokens = self._unread, self.num_tokens
+        other._is_simple = self._is_simple
         other._decoder.setstate(self._decoder.getstate())
         other._watches = [watch.copy() for watch in self._watches]
         other._given, other._held, other._length = self._given[:], self._held, self._length
