@@ -2,9 +2,10 @@
 
 A library is a few translation units from `kernels/cpu`, each with its own instruction-set flags,
 linked into one shared object in the user's cache folder under a name that hashes sources, flags and
-compiler; so a second start opens it at once, and a changed source rebuilds it. `library(name)` is
-None where no compiler is found (or with `LMPROG_NATIVE=0`): every caller has a plain twin for that
-case.
+compiler; so a second start opens it at once, and a changed source rebuilds it. A unit whose flags
+an old compiler does not know is compiled without them, which leaves its instruction set out of the
+library (`left_out`). `library(name)` is None where no compiler is found (or with
+`LMPROG_NATIVE=0`): every caller has a plain twin for that case.
 
 This module knows compilers and files. It does not know what the kernels compute, nor their
 signatures.
@@ -145,29 +146,46 @@ def build(name: str, cxx: str) -> Path:
     """Compiles `name` unless the cache holds it already, and returns the shared object's path."""
     units, root = LIBRARIES[name], kernels_folder()
     wide = platform.machine().lower() in ("x86_64", "amd64")
-    target = cache_folder() / "native" / f"{name}-{_digest(cxx, units, root)}.so"
+    target = _target(name, cxx)
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = [Path(scratch) / f"{index}.o" for index in range(len(units))]
         jobs = [
-            _compile(
-                cxx,
-                [*_FLAGS, *(unit.flags if wide else ()), "-I", str(root / "include")],
-                root / "cpu" / unit.source,
-                out,
-            )
+            _compile(cxx, unit.flags if wide else (), root, unit.source, out)
             for unit, out in zip(units, objects, strict=True)
         ]
-        for job in jobs:
-            _finish(job)
+        unknown: list[str] = []
+        for job, unit, out in zip(jobs, units, objects, strict=True):
+            unknown += _finish_or_leave_out(job, cxx, root, unit, out)
         built = Path(scratch) / "library.so"
         _finish(_start([cxx, "-shared", "-pthread", "-o", str(built), *map(str, objects)]))
+        if unknown:  # before the library, which nobody builds again
+            _left_out_file(target).write_text("\n".join(dict.fromkeys(unknown)), "utf-8")
         os.replace(
             built, target
         )  # atomic: two processes that build at once both end with a whole file
     return target
+
+
+def left_out(name: str) -> tuple[str, ...]:
+    """Flags of instruction sets that `name` lacks because its compiler did not know them; () where
+    it is not built."""
+    found = compiler()
+    if found is None or library(name) is None:
+        return ()
+    file = _left_out_file(_target(name, found))
+    return tuple(file.read_text("utf-8").split()) if file.is_file() else ()
+
+
+def _target(name: str, cxx: str) -> Path:
+    digest = _digest(cxx, LIBRARIES[name], kernels_folder())
+    return cache_folder() / "native" / f"{name}-{digest}.so"
+
+
+def _left_out_file(target: Path) -> Path:
+    return target.with_suffix(".left-out")
 
 
 def _sources(units: Sequence[Unit], root: Path) -> list[Path]:
@@ -194,8 +212,37 @@ def _digest(cxx: str, units: Sequence[Unit], root: Path) -> str:
     return seen.hexdigest()[:20]
 
 
-def _compile(cxx: str, flags: list[str], source: Path, out: Path) -> subprocess.Popen[str]:
-    return _start([cxx, *flags, "-pthread", "-c", str(source), "-o", str(out)])
+def _compile(
+    cxx: str, flags: Sequence[str], root: Path, source: str, out: Path
+) -> subprocess.Popen[str]:
+    where = ["-I", str(root / "include"), "-pthread", "-c", str(root / "cpu" / source)]
+    return _start([cxx, *_FLAGS, *flags, *where, "-o", str(out)])
+
+
+def _finish_or_leave_out(
+    job: subprocess.Popen[str], cxx: str, root: Path, unit: Unit, out: Path
+) -> list[str]:
+    """Waits for a unit. Where the compiler does not know its flags, compiles it without them, which
+    makes it empty, and returns those."""
+    try:
+        _finish(job)
+    except subprocess.CalledProcessError as error:
+        sets = [flag for flag in unit.flags if flag.startswith("-m")]
+        unknown = [flag for flag in sets if _is_unknown(flag, error.stderr)]
+        if not unknown:
+            raise
+        log.warning("the compiler does not know %s: this path is left out", ", ".join(unknown))
+        _finish(_compile(cxx, (), root, unit.source, out))
+        return unknown
+    return []
+
+
+def _is_unknown(flag: str, errors: str) -> bool:
+    """Whether a compiler's errors say that it does not know `flag`, as GCC or as Clang says it."""
+    said = re.compile(
+        rf"(unrecognized|unknown|unsupported)[^\n]*(option|argument)[^\n]*{re.escape(flag)}(?![\w-])"
+    )
+    return said.search(errors) is not None
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:

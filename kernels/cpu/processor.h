@@ -15,9 +15,20 @@ inline bool has_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-inline bool has_avx_vnni() {  // compilers of some years do not know its name
+// Old compilers do not know the names of these.
+inline bool has_avx_vnni() {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) && __builtin_cpu_supports("avx2");
+}
+
+inline bool has_avx512_vnni() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 11 & 1) && has_avx512();
+}
+
+inline bool has_avx512_bf16() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) && has_avx512();
 }
 #endif
 
@@ -25,9 +36,8 @@ inline bool has_avx_vnni() {  // compilers of some years do not know its name
 inline bool runs_here(const char *name) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!strcmp(name, "avx512bf16"))
-        return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-    if (!strcmp(name, "avx512vnni")) return has_avx512() && __builtin_cpu_supports("avx512vnni");
+    if (!strcmp(name, "avx512bf16")) return has_avx512_bf16() && has_avx512_vnni();
+    if (!strcmp(name, "avx512vnni")) return has_avx512_vnni();
     if (!strcmp(name, "avx512")) return has_avx512();
     if (!strcmp(name, "avx2vnni")) return has_avx_vnni() && __builtin_cpu_supports("fma");
     if (!strcmp(name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -122,6 +122,14 @@ def kernels() -> Finding:
             f"not built: {', '.join(missing)}",
             "see the compiler above; plain torch is used instead",
         )
+    unknown = dict.fromkeys(flag for name in names for flag in native.left_out(name))
+    if unknown:
+        return Finding(
+            "warn",
+            f"built: {', '.join(names)}; left out, because the compiler does not know them: "
+            f"{', '.join(flag.removeprefix('-m') for flag in unknown)}",
+            "a newer compiler (GCC 12, Clang 14) makes them, if this processor has them",
+        )
     return Finding("ok", f"built: {', '.join(names)}")
 
 
