@@ -58,7 +58,8 @@ UNITS = {
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
     "constraints": Unit("lmprog.constraints", "errors native wire"),
-    "text": Unit("lmprog.runtime.text", "errors wire"),
+    "documents": Unit("lmprog.runtime.documents", "errors"),
+    "text": Unit("lmprog.runtime.text", "errors wire documents"),
     "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints"),
     "programs": Unit(
         "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
@@ -66,7 +67,8 @@ UNITS = {
     "constraint": Unit("lmprog.constrained", "errors wire ops constraints programs"),
     # tensors: they see batches, never requests
     "engine": Unit(
-        "lmprog.runtime.engine", "errors config native weight_cache wire scheduling batch"
+        "lmprog.runtime.engine",
+        "errors config native weight_cache wire documents scheduling batch",
     ),
     "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
     "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling programs batch"),

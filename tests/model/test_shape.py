@@ -130,7 +130,8 @@ def test_fields_that_change_no_mathematics_are_passed_over(name: str) -> None:
     [
         (None, "has no config.json"),
         ("{", "cannot be read"),
-        ("[1]", "no model_type"),
+        ("[1]", "not a JSON object"),
+        ("{}", "no model_type"),
         (json.dumps(LLAMA | {"auto_map": {"AutoModel": "modeling_x.X"}}), "auto_map"),
     ],
 )

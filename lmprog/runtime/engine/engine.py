@@ -16,6 +16,7 @@ from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
+from lmprog.runtime.engine.model.gguf_weights import quantized_type
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
@@ -100,7 +101,7 @@ def _unknown(described: Mapping[str, Any]) -> str | None:
 def _load_native(config: RuntimeConfig, folder: Path | None) -> NativeEngine:
     threads = config.threads or default_threads()
     shape, dtype = _described(config, folder)
-    weight_type = config.quantize or dtype
+    weight_type = config.quantize or _quantized_type(config, folder) or dtype
     if folder is None:
         packed = packed_random(shape, DUMMY_SEED, weight_type, threads)
     else:
@@ -116,6 +117,13 @@ def _load_native(config: RuntimeConfig, folder: Path | None) -> NativeEngine:
         context_len=context_len,
         threads=threads,
     )
+
+
+def _quantized_type(config: RuntimeConfig, location: Path | None) -> str | None:
+    """What a quantized GGUF file's weights become where nothing was asked for; else None."""
+    if config.dtype is not None or location is None or not location.is_file():
+        return None
+    return quantized_type(location)
 
 
 def _described(config: RuntimeConfig, folder: Path | None) -> tuple[ModelShape, str]:

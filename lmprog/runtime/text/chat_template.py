@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, UnknownName
+from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.text.sandbox import Sandbox
 from lmprog.runtime.text.special_tokens import UNGUARDED, Passage, SpecialTokenGuard
-from lmprog.runtime.text.template_files import read_json, special_tokens, template_source
+from lmprog.runtime.text.template_files import special_tokens, template_source
 
 MAX_MESSAGES = 4096
 
@@ -287,7 +288,7 @@ def load_template(folder: Path | None, explicit: str | None = None) -> ChatTempl
 
     Raises NotSupported where there is none, ModelError where it cannot be read.
     """
-    config = read_json(folder / "tokenizer_config.json") if folder else {}
+    config = (json_document(folder, "tokenizer_config.json") if folder else None) or {}
     special = special_tokens(config)
     if folder is None and explicit is None:
         return ChatTemplate(_BYTES_SOURCE, special)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from lmprog.errors import ModelError
+from lmprog.runtime.documents.checkpoint_documents import checkpoint_documents, json_document
 from lmprog.runtime.text.quoting import Quoting, Span, unquoted_matches
 from lmprog.runtime.text.token_pieces import token_pieces, without_first_space
 
@@ -169,18 +170,21 @@ class ByteTokenizer(_PieceTokenizer):
 
 
 class HfTokenizer(_PieceTokenizer):
-    """The `tokenizer.json` of a checkpoint. Raises ModelError where it is missing or unknown."""
+    """The `tokenizer.json` of a checkpoint, a folder or a GGUF file. Raises ModelError where it is
+    missing or unknown.
+    """
 
     def __init__(self, folder: Path) -> None:
-        description = _read_json(folder / "tokenizer.json")
-        if description is None:
+        text = checkpoint_documents(folder).text("tokenizer.json")
+        if text is None:
             raise ModelError(
                 f"{folder.name} has no tokenizer.json. Save the checkpoint with a fast tokenizer "
                 "(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder))."
             )
-        config = _read_json(folder / "tokenizer_config.json") or {}
+        config = json_document(folder, "tokenizer_config.json") or {}
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            description: dict[str, Any] = json.loads(text)
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"{folder.name}/tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
@@ -210,7 +214,7 @@ class HfTokenizer(_PieceTokenizer):
         """Those of generation_config.json, else of config.json; and the tokenizer's own."""
         found: list[int] = []
         for name in ("generation_config.json", "config.json"):
-            declared = _read_json(folder / name) or {}
+            declared = json_document(folder, name) or {}
             inner = declared.get("text_config")
             value = declared.get(
                 "eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None
@@ -241,19 +245,6 @@ class HfTokenizer(_PieceTokenizer):
 def load_tokenizer(folder: Path | None) -> HfTokenizer | ByteTokenizer:
     """The tokenizer of a checkpoint; bytes for a model that has no files (None)."""
     return ByteTokenizer() if folder is None else HfTokenizer(folder)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """None where there is no such file."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path.parent.name}/{path.name} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.parent.name}/{path.name} is not a JSON object")
-    return value
 
 
 def _token_name(value: Any) -> str | None:

@@ -21,14 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.weight_names import check_weights, listed
 
 FLOATS: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 """Types that are read, as safetensors spells them, and how numpy holds them: bfloat16 as its
 bits.
 """
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_SHOWN = 8
-"""Names in an error message; more are counted."""
 _LONGEST_HEADER = 100 << 20
 
 
@@ -98,32 +97,16 @@ class Checkpoint:
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:
         """Raises ModelError unless exactly `wanted` is there; one error tells all that is wrong."""
-        there = self.names
-        if tied_head:
-            there = there - {"lm_head.weight"}  # some tools save the tied head a second time
         there = {
-            name for name in there if not name.endswith("rotary_emb.inv_freq")
-        }  # derived; saved by old tools
-        wrong = []
-        if missing := sorted(set(wanted) - there):
-            wrong.append(f"missing weights: {_listed(missing)}")
-        if surplus := sorted(there - set(wanted)):
-            wrong.append(f"weights that the config does not explain: {_listed(surplus)}")
-        both = sorted(there & set(wanted))
-        sizes = [
-            f"{name} is {list(self.shape(name))} instead of {list(wanted[name])}"
-            for name in both
-            if self.shape(name) != wanted[name]
-        ]
-        if sizes:
-            wrong.append(f"wrong sizes: {_listed(sizes)}")
+            name: self.shape(name)
+            for name in self.names
+            # some tools save the tied head a second time; older ones what follows from the config
+            if not (tied_head and name == "lm_head.weight")
+            and not name.endswith("rotary_emb.inv_freq")
+        }
+        both = sorted(there.keys() & wanted.keys())
         types = [f"{name} is {self.dtype(name)}" for name in both if self.dtype(name) not in FLOATS]
-        if types:
-            wrong.append(f"types other than F32, BF16 and F16: {_listed(types)}")
-        if wrong:
-            raise ModelError(
-                f"the weights of {self.folder} do not fit its config.json; " + "; ".join(wrong)
-            )
+        check_weights(self.folder, there, wanted, types)
 
 
 def _contents(path: Path) -> dict[str, Stored]:
@@ -156,9 +139,11 @@ def _place(memory: mmap.mmap, entry: Mapping[str, Any], first: int) -> Stored:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those its index names, else the only ones there
-    are.
+    """The files with weights: those that the index of a folder names, else the only ones there
+    are; or the one file that the checkpoint is.
     """
+    if folder.is_file():
+        return [folder]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -169,7 +154,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
             raise ModelError(f"{index} is malformed: {type(error).__name__}: {error}") from error
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
-            raise ModelError(f"{index} names files that are not there: {_listed(absent)}")
+            raise ModelError(f"{index} names files that are not there: {listed(absent)}")
         return [folder / name for name in names]
     single = folder / "model.safetensors"
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
@@ -183,8 +168,3 @@ def checkpoint_files(folder: Path) -> list[Path]:
             "for example."
         )
     raise ModelError(f"{folder} has no weights: no model.safetensors and no index of one")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -1,5 +1,5 @@
-"""What `model=` names: a folder, `nano` (shipped), `dummy:...` (no files at all), or a repository
-of the hub.
+"""What `model=` names: a folder, a GGUF file, `nano` (shipped), `dummy:...` (no files at all), or a
+repository of the hub.
 
 Knows names and folders; opens no weights. `huggingface_hub` is imported only for a name that needs
 it.
@@ -29,8 +29,8 @@ _WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 
 
 def locate(model: str) -> Path | None:
-    """The folder of a checkpoint; None for a dummy, which has no files. Raises ModelError where
-    there is none.
+    """A checkpoint's folder or GGUF file; None for a dummy, which has no files. Raises ModelError
+    where there is none.
     """
     if model.startswith(DUMMY):
         return None
@@ -39,13 +39,17 @@ def locate(model: str) -> Path | None:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    if folder.suffix == ".gguf" and folder.is_file():
+        return folder
     if folder.exists():
-        raise ModelError(f"{model} is a file; a model is the folder that has config.json")
+        raise ModelError(
+            f"{model} is a file; a model is the folder that has config.json, or a .gguf file"
+        )
     if _HUB_ID.fullmatch(model) and not model.startswith("."):
         return _from_hub(model)
     raise ModelError(
-        f"there is no model {model!r}: give a folder, 'nano', 'dummy:tiny' or a hub id like "
-        "'owner/name'"
+        f"there is no model {model!r}: give a folder, a .gguf file, 'nano', 'dummy:tiny' or a hub "
+        "id like 'owner/name'"
     )
 
 

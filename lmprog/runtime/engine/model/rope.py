@@ -27,6 +27,7 @@ Floats = NDArray[np.float32]
 _FIELDS = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
+    "divided": frozenset({"divisors"}),
     "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
     "llama3": frozenset(
         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
@@ -62,6 +63,8 @@ class Rope:
     truncate: bool = True
     amplitude: float = 1.0
     """yarn: cosine and sine are multiplied by this."""
+    divisors: tuple[float, ...] = ()
+    """divided: what the frequency of each pair is divided by (GGUF files say so of llama3)."""
 
 
 def read_rope(config: Mapping[str, Any], context_len: int) -> Rope:
@@ -104,6 +107,11 @@ def read_rope(config: Mapping[str, Any], context_len: int) -> Rope:
 def _read_kind(kind: str, theta: float, scaling: dict[str, Any], original_len: int) -> Rope:
     if kind in ("default", "dynamic"):
         return Rope(theta)
+    if kind == "divided":
+        divisors = tuple(float(number) for number in scaling.get("divisors") or ())
+        if not divisors or not all(0 < number < math.inf for number in divisors):
+            raise ModelError("the rope type 'divided' needs divisors that are positive numbers")
+        return Rope(theta, kind, divisors=divisors)
     factor = scaling.get("factor")
     if factor is None:
         raise ModelError(f"the rope type {kind!r} needs a factor")
@@ -154,6 +162,8 @@ def frequencies(rope: Rope, head_dim: int) -> Floats:
     plain = (1.0 / np.float64(rope.theta) ** pairs.astype(np.float64)).astype(np.float32)
     if rope.kind == "linear":
         return plain / np.float32(rope.factor)
+    if rope.kind == "divided":
+        return plain * (1.0 / np.asarray(rope.divisors)).astype(np.float32)
     if rope.kind == "llama3":
         # At most `low_freq_factor` turns within the first context: stretched; at least
         # `high_freq_factor`: kept.

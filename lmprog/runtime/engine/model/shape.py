@@ -8,13 +8,13 @@ something else is worse than none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from lmprog.errors import ModelError
+from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.engine.model.rope import Rope, read_rope
 
 
@@ -145,15 +145,12 @@ _HARMLESS = _words(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint folder."""
+    """config.json of a checkpoint, or what it would be for a GGUF file."""
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder} is no checkpoint: it has no config.json") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    config = json_document(folder, "config.json")
+    if config is None:
+        raise ModelError(f"{folder} is no checkpoint: it has no config.json")
+    if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{path} does not say which model it is: no model_type")
     if config.get("auto_map"):
         raise ModelError(
@@ -185,6 +182,9 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             "only 'silu'"
         )
     context_len = _size(config, "max_position_embeddings", family.context_len)
+    rope = read_rope(config, context_len)
+    if rope.divisors and len(rope.divisors) != head_dim // 2:
+        raise ModelError(f"{len(rope.divisors)} rope divisors do not fit heads of {head_dim}")
     attention_bias = "attention_bias" in family.biases and bool(config.get("attention_bias"))
     return ModelShape(
         vocab_size=_size(config, "vocab_size"),
@@ -194,7 +194,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         context_len=context_len,
-        rope=read_rope(config, context_len),
+        rope=rope,
         windows=_windows(config, family),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         qkv_bias=family.qkv_bias or attention_bias,

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmprog.runtime.engine.model.checkpoint import Checkpoint
 from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.fusing import fused
 from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.stored_weights import stored_weights
 
 
 def load_weights(
@@ -27,7 +27,7 @@ def load_weights(
     """The weights of `folder` as `dtype`. `progress` shows a bar; None: on a terminal, if it takes
     long.
     """
-    checkpoint = Checkpoint(folder)
+    checkpoint = stored_weights(folder)
     checkpoint.check(expected(shape), shape.tied_head)
     return fused(shape, dtype, lambda name: _tensor(checkpoint.array(name)), progress)
 

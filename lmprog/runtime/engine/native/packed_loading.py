@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.model.checkpoint import Checkpoint, checkpoint_files
+from lmprog.runtime.engine.model.checkpoint import checkpoint_files
 from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.stored_weights import stored_weights
 from lmprog.runtime.engine.native import interface, recipe
 from lmprog.runtime.engine.native.packing import Packed, PackedLayout, Source, packed_layout
 from lmprog.runtime.engine.region import Region
@@ -28,7 +29,7 @@ _SMALLEST_KEPT = 64 << 20
 
 def packed_checkpoint(folder: Path, shape: ModelShape, weight_type: str, threads: int) -> Packed:
     """The weights of `folder`. Raises ModelError where they do not fit `shape`."""
-    checkpoint = Checkpoint(folder)
+    checkpoint = stored_weights(folder)
     checkpoint.check(recipe.expected(shape), shape.tied_head)
     layout = packed_layout(shape, checkpoint, weight_type)
     files = user_cache()

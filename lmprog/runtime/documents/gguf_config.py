@@ -1,0 +1,149 @@
+"""What a GGUF file's metadata says of the model, in the words of a config.json.
+
+Architectures whose tensors and metadata are understood as a whole are here; others are refused by
+name.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from math import isfinite
+from typing import Any
+
+from lmprog.errors import ModelError
+from lmprog.runtime.documents.gguf_file import GgufFile, TextList
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Names of architectures in GGUF, which are those of config.json here."""
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
+_LONGEST_CONTEXT = 1 << 24
+_SIZES = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """A config.json of the file's model. Raises ModelError for what is not understood."""
+    name = file.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        raise ModelError(
+            f"{file.path.name} has the architecture {str(name)[:80]!r}; of GGUF files lmprog reads "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return _Config(file, str(name)).read()
+
+
+class _Config:
+    """The fields of one architecture."""
+
+    def __init__(self, file: GgufFile, name: str) -> None:
+        self._file = file
+        self._name = name
+
+    def read(self) -> dict[str, Any]:
+        file = self._file
+        if (parts := file.metadata.get("split.count", 1)) != 1:
+            raise ModelError(f"{file.path.name} is one of {parts} parts: join them first")
+        if self._field("expert_count", 0):
+            raise ModelError(f"{file.path.name} is a mixture of experts, which is not supported")
+        config: dict[str, Any] = {name: self._size(key) for name, key in _SIZES.items()}
+        heads = config["num_attention_heads"]
+        if config["num_hidden_layers"] > len(file.tensors):
+            raise ModelError(f"{file.path.name} has fewer tensors than layers")
+        if config["max_position_embeddings"] > _LONGEST_CONTEXT:
+            raise ModelError(f"{file.path.name} has a context of more than {_LONGEST_CONTEXT}")
+        head_dim = self._size("attention.key_length", config["hidden_size"] // heads)
+        if self._field("attention.value_length", head_dim) != head_dim:
+            raise ModelError(f"{file.path.name} has values that are not as long as keys")
+        if self._field("rope.dimension_count", head_dim) != head_dim:
+            raise ModelError(f"{file.path.name} rotates a part of each head: not supported")
+        embedding = file.tensors.get("token_embd.weight")
+        if embedding is None:
+            raise ModelError(f"{file.path.name} has no token_embd.weight")
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, TextList) and len(tokens) > embedding.shape[0]:
+            raise ModelError(f"{file.path.name} has more tokens than rows of token_embd.weight")
+        config |= {
+            "model_type": self._name,
+            "num_key_value_heads": self._size("attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "vocab_size": embedding.shape[0],
+            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon", 1e-5),
+            "rope_parameters": self._rope(),
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "dtype": _FLOATS.get(usual_type(file), "bfloat16"),
+        }
+        if self._name != "qwen2" and "blk.0.attn_q.bias" in file.tensors:
+            config["attention_bias"] = True
+        if "blk.0.ffn_gate.bias" in file.tensors:
+            config["mlp_bias"] = True
+        window = self._field("attention.sliding_window", 0)
+        if window and self._name == "llama":
+            config |= {"model_type": "mistral", "sliding_window": window}
+        ends = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
+        config["eos_token_id"] = [
+            file.metadata[end] for end in ends if isinstance(file.metadata.get(end), int)
+        ]
+        return config
+
+    def _rope(self) -> dict[str, Any]:
+        rope: dict[str, Any] = {"rope_theta": self._number("rope.freq_base", 10_000.0)}
+        kind = self._field("rope.scaling.type", "none")
+        divisors = self._file.tensors.get("rope_freqs.weight")
+        if divisors is not None:
+            if divisors.kind != "F32" or len(divisors.shape) != 1:
+                raise ModelError(f"{self._file.path.name}: rope_freqs.weight is no list of F32")
+            numbers = array("f", self._file.memory[divisors.start : divisors.end])
+            return rope | {"rope_type": "divided", "divisors": numbers.tolist()}
+        if kind in ("linear", "yarn"):
+            rope |= {"rope_type": kind, "factor": self._number("rope.scaling.factor", 1.0)}
+        elif kind != "none":
+            raise ModelError(f"the rotation {str(kind)[:80]!r} of GGUF files is not supported")
+        if kind == "yarn":
+            length = self._size("rope.scaling.original_context_length")
+            rope["original_max_position_embeddings"] = length
+            for name in ("beta_fast", "beta_slow"):
+                rope[name] = self._number(f"rope.scaling.yarn_{name}", _YARN[name])
+            for name in ("attn_factor", "ext_factor", "log_multiplier"):
+                if self._field(f"rope.scaling.yarn_{name}", 1.0) != 1.0:
+                    raise ModelError(f"{self._file.path.name} sets yarn_{name}: not supported")
+        return rope
+
+    def _field(self, name: str, missing: Any) -> Any:
+        return self._file.metadata.get(f"{self._name}.{name}", missing)
+
+    def _size(self, name: str, missing: Any = None) -> int:
+        """A whole number; a list of equal ones counts as one."""
+        value = self._field(name, missing)
+        if isinstance(value, array) and len(value) and len(set(value)) == 1:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+            raise ModelError(
+                f"{self._file.path.name}: {self._name}.{name} must be a positive whole number, it "
+                f"is {str(value)[:80]}"
+            )
+        return value
+
+    def _number(self, name: str, missing: float) -> float:
+        value = self._field(name, missing)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise ModelError(
+                f"{self._file.path.name}: {self._name}.{name} must be a number, it is "
+                f"{str(value)[:80]}"
+            )
+        return float(value)
+
+
+def usual_type(file: GgufFile) -> str:
+    """The type that most of the bytes of matrices are in."""
+    sizes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            sizes[tensor.kind] += tensor.end - tensor.start
+    return max(sizes, key=lambda kind: sizes[kind], default="F32")

@@ -1,0 +1,205 @@
+"""A model from a GGUF file computes what the same weights from safetensors compute."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from lmprog.config import RuntimeConfig
+from lmprog.errors import ModelError
+from lmprog.native import compiler
+from lmprog.runtime.documents.gguf_file import BLOCKS
+from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.model.gguf_blocks import block_numbers
+from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint
+from lmprog.runtime.engine.model.rope import Rope, frequencies
+from lmprog.runtime.engine.model.shape import read_config, read_shape
+from lmprog.runtime.engine.model.weights import expected
+from tests.gguf import plain_blocks, writer
+from tests.model.checkpoints import NATIVE, VARIANTS, Recipe
+from tests.model.conftest import Judge
+from tests.model.driver import Driver
+
+QUANTIZED = [kind for kind in BLOCKS if kind not in ("F32", "F16", "BF16")]
+ENGINES = ["torch", *(["native"] if compiler() else [])]
+PROMPT = [5, 20, 3, 77, 13, 13, 8, 150, 0, 99]
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 160,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def scored(model: Path, **config: Any) -> torch.Tensor:
+    engine = load_engine(RuntimeConfig(model=str(model), kv_memory_mb=8, **config))
+    return Driver(engine, 16).score(PROMPT)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_blocks_are_read_as_their_format_says(kind: str, seed: int) -> None:
+    blocks = writer.random_blocks(kind, 9, seed)
+    ours = block_numbers(kind, blocks)
+    plain = [
+        [plain_blocks.number(kind, block.tobytes(), i) for i in range(BLOCKS[kind][0])]
+        for block in blocks
+    ]
+    np.testing.assert_allclose(ours, plain, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_blocks_are_read_as_the_gguf_package_reads_them(kind: str, seed: int) -> None:
+    gguf = pytest.importorskip("gguf")
+    blocks = writer.random_blocks(kind, 50, seed)
+    theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(block_numbers(kind, blocks), theirs)
+
+
+def quantized(kind: str, seed: int) -> tuple[writer.Content, dict[str, Any]]:
+    """A GGUF file of random blocks, and the weights of a checkpoint with the same numbers."""
+    tensors, plain = {}, {}
+    for at, (name, shape) in enumerate(expected(read_shape(CONFIG)).items()):
+        if len(shape) == 1:
+            plain[name] = np.linspace(0.5, 1.5, shape[0], dtype=np.float32)
+            tensors[writer.own_name(name)] = writer.Tensor("F32", shape, plain[name].tobytes())
+            continue
+        numbers, _ = BLOCKS[kind]
+        blocks = writer.random_blocks(kind, shape[0] * shape[1] // numbers, seed + at)
+        stored = block_numbers(kind, blocks).reshape(shape)
+        tensors[writer.own_name(name)] = writer.Tensor(kind, shape, blocks.tobytes())
+        if ".q_proj." in name or ".k_proj." in name:  # what GGUF has interleaved, put back
+            parts = stored.reshape(-1, 32, 2, shape[1]).swapaxes(1, 2)
+            stored = np.ascontiguousarray(parts).reshape(shape)
+        plain[name] = stored
+    return writer.Content(writer.model_metadata(CONFIG), tensors), plain
+
+
+def twins(kind: str, folder: Path, seed: int) -> tuple[Path, Path]:
+    """The file and the folder of `quantized`."""
+    content, weights = quantized(kind, seed)
+    plain = folder / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(CONFIG))
+    save_file(weights, plain / "model.safetensors")
+    return content.write(folder / "model.gguf"), plain
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized_files_compute_what_their_numbers_in_float32_compute(
+    kind: str, tmp_path: Path, seed: int
+) -> None:
+    path, plain = twins(kind, tmp_path, seed)
+    for engine in ENGINES:
+        ours = scored(path, engine=engine, dtype="float32")
+        assert torch.equal(ours, scored(plain, engine=engine, dtype="float32")), engine
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("kind", "chosen"), [("Q4_0", "int4"), ("Q8_0", "int8"), ("Q6_K", "int8")])
+def test_quantized_files_stay_small_where_nothing_is_asked_for(
+    kind: str, chosen: str, tmp_path: Path, seed: int
+) -> None:
+    path, plain = twins(kind, tmp_path, seed)
+    assert load_engine(RuntimeConfig(model=str(path), kv_memory_mb=8)).dtype == chosen
+    as_asked = load_engine(RuntimeConfig(model=str(path), kv_memory_mb=8, dtype="bfloat16"))
+    assert as_asked.dtype == "bfloat16"
+    exact = scored(plain, dtype="float32")
+    assert 0 < (scored(path) - exact).abs().mean() < 0.05 * exact.std()
+
+
+MODELS: dict[str, tuple[str, Recipe]] = {
+    "llama": ("llama", NATIVE["llama"]),
+    "llama-biases": ("llama", VARIANTS["llama-biases"]),
+    "qwen2": ("qwen2", NATIVE["qwen2"]),
+    "qwen3": ("qwen3", NATIVE["qwen3"]),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_the_folder(
+    judged: Judge,
+    name: str,
+    engine: str,
+    tmp_path: Path,
+) -> None:
+    architecture, recipe = MODELS[name]
+    made = judged(name, recipe)
+    path = writer.content_of(made.folder, architecture).write(tmp_path / "model.gguf")
+    config = {"engine": engine, "dtype": "float32"}
+    assert torch.equal(scored(path, **config), scored(made.folder, **config))
+    loaded = load_engine(RuntimeConfig(model=str(path), kv_memory_mb=32, **config))
+    for ours, theirs in zip(
+        Driver(loaded, 16).greedy(made.prompts[:5], 10), made.wanted, strict=False
+    ):
+        assert ours.new == theirs.new
+
+
+def test_rows_are_the_same_however_they_are_cut(judged: Judge, tmp_path: Path) -> None:
+    made = judged("llama", NATIVE["llama"])
+    path = writer.content_of(made.folder, "llama", half=True).write(tmp_path / "model.gguf")
+    opened = GgufCheckpoint(path)
+    for name in sorted(opened.names):
+        whole = opened.array(name)
+        if whole.ndim == 2:
+            cuts = [0, 1, 7, 19, len(whole)]
+            parts = [opened.rows(name, a, b) for a, b in pairwise(cuts)]
+            opened.release(name, 0, len(whole))
+            np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_llama3_rotations_are_read_from_their_divisors(
+    judged: Judge,
+    tmp_path: Path,
+) -> None:
+    made = judged("llama-llama3", VARIANTS["llama-llama3"])
+    rope = read_shape(read_config(made.folder)).rope
+    divisors = frequencies(Rope(rope.theta), 16) / frequencies(rope, 16)
+    content = writer.content_of(made.folder, "llama")
+    path = content.write(tmp_path / "model.gguf")
+    different = scored(path, dtype="float32")
+    numbers = divisors.astype(np.float32).tobytes()
+    content.tensors["rope_freqs.weight"] = writer.Tensor("F32", (8,), numbers)
+    content.write(path)
+    wanted = scored(made.folder, dtype="float32")
+    assert (scored(path, dtype="float32") - wanted).abs().max() < 1e-3
+    assert (different - wanted).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"general.architecture": "mamba"}, "architecture 'mamba'"),
+        ({"llama.block_count": writer.U32(2)}, "missing weights"),
+        ({"llama.block_count": writer.U32(1 << 30)}, "fewer tensors than layers"),
+        ({"llama.expert_count": writer.U32(8)}, "mixture of experts"),
+        ({"llama.attention.head_count": writer.U32(0)}, "positive whole number"),
+        ({"llama.attention.head_count": "four"}, "positive whole number"),
+        ({"llama.rope.dimension_count": writer.U32(32)}, "a part of each head"),
+        ({"llama.context_length": writer.U32(1 << 30)}, "a context of more than"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "must be a number"),
+        ({"llama.rope.scaling.type": "longrope"}, "rotation 'longrope'"),
+        ({"split.count": writer.U32(3)}, "one of 3 parts"),
+    ],
+)
+def test_a_model_that_is_not_understood_is_refused_with_the_reason(
+    change: dict[str, Any], reason: str, tmp_path: Path, seed: int
+) -> None:
+    content, _ = quantized("Q8_0", seed)
+    content.metadata.update(change)
+    path = content.write(tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=reason):
+        load_engine(RuntimeConfig(model=str(path), kv_memory_mb=8))

@@ -1,0 +1,182 @@
+"""Writes small GGUF files, good ones and (by hand) bad ones."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from lmprog.runtime.documents.gguf_file import BLOCKS
+
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8} | {
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Rows first, as elsewhere; `content` is in the file's form."""
+
+    kind: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+@dataclass(frozen=True)
+class U32:
+    value: int
+
+
+def text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def field(value: Any) -> bytes:
+    """A value with its type before it."""
+    if isinstance(value, bool):
+        return struct.pack("<IB", 7, value)
+    if isinstance(value, U32):
+        return struct.pack("<II", 4, value.value)
+    if isinstance(value, int):
+        return struct.pack("<Iq", 11, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    if all(isinstance(one, str) for one in value):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+    kind, letter = (5, "i") if all(isinstance(one, int) for one in value) else (6, "f")
+    return struct.pack("<IIQ", 9, kind, len(value)) + struct.pack(f"<{len(value)}{letter}", *value)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file shall say."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def write(self, path: Path) -> Path:
+        path.write_bytes(gguf_bytes(self.metadata, self.tensors))
+        return path
+
+
+def gguf_bytes(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    for name, value in metadata.items():
+        head += text(name) + field(value)
+    data = b""
+    for name, tensor in tensors.items():
+        sizes = tuple(reversed(tensor.shape))
+        head += text(name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+        head += struct.pack("<IQ", TYPES[tensor.kind], len(data))
+        data += tensor.content
+        data += bytes(-len(data) % 32)
+    return head + bytes(-len(head) % 32) + data
+
+
+def random_blocks(kind: str, count: int, seed: int) -> NDArray[np.uint8]:
+    """Blocks with scales of a usual size. # [count, bytes of a block]"""
+    draw = np.random.default_rng((seed, TYPES[kind]))
+    blocks = draw.integers(0, 256, (count, BLOCKS[kind][1]), np.uint8)
+    if kind == "Q6_K":
+        blocks[:, 192:208] = draw.integers(-8, 9, (count, 16), np.int8).view(np.uint8)
+    halves = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}.get(kind, (0, 2))
+    for at in halves:
+        drawn = draw.uniform(0.0005, 0.002, count).astype(np.float16)
+        blocks[:, at : at + 2] = drawn.view(np.uint8).reshape(count, 2)
+    return blocks
+
+
+def interleaved(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
+    """Llama's queries and keys as GGUF has them: pairs (i, i + half) of a head side by side."""
+    parts = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(weight.shape)
+
+
+def model_metadata(config: Mapping[str, Any], name: str = "llama") -> dict[str, Any]:
+    """The metadata that a checkpoint's config would have."""
+    rope = config.get("rope_parameters") or {}
+    return {
+        "general.architecture": name,
+        f"{name}.context_length": U32(config["max_position_embeddings"]),
+        f"{name}.embedding_length": U32(config["hidden_size"]),
+        f"{name}.block_count": U32(config["num_hidden_layers"]),
+        f"{name}.feed_forward_length": U32(config["intermediate_size"]),
+        f"{name}.attention.head_count": U32(config["num_attention_heads"]),
+        f"{name}.attention.head_count_kv": U32(config["num_key_value_heads"]),
+        f"{name}.attention.key_length": U32(config["head_dim"]),
+        f"{name}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        f"{name}.rope.freq_base": float(rope.get("rope_theta", 10_000.0)),
+    }
+
+
+def own_name(name: str) -> str:
+    """A weight's name in GGUF."""
+    stem, _, end = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, inner = stem.split(".", 3)
+        return f"blk.{layer}.{NAMES[inner]}.{end}"
+    return f"{NAMES[stem]}.{end}"
+
+
+def content_of(folder: Path, name: str, half: bool = False) -> Content:
+    """The checkpoint in `folder`, which is in float32, as a GGUF file of float32 or float16."""
+    config = json.loads((folder / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    config.setdefault("head_dim", None)
+    config["head_dim"] = config["head_dim"] or config["hidden_size"] // heads
+    tensors = {}
+    for weight_name, weight in load_file(folder / "model.safetensors").items():
+        if name == "llama" and (".q_proj." in weight_name or ".k_proj." in weight_name):
+            weight = interleaved(weight, config["head_dim"])
+        small = half and weight.ndim > 1
+        content = weight.astype(np.float16 if small else np.float32).tobytes()
+        kind = "F16" if small else "F32"
+        tensors[own_name(weight_name)] = Tensor(kind, weight.shape, content)
+    return Content(model_metadata(config, name), tensors)
+
+
+def byte_vocabulary(more: Sequence[str] = ()) -> dict[str, Any]:
+    """A byte-level tokenizer whose tokens are single bytes, and then `more`."""
+    from lmprog.runtime.text.token_pieces import _byte_letters
+
+    letters = {byte: chr(code) for code, byte in _byte_letters().items() if byte < 256}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters |= {byte: chr(byte) for byte in printable}
+    tokens = [letters[byte] for byte in range(256)]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [*tokens, *more],
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * len(more),
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.eos_token_id": U32(256),
+    }
