@@ -187,7 +187,10 @@ def _matcher(text: str, vocabulary: Vocabulary, why: str) -> LLMatcher:
         raise GrammarError(str(error), position=None) from error
     problem = llguidance.LLMatcher.validate_grammar(grammar, tokenizer)
     if problem and not problem.startswith("WARNING"):
-        raise GrammarError(f"the grammar is refused: {problem}", position=None)
+        raise GrammarError(
+            f"the grammar is refused: {problem}; lmprog's own reader does not take it: {why}",
+            position=None,
+        )
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
     if matcher.is_error():
         raise GrammarError(f"the grammar is refused: {matcher.get_error()}", position=None)

@@ -5,6 +5,7 @@ of our own.
 from __future__ import annotations
 
 import random
+import re
 import sys
 import time
 
@@ -116,13 +117,13 @@ def test_our_reader_means_what_is_written(
         ("start: /a*/", "empty"),
         ('root ::= a "x" | "y"\na ::= root "z"', "begins with itself"),
         ('root ::= b? root "x" | "y"\nb ::= "z"', "begins with itself"),
-        ('start: x{"a"}\nx{y}: y', "at position"),
         ('start: "a"\n%declare B', "%declare"),
         ("start: A\nA: B\nB: A", "by itself"),
-        ("root ::= nothing", "no rule"),
-        ('root ::= "a', "unfinished"),
-        ('root ::= "a"{3,2}', "count"),
-        ("start: ESCAPED_STRING\n%import common.ESCAPED_STRING", "import"),
+        ("start: A B\nA.2: /a/\nB: /ab+/", "greedy"),
+        ("start: x{A}\nx{y, z}: y\nA: /a/", "2 arguments"),
+        ("start: x{A}\nA: /a/", "no template"),
+        ("start: NOTHING\n%import common.NOTHING", "import"),
+        ('start: "a"\n\nb: "c" ->', "line 3"),
     ],
 )
 def test_what_our_reader_does_not_take_says_why(text: str, word: str) -> None:
@@ -130,7 +131,127 @@ def test_what_our_reader_does_not_take_says_why(text: str, word: str) -> None:
         grammar_node(text, NetBuilder(), CompileLimits())
 
 
-@pytest.mark.parametrize("text", [NESTED, GBNF, CALCULATOR, ASSIGNMENTS])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('root ::= "a" (\n  | "b"\n', "line 3, column 1: `)` is expected"),
+        ("root ::= a\n\na ::= [z-b]  # b", "line 3, column 11: a range that ends"),
+        ('root ::= "a" x\n', "line 1, column 14: there is no rule 'x', in 'root ::= \"a\" x'"),
+        ('x ::= "a"\n', "line 2, column 1: there is no rule 'root'"),
+        ('root ::= "a', "line 1, column 12: an unfinished literal"),
+        ('root ::= "a"{3,2}', "line 1, column 18: a count"),
+        ('root ::= "a" <[12]>', "line 1, column 14: references to tokens"),
+        ('root ::= "a"\nb = "c"', "line 2, column 3: `::=` is expected"),
+    ],
+)
+def test_what_is_wrong_in_gbnf_is_shown_in_the_users_line(
+    text: str, message: str, small: Vocabulary
+) -> None:
+    with pytest.raises(GrammarError, match=re.escape(message)):
+        compile_constraint(wire.Grammar(text), small)
+
+
+CALC = """
+    ?start: sum
+          | NAME "=" sum    -> assign_var
+    ?sum: product
+        | sum "+" product   -> add
+        | sum "-" product   -> sub
+    ?product: atom
+        | product "*" atom  -> mul
+        | product "/" atom  -> div
+    ?atom: NUMBER           -> number
+         | "-" atom         -> neg
+         | NAME             -> var
+         | "(" sum ")"
+    %import common.CNAME -> NAME
+    %import common.NUMBER
+    %import common.WS_INLINE
+    %ignore WS_INLINE
+"""
+JSON = r"""
+    ?start: value
+    ?value: object
+          | array
+          | string
+          | SIGNED_NUMBER      -> number
+          | "true"             -> true
+          | "false"            -> false
+          | "null"             -> null
+    array  : "[" [value ("," value)*] "]"
+    object : "{" [pair ("," pair)*] "}"
+    pair   : string ":" value
+    string : ESCAPED_STRING
+    %import common.ESCAPED_STRING
+    %import common.SIGNED_NUMBER
+    %import common.WS
+    %ignore WS
+"""
+SEPARATED = """
+start: "[" _separated{item, ","} "]" | pair{WORD, WORD}
+_separated{x, sep}: x (sep x)*
+pair{x, y}: "<" x "="
+   _separated{y, "|"} ">"
+item: NUMBER | "(" _separated{item, ";"} ")"
+NUMBER.2: /[0-9]+/
+WORD.1: /[a-z]+/
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        (CALC, ["x = 1.5e3 * (y - .5)", "1+2", "-a1/2."], ["x = ", "1 2", "=1", "1..5", "1e"]),
+        (
+            JSON,
+            ['{"a\\"b" : [1, -2.5e-3, true, {}], "": null}', "[]", ' "x" '],
+            ['{"a": }', "[1,]", '"a', '"\n"', "tru", "01a"],
+        ),
+        (
+            SEPARATED,
+            ["[1,22,(3;(4;5))]", "[7]", "<ab=c|d>"],
+            ["[]", "<ab=>", "[1,]", "[1;2]", "[(1,2)]"],
+        ),
+    ],
+    ids=["calc", "json", "templates"],
+)
+def test_larks_own_examples_are_ours(
+    text: str, good: list[str], bad: list[str], small: Vocabulary, rng: random.Random
+) -> None:
+    constraint = compile_constraint(wire.Grammar(text), small)
+    assert constraint.engine == "lmprog"
+    for one in good:
+        assert accepts(constraint, one), one
+    for one in bad:
+        assert not accepts(constraint, one), one
+    for budget in (constraint.distance(constraint.start), 40):
+        finish(constraint, budget, rng, small)
+
+
+COMMON = {
+    "DIGIT": ("7", "a"), "HEXDIGIT": ("f", "g"), "INT": ("12", "-1"), "SIGNED_INT": ("+12", "1.0"),
+    "DECIMAL": ("1.", "."), "_EXP": ("e-5", "e"), "FLOAT": ("1e5", "1"), "SIGNED_FLOAT": ("-.5", "-5"),
+    "NUMBER": ("3.25E+2", "-1"), "SIGNED_NUMBER": ("-3", "--3"), "LCASE_LETTER": ("a", "A"),
+    "ESCAPED_STRING": (r'"a\"\\"', r'"a\"'), "UCASE_LETTER": ("A", "a"), "LETTER": ("z", "1"),
+    "WORD": ("ab", "a b"), "CNAME": ("_a1", "1a"), "WS_INLINE": (" \t", "\n"), "WS": ("\r\n", "a"),
+    "CR": ("\r", "\n"), "LF": ("\n", "\r"), "NEWLINE": ("\r\n\n", "\r"), "SH_COMMENT": ("# a", "# a\n"),
+    "CPP_COMMENT": ("//", "/"), "C_COMMENT": ("/* a\n**/", "/* */ */"), "SQL_COMMENT": ("-- a", "- a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_every_common_terminal_of_lark_can_be_imported(name: str, small: Vocabulary) -> None:
+    text = f'start: "<" T ">"\n%import common.{name} -> T'
+    constraint = compile_constraint(wire.Grammar(text), small)
+    good, bad = COMMON[name]
+    if constraint.engine == "lmprog":
+        assert accepts(constraint, f"<{good}>")
+        assert not accepts(constraint, f"<{bad}>")
+    else:
+        assert name.endswith("COMMENT"), "a comment to the end of the line swallows what follows"
+
+
+@pytest.mark.parametrize("text", [NESTED, GBNF, CALCULATOR, ASSIGNMENTS, SEPARATED])
 def test_a_grammar_of_ours_always_closes(text: str, small: Vocabulary, rng: random.Random) -> None:
     constraint = compile_constraint(wire.Grammar(text), small)
     shortest = constraint.distance(constraint.start)

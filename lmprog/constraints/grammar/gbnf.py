@@ -1,7 +1,7 @@
 """Parses GBNF, the grammar format of llama.cpp, into rules. GBNF has no lexer.
 
-Supports literals, classes, `.`, groups, `* + ?`, `{m,n}` and comments. Grammars with token
-references are left to llguidance.
+Supports literals, classes, `.`, groups, `* + ?`, `{m,n}` and comments: all but references to
+tokens. What is wrong is an error with the line and column of the user's text.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Chars
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.grammar.rules import (
-    NotOurs,
     Part,
     RuleChoice,
     RuleRef,
     RuleRounds,
     RuleSequence,
     RuleTerminal,
+    refused_at,
 )
+from lmprog.errors import GrammarError
 
 START = "root"
 
@@ -46,7 +47,7 @@ _ROUNDS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?
 
 
 def read_gbnf(text: str, limits: CompileLimits) -> dict[str, Part]:
-    """Raises NotOurs, also for malformed grammars."""
+    """Raises GrammarError for malformed grammars."""
     return _Reader(text, limits).rules()
 
 
@@ -56,9 +57,11 @@ class _Reader:
         self._limits = limits
         self._at = 0
         self._depth = 0
+        self._used: dict[str, int] = {}
+        """Where each rule is mentioned first."""
 
-    def _refuse(self, why: str) -> NotOurs:
-        return NotOurs(f"{why} at position {self._at} of the grammar")
+    def _refuse(self, why: str, at: int | None = None) -> GrammarError:
+        return refused_at(self._text, self._at if at is None else at, why)
 
     def _skip(self, pattern: re.Pattern[str] = _SPACE) -> None:
         found = pattern.match(self._text, self._at)
@@ -84,6 +87,11 @@ class _Reader:
             if self._at < len(self._text) and self._peek() not in "\r\n":
                 raise self._refuse("a line break is expected")
             self._skip()
+        if START not in found:
+            raise self._refuse(f"there is no rule {START!r}", len(self._text))
+        for name, at in self._used.items():
+            if name not in found:
+                raise self._refuse(f"there is no rule {name!r}", at)
         return found
 
     def _name(self) -> str:
@@ -136,7 +144,11 @@ class _Reader:
                 raise self._refuse("`)` is expected")
             self._at += 1
             return found
-        return RuleRef(self._name())
+        if char == "<" or self._text.startswith("!<", self._at):
+            raise self._refuse("references to tokens are not supported")
+        begin, name = self._at, self._name()
+        self._used.setdefault(name, begin)
+        return RuleRef(name)
 
     def _rounds(self, item: Part, blanks: re.Pattern[str]) -> Part:
         while True:

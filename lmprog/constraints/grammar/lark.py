@@ -1,15 +1,15 @@
 """Parses a commonly used subset of Lark grammars into rules, terminals and ignored terminals.
 
 Supports rules and terminals with `| * + ? [] () ~n..m`, strings and regular expressions with flags,
-ranges, aliases, `%ignore`, and `%import common.X` for the usual terminals. Templates, terminal
-priorities, `%declare` and similar directives are left to llguidance. Knows syntax; the lexer's
+ranges, aliases, templates, priorities, `%ignore`, and `%import common.X` for all of Lark's common
+terminals. `%declare` and similar directives are left to llguidance. Knows syntax; the lexer's
 semantics are in `lexing.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from lmprog.constraints import charset
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Chars, Expression, Repeat, alt, seq, whole
 from lmprog.constraints.expression import text as expression_of
+from lmprog.constraints.grammar.lark_tokens import COMMON, LarkToken, lark_tokens
 from lmprog.constraints.grammar.rules import (
     NotOurs,
     Part,
@@ -33,74 +34,47 @@ START = "start"
 
 T = TypeVar("T")
 
-_TOKEN = re.compile(
-    r"(?P<skip>[ \t\f\r]+|\s*//[^\n]*|\s*\#[^\n]*)|(?P<line>\n)"
-    r'|(?P<string>"(?:\\.|[^"\\\n])*"i?)|(?P<regex>/(?![/*])(?:\\.|[^/\\\n])+/[a-z]*)'
-    r"|(?P<name>[!?]*_*[A-Za-z][A-Za-z0-9_]*)|(?P<number>-?\d+)|(?P<directive>%[a-z]+)|"
-    r"(?P<mark>->|\.\.|[:|()\[\]*+?~.,])"
-)
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "\\": "\\", '"': '"', "/": "/"}
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)")
+_ENDS_SEQUENCE = ("|", ")", "]", "}", ",", "->")
 _ROUNDS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_COMMON = {
-    "DIGIT": "[0-9]",
-    "HEXDIGIT": "[0-9a-fA-F]",
-    "INT": "[0-9]+",
-    "SIGNED_INT": "[+-]?[0-9]+",
-    "LCASE_LETTER": "[a-z]",
-    "UCASE_LETTER": "[A-Z]",
-    "LETTER": "[A-Za-z]",
-    "WORD": "[A-Za-z]+",
-    "CNAME": "[_A-Za-z][_A-Za-z0-9]*",
-    "WS_INLINE": "[ \\t]+",
-    "WS": "[ \\t\\f\\r\\n]+",
-    "NEWLINE": "(\\r?\\n)+",
-}
+_MAX_INSTANCES = 1000
+"""Of templates with their arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class LarkGrammar:
     rules: dict[str, Part]
     ignored: tuple[RuleTerminal, ...]
+    priorities: Mapping[str, int]
+    """Of terminals that stand in rules by a name with a priority other than 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    begins_line: bool
+class _Template:
+    """Where the body of a template begins, and the names of its parameters."""
+
+    begin: int
+    parameters: tuple[str, ...]
 
 
 def read_lark(text: str, limits: CompileLimits) -> LarkGrammar:
     """Raises NotOurs, also for malformed grammars."""
-    return _Reader(_tokens(text), limits).grammar()
-
-
-def _tokens(text: str) -> list[_Token]:
-    out: list[_Token] = []
-    at, fresh = 0, True
-    while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise NotOurs(f"{text[at : at + 10]!r} at position {at} of the grammar")
-        at = found.end()
-        kind = found.lastgroup or ""
-        if kind == "line" or "\n" in found.group():
-            fresh = True
-        elif kind != "skip":
-            out.append(_Token(kind, found.group(), fresh))
-            fresh = False
-    return out
+    return _Reader(lark_tokens(text), limits).grammar()
 
 
 class _Reader:
-    def __init__(self, tokens: list[_Token], limits: CompileLimits) -> None:
-        self._tokens = [*tokens, _Token("end", "", True)]
+    def __init__(self, tokens: list[LarkToken], limits: CompileLimits) -> None:
+        self._tokens = [*tokens, LarkToken("end", "", True, tokens[-1].line if tokens else 1)]
         self._limits = limits
         self._at = 0
         self._bodies: dict[str, int] = {}  # where the definition of each terminal starts
         self._terminals: dict[str, Expression] = {}
         self._open: set[str] = set()
+        self._templates: dict[str, _Template] = {}
+        self._bound: dict[str, Part] = {}  # the arguments of the template that is being read
+        self._made: dict[str, Part] = {}  # rules, and templates with their arguments
+        self._priorities: dict[str, int] = {}
 
     def grammar(self) -> LarkGrammar:
         rules: dict[str, int] = {}
@@ -112,15 +86,17 @@ class _Reader:
                 self._directive(ignored)
             else:
                 self._definition(rules)
-        made = {name: self._from(begin, self._rule_alternatives) for name, begin in rules.items()}
-        return LarkGrammar(made, tuple(self._ignored(begin) for begin in ignored))
+        for name, begin in rules.items():
+            self._made[name] = self._from(begin, self._rule_alternatives)
+        ignored_ones = tuple(self._ignored(begin) for begin in ignored)
+        return LarkGrammar(self._made, ignored_ones, self._priorities)
 
     @property
-    def _now(self) -> _Token:
+    def _now(self) -> LarkToken:
         return self._tokens[self._at]
 
     def _refuse(self, why: str) -> NotOurs:
-        return NotOurs(f"{why} at {self._now.text!r} of the grammar")
+        return NotOurs(f"{why} at {self._now.text!r} in line {self._now.line} of the grammar")
 
     def _take(self, text: str) -> bool:
         is_there = self._now.kind == "mark" and self._now.text == text and not self._ends
@@ -139,12 +115,15 @@ class _Reader:
         now = self._now
         if now.kind in ("end", "directive"):
             return True
-        following = [token.text for token in self._tokens[self._at + 1 : self._at + 4]]
-        return (
-            now.kind == "name"
-            and now.begins_line
-            and (following[:1] == [":"] or following[::2] == [".", ":"])
-        )
+        if now.kind != "name" or not now.begins_line:
+            return False
+        at = self._at + 1
+        if self._tokens[at].text == "{":  # a template: its use ends otherwise than its definition
+            while self._tokens[at].text not in ("}", ":") and self._tokens[at].kind != "end":
+                at += 1
+            at += self._tokens[at].text == "}"
+        following = [token.text for token in self._tokens[at : at + 3]]
+        return following[:1] == [":"] or following[::2] == [".", ":"]
 
     def _skip_body(self) -> None:
         while not self._ends:
@@ -153,17 +132,57 @@ class _Reader:
     def _definition(self, rules: dict[str, int]) -> None:
         name = self._expect("name").lstrip("!?")
         is_terminal = name.strip("_").isupper()
-        if self._now.text == ".":
-            if is_terminal:
-                raise self._refuse("priorities of terminals are not supported")
-            self._at += 2
+        parameters = self._parameters()
+        if self._take("."):
+            priority = int(self._expect("number")[:12])
+            if is_terminal and priority:
+                self._priorities[name] = priority
         if self._expect("mark") != ":":
             raise self._refuse("`:` is expected")
         known = self._bodies if is_terminal else rules
-        if name in known or name in self._terminals:
+        if name in known or name in self._terminals or name in self._templates:
             raise self._refuse(f"{name!r} is defined twice")
-        known[name] = self._at
+        if parameters and is_terminal:
+            raise self._refuse("a terminal cannot be a template")
+        if parameters:
+            self._templates[name] = _Template(self._at, parameters)
+        else:
+            known[name] = self._at
         self._skip_body()
+
+    def _parameters(self) -> tuple[str, ...]:
+        """The names in braces behind the name of a template; () where there are no braces."""
+        if not self._take("{"):
+            return ()
+        found = [self._expect("name")]
+        while self._take(","):
+            found.append(self._expect("name"))
+        if not self._take("}"):
+            raise self._refuse("`}` is expected")
+        return tuple(found)
+
+    def _instance(self, name: str) -> Part:
+        """A template with its arguments: a rule of its own for each list of arguments."""
+        template = self._templates.get(name)
+        if template is None:
+            raise self._refuse(f"there is no template {name!r}")
+        arguments = [self._rule_alternatives()]
+        while self._take(","):
+            arguments.append(self._rule_alternatives())
+        if not self._take("}") or len(arguments) != len(template.parameters):
+            raise self._refuse(f"the template {name} has {len(template.parameters)} arguments")
+        instance = f"{name}{{{arguments!r}}}"
+        if instance not in self._made:
+            if len(self._made) > _MAX_INSTANCES:
+                raise self._refuse(f"more than {_MAX_INSTANCES} rules and templates")
+            self._made[instance] = RuleSequence(())  # it may use itself
+            outside, self._bound = (
+                self._bound,
+                dict(zip(template.parameters, arguments, strict=True)),
+            )
+            self._made[instance] = self._from(template.begin, self._rule_alternatives)
+            self._bound = outside
+        return RuleRef(instance)
 
     def _directive(self, ignored: list[int]) -> None:
         kind = self._expect("directive")
@@ -187,10 +206,10 @@ class _Reader:
         else:
             pairs = {word: word for word in words[2:-1] if word != ","}
             rest = [] if words[:2] == ["common", "("] and words[-1:] == [")"] else words
-        if rest or not pairs or not pairs.keys() <= _COMMON.keys():
+        if rest or not pairs or not pairs.keys() <= COMMON.keys():
             raise NotOurs(f"%import {' '.join(words)} is not supported")
         for name, alias in pairs.items():
-            self._terminals[alias] = whole(parse_pattern(_COMMON[name], self._limits))
+            self._terminals[alias] = whole(parse_pattern(COMMON[name], self._limits))
 
     def _from(self, begin: int, read: Callable[[], T]) -> T:
         """Parses at another place, up to the next definition."""
@@ -202,7 +221,11 @@ class _Reader:
         return found
 
     def _ignored(self, begin: int) -> RuleTerminal:
-        return RuleTerminal(f"%ignore {begin}", self._from(begin, self._terminal_alternatives))
+        name = f"%ignore {begin}"
+        priority = self._priorities.get(self._tokens[begin].text)
+        if priority is not None:
+            self._priorities[name] = priority
+        return RuleTerminal(name, self._from(begin, self._terminal_alternatives))
 
     def _rule_alternatives(self) -> Part:
         ways = [self._rule_sequence()]
@@ -212,7 +235,7 @@ class _Reader:
 
     def _rule_sequence(self) -> Part:
         items: list[Part] = []
-        while not self._ends and self._now.text not in ("|", ")", "]", "->"):
+        while not self._ends and self._now.text not in _ENDS_SEQUENCE:
             item = self._rule_atom()
             bounds = self._bounds()
             items.append(item if bounds is None else RuleRounds(item, *bounds))
@@ -234,7 +257,9 @@ class _Reader:
         name = self._now.text
         if self._now.kind == "name" and not name.strip("_").isupper():
             self._at += 1
-            return RuleRef(name.lstrip("!?"))
+            if self._take("{"):
+                return self._instance(name)
+            return self._bound.get(name) or RuleRef(name.lstrip("!?"))
         begin = self._at
         expression = self._terminal_atom()
         return RuleTerminal(

@@ -9,6 +9,7 @@ text may match two terminals. Knows expressions and rules.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 from lmprog.constraints import charset
@@ -70,8 +71,10 @@ def _renamed(part: Part, old: str, new: str) -> Part:
     return RuleChoice(items) if isinstance(part, RuleChoice) else RuleSequence(items)
 
 
-def refuse_where_greed_matters(rules: Rules, start: str, ignored: Many[RuleTerminal]) -> None:
-    """Raises NotOurs if longest match could change the language."""
+def refuse_where_greed_matters(
+    rules: Rules, start: str, ignored: Many[RuleTerminal], priorities: Mapping[str, int]
+) -> None:
+    """Raises NotOurs if longest match, or a terminal's priority, could change the language."""
     terminals = {
         part.name: part
         for rule in rules.values()
@@ -101,7 +104,11 @@ def refuse_where_greed_matters(rules: Rules, start: str, ignored: Many[RuleTermi
                 and _is_run(expression)
             ):
                 continue  # ignored text after ignored text makes no difference
-            if _differs(expression, other, next_chars):
+            others = [name for name, one in terminals.items() if one.expression == other]
+            ranks = [priorities.get(name, 0) for name in names]
+            is_first = max(ranks) > min(priorities.get(name, 0) for name in others)
+            # A terminal of higher priority ends where it can, whatever would be longer.
+            if _differs(expression, other, charset.ALL if is_first else next_chars):
                 raise NotOurs(
                     f"where {names[0]} ends depends on how greedy the lexer is, for {other_name}"
                 )

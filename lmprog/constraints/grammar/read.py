@@ -19,8 +19,8 @@ def is_gbnf(text: str) -> bool:
 
 
 def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
-    """Raises NotOurs if the grammar is malformed or not supported here, GrammarError if
-    too large.
+    """Raises NotOurs if the grammar is not supported here (Lark: also if it is malformed),
+    GrammarError if it is malformed GBNF or too large.
     """
     if len(text) > limits.max_pattern_len:
         raise NotOurs(
@@ -34,7 +34,7 @@ def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
             start = lark.START
             found = lark.read_lark(text, limits)
             rules = reachable(found.rules, start)
-            refuse_where_greed_matters(rules, start, found.ignored)
+            refuse_where_greed_matters(rules, start, found.ignored, found.priorities)
             if found.ignored:
                 rules = with_ignored(rules, start, found.ignored)
         return RuleLowering(net, without_left_recursion(rules)).rule(start)

@@ -14,10 +14,19 @@ from lmprog.constraints.expression import Alt, Chars, Expression, Repeat
 from lmprog.constraints.expression import Seq as ExpressionSeq
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import NetBuilder, Node
+from lmprog.errors import GrammarError
 
 
 class NotOurs(Exception):
     """This grammar has no net, or a net might differ in meaning; the message says why."""
+
+
+def refused_at(text: str, at: int, why: str) -> GrammarError:
+    """The error for what stands at `at` in the user's text."""
+    line = text.count("\n", 0, at) + 1
+    column = at - (text.rfind("\n", 0, at) + 1) + 1
+    shown = text.split("\n")[line - 1].strip()
+    return GrammarError(f"line {line}, column {column}: {why}, in {shown[:80]!r}", position=at)
 
 
 @dataclass(frozen=True, slots=True)
