@@ -63,8 +63,9 @@ class RuntimeConfig:
     """None: native where a compiler is found and the architecture is known to it."""
     quantize: Literal["int8", "int4"] | None = None
     """Weights rounded to 8 bits (one scale an output) or 4 (one scale 32 inputs); native only."""
-    attention: Literal["native", "reference"] | None = None
-    """Which attention the torch engine uses; the reference asks for that engine."""
+    attention: Literal["native", "reference", "tree", "flashinfer"] | None = None
+    """On the processor: native, or the reference, which asks for the torch engine. On a device:
+    tree (our kernels), flashinfer or the reference; None: the first that is right there."""
     threads: int | None = None
     context_len: int | None = None
     kv_memory_mb: int | None = None

@@ -145,6 +145,7 @@ DOORS = {
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
     "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.model lmprog.cli.batch",
     "rich": "lmprog.cli",
+    "flashinfer": "lmprog.runtime.engine.device.flashinfer_reader",
     "typing_extensions": "lmprog.lang lmprog.backends",
 }
 

@@ -26,8 +26,10 @@ from benchmarks.gpu.model import SHAPES, Hardware, Shape, fork, step
 from lmprog.errors import LmprogError
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName, page_reader
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
+from lmprog.runtime.engine.device.flashinfer_reader import is_installed
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.loading import open_driver
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
@@ -77,19 +79,28 @@ def apart(batch: Batch) -> Batch:
     return replace(batch, pages=np.arange(len(batch.pages), dtype=np.int32))
 
 
-def attention(driver: Driver, key: ModuleKey, batch: Batch, shape: Shape, repeats: int) -> float:
-    """Seconds of one layer."""
+def attention(
+    driver: Driver,
+    key: ModuleKey,
+    batch: Batch,
+    shape: Shape,
+    repeats: int,
+    name: DeviceAttentionName = "tree",
+) -> float:
+    """Seconds of one layer; FlashInfer's plan, made once a step, is not in it."""
     layer = LayerAttention(shape.dim**-0.5)
     heads = (shape.heads, shape.kv_heads, shape.dim, shape.dim)
     described = AttentionShape((layer,), *heads, torch.bfloat16)
     pages = int(batch.pages.max()) + 1
-    tree = TreeAttention(Kernels(driver, key), described, pages, batch.page_size, 256)
+    reader = page_reader(name, described, driver.device)
+    tree = TreeAttention(Kernels(driver, key), described, pages, batch.page_size, 256, reader)
     arrays = step_arrays(batch, tree.rules)
     staging = Staging(driver, 2 * sum(array.nbytes for array in arrays.values()))
     at = staging.send(arrays)
     size = batch.num_tokens * shape.heads * shape.dim * 2
     q, out = driver.memory(size).zero_(), driver.memory(size)
     tree.fill(0.5)
+    tree.begin(batch)
     return timed(driver, lambda: tree.attend(0, at, q, out), repeats)
 
 
@@ -113,6 +124,7 @@ def measure(device: str) -> list[Timing]:
     driver = open_driver(device, key)
     bandwidth = copy_bandwidth(driver, 1 << (16 if is_tiny else 30), repeats)
     rows = [Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan"))]
+    has_flashinfer = is_installed() and not is_tiny
     hardware = replace(Hardware(), bytes_per_second=bandwidth)
     for branches, prefix, own in TINY if is_tiny else SHAPES:
         batch = fork(branches, prefix, own)
@@ -121,9 +133,10 @@ def measure(device: str) -> list[Timing]:
             ("shared", batch, best.once),
             ("apart", apart(batch), best.paged),
         ):
-            seconds = attention(driver, key, one, shape, repeats)
-            title = f"attention {branches} x {prefix} + {own}, {name}"
-            rows.append(Timing(title, seconds * 1e6, limit / shape.layers * 1e6))
+            for kind in ("tree", "flashinfer") if has_flashinfer else ("tree",):
+                seconds = attention(driver, key, one, shape, repeats, kind)
+                title = f"{kind} attention {branches} x {prefix} + {own}, {name}"
+                rows.append(Timing(title, seconds * 1e6, limit / shape.layers * 1e6))
     for count in (1, 2) if is_tiny else (1, 64, 256):
         seconds = sampler(driver, key, count, 300 if is_tiny else VOCAB)
         rows.append(Timing(f"sampler {count} rows", seconds * 1e6, float("nan")))

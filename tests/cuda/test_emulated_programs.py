@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -26,15 +27,23 @@ pytestmark = [
 
 
 @contextmanager
-def runtime_on(device: str) -> Iterator[RuntimeBackend]:
+def runtime_on(device: str, attention: Any = None) -> Iterator[RuntimeBackend]:
     """A runtime with the shipped model in a thread of this process."""
     scheduler = SchedulerConfig(num_pages=64, token_budget=128)
-    config = RuntimeConfig("nano", device=device, dtype="float32", threads=1, scheduler=scheduler)
+    config = RuntimeConfig(
+        "nano",
+        device=device,
+        attention=attention,
+        dtype="float32",
+        threads=1,
+        scheduler=scheduler,
+    )
     facts: dict[str, str] = {}
     channel = LocalRuntimeChannel()
     loop, _ = assemble(config, channel, resolved=facts.__setitem__)
     assert facts["device"] == device
-    assert ("tree" in facts["engine"]) == (device == "emulated")
+    kind = f"({attention or 'tree'})" if device == "emulated" else "native"
+    assert kind in facts["engine"]
     ended = threading.Event()
 
     def serve() -> None:
@@ -70,9 +79,10 @@ async def program(s: lmprog.Branch) -> tuple[str, list[int], str, list[str]]:
 def test_a_program_gives_what_it_gives_on_the_processor() -> None:
     """Generation, forks, a constraint, a select, and draws by a seed."""
     values = {}
-    for device in ("cpu", "emulated"):
-        with runtime_on(device) as backend:
+    for place in (("cpu", None), ("emulated", None), ("emulated", "reference")):
+        with runtime_on(*place) as backend:
             run = program.using(backend=backend, temperature=0).run()
-            values[device] = run.value
+            values[place] = run.value
             assert run.usage.cached > 0
-    assert values["emulated"] == values["cpu"]
+    assert values["emulated", None] == values["cpu", None]
+    assert values["emulated", "reference"] == values["cpu", None]

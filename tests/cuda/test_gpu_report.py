@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from lmprog.cli import main
-from lmprog.errors import NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.device import evidence, report
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
-from lmprog.runtime.engine.device.kernels import Kernels
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 KEY = ModuleKey("bf16", 64)
@@ -48,32 +46,13 @@ def test_evidence_is_gathered_once_for_a_device(
     monkeypatch.setattr(evidence, "_TREES", 2)
     real, looks = evidence.gathered, []
 
-    def counted(*given: object) -> evidence.Evidence:
+    def counted(*given: object, **more: object) -> evidence.Evidence:
         looks.append(given)
         return real(driver, KEY, 2)
 
     monkeypatch.setattr(evidence, "gathered", counted)
     for name in ("a GPU", "a GPU", "another GPU"):
-        found = evidence.check_device(driver, KEY, name)
+        found = evidence.kept_evidence(driver, KEY, name, "tree", lambda _: None)
         assert found.is_right
         assert 0 < found.worst < 0.01
     assert len(looks) == 2
-
-
-@needs_compiler
-def test_a_device_whose_results_are_wrong_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The merge is left out, as if the device had lost it."""
-    driver = EmulatedDriver(emulated_kernels(KEY))
-    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
-    launch = Kernels.launch
-
-    def without_merge(self: Kernels, name: str, *given: object, **more: object) -> None:
-        if name != "tree_merge":
-            launch(self, name, *given, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Kernels, "launch", without_merge)
-    for _ in range(2):  # found the first time, and kept
-        with pytest.raises(NotSupported, match="the kernels are wrong on a GPU"):
-            evidence.check_device(driver, KEY, "a GPU")

@@ -50,6 +50,13 @@ class InferenceEngine(Protocol):
 def load_engine(config: RuntimeConfig) -> NativeEngine | TorchEngine:
     """The engine that `config` asks for. Raises ModelError where the model cannot be loaded,
     InvalidParameter where it cannot be as asked."""
+    if config.attention in ("tree", "flashinfer"):
+        raise InvalidParameter(
+            f"attention = {config.attention!r} is of a device; the processor has native, reference",
+            name="attention",
+            value=config.attention,
+            allowed="native, reference",
+        )
     folder = locate(config.model)
     reason = _why_not_native(config, folder)
     if reason is None:

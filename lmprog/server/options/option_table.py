@@ -76,7 +76,8 @@ _HELP: Mapping[str, str] = {
     "engine": "what computes the model; default: native where a compiler is found and the "
     "architecture is known",
     "quantize": "round weights to 8 or 4 bits (native engine)",
-    "attention": "which kernels the torch engine uses; default: the best that this machine has",
+    "attention": "processor: native, reference (asks for the torch engine); device: tree, "
+    "flashinfer, reference; default: the best that is right on this machine",
     "threads": "processor threads; default: all cores; small steps of small models use one",
     "context_len": "most tokens of one branch; default: the model's",
     "kv_memory_mb": "memory for keys and values; default: by model and machine",

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder, StepInputs
 from lmprog.runtime.engine.device.driver import DeviceGraph, Driver
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
@@ -31,6 +32,7 @@ class DeviceModel:
 
     decoder: DeviceDecoder
     attention: TreeAttention
+    attention_name: DeviceAttentionName
     location: Path | None
     """The checkpoint's folder; None for a dummy."""
     context_len: int
@@ -46,7 +48,8 @@ class DeviceEngine:
         self.context_len = model.context_len
         self.vocab_size = model.decoder.shape.vocab_size
         self.dtype = str(model.dtype).removeprefix("torch.")
-        self.label = f"{'emulated' if driver.device.type == 'cpu' else driver.device} (tree)"
+        place = "emulated" if driver.device.type == "cpu" else str(driver.device)
+        self.label = f"{place} ({model.attention_name})"
         self.num_pages = model.num_pages
         self.attention = model.attention
         self.sampler = sampler
@@ -63,7 +66,8 @@ class DeviceEngine:
             if len(batch.copies):
                 self.attention.copy(torch.from_numpy(batch.copies))
             arrays = step_arrays(batch, self.attention.rules)
-            if batch.num_tokens == batch.num_rows:
+            self.attention.begin(batch)
+            if batch.num_tokens == batch.num_rows and self.attention.can_be_captured:
                 self._replay(arrays)
             else:
                 self._issue(arrays, StagingLayout.exact(arrays))

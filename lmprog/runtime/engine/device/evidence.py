@@ -9,18 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from lmprog.errors import NotSupported
 from lmprog.native import cache_folder, kernels_folder
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.reference import attend
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.driver import TYPE_NAMES, Driver, ModuleKey
 from lmprog.runtime.engine.device.kernels import Kernels
+from lmprog.runtime.engine.device.page_readers import PageReader
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import step_arrays
 from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention
@@ -42,33 +44,34 @@ class Evidence:
     is_right: bool
 
 
-def check_device(driver: Driver, key: ModuleKey, name: str) -> Evidence:
-    """Looks at most once for each device, driver and state of the sources. Raises NotSupported
-    where the kernels are wrong.
+ReaderOf: TypeAlias = Callable[[AttentionShape], PageReader | None]
+"""What reads the pages of a model of this shape; None: the tree kernels."""
 
-    `name` tells the device and its driver apart from others.
+
+def kept_evidence(
+    driver: Driver, key: ModuleKey, device_name: str, attention: str, reader_of: ReaderOf
+) -> Evidence:
+    """Looks at most once for each device, driver, kind of attention and state of the sources.
+
+    `device_name` tells the device and its driver apart from others.
     """
-    seen = hashlib.sha256(f"{name}|{key}".encode())
+    seen = hashlib.sha256(f"{device_name}|{key}|{attention}".encode())
     for path in sorted((kernels_folder() / "cuda").iterdir()):
         seen.update(path.read_bytes())
     kept = cache_folder() / "evidence" / f"{seen.hexdigest()[:24]}.json"
     if kept.exists():
-        evidence = Evidence(**json.loads(kept.read_text()))
-    else:
-        log.info("first use of this device: %d random trees are compared", _TREES)
-        evidence = gathered(driver, key)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        fields = {"worst": evidence.worst, "trees": evidence.trees, "is_right": evidence.is_right}
-        kept.write_text(json.dumps(fields))
-    if not evidence.is_right:
-        raise NotSupported(
-            f"the kernels are wrong on {name}: relative error {evidence.worst:.2g} "
-            f"on random trees; please report this. device='cpu' is not concerned"
-        )
+        return Evidence(**json.loads(kept.read_text()))
+    log.info("first use of this device: %d random trees are compared (%s)", _TREES, attention)
+    evidence = gathered(driver, key, reader_of=reader_of)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    fields = {"worst": evidence.worst, "trees": evidence.trees, "is_right": evidence.is_right}
+    kept.write_text(json.dumps(fields))
     return evidence
 
 
-def gathered(driver: Driver, key: ModuleKey, trees: int = _TREES) -> Evidence:
+def gathered(
+    driver: Driver, key: ModuleKey, trees: int = _TREES, reader_of: ReaderOf = lambda _: None
+) -> Evidence:
     """Compares `trees` random trees; a minute on the emulator, some two seconds on a GPU."""
     worst = 0.0
     dtype = next(dtype for dtype, name in TYPE_NAMES.items() if name == key.type_name)
@@ -80,7 +83,7 @@ def gathered(driver: Driver, key: ModuleKey, trees: int = _TREES) -> Evidence:
         )
         heads = [(4, 2), (8, 1), (3, 3)][seed % 3]
         shape = AttentionShape((layer,), *heads, key.head_dim, key.head_dim, dtype)
-        error = tree_error(driver, key, shape, seed)
+        error = tree_error(driver, key, shape, seed, reader_of)
         if not error <= worst:  # also where it is nan
             worst = error
         if worst != worst:
@@ -88,12 +91,18 @@ def gathered(driver: Driver, key: ModuleKey, trees: int = _TREES) -> Evidence:
     return Evidence(worst, trees, worst <= _TOLERANCE[key.type_name])
 
 
-def tree_error(driver: Driver, key: ModuleKey, shape: AttentionShape, seed: int) -> float:
+def tree_error(
+    driver: Driver,
+    key: ModuleKey,
+    shape: AttentionShape,
+    seed: int,
+    reader_of: ReaderOf = lambda _: None,
+) -> float:
     """The worst relative error of a token in one random tree, nan where anything is."""
     rng = np.random.default_rng(seed)
     batch = _tree(rng)
     num_pages = int(batch.pages.max()) + 1
-    attention = TreeAttention(Kernels(driver, key), shape, num_pages, _PAGE, 1024)
+    attention = TreeAttention(Kernels(driver, key), shape, num_pages, _PAGE, 1024, reader_of(shape))
     dim, heads, kv_heads = shape.head_dim, shape.num_heads, shape.num_kv_heads
     values = torch.Generator().manual_seed(seed)
     lengths = batch.kv_lens.astype(np.int64)
@@ -107,6 +116,7 @@ def tree_error(driver: Driver, key: ModuleKey, shape: AttentionShape, seed: int)
     q, out = (driver.memory(queries.nbytes).view(shape.dtype).view(queries.shape) for _ in "qo")
     q.copy_(queries)
     out.fill_(float("nan"))
+    attention.begin(batch)
     attention.attend(0, at, q, out)
     driver.event().wait()
     got, worst = out.cpu().double(), 0.0

@@ -15,12 +15,17 @@ import torch
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.device.attention_choice import (
+    NAMES,
+    DeviceAttentionName,
+    page_reader,
+    right_attention,
+)
 from lmprog.runtime.engine.device.cuda_driver import CudaDriver
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine, DeviceModel
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
-from lmprog.runtime.engine.device.evidence import check_device
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
@@ -50,6 +55,8 @@ class _Asked:
     shape: ModelShape
     dtype: torch.dtype
     context_len: int
+    attention_name: DeviceAttentionName | None
+    """None: whichever is right."""
 
     @property
     def attention(self) -> AttentionShape:
@@ -70,10 +77,11 @@ def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
     asked = _asked(config)
     key = module_key(asked.attention)
     driver = open_driver(device, key)
+    name = asked.attention_name or "tree"
     if isinstance(driver, CudaDriver):
-        check_device(driver, key, driver.name)
+        name = right_attention(driver, key, asked.attention, asked.attention_name, driver.name)
     with torch.inference_mode():
-        return _loaded(config, asked, driver, key)
+        return _loaded(config, asked, driver, key, name)
 
 
 def open_driver(device: str, key: ModuleKey) -> Driver:
@@ -83,7 +91,13 @@ def open_driver(device: str, key: ModuleKey) -> Driver:
     return CudaDriver(int(device.partition(":")[2]), key)
 
 
-def _loaded(config: RuntimeConfig, asked: _Asked, driver: Driver, key: ModuleKey) -> DeviceEngine:
+def _loaded(
+    config: RuntimeConfig,
+    asked: _Asked,
+    driver: Driver,
+    key: ModuleKey,
+    attention_name: DeviceAttentionName,
+) -> DeviceEngine:
     kernels = Kernels(driver, key)
     budget = 1 << (max(8, config.scheduler.token_budget) - 1).bit_length()
     if asked.folder is None:
@@ -94,8 +108,17 @@ def _loaded(config: RuntimeConfig, asked: _Asked, driver: Driver, key: ModuleKey
     decoder.make_room(config.scheduler.max_rows)
     page_size = config.scheduler.page_size
     num_pages = _num_pages(config, driver, TreeAttention.page_bytes(asked.attention, page_size))
-    attention = TreeAttention(kernels, asked.attention, num_pages, page_size, budget)
-    model = DeviceModel(decoder, attention, asked.folder, asked.context_len, asked.dtype, num_pages)
+    reader = page_reader(attention_name, asked.attention, driver.device)
+    attention = TreeAttention(kernels, asked.attention, num_pages, page_size, budget, reader)
+    model = DeviceModel(
+        decoder,
+        attention,
+        attention_name,
+        asked.folder,
+        asked.context_len,
+        asked.dtype,
+        num_pages,
+    )
     return DeviceEngine(driver, model, DeviceSampler(kernels, asked.shape.vocab_size))
 
 
@@ -112,7 +135,15 @@ def _asked(config: RuntimeConfig) -> _Asked:
             )
         shape = read_shape(described)
         own = described.get("dtype") or described.get("torch_dtype") or "float32"
-    for field in ("attention", "engine", "quantize"):
+    allowed = ", ".join(NAMES)
+    if config.attention not in (None, *NAMES):
+        raise InvalidParameter(
+            f"attention = {config.attention!r} is of the processor; a device has {allowed}",
+            name="attention",
+            value=config.attention,
+            allowed=allowed,
+        )
+    for field in ("engine", "quantize"):
         if getattr(config, field) is not None:
             raise InvalidParameter(
                 f"{field} = {getattr(config, field)!r} is of the processor; a device has none",
@@ -123,7 +154,11 @@ def _asked(config: RuntimeConfig) -> _Asked:
     if config.kv_dtype not in (None, name):
         raise NotSupported(f"on a device keys and values are kept in the model's type, {name}")
     return _Asked(
-        folder, shape, _DTYPES.get(name, torch.float32), context_length(config, shape.context_len)
+        folder,
+        shape,
+        _DTYPES.get(name, torch.float32),
+        context_length(config, shape.context_len),
+        config.attention,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape
+from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.driver import HEAD_DIMS, TYPE_NAMES, ModuleKey
 from lmprog.runtime.engine.device.items import Tiling
 from lmprog.runtime.engine.device.kernels import (
@@ -25,6 +26,7 @@ from lmprog.runtime.engine.device.kernels import (
     TreeArgs,
     address,
 )
+from lmprog.runtime.engine.device.page_readers import PageReader
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import StepRules
 
@@ -60,12 +62,21 @@ class TreeAttention:
     """The pages of all layers and their kernels. # [layers][pages][2][kv_heads][page_size][dim]"""
 
     def __init__(
-        self, kernels: Kernels, shape: AttentionShape, num_pages: int, page_size: int, budget: int
+        self,
+        kernels: Kernels,
+        shape: AttentionShape,
+        num_pages: int,
+        page_size: int,
+        budget: int,
+        reader: PageReader | None = None,
     ) -> None:
-        """`budget`: the most tokens of a step."""
+        """`budget`: the most tokens of a step. `reader` reads the pages in place of our kernels,
+        which write them in any case.
+        """
         if page_size & (page_size - 1):
             raise NotSupported(f"pages of {page_size} slots: on a device it is a power of two")
         self.shape = shape
+        self._reader = reader
         self._kernels = kernels
         self._driver = kernels.driver
         self._page_shift = page_size.bit_length() - 1
@@ -154,8 +165,40 @@ class TreeAttention:
         )
         self._kernels.launch("rope_append", args)
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether all of a step's work is in launches that read their arrays from the device."""
+        return self._reader is None
+
+    def begin(self, batch: Batch) -> None:
+        """Before the first layer of a step."""
+        reader = self._reader
+        if reader is not None:
+            self._driver.compute(lambda: reader.begin(batch))
+
     def attend(self, layer: int, at: Mapping[str, int], q: torch.Tensor, out: torch.Tensor) -> None:
-        """# q, out [tokens, heads, dim]"""
+        """q and out hold at least the step's tokens. # [tokens, heads, dim]"""
+        reader = self._reader
+        if reader is None:
+            self._attend_by_tree(layer, at, q, out)
+            return
+        dim = self.shape.head_dim
+        pages, queries, attended = (
+            self._pages_of(layer),
+            q.view(-1, self.shape.num_heads, dim),
+            out.view(-1, self.shape.num_heads, dim),
+        )
+        self._driver.compute(lambda: reader.read(layer, pages, queries, attended))
+
+    def _pages_of(self, layer: int) -> torch.Tensor:
+        """# [pages, 2, kv_heads, page_size, dim]"""
+        own = self._pool[layer * self._layer_bytes : (layer + 1) * self._layer_bytes]
+        sizes = (self._num_pages, 2, self.shape.num_kv_heads, 1 << self._page_shift)
+        return own.view(self.shape.dtype).view(*sizes, self.shape.head_dim)
+
+    def _attend_by_tree(
+        self, layer: int, at: Mapping[str, int], q: torch.Tensor, out: torch.Tensor
+    ) -> None:
         shape, own = self.shape, self.shape.layers[layer]
         plan = self.rules.windows.index(own.window)
         kinds = {"small": Count.SMALL_ITEMS, "large": Count.LARGE_ITEMS}

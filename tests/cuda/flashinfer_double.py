@@ -1,0 +1,112 @@
+"""FlashInfer's documented meaning in plain torch, for machines without a GPU.
+
+Written from its documentation of paged key/value caches ("HND": [pages, 2, kv_heads, page_size,
+dim]; `window_left` counts the keys before a query's own), not from our reader. Refuses what the
+record of its signatures does not have.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tests.cuda.flashinfer_source import METHODS, WRAPPER, record
+
+
+class PagedPrefillDouble:
+    """`BatchPrefillWithPagedKVCacheWrapper` as it is documented."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        asked = bound("__init__", given, named)
+        assert asked["kv_layout"] == "HND"
+        assert asked["float_workspace_buffer"].dtype == torch.uint8
+        self._plan: dict[str, Any] = {}
+
+    def plan(self, *given: Any, **named: Any) -> None:
+        plan = bound("plan", given, named)
+        for name in ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"):
+            assert plan[name].dtype == torch.int32, name
+        assert len(plan["paged_kv_indices"]) == plan["paged_kv_indptr"][-1]
+        lens = plan["paged_kv_last_page_len"]
+        assert bool(((lens >= 1) & (lens <= plan["page_size"])).all())
+        assert plan["causal"] is True
+        self._plan = plan
+
+    def run(self, *given: Any, **named: Any) -> torch.Tensor:
+        asked, plan = bound("run", given, named), self._plan
+        q, cache, out = asked["q"], asked["paged_kv_cache"], asked["out"]
+        assert q.dtype == plan["q_data_type"]
+        assert cache.dtype == plan["kv_data_type"]
+        assert q.shape[1:] == (plan["num_qo_heads"], plan["head_dim_qk"])
+        assert cache.shape[1:] == (
+            2,
+            plan["num_kv_heads"],
+            plan["page_size"],
+            plan["head_dim_qk"],
+        )
+        starts, tables = plan["qo_indptr"].tolist(), plan["paged_kv_indptr"].tolist()
+        for row, last_len in enumerate(plan["paged_kv_last_page_len"].tolist()):
+            pages = plan["paged_kv_indices"][tables[row] : tables[row + 1]].long()
+            length = (len(pages) - 1) * plan["page_size"] + last_len
+            queries = q[starts[row] : starts[row + 1]]
+            out[starts[row] : starts[row + 1]] = self._row(queries, cache[pages], length)
+        return out
+
+    def _row(self, q: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
+        """pages [pages, 2, kv_heads, page_size, dim]"""
+        plan = self._plan
+        keys, values = (
+            pages[:, which].transpose(1, 2).flatten(0, 1)[:length].double() for which in (0, 1)
+        )
+        group = plan["num_qo_heads"] // plan["num_kv_heads"]
+        result = torch.empty_like(q, dtype=torch.float64)
+        for index in range(len(q)):
+            own = length - len(q) + index  # causal: the last query sees the last key
+            first = 0 if plan["window_left"] < 0 else max(0, own - plan["window_left"])
+            for head in range(plan["num_qo_heads"]):
+                seen = slice(first, own + 1)
+                scores = keys[seen, head // group] @ q[index, head].double()
+                scores = scores * plan["sm_scale"]
+                if plan.get("logits_soft_cap"):
+                    cap = plan["logits_soft_cap"]
+                    scores = cap * torch.tanh(scores / cap)
+                assert math.isfinite(float(scores.max()))
+                result[index, head] = torch.softmax(scores, 0) @ values[seen, head // group]
+        return result.to(q.dtype)
+
+
+def bound(method: str, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, as the real signature would bind them."""
+    signature = record()["methods"][method]
+    assert method in METHODS
+    assert len(given) <= len(signature["names"])
+    arguments = dict(zip(signature["names"], given, strict=False))
+    for name, value in named.items():
+        assert name in signature["names"] or name in signature["keywords"], (method, name)
+        assert name not in arguments, (method, name)
+        arguments[name] = value
+    assert set(signature["required"]) <= set(arguments), method
+    return arguments
+
+
+@contextmanager
+def flashinfer_double() -> Iterator[None]:
+    """The package, as long as the block runs."""
+    before = sys.modules.get("flashinfer")
+    double = ModuleType("flashinfer")
+    double.__spec__ = sys.__spec__  # found, as an installed package is
+    setattr(double, WRAPPER, PagedPrefillDouble)
+    sys.modules["flashinfer"] = double
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules["flashinfer"]
+        else:
+            sys.modules["flashinfer"] = before
