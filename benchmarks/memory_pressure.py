@@ -16,6 +16,8 @@ import argparse
 import heapq
 import random
 from array import array
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 from lmprog.config import SchedulerConfig
@@ -25,10 +27,13 @@ from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageKey
 from lmprog.wire import SamplingParams
 
 FIXED = 0.004
 PER_TOKEN = 0.00015
+SECONDS_PER_PAGE = 0.0002
+"""Of the second tier, to store and load a page: what the page cache of a small machine takes."""
 CONTEXT = 4096
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -45,6 +50,44 @@ class Chat:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     pin: Pin | None = None
     turn: int = 0
+
+
+class VirtualStore:
+    """A second tier of `num_handles` pages without contents. Loads come one after the other, and
+    take `SECONDS_PER_PAGE` of virtual time for each page."""
+
+    def __init__(self, num_handles: int, clock: Callable[[], float]) -> None:
+        self.num_handles = num_handles
+        self.seconds_per_page = SECONDS_PER_PAGE
+        self._clock = clock
+        self._ready_at = 0.0
+        self._num_loads = 0
+        self._loads: list[tuple[float, LoadEnd]] = []
+
+    def known(self) -> list[KnownPage]:
+        return []
+
+    def store(self, handle: int, page: int, key: PageKey) -> bool:
+        return True
+
+    def load(self, handles: Items[int], pages: Items[int], keys: Items[PageKey]) -> int:
+        self._ready_at = max(self._ready_at, self._clock()) + SECONDS_PER_PAGE * len(pages)
+        self._num_loads += 1
+        ticket = self._num_loads
+        self._loads.append((self._ready_at, LoadEnd(ticket, len(pages))))
+        return ticket
+
+    def finished(self) -> list[LoadEnd]:
+        now = self._clock()
+        ended = [end for at, end in self._loads if at <= now]
+        self._loads = [(at, end) for at, end in self._loads if at > now]
+        return ended
+
+    def forget(self, handles: Items[int]) -> None: ...
+
+    def wait_for_room(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,10 +110,14 @@ class Outcome:
 class PressureRun:
     """One workload under one configuration. `at_most`: programs at a time, by the client."""
 
-    def __init__(self, chats: list[Chat], config: SchedulerConfig, at_most: int = 10**9) -> None:
+    def __init__(
+        self, chats: list[Chat], config: SchedulerConfig, at_most: int = 10**9, tier: int = 0
+    ) -> None:
+        """`tier`: pages of the second tier."""
         self.chats = chats
         self.now = 0.0
-        self.scheduler = Scheduler(config, CONTEXT, clock=lambda: self.now)
+        store = VirtualStore(tier, self._time) if tier else None
+        self.scheduler = Scheduler(config, CONTEXT, clock=self._time, store=store)
         self.busy = 0.0
         self.cached = 0
         self.running: dict[SequenceGroup, Chat] = {}
@@ -78,6 +125,9 @@ class PressureRun:
         self.todo = list(reversed(chats))
         self.num_open = 0
         self.at_most = at_most
+
+    def _time(self) -> float:
+        return self.now
 
     def run(self) -> Outcome:
         steps = 0
@@ -164,13 +214,18 @@ def chats(seed: int, answer: int, think: float, scale: float) -> list[Chat]:
 
 
 CONFIG = SchedulerConfig(page_size=PAGE)
+UNLIMITED = replace(CONFIG, admission="unlimited")
 POLICIES = {
-    "unlimited, fcfs": (replace(CONFIG, admission="unlimited", policy="fcfs"), 10**9),
-    "unlimited, lpm": (replace(CONFIG, admission="unlimited"), 10**9),
-    "at most ten programs": (replace(CONFIG, admission="unlimited"), 10),
-    "at most five programs": (replace(CONFIG, admission="unlimited"), 5),
-    "programs that fit": (CONFIG, 10**9),
+    "unlimited, fcfs": (replace(UNLIMITED, policy="fcfs"), 10**9, 0.0),
+    "unlimited, lpm": (UNLIMITED, 10**9, 0.0),
+    "at most ten programs": (UNLIMITED, 10, 0.0),
+    "at most five programs": (UNLIMITED, 5, 0.0),
+    "programs that fit": (CONFIG, 10**9, 0.0),
+    "unlimited, lpm, second tier": (UNLIMITED, 10**9, 1.0),
+    "programs that fit, second tier": (CONFIG, 10**9, 1.0),
 }
+"""Configuration, most programs at a time, and the second tier as a part of what all programs need.
+"""
 
 
 def outcome(
@@ -180,8 +235,9 @@ def outcome(
     made = chats(seed, answer, think, scale)
     sizes = [sum(map(len, chat.questions)) + 4 * chat.answer for chat in made]
     tokens = max(int(memory * sum(sizes)), 2 * max(sizes))
-    config, at_most = POLICIES[name]
-    return PressureRun(made, replace(config, num_pages=-(-tokens // PAGE)), at_most).run()
+    config, at_most, part = POLICIES[name]
+    tier = -(-int(part * sum(sizes)) // PAGE)
+    return PressureRun(made, replace(config, num_pages=-(-tokens // PAGE)), at_most, tier).run()
 
 
 def main() -> None:

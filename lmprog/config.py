@@ -37,7 +37,8 @@ class SchedulerConfig:
     memory is worth, so that waiting is bounded: see `runtime/scheduling/policy`."""
     admission: AdmissionName = "programs"
     """programs: as many programs at a time as fit in memory until they end. unlimited: all whose
-    next call fits; where they do not all fit, they evict each other's pages.
+    next call fits; where they do not all fit, they evict each other's pages. With a second tier
+    (`RuntimeConfig.kv_disk_mb`) that gives them back for little, programs is unlimited.
     """
     share: bool = True
     """False switches the tree off (nothing is matched or kept): the plain twin that the cache is
@@ -69,6 +70,13 @@ class RuntimeConfig:
     threads: int | None = None
     context_len: int | None = None
     kv_memory_mb: int | None = None
+    kv_disk_mb: int | None = None
+    """Keys and values that memory has no place for are kept in a file of at most this size, and
+    found again after a restart; None: they are not. The file holds prompts; its owner alone can
+    read it.
+    """
+    kv_disk_folder: str | None = None
+    """Where; None: the folder `kv` of lmprog's cache."""
     public_prefix: tuple[str, ...] = ()
     """Files of texts and first messages that caches of different keys share; what follows them is
     each key's own.

@@ -60,22 +60,27 @@ UNITS = {
     "constraints": Unit("lmprog.constraints", "errors native wire"),
     "documents": Unit("lmprog.runtime.documents", "errors"),
     "text": Unit("lmprog.runtime.text", "errors wire documents"),
-    "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints"),
+    "tier": Unit("lmprog.runtime.tier", "radix"),
+    "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
     "programs": Unit(
         "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
     ),
     "constraint": Unit("lmprog.constrained", "errors wire ops constraints programs"),
     # tensors: they see batches, never requests
     "engine": Unit(
+<<<<<<< HEAD
         "lmprog.runtime.engine",
         "errors config native weight_cache wire documents scheduling batch",
+=======
+        "lmprog.runtime.engine", "errors config native weight_cache wire tier scheduling batch"
+>>>>>>> bad572f (Add a second tier of keys and values in a file)
     ),
     "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
     "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling programs batch"),
     # what puts the parts together
     "simulation": Unit(
         "lmprog.simulation",
-        "errors config wire transport radix constraints text scheduling programs batch loop",
+        "errors config wire transport radix constraints text tier scheduling programs batch loop",
     ),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",

@@ -74,6 +74,14 @@ class EvictionOrder:
                 return end.newer
         return None
 
+    def newest_first(self) -> Iterator[Node]:
+        """All nodes, pinned ones before the others; the order must not change meanwhile."""
+        for end in (self._pinned, self._plain):
+            node = end.older
+            while node is not end:
+                yield node
+                node = node.older
+
     def check(self, nodes: list[Node]) -> None:
         """`nodes` are all nodes of the tree, roots left out."""
         pinned = {node for node in nodes if node.pins and not node.locks}

@@ -49,6 +49,7 @@ class Node:
         "pins_here",
         "reserves_page",
         "salt",
+        "saved_to",
         "tail_child",
         "used",
     )
@@ -78,6 +79,8 @@ class Node:
         self.pins_here = 0
         # identifies it in the tree; when a node is split, the upper part keeps the number
         self.number = 0
+        # up to here the path was kept elsewhere too when that was looked up (`RadixTree.on_evict`)
+        self.saved_to = 0
         # time of the last use (`RadixTree.tick`); not updated while it is locked
         self.used = 0.0
         # evicting everything below it would have to leave one page to this node

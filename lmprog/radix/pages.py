@@ -44,6 +44,12 @@ class PageAllocator:
         assert len(self._allocated) == rest, f"a page was freed twice: {back}"
         self._free.extend(reversed(back))
 
+    def keep_only(self, held: Iterable[int]) -> None:
+        """Every page but those `held`, which are allocated, is free."""
+        kept = set(held)
+        assert kept <= self._allocated, "a page is held though it is free"
+        self.free(sorted(self._allocated - kept))
+
     def check(self, held: Iterable[int]) -> None:
         """`held` are the pages of all owners: with the free ones they must be all pages, each
         once.

@@ -15,7 +15,7 @@ Callers must:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lmprog.radix.audit import audit, pages_of
 from lmprog.radix.node import TOKEN_BYTES, Node, Tokens, can_end_at, subtree
@@ -34,6 +34,13 @@ class RadixTree:
         self._pages = pages
         self._refs = References(page_size, pages)
         self._shape = TreeShape(page_size, self._refs)
+        self.on_evict: Callable[[Node], object] | None = None
+        """Told of a leaf before pages at its end are evicted, while it has them all."""
+
+    @property
+    def page_size(self) -> int:
+        """Slots of a page."""
+        return self._page_size
 
     @property
     def num_nodes(self) -> int:
@@ -176,6 +183,8 @@ class RadixTree:
             node = self._refs.order.next_victim()
             if node is None:
                 break
+            if self.on_evict is not None:
+                self.on_evict(node)
             freed += self._shape.evict_from(node, count - freed)
         return freed
 
@@ -228,6 +237,14 @@ class RadixTree:
         for root in self.roots():
             for child in root.children.values():
                 yield from subtree(child)
+
+    def newest_first(self) -> Iterator[Node]:
+        """Unlocked nodes, the one used last first. The tree must not change meanwhile."""
+        return self._refs.order.newest_first()
+
+    def pages_below(self, top: Node) -> list[int]:
+        """The pages of `top` and of everything below it."""
+        return pages_of([*subtree(top)])
 
     def pages_held(self) -> list[int]:
         """The pages of the tree, in no particular order."""

@@ -41,6 +41,7 @@ def assemble(
     `stage` is told what it is busy with, `resolved` what was decided where `config` left it open.
     """
     stage("imports its libraries")
+    from lmprog.runtime.engine.kept_pages import open_disk_store
     from lmprog.runtime.engine.selection import select_engine
 
     stage("loads the model")
@@ -51,7 +52,8 @@ def assemble(
     resolved("dtype", engine.dtype)
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
-    scheduler = Scheduler(scheduling, engine.context_len, clock=time.monotonic)
+    store = open_disk_store(config, engine) if scheduling.share else None
+    scheduler = Scheduler(scheduling, engine.context_len, clock=time.monotonic, store=store)
     template: list[ChatTemplate] = []
 
     def chat_template() -> ChatTemplate:

@@ -38,6 +38,10 @@ MAX_CHECKED_PAGES = 2_048
 """Invariants of more nodes or pages are not checked while idle: a check takes some 7 us a node and
 0.1 us a page, and the next request would wait for it.
 """
+MAX_STORE_SECONDS = 0.002
+"""Seconds that storing pages in the second tier may take in a turn without other work."""
+STOP_SECONDS = 3.0
+"""The same at the end."""
 
 Logits = TypeVar("Logits")
 LogitsOut = TypeVar("LogitsOut", covariant=True)
@@ -79,6 +83,7 @@ class Loop:
         )
         self._clock = clock
         self._checked_at = 0
+        self._stored_at = 0
         self._had_rows = False
 
     def step(self) -> None:
@@ -91,6 +96,23 @@ class Loop:
         self.channel.send(self.interpreter.deliver(progress, began))
         if self.scheduler.idle:
             self._check_invariants()
+            self._store_recent()
+
+    def stop(self) -> None:
+        """After the last step: what was computed goes to the second tier, if there is one."""
+        tier = self.scheduler.tier
+        if tier is not None:
+            ends = self._clock() + STOP_SECONDS
+            tier.close(lambda: self._clock() < ends)
+
+    def _store_recent(self) -> None:
+        """A little while after each stretch of work, until there is nothing new to store."""
+        tier, steps = self.scheduler.tier, self.scheduler.stats.steps
+        if tier is None or steps == self._stored_at:
+            return
+        ends = self._clock() + MAX_STORE_SECONDS
+        if not tier.save_recent(lambda: self._clock() < ends):
+            self._stored_at = steps
 
     def _receive(self) -> None:
         """Takes in what has come; with nothing to do, waits for it."""

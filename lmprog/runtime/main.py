@@ -61,6 +61,7 @@ def main() -> int:
     parent.ready(channel.address, facts)
     while not stop.is_set():
         loop.step()
+    loop.stop()
     channel.close()
     return 0
 

@@ -20,6 +20,8 @@ _STEP = np.uint64(0xBF58476D1CE4E5B9)
 _SEED = np.uint64(7)
 
 Floats = NDArray[np.float32]
+PageContents = tuple[NDArray[np.uint64], NDArray[np.bool_]]
+"""Of each slot of a page: its hash, and whether it is not finite."""
 
 
 class FakeEngine:
@@ -41,6 +43,19 @@ class FakeEngine:
         self.fail_next = False
         self.num_faults = 0
         """Number of faults so far."""
+
+    def read_page(self, page: int) -> PageContents:
+        """A copy of what is in the slots of `page`."""
+        where = slice(page * self._page_size, (page + 1) * self._page_size)
+        return self._slots[where].copy(), self._bad[where].copy()
+
+    def write_page(self, page: int, contents: PageContents) -> None:
+        where = slice(page * self._page_size, (page + 1) * self._page_size)
+        self._slots[where], self._bad[where] = contents
+
+    def spoil_page(self, page: int) -> None:
+        """Junk, that shows when it is read."""
+        self.write_page(page, (np.zeros(self._page_size, np.uint64), np.ones(1, bool)))
 
     def forward(self, batch: Batch) -> Floats:
         """Logits [L, vocab] of `batch.logit_tokens`."""

@@ -23,6 +23,7 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.simulation.fake_engine import FakeEngine, Floats
+from lmprog.simulation.fake_store import FakeStore
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.reply_checks import ReplyChecks
@@ -42,6 +43,8 @@ class Scenario:
     faults: float
     seconds_per_step: float
     seconds_per_token: float
+    num_handles: int = 0
+    """Pages of a second tier; 0: there is none."""
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -56,6 +59,7 @@ def draw(rng: random.Random) -> Scenario:
         max_chunk=rng.choice([0, 0, 1, 7]),
         policy=rng.choice(["fcfs", "lpm", "dfs"]),
         ageing=rng.choice([0.0, 0.5, 10.0]),
+        admission=rng.choice(["programs", "programs", "unlimited"]),
         share=rng.random() < 0.9,
     )
     return Scenario(
@@ -65,6 +69,7 @@ def draw(rng: random.Random) -> Scenario:
         faults=rng.choice([0.0, 0.02, 0.1]),
         seconds_per_step=rng.choice([0.0, 0.005, 0.1]),
         seconds_per_token=rng.choice([0.0, 0.0001, 0.01]),
+        num_handles=rng.choice([0, 3, 20, 200]),
     )
 
 
@@ -101,8 +106,12 @@ class World:
         config = self.scenario.scheduler
         tokenizer = LetterTokenizer()
         self.channel = SimChannel()
-        self.scheduler = Scheduler(config, CONTEXT, clock=self.clock)
         self.engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
+        num_handles, dice = self.scenario.num_handles, random.Random(seed)
+        self.store = FakeStore(self.engine, num_handles, dice, self.scenario.faults)
+        self.scheduler = Scheduler(
+            config, CONTEXT, clock=self.clock, store=self.store if num_handles else None
+        )
         limits = CallLimits(
             tokenizer.vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits
         )
@@ -152,7 +161,9 @@ class World:
             if self.rng.random() < 0.5:
                 self.channel.inbox += [(client.name, op) for op in client.leave()]
         for _ in range(most):
-            if self.scheduler.idle and not self.channel.inbox:
+            tier = self.scheduler.tier
+            is_loading = tier is not None and tier.pages_held()
+            if self.scheduler.idle and not self.channel.inbox and not is_loading:
                 break
             self._turn()
         for client in self.clients:

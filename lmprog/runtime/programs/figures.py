@@ -10,9 +10,12 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 def runtime_figures(scheduler: Scheduler) -> dict[str, float]:
     """What `stats` counts, and tree, pages and queue right now."""
     tree, pages = scheduler.tree, scheduler.pages
+    tier = scheduler.tier
     num_preempted = sum(1 for sequence in scheduler.waiting if sequence.admission_order)
+    kept = {} if tier is None else {f"tier_{name}": value for name, value in tier.figures().items()}
     return {
         **scheduler.stats.figures(),
+        **kept,
         "running": float(len(scheduler.running)),
         "waiting": float(len(scheduler.waiting)),
         "preempted_waiting": float(num_preempted),

@@ -19,6 +19,7 @@ from lmprog.runtime.scheduling.pins import Pins
 from lmprog.runtime.scheduling.program_sizes import ProgramSizes
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.scheduling.step_costs import StepCosts
+from lmprog.runtime.tier.second_tier import SecondTier
 
 MEAN_WEIGHT = 0.1
 """Weight of the newest value in a mean."""
@@ -41,9 +42,11 @@ class ProgramPlace:
 class ActivePrograms:
     """All programs that have sequences or pins."""
 
-    def __init__(self, longest: int, costs: StepCosts) -> None:
+    def __init__(self, longest: int, costs: StepCosts, tier: SecondTier | None = None) -> None:
         self.sizes = ProgramSizes(longest)
         self._costs = costs
+        self._cost_of_return = costs.token_cost if tier is None else tier.cost_of_return
+        """Seconds for a token of a program that has lost its place and returns."""
         self._places: dict[int, ProgramPlace] = {}
         self._num_anonymous = 0
         self._active: dict[int, ProgramPlace] = {}
@@ -181,7 +184,8 @@ class ActivePrograms:
             place
             for place in paused
             if force
-            or gain * max(self._mean_pause, now - place.paused_at) >= costs.per_token * place.size
+            or gain * max(self._mean_pause, now - place.paused_at)
+            >= self._cost_of_return() * place.size
         ]
         return sorted(found, key=_number, reverse=True)
 

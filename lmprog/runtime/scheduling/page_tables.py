@@ -20,6 +20,7 @@ from lmprog.config import SchedulerConfig
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Row
 from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.tier.second_tier import SecondTier
 
 
 class PageTables:
@@ -27,11 +28,18 @@ class PageTables:
     mirrors.
     """
 
-    def __init__(self, config: SchedulerConfig, tree: RadixTree, pages: PageAllocator) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        tree: RadixTree,
+        pages: PageAllocator,
+        tier: SecondTier | None = None,
+    ) -> None:
         self._page_size = config.page_size
         self._share = config.share
         self._tree = tree
         self._pages = pages
+        self._tier = tier
         self._copies: list[Copy] = []
         self._mirrors: list[Mirror] = []
         self._writers: dict[int, tuple[int, int, int]] = {}
@@ -46,7 +54,9 @@ class PageTables:
     # --- the step being planned -------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start a new plan."""
+        """Start a new plan. What came back from the second tier is in the tree from now on."""
+        if self._tier is not None:
+            self._tier.collect()
         self._copies, self._mirrors = [], []
         self._writers.clear()
         self._origins.clear()
@@ -63,6 +73,12 @@ class PageTables:
         if not self._share:
             return 0
         return self._match(sequence).length
+
+    @staticmethod
+    def prefix(sequence: Sequence) -> tuple[array[int], str, int]:
+        """Where its prefix is looked for: keys, root, and how far it need not be computed."""
+        space = sequence.namespace
+        return space.keys(sequence.tokens), space.root, sequence.logits_from
 
     def attach(self, sequence: Sequence) -> None:
         """Locks the longest cached prefix of the sequence, if that is longer than what it has.
@@ -170,6 +186,8 @@ class PageTables:
         """The sequence's logits were not finite: removes its whole path from the tree, because the
         first bad position is not known (a chunk gives no logits). Resets the sequence."""
         self._discard(sequence, 0)
+        if self._tier is not None:
+            self._tier.discard(*self.prefix(sequence)[:2])
         sequence.computed = 0
 
     def _discard(self, sequence: Sequence, start: int) -> None:
@@ -179,6 +197,13 @@ class PageTables:
     def is_discarded(self, sequence: Sequence) -> bool:
         """The sequence's prefix was computed by another sequence's row that failed."""
         return sequence.node is not None and not sequence.node.alive
+
+    def pages_loading(self) -> list[int]:
+        """The pages into which the second tier loads; its invariants are checked as well."""
+        if self._tier is None:
+            return []
+        self._tier.check()
+        return self._tier.pages_held()
 
     def private_pages(self, sequence: Sequence) -> array[int]:
         """The pages that only this sequence uses."""
@@ -258,9 +283,7 @@ class PageTables:
         self._inserted.add(sequence)
 
     def _match(self, sequence: Sequence) -> Match:
-        return self._tree.match(
-            sequence.namespace.keys(sequence.tokens), sequence.namespace.root, sequence.logits_from
-        )
+        return self._tree.match(*self.prefix(sequence))
 
     def _free(self, sequence: Sequence) -> None:
         """Frees the sequence's private pages and its lock."""

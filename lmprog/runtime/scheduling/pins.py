@@ -30,8 +30,10 @@ class Pins:
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
-        self._pins: dict[int, set[Pin]] = {}
-        """By program: pins that were not given back, dropped ones included."""
+        self._pins: dict[int, dict[Pin, None]] = {}
+        """By program: pins that were not given back, dropped ones included. Their order decides
+        what is evicted first.
+        """
         self._youngest: list[int] = []
         """A heap of the negative numbers of programs that may have active pins."""
         self._num_active: dict[int, int] = {}
@@ -46,7 +48,7 @@ class Pins:
         """Pins the path to `node` for a branch of `program`."""
         pin = Pin(node, program)
         self._tree.pin(node)
-        self._pins.setdefault(program, set()).add(pin)
+        self._pins.setdefault(program, {})[pin] = None
         self._num_active[program] = self._num_active.get(program, 0) + 1
         if self._num_active[program] == 1:
             heapq.heappush(self._youngest, -program)
@@ -55,7 +57,7 @@ class Pins:
     def unpin(self, pin: Pin) -> None:
         """Gives a pin back, dropped or not."""
         pins = self._pins[pin.program]
-        pins.remove(pin)
+        del pins[pin]
         self._drop(pin)
         if not pins:
             del self._pins[pin.program], self._num_active[pin.program]

@@ -4,13 +4,15 @@ Clients take turns by what they were served. Within a client, sequences of progr
 before others, unless another one has waited longer by more than the policy's margin. A sequence of
 a program that is not in memory needs a place: room for its pages and for what it and all active
 programs are expected to add, if need be the places of programs that pause. An overdue one gets the
-places of all paused programs, and meanwhile nobody is admitted before it.
+places of all paused programs, and meanwhile nobody is admitted before it. Where a second tier gives
+back what was evicted for little, places are not needed: whoever has pages for the next call runs.
 
 Knows pages, programs and the queue; does not run anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -21,7 +23,14 @@ from lmprog.runtime.scheduling.client_shares import ClientShares
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.pins import Pins
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.scheduling.waiting_queue import ClientQueue, WaitingQueue
+from lmprog.runtime.scheduling.stats import Stats
+from lmprog.runtime.scheduling.waiting_queue import ClientQueue, OrderedSequences, WaitingQueue
+from lmprog.runtime.tier.second_tier import SecondTier
+
+MOST_LOADS_AWAITED = 2
+"""Loads from the second tier that a sequence waits for; what it lacks then is computed."""
+FETCHED_AHEAD = 4
+"""While the head of a queue waits for a load, so many from the head on are loaded too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,8 @@ class Memory:
     tree: RadixTree
     tables: PageTables
     pins: Pins
+    stats: Stats
+    tier: SecondTier | None = None
 
     @property
     def num_obtainable(self) -> int:
@@ -73,11 +84,13 @@ class ProgramAdmission:
             queue = queues[client]
             if queue.active.head is not None and not self._is_overdue(queue):
                 sequence = queue.active.head[1]
-                return sequence if self._has_pages(sequence, running) else None
+                if not self._has_pages(sequence, running):
+                    return None
+                return None if self._is_loading(queue.active, running) else sequence
             if queue.others.head is not None and (place == 0 or self._is_overdue(queue)):
                 sequence = queue.others.head[1]
                 if self._has_place(sequence, running, now, self._is_overdue(queue)):
-                    return sequence
+                    return None if self._is_loading(queue.others, running) else sequence
                 if self._is_overdue(queue):
                     return None
         return None
@@ -94,6 +107,47 @@ class ProgramAdmission:
         if queue.active.head is None:
             return False
         return queue.others.least_rank + self._waiting.order.margin < queue.active.least_rank
+
+    def _is_loading(self, part: OrderedSequences, running: Items[Sequence]) -> bool:
+        """Whether the head, whose prefix is locked, waits for the second tier. Then its lock is
+        given back, and those behind it are asked for too.
+        """
+        tier, reserve = self._memory.tier, len(running) + 1
+        if tier is None:
+            return False
+        head, *others = [sequence for _, sequence in part.entries[:FETCHED_AHEAD]]
+        if not self._awaits_load(tier, head, lambda count: self._free(count, reserve)):
+            return False
+        self._memory.tables.detach(head)
+        pinned = self._memory.tree.num_pinned
+        for sequence in others:
+            self._awaits_load(tier, sequence, lambda count: self._free(count, reserve + pinned))
+        return True
+
+    def _free(self, count: int, reserve: int) -> bool:
+        """Frees `count` pages where `reserve` more could be freed, pinned ones last and by program.
+        Whether it did.
+        """
+        memory = self._memory
+        if memory.num_obtainable < count + reserve:
+            return False
+        missing = max(0, count - memory.pages.num_free)
+        for program in memory.pins.drop_for(missing):
+            self.lose_place(program)
+        memory.stats.evicted_pages += memory.tree.evict(missing)
+        return memory.pages.num_free >= count
+
+    def _awaits_load(
+        self, tier: SecondTier, sequence: Sequence, free: Callable[[int], bool]
+    ) -> bool:
+        """Whether a load of the sequence's prefix is under way; begins one where it may."""
+        if sequence.load is not None and tier.is_loading(sequence.load):
+            return True
+        sequence.load = None
+        if sequence.num_loads < MOST_LOADS_AWAITED:
+            sequence.load = tier.fetch(*self._memory.tables.prefix(sequence), free)
+        sequence.num_loads += sequence.load is not None
+        return sequence.load is not None
 
     def _has_pages(self, sequence: Sequence, running: Items[Sequence]) -> bool:
         """Locks the sequence's prefix; False, and nothing is locked, when there are too few
@@ -121,7 +175,8 @@ class ProgramAdmission:
             return False
         memory, programs = self._memory, self._programs
         sequence.num_found = sequence.computed
-        if memory.config.admission == "unlimited":
+        is_swapping = memory.tier is not None and memory.tier.is_cheap()
+        if memory.config.admission == "unlimited" or is_swapping:
             return True
         if self._growth is None:
             self._growth = programs.expected_growth(running)

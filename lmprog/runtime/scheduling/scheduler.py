@@ -36,6 +36,8 @@ from lmprog.runtime.scheduling.sequence_checks import check_sequences
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import StepCosts
 from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
+from lmprog.runtime.tier.page_store import PageStore
+from lmprog.runtime.tier.second_tier import SecondTier
 
 PREEMPTIONS_BY_AGE = 2
 """Preemptions of a sequence by older programs; then only sequences admitted earlier preempt it."""
@@ -50,22 +52,28 @@ class Scheduler:
         context_len: int,
         stats: Stats | None = None,
         clock: Callable[[], float] | None = None,
+        store: PageStore | None = None,
     ) -> None:
-        """Without a clock, time is counted in work: one second for a step and for each token."""
+        """Without a clock, time is counted in work: one second for a step and for each token. With
+        a store, evicted pages go to a second tier.
+        """
         assert config.num_pages > 0, "the engine says how many pages there are"
         self.config = config
         self.context_len = context_len
         self.stats = stats or Stats()
         self.pages = PageAllocator(config.num_pages)
         self.tree = RadixTree(config.page_size, self.pages)
-        self.tables = PageTables(config, self.tree, self.pages)
-        self.pins = Pins(self.tree)
         self.costs = StepCosts()
-        self.programs = ActivePrograms(self.longest_sequence, self.costs)
+        self.tier = store and SecondTier(store, self.tree, self.pages, self.costs.token_cost)
+        self.tables = PageTables(config, self.tree, self.pages, self.tier)
+        self.pins = Pins(self.tree)
+        self.programs = ActivePrograms(self.longest_sequence, self.costs, self.tier)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix)
-        memory = Memory(config, self.pages, self.tree, self.tables, self.pins)
+        memory = Memory(
+            config, self.pages, self.tree, self.tables, self.pins, self.stats, self.tier
+        )
         self._admission = ProgramAdmission(memory, self.waiting, self.programs, self.shares)
         self.running: list[Sequence] = []
         """In the order of first admission."""
@@ -240,7 +248,7 @@ class Scheduler:
         """All invariants of tree, pages and sequences; raises AssertionError."""
         private = [page for one in self.running for page in self.tables.private_pages(one)]
         self.tree.check()
-        self.pages.check([*self.tree.pages_held(), *private])
+        self.pages.check([*self.tree.pages_held(), *self.tables.pages_loading(), *private])
         self.programs.check(self.running, self.waiting)
         check_sequences(
             self.running, self.waiting, set(self.tree.pages_held()), self.config.page_size

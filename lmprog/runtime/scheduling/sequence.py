@@ -88,10 +88,12 @@ class Sequence:
         "error",
         "extends_prompt",
         "group",
+        "load",
         "matched",
         "namespace",
         "node",
         "num_found",
+        "num_loads",
         "num_memory_preemptions",
         "num_settled",
         "num_tokens_at_enqueue",
@@ -143,6 +145,10 @@ class Sequence:
         """
         self.num_memory_preemptions = 0
         """How often it was preempted because memory ran out."""
+        self.load: int | None = None
+        """The load from the second tier that it waited for last."""
+        self.num_loads = 0
+        """How many it has waited for."""
         self.sweep = 0
         """dfs: number of the sweep that it belongs to."""
         self.error: LmprogError | None = None

@@ -47,6 +47,10 @@ class StepCosts:
         self.per_token = min(max(slope, 0.0), most)
         self.fixed = max(0.0, (self._seconds - self.per_token * self._tokens) / self._weight)
 
+    def token_cost(self) -> float:
+        """`per_token` as it is when it is asked for."""
+        return self.per_token
+
     def tokens_within(self, seconds: float) -> int:
         """Tokens that a step may have to last at most `seconds`. At most twice the largest step
         measured so far, because what was not measured may cost more."""

@@ -22,7 +22,8 @@ from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.packing import Packed
-from lmprog.runtime.engine.region import Region, aligned
+from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, NativePageMemory
+from lmprog.runtime.engine.region import Bytes, Region, aligned
 
 Logits = NDArray[np.float32]
 
@@ -66,7 +67,9 @@ class NativeEngine:
         self.memory = memory
         self.packed = packed
         self._library = interface.opened()
+        self._shape = shape
         self._held: list[object] = []  # what the C structures point into
+        self._kv_parts: list[Bytes] = []  # keys and values, layer by layer
         self._model = self._described(shape, packed)
         self._handle = self._opened(threads, path or os.environ.get("LMPROG_ENGINE_PATH"))
         self._logits = np.empty((0, interface.up32(shape.vocab_size)), np.float32)
@@ -125,6 +128,23 @@ class NativeEngine:
             raise ValueError("the batch names a token, a position or a logit that is out of range")
         return self._logits[:wanted, : self.vocab_size]
 
+    @property
+    def fingerprint(self) -> str:
+        """Of everything but the weights that its keys and values depend on."""
+        kernels = Path(self._library._name).name
+        return f"{kernels} {self.path} {self.dtype} {self.memory.kv_dtype} {self._shape!r}"
+
+    def page_memory(self) -> NativePageMemory:
+        """The contents of pages as bytes; raises NotSupported where pages have no bytes of their
+        own.
+        """
+        if self.memory.page_size % BLOCK_SLOTS:
+            raise NotSupported(
+                f"a second tier needs a page size that is a multiple of {BLOCK_SLOTS}, not "
+                f"{self.memory.page_size}"
+            )
+        return NativePageMemory(self._kv_parts, self.memory.num_pages)
+
     def sample(self, call: object) -> None:
         """Runs a sampler's call, which it has filled, on this engine's threads."""
         self._library.lmprog_engine_sample(self._handle, call)
@@ -172,7 +192,9 @@ class NativeEngine:
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             for name, part in parts.items():
                 setattr(layer, name, part.ctypes.data)
-            layer.keys, layer.values = (pool.take(size).ctypes.data for size in sizes)
+            taken = [pool.take(size) for size in sizes]
+            layer.keys, layer.values = (part.ctypes.data for part in taken)
+            self._kv_parts += taken
             rope = shape.rope_of(index)
             layer.rope = -1 if rope is None else rope
             layer.attention.scale = shape.attention_scale or shape.head_dim**-0.5

@@ -1,0 +1,39 @@
+"""Pages of the native engine's keys and values as bytes, for a second tier.
+
+Slots are laid out in blocks of 16 (`lmprog_attention.h`), so a page is one stretch of bytes in each
+layer's keys and in its values where the page size is a multiple of 16. Knows arrays only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_SLOTS = 16
+
+
+class NativePageMemory:
+    """`parts`: the memory of all pages, one array for each layer's keys and one for its values."""
+
+    def __init__(self, parts: Sequence[NDArray[np.uint8]], num_pages: int) -> None:
+        self._parts = [part.reshape(num_pages, -1) for part in parts]
+        ends = np.cumsum([part.shape[1] for part in self._parts]).tolist()
+        self._places = [
+            slice(end - part.shape[1], end) for end, part in zip(ends, self._parts, strict=True)
+        ]
+        self.page_bytes = int(ends[-1])
+
+    def read(self, page: int) -> bytes:
+        """A copy of the page."""
+        contents = np.empty(self.page_bytes, np.uint8)
+        for place, part in zip(self._places, self._parts, strict=True):
+            contents[place] = part[page]
+        return contents.tobytes()
+
+    def write(self, page: int, contents: bytes) -> None:
+        """Nothing may read the page meanwhile."""
+        given = np.frombuffer(contents, np.uint8)
+        for place, part in zip(self._places, self._parts, strict=True):
+            part[page] = given[place]

@@ -1,0 +1,273 @@
+"""The second tier on the fake engine's pages: what comes back, and what never does."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from lmprog.radix import PageAllocator, RadixTree
+from lmprog.runtime.tier.second_tier import SecondTier
+from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.fake_store import FakeStore
+
+PAGE = 4
+Patch = pytest.MonkeyPatch
+
+
+class Pool:
+    """A tree of `num_pages` pages above a tier of `num_handles`. A token costs a second."""
+
+    def __init__(self, num_pages: int = 16, num_handles: int = 64, faults: float = 0.0) -> None:
+        self.engine = FakeEngine(num_pages, PAGE, 10)
+        self.pages = PageAllocator(num_pages)
+        self.tree = RadixTree(PAGE, self.pages)
+        self.store = FakeStore(self.engine, num_handles, random.Random(1), faults)
+        self.store.seconds_per_page = 0.0
+        self.tier = self.opened()
+
+    def opened(self) -> SecondTier:
+        return SecondTier(self.store, self.tree, self.pages, lambda: 1.0)
+
+    def compute(self, tokens: array[int], salt: str = "") -> None:
+        """Enters `tokens`; the slots hold the tokens themselves."""
+        found = self.tree.match(tokens, salt)
+        node = self.tree.lock(found.node, found.length)
+        count = -(-len(tokens) // PAGE) - len(found.pages)
+        self.tree.evict(max(0, count - self.pages.num_free))
+        new = self.pages.allocate(count)
+        assert new is not None
+        for at, page in enumerate(new, len(found.pages)):
+            piece = [*tokens[at * PAGE : (at + 1) * PAGE], *[0] * PAGE][:PAGE]
+            self.engine._slots[page * PAGE : (page + 1) * PAGE] = [abs(one) for one in piece]
+        inserted = self.tree.insert(tokens, [*found.pages, *new], salt)
+        self.tree.unlock(node)
+        self.pages.free(new[: inserted.first_taken - len(found.pages)])
+
+    def free(self, count: int) -> bool:
+        self.tree.evict(max(0, count - self.pages.num_free))
+        return self.pages.num_free >= count
+
+    def bring_back(self, tokens: array[int], salt: str = "", turns: int = 9) -> int:
+        """Tokens of the prefix in the pool, once all loads have ended; their slots are right."""
+        self.tier.fetch(tokens, salt, len(tokens), self.free)
+        for _ in range(turns):
+            self.tier.collect()
+            self.tier.check()
+            self.tree.check()
+            self.pages.check([*self.tree.pages_held(), *self.tier.pages_held()])
+        found = self.tree.match(tokens, salt)
+        table = [*found.pages, *([] if found.partial is None else [found.partial])]
+        slots = [slot for page in table for slot in self.engine.read_page(page)[0].tolist()]
+        assert slots[: found.length] == tokens[: found.length].tolist()
+        return found.length
+
+
+def text(*tokens: int) -> array[int]:
+    return array("i", tokens)
+
+
+LONG = array("i", range(1, 15))  # three whole pages and half of one
+
+
+def test_an_evicted_path_comes_back_to_the_token() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    assert pool.tree.match(LONG).length == 0
+    assert pool.bring_back(LONG) == 14
+
+
+def test_a_prefix_that_ends_inside_a_stored_page_comes_back_to_the_token() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    assert pool.bring_back(array("i", [*LONG[:6], 9, 9, 9])) == 6
+
+
+def test_only_what_the_pool_lacks_is_loaded() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.evict(2)
+    assert pool.tree.match(LONG).length == 8
+    assert pool.bring_back(LONG) == 14
+    assert pool.tier.counters.loaded == 2
+
+
+def test_two_paths_that_part_inside_a_page_both_come_back() -> None:
+    pool = Pool()
+    other = array("i", [*LONG[:6], 20, 21, 22, 23])
+    pool.compute(LONG)
+    pool.compute(other)
+    pool.tree.clear()
+    assert pool.bring_back(LONG) == 14
+    assert pool.bring_back(other) == 10
+
+
+def test_salts_have_nothing_in_common() -> None:
+    pool = Pool()
+    pool.compute(LONG, "one")
+    pool.tree.clear()
+    assert pool.bring_back(LONG, "two") == 0
+    assert pool.bring_back(LONG, "one") == 14
+
+
+def test_what_is_private_behind_a_public_prefix_is_not_stored() -> None:
+    pool = Pool()
+    private = array("i", [*LONG[:9], -30_000, 1, 2])
+    pool.compute(private)
+    pool.tree.clear()
+    assert pool.bring_back(private) == 8
+    assert pool.tier.num_pages == 2
+
+
+def test_a_discarded_path_never_comes_back_not_even_after_a_restart() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    pool.tier.discard(LONG, "")
+    assert pool.bring_back(LONG) == 0
+    pool.tier = pool.opened()
+    assert pool.bring_back(LONG) == 0
+
+
+def test_the_pages_before_a_lost_one_come_back_and_the_rest_is_forgotten() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    third = next(h for h, one in pool.store.kept.items() if one.key.index == 2)
+    pool.store.kept[third].contents = None
+    assert pool.bring_back(LONG) == 8
+    assert pool.tier.counters.lost == 2
+    assert pool.tier.num_pages == 2
+
+
+def test_a_path_that_was_discarded_while_it_was_loaded_is_dropped() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    assert pool.tier.fetch(LONG, "", 14, pool.free) is not None
+    pool.tier.discard(LONG, "")
+    assert pool.bring_back(LONG) == 0
+    assert pool.pages.num_free == 16
+
+
+def test_nothing_is_loaded_where_others_need_the_pages() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    assert pool.tier.fetch(LONG, "", 14, lambda count: False) is None
+    assert pool.tier.pages_held() == []
+    assert pool.tree.num_evictable == pool.tree.num_cached
+    assert pool.tier.fetch(LONG, "", 14, lambda count: count == 4) is not None
+
+
+def test_the_same_path_is_loaded_once_for_many() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    tickets = {pool.tier.fetch(LONG, "", 14, pool.free) for _ in range(5)}
+    assert len(tickets) == 1
+    assert len(pool.tier.pages_held()) == 4
+
+
+def test_pages_that_others_computed_meanwhile_are_kept_once() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    assert pool.tier.fetch(LONG, "", 14, pool.free) is not None
+    pool.compute(LONG)
+    assert pool.bring_back(LONG) == 14
+    assert pool.tree.num_cached == 4
+
+
+def test_what_costs_more_to_store_than_to_compute_is_not_stored() -> None:
+    pool = Pool()
+    pool.store.seconds_per_page = 4.1
+    pool.compute(LONG)
+    pool.tree.clear()
+    assert pool.tier.num_pages == 0
+    pool.store.seconds_per_page = 3.4  # the last page is half full
+    pool.compute(LONG)
+    pool.tree.clear()
+    assert pool.tier.num_pages == 4
+
+
+def test_costs_are_measured_again_now_and_then() -> None:
+    pool = Pool()
+    pool.store.seconds_per_page = 100.0
+    for number in range(64):
+        pool.compute(text(number, 1, 2, 3))
+        pool.tree.clear()
+    assert pool.tier.num_pages == 1
+
+
+def test_a_full_tier_forgets_what_was_used_longest_ago() -> None:
+    pool = Pool(num_handles=4)
+    for number in range(3):
+        pool.compute(text(number, 1, 2, 3, 4, 5, 6, 7))
+        pool.tree.clear()
+    assert [pool.bring_back(text(number, 1, 2, 3, 4, 5, 6, 7)) for number in range(3)] == [0, 8, 8]
+
+
+def test_a_path_longer_than_the_tier_keeps_its_beginning() -> None:
+    pool = Pool(num_handles=2)
+    pool.compute(LONG)
+    pool.tree.clear()
+    assert pool.bring_back(LONG) == 8
+
+
+def test_a_store_that_refuses_leaves_a_shorter_path(monkeypatch: Patch) -> None:
+    pool = Pool()
+    answers = iter([True, False])
+    original = pool.store.store
+    monkeypatch.setattr(pool.store, "store", lambda *what: next(answers) and original(*what))
+    pool.compute(LONG)
+    pool.tree.evict(1)
+    assert pool.tier.num_pages == 1
+
+
+def test_after_a_restart_everything_whole_is_known_and_the_rest_is_not() -> None:
+    pool = Pool()
+    other = array("i", [*LONG[:6], 20, 21, 22, 23])
+    for tokens, salt in ((LONG, ""), (other, ""), (LONG, "salt")):
+        pool.compute(tokens, salt)
+    pool.tree.clear()
+    end_of_other = next(h for h, one in pool.store.kept.items() if one.key.tokens[0] == 22)
+    del pool.store.kept[end_of_other]
+    num_kept = len(pool.store.kept)
+    pool.tier = pool.opened()
+    assert pool.tier.counters.found == num_kept
+    assert pool.bring_back(LONG) == 14
+    assert pool.bring_back(LONG, "salt") == 14
+
+
+def test_pages_without_those_before_them_are_free_after_a_restart() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    first = next(h for h, one in pool.store.kept.items() if one.key.index == 0)
+    del pool.store.kept[first]
+    pool.tier = pool.opened()
+    assert pool.tier.num_pages == 0
+    pool.tier.check()
+
+
+def test_a_random_life_breaks_no_invariant_and_gives_no_wrong_slot() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        pool = Pool(num_pages=24, num_handles=rng.choice([3, 10, 40]), faults=rng.choice([0, 0.1]))
+        for _ in range(60):
+            tokens = text(*rng.choices([1, 2], k=rng.randrange(1, 24)))
+            match rng.randrange(5):
+                case 0:
+                    pool.tree.evict(rng.randrange(1, 8))
+                case 1:
+                    pool.tier.discard(tokens, "")
+                case 2:
+                    pool.bring_back(tokens, turns=rng.choice([0, 1, 9]))
+                case 3 if not pool.tier.pages_held():
+                    pool.tier = pool.opened()
+                case _ if not pool.tier.pages_held():
+                    pool.compute(tokens)
