@@ -100,9 +100,12 @@ UNITS = {
         "errors wire options http link fairness metrics",
     ),
     "operations": Unit(
-        "lmprog.server.operations lmprog.server.page", "errors wire launch http link gateway"
+        "lmprog.server.operations lmprog.server.page",
+        "errors wire launch http link metrics gateway",
     ),
-    "supervision": Unit("lmprog.server.supervision", "errors wire launch fleet metrics gateway"),
+    "supervision": Unit(
+        "lmprog.server.supervision", "errors wire transport launch fleet metrics gateway"
+    ),
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs lmprog.server.openapi",
@@ -117,8 +120,8 @@ UNITS = {
     ),
     "cli": Unit(
         "lmprog.cli",
-        "errors config wire native weight_cache launch gpu_report backends ops branches runs lang facade "
-        "constraint "
+        "errors config wire native weight_cache transport launch gpu_report backends ops branches "
+        "runs lang facade constraint "
         "simulation server options http gateway supervision",
     ),
 }
@@ -155,15 +158,8 @@ DOORS = {
 }
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-FORBIDDEN_CALLS = {
-    "eval",
-    "exec",
-    "__import__",
-    "torch.load",
-    "torch.hub.load",
-    "recv_pyobj",
-    "send_pyobj",
-}
+PICKLING_CALLS = {"recv_pyobj", "send_pyobj"}
+FORBIDDEN_CALLS = {"eval", "exec", "__import__", "torch.load", "torch.hub.load", *PICKLING_CALLS}
 FORBIDDEN_ARGUMENTS = {"trust_remote_code", "allow_pickle"}
 FORBIDDEN_FILE_NAMES = {"util", "utils", "common", "helper", "helpers", "misc"}
 FORBIDDEN_CLASS_ENDS = ("Manager", "Mixin", "Helper", "Utils")
@@ -220,10 +216,7 @@ def danger_problems(house: House) -> Iterator[str]:
             called = dotted(node.func)
             if called == "torch.load" and is_own_checkpoint(node, path.relative_to(house.root)):
                 continue
-            if called in FORBIDDEN_CALLS or called.rpartition(".")[2] in (
-                "recv_pyobj",
-                "send_pyobj",
-            ):
+            if called in FORBIDDEN_CALLS or called.rpartition(".")[2] in PICKLING_CALLS:
                 yield f"{path.name}:{node.lineno} calls {called}"
             for keyword in node.keywords:
                 is_off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False

@@ -11,7 +11,7 @@ from lmprog import launch
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
-from lmprog.transport import CurveClient
+from lmprog.transport import CurveClient, client_keys
 
 if TYPE_CHECKING:
     from lmprog.backends.server_backend import RuntimeEndpoint
@@ -56,18 +56,20 @@ class Runtime(RuntimeBackend):
 def connect(
     address: str,
     *,
-    keys: CurveClient | None = None,
+    keys: CurveClient | str | None = None,
     timeout: float = 30.0,
     api_key: str | None = None,
 ) -> RuntimeBackend | RuntimeEndpoint:
     """The backend on a runtime that runs at `address` (`ipc://...` or `tcp://...`), or on a server
     (`http://...`).
 
-    `timeout` (seconds) and `keys` are for runtimes, `api_key` for servers; see `RuntimeEndpoint`
-    for their options.
+    `timeout` (seconds) and `keys` (or a folder of them) are for runtimes, `api_key` for servers;
+    see `RuntimeEndpoint` for their options.
     """
     if address.startswith(("http://", "https://")):
         from lmprog.backends.server_backend import RuntimeEndpoint
 
         return RuntimeEndpoint(address, api_key)
-    return RuntimeBackend(launch.connect(address, client="python", keys=keys, timeout=timeout))
+    return RuntimeBackend(
+        launch.connect(address, client="python", keys=client_keys(keys), timeout=timeout)
+    )

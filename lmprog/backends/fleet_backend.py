@@ -15,7 +15,7 @@ from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, FleetChannel
 from lmprog.fleet.local_members import LocalMembers
 from lmprog.fleet.members import FixedMembers, Members
 from lmprog.launch import RuntimeProcess
-from lmprog.transport import CurveClient
+from lmprog.transport import CurveClient, client_keys
 
 
 class Fleet(RuntimeBackend):
@@ -23,20 +23,20 @@ class Fleet(RuntimeBackend):
 
     A program stays on one runtime, which holds its prefixes; if that runtime dies, the program
     continues on another one, token for token. `slots` is the number of programs that one runtime
-    serves well concurrently.
+    serves well concurrently. Addresses beyond this machine need `keys`, or a folder of them.
     """
 
     def __init__(
         self,
         addresses: Sequence[str] = (),
         *,
-        keys: CurveClient | None = None,
+        keys: CurveClient | str | None = None,
         slots: int = DEFAULT_SLOTS,
         members: Members | None = None,
     ) -> None:
         if not addresses and members is None:
             raise InvalidParameter("a fleet needs the address of a runtime", name="addresses")
-        self.members = members or FixedMembers(addresses, keys)
+        self.members = members or FixedMembers(addresses, client_keys(keys))
         self.channel = FleetChannel(self.members, slots=slots)
         super().__init__(self.channel)
 

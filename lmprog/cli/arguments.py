@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_gpu(doctor)
     _add_serve(commands)
+    _add_fleet(commands)
     _add_run(commands)
     add_clients(commands, _positive)
     _add_top(commands)
@@ -87,6 +88,25 @@ def _add_serve(commands: _Commands) -> None:
     )
     serve.add_argument("--address", help="the same, at tcp://127.0.0.1:PORT or ipc://PATH")
     _add_configuration(serve)
+
+
+def _add_fleet(commands: _Commands) -> None:
+    fleet = commands.add_parser("fleet", help="several runtimes as one server: keys, draining")
+    verbs = fleet.add_subparsers(dest="verb", metavar="VERB", required=True)
+    keys = verbs.add_parser("keys", help="make keys for runtimes and gateways of several machines")
+    keys.add_argument("folder", metavar="DIR", help="a new folder; all machines get it")
+    drain = verbs.add_parser(
+        "drain", help="take a replica out of use; what runs there goes on elsewhere"
+    )
+    drain.add_argument("url", metavar="URL", help="of the server")
+    drain.add_argument("replica", metavar="REPLICA", help="as lmprog top and /metrics name it")
+    drain.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        help="for programs to end there before they are moved (default: 30)",
+    )
+    drain.add_argument("--api-key", metavar="KEY", help="the admin's (default: LMPROG_API_KEY)")
 
 
 def _add_run(commands: _Commands) -> None:

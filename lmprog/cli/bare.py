@@ -31,7 +31,11 @@ def run(given: argparse.Namespace) -> int:
         _on_signals(_interrupt)
         print(f"starting a runtime for {given.model} ...", file=sys.stderr, flush=True)
         runtime = RuntimeProcess(
-            given.model, address=given.address, log_to_stderr=True, **options_of(given)
+            given.model,
+            address=given.address,
+            log_to_stderr=True,
+            keys=given.keys,
+            **options_of(given),
         )
         try:
             _on_signals(lambda number, frame: stop.set())
@@ -54,15 +58,15 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _announce(runtime: RuntimeProcess) -> None:
-    with runtime.connect("lmprog serve") as connection:
-        info = connection.info
-    slots = info.num_pages * info.page_size
+    facts = runtime.facts
+    num_pages = int(facts["num_pages"] or 0)
+    slots = num_pages * int(facts["page_size"] or 0)
     lines = {
-        "model": info.model,
-        "dtype": runtime.facts.get("dtype"),
-        "engine": runtime.facts.get("engine"),
-        "context": f"{info.context_len} tokens",
-        "pool": f"{slots} tokens in {info.num_pages} pages, {slots // 1024} requests of "
+        "model": facts["model"],
+        "dtype": facts.get("dtype"),
+        "engine": facts.get("engine"),
+        "context": f"{facts['context_len']} tokens",
+        "pool": f"{slots} tokens in {num_pages} pages, {slots // 1024} requests of "
         "1,024 tokens at once",
         "address": runtime.address,
         "connect": f'backend = lmprog.connect("{runtime.address}"), or: lmprog run '

@@ -53,7 +53,8 @@ def _without_http(given: argparse.Namespace) -> int:
     """Accepts only the options that apply without HTTP."""
     flags = given_options(given)
     for option in options():
-        if option.of is ServerSettings and option.name in flags and option.name != "max_waiting":
+        is_for_http = option.of is ServerSettings and option.name not in ("max_waiting", "keys")
+        if is_for_http and option.name in flags:
             raise InvalidParameter(
                 f"{option.flag} is for HTTP, which --no-http and --address leave out.",
                 name=option.name,
@@ -69,8 +70,10 @@ def _without_http(given: argparse.Namespace) -> int:
 
 
 def _supervise(settings: ServerSettings, chosen: Configuration) -> Supervise:
-    """One runtime, or several."""
+    """One runtime, or several, or those that run elsewhere."""
     options = chosen.runtime_options()
+    if settings.join:
+        return _join(settings, chosen, options)
     if settings.replicas == 1:
         from lmprog.server.service import one_runtime
 
@@ -81,6 +84,21 @@ def _supervise(settings: ServerSettings, chosen: Configuration) -> Supervise:
     options = {"threads": max(1, cores // settings.replicas), **options}
     return several_runtimes(
         lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options), settings.replicas
+    )
+
+
+def _join(settings: ServerSettings, chosen: Configuration, options: Mapping[str, Any]) -> Supervise:
+    """Nothing is started: what is said of runtimes to start has no meaning."""
+    from lmprog.server.supervision.supervised_fleet import joined_runtimes
+
+    said = list(options) + ["model"] * chosen.is_model_chosen
+    if said:
+        raise InvalidParameter(
+            f"--join serves runtimes that run already, which have their own {', '.join(said)}.",
+            name=said[0],
+        )
+    return joined_runtimes(
+        [one for text in settings.join for one in text.split(",")], settings.keys
     )
 
 
@@ -108,8 +126,9 @@ def _serve(model: str, settings: ServerSettings, supervise: Supervise) -> int:
     if settings.api_key_file is not None:  # else SIGHUP ends the server with its terminal
         reload = signal.signal(signal.SIGHUP, lambda *_: service.ask_to_reload())
         before[signal.SIGHUP] = reload
+    doing = f"joining {', '.join(settings.join)}" if settings.join else f"starting {model}"
     print(
-        f"starting a runtime for {model}; {http.url_of(bound)} answers already",
+        f"{doing}; {http.url_of(bound)} answers already",
         file=sys.stderr,
         flush=True,
     )

@@ -54,6 +54,7 @@ def drawn(now: Picture, before: Picture | None) -> RenderableType:
         _head(now),
         Text(),
         _figures(now, before),
+        *_replicas(now),
         _memory(now["figures"]),
         Text(),
         _sequences("running", now["running"], now["runningLeftOut"], "nothing runs"),
@@ -93,6 +94,32 @@ def _figures(now: Picture, before: Picture | None) -> Text:
         (f"{figures['calls_done']:,.0f}", "calls done"),
     )
     return Text("   ").join(Text.assemble((value, "bold"), f" {words}") for value, words in parts)
+
+
+def _replicas(now: Picture) -> list[RenderableType]:
+    """A table of the fleet's replicas; nothing where there is one runtime."""
+    replicas = now.get("fleet", {}).get("replicas", [])
+    if not replicas:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for name in ("replica", "programs", "running", "waiting", "free", "cached", ""):
+        table.add_column(name, justify="left" if name in ("replica", "") else "right")
+    for one in replicas:
+        state = "draining" if one["draining"] else "" if one["responsive"] else "does not answer"
+        free = one["pagesFree"] / max(1, one["pages"])
+        cached = one["cachedTokens"] / max(1, one["lookedUpTokens"])
+        table.add_row(
+            one["name"],
+            f"{one['programs']:,}",
+            f"{one['running']:,}",
+            f"{one['waiting']:,}",
+            f"{free:.0%}",
+            f"{cached:.0%}",
+            Text(state, "dark_orange"),
+        )
+    missing = now["fleet"]["size"] - len(replicas)
+    more = [Text(f"{missing} not there", "dark_orange")] if missing else []
+    return [Text(), table, *more, Text()]
 
 
 def _memory(figures: dict[str, float]) -> Text:

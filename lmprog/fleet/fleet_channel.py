@@ -251,12 +251,16 @@ class FleetChannel:
 
     def _take_in(self, link: ReplicaLink, replies: list[wire.Reply]) -> None:
         """Replies of a replica, on its reading thread."""
+        for reply in replies:
+            if isinstance(reply, wire.Failed) and reply.call is None:
+                self._lose(link, reply.message, died=reply.code != RuntimeGone.code)
+                return
         with self._lock:
             if self._links.get(link.member.name) is link:
                 self._router.take_replies(link.member.name, link.without_own(replies, self._now))
                 self._pass_on()
 
-    def _lose(self, link: ReplicaLink, why: str) -> None:
+    def _lose(self, link: ReplicaLink, why: str, *, died: bool = True) -> None:
         """A replica is gone; whoever notices first moves its programs."""
         name = link.member.name
         with self._lock:
@@ -265,7 +269,7 @@ class FleetChannel:
             del self._links[name]
             self._drains.pop(name, None)
             began, moved = time.perf_counter(), self._router.num_moved
-            self._router.lose(name)
+            self._router.lose(name, died=died)
             self._pass_on()
             moved = self._router.num_moved - moved
             took = 1e3 * (time.perf_counter() - began)

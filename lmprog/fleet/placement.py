@@ -1,11 +1,13 @@
 """Which replica a program goes to: the longest prefix that is already there, among those with room.
 
-Numbers only; pure but for the draw that breaks ties, so that new programs without any known prefix
-do not all go to the first replica.
+A session instead goes where its name leads, whatever is known and however full that is. Pure but
+for the draw that breaks ties, so that new programs without any known prefix do not all go to the
+first replica.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 
@@ -32,3 +34,14 @@ def choose(matched: Sequence[int], loads: Sequence[int], slots: int, draw: rando
     best = [index for index in open_to_more if matched[index] == longest]
     least = min(loads[index] for index in best)
     return draw.choice([index for index in best if loads[index] == least])
+
+
+def choose_for_session(session: str, names: Sequence[str]) -> int:
+    """The index of the session's replica: the same in every process, and another one only where
+    that replica is gone or a new one takes its share (rendezvous hashing).
+    """
+
+    def weight(index: int) -> bytes:
+        return hashlib.blake2b(f"{session}\0{names[index]}".encode(), digest_size=8).digest()
+
+    return max(range(len(names)), key=weight)

@@ -5,7 +5,7 @@ Knows names of replicas and who has answered; sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmprog import wire
@@ -15,6 +15,16 @@ AnyReplica = wire.Encode | wire.Decode | wire.Inspect
 
 ALIKE = {"page_size", "pid"}
 """Figures of which a sum means nothing."""
+
+
+def summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The figures of several runtimes as those of one."""
+    found: dict[str, float] = {}
+    for of_one in figures:
+        for name, value in of_one.items():
+            before = found.get(name, 0.0)
+            found[name] = max(before, value) if name in ALIKE else before + value
+    return found
 
 
 @dataclass(eq=False, slots=True)
@@ -60,10 +70,7 @@ class Questions:
         if not isinstance(reply, wire.Described):
             del self._open[call]
             return [reply]
-        for figure, value in reply.figures.items():
-            before = question.figures.get(figure, 0.0)
-            is_alike = figure in ALIKE
-            question.figures[figure] = max(before, value) if is_alike else before + value
+        question.figures = summed([question.figures, reply.figures])
         return self._finished(call)
 
     def without(self, name: str) -> list[wire.Reply]:

@@ -29,6 +29,7 @@ class RoutedProgram:
 
     log: ProgramLog
     salt: str
+    session: str = ""
     home: Replica | None = None
     was_sent: bool = False
     homeless_since: float | None = None

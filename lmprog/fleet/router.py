@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
-from lmprog.fleet.placement import choose
+from lmprog.fleet.placement import choose, choose_for_session
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
 from lmprog.fleet.program_log import (
     Diverged,
@@ -98,10 +98,11 @@ class Router:
         self._replicas[name].draining = True
 
     def evacuate(self, name: str) -> None:
-        """What still runs there is moved to other replicas, if there are any to take it. It is no
-        death: the programs may be moved as often as replicas are drained.
+        """What still runs there is moved to other replicas, if there are any to take it; nothing
+        goes there any more. It is no death: programs are moved as often as replicas are drained.
         """
         source = self._replicas[name]
+        source.draining = True
         if all(one.draining for one in self._replicas.values()):
             return
         for program in self._at(source):
@@ -144,8 +145,8 @@ class Router:
 
     def _program_of(self, op: wire.Op) -> RoutedProgram | None:
         match op:
-            case wire.Open(branch=branch, salt=salt) if branch not in self._branches:
-                program = RoutedProgram(ProgramLog(self._clock), salt)
+            case wire.Open(branch=branch) if branch not in self._branches:
+                program = RoutedProgram(ProgramLog(self._clock), op.salt, op.session)
                 self._branches[branch] = program
                 program.branches.add(branch)
                 return program
@@ -291,9 +292,12 @@ class Router:
             self._homeless.append(program)
             return
         keys = keys_of(first_text(program.log.ops), program.salt)
-        matched = self._memory.matched(keys, [one.number for one in replicas])
-        loads = [one.load for one in replicas]
-        home = replicas[choose(matched, loads, replicas[0].slots, self._draw)]
+        if program.session:
+            home = replicas[choose_for_session(program.session, [one.name for one in replicas])]
+        else:
+            matched = self._memory.matched(keys, [one.number for one in replicas])
+            loads = [one.load for one in replicas]
+            home = replicas[choose(matched, loads, replicas[0].slots, self._draw)]
         self._memory.remember(home.number, keys)
         home.load += 1
         program.home, program.homeless_since = home, None

@@ -21,7 +21,7 @@ from lmprog.errors import RuntimeGone, UnknownName
 from lmprog.launch.child_process import Child, python
 from lmprog.launch.connection import Connection, greet
 from lmprog.launch.parent_pipe import config_to_json
-from lmprog.transport import ZmqClientChannel
+from lmprog.transport import ZmqClientChannel, client_keys, keys_of_runtime
 from lmprog.transport.address import check
 
 log = logging.getLogger("lmprog")
@@ -38,8 +38,9 @@ class RuntimeProcess:
 
     `model` is a model's name or folder, or a whole `RuntimeConfig`; `options` are fields of
     `RuntimeConfig` and `SchedulerConfig` (`RuntimeProcess("nano", threads=2, page_size=1)`).
-    `address` is by default a socket in a new folder that only this user can enter. The child's log
-    goes to a file that errors quote, or to our own stderr.
+    `address` is by default a socket in a new folder that only this user can enter; `keys` is a
+    folder of keys (`lmprog fleet keys`), which an address beyond this machine needs. The child's
+    log goes to a file that errors quote, or to our own stderr.
 
     Raises what the runtime reports (`ModelError`, `InvalidParameter`, ...), or `RuntimeGone` with
     the last lines of its log.
@@ -53,12 +54,13 @@ class RuntimeProcess:
         startup_timeout: float = STARTUP_TIMEOUT,
         log_to_stderr: bool = False,
         module: str = _MODULE,
+        keys: str | None = None,
         **options: Any,
     ) -> None:
         self.config = configured(model, options)
         config = config_to_json(self.config)
         if address is not None:
-            check(address, has_keys=False)
+            check(address, has_keys=keys is not None)
         folder = Path(tempfile.mkdtemp(prefix="lmprog-"))  # mode 0700
         command = [
             *python(module),
@@ -67,6 +69,10 @@ class RuntimeProcess:
             "--address",
             address or f"ipc://{folder}/socket",
         ]
+        if keys is not None:
+            keys_of_runtime(Path(keys))  # an error is raised here, and not by the child
+            command += ["--keys", keys]
+        self._keys = keys
         self._child = Child(command, folder, keep_log=not log_to_stderr)
         self._finalizer = weakref.finalize(self, self._child.stop, STOP_GRACE)  # at exit, too
         try:
@@ -85,7 +91,10 @@ class RuntimeProcess:
             raise RuntimeGone(
                 f"The runtime at {self.address} has ended. {self._child.describe_end()}".strip()
             )
-        return greet(ZmqClientChannel(self.address, explain=self._describe_end), client=client)
+        channel = ZmqClientChannel(
+            self.address, keys=client_keys(self._keys), explain=self._describe_end
+        )
+        return greet(channel, client=client)
 
     @property
     def alive(self) -> bool:

@@ -13,11 +13,12 @@ import logging
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
 from lmprog.errors import LmprogError
 from lmprog.launch.parent_pipe import Parent, config_from_json
-from lmprog.transport import ZmqRuntimeChannel
+from lmprog.transport import ZmqRuntimeChannel, keys_of_runtime
 
 
 def main() -> int:
@@ -25,6 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config-json", required=True)
     parser.add_argument("--address", required=True)
+    parser.add_argument("--keys")
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
     arguments = parser.parse_args()
@@ -40,7 +42,8 @@ def main() -> int:
     parent.watch(stop.set)
     try:
         config = config_from_json(arguments.config_json)
-        channel = ZmqRuntimeChannel(arguments.address)
+        keys = None if arguments.keys is None else keys_of_runtime(Path(arguments.keys))
+        channel = ZmqRuntimeChannel(arguments.address, keys)
         from lmprog.runtime.assembly import assemble
 
         resolved: dict[str, str] = {}
@@ -61,6 +64,7 @@ def main() -> int:
     parent.ready(channel.address, facts)
     while not stop.is_set():
         loop.step()
+    channel.say_goodbye("The runtime was told to stop.")
     loop.stop()
     channel.close()
     return 0

@@ -24,7 +24,7 @@ from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, Problem, response_of
 from lmprog.server.http.middleware import RequestMiddleware
 from lmprog.server.openai import chat_completions, completions, models
-from lmprog.server.operations import health, metrics_route
+from lmprog.server.operations import fleet_routes, health, metrics_route
 from lmprog.server.operations.health import version
 from lmprog.server.routers import GatewayRouter
 from lmprog.server.sglang import generate, server_info, tokenize
@@ -49,7 +49,7 @@ def route_modules() -> tuple[RouteModule, ...]:
         server_info,
         tokenize,
     )
-    return (*dialects, programs, health, metrics_route, openapi, page)
+    return (*dialects, programs, health, metrics_route, fleet_routes, openapi, page)
 
 
 def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
+import msgspec
+
 from lmprog import wire
 from lmprog.errors import ProtocolError, RuntimeGone, from_wire
 from lmprog.launch import Connection
@@ -68,8 +70,16 @@ class ExchangeLink(Protocol):
 class Exchange:
     """The branches and calls of one request. Use it with `with`: its end closes them."""
 
-    def __init__(self, link: ExchangeLink, connection: Connection, account: Account | None) -> None:
+    def __init__(
+        self,
+        link: ExchangeLink,
+        connection: Connection,
+        account: Account | None,
+        session: str = "",
+    ) -> None:
+        """Branches of one `session` run on the same runtime, where there are several."""
         self._link = link
+        self._session = session
         self._connection = connection
         self._account = account
         self._streamed: dict[int, int] = {}  # call -> tokens that its deltas had
@@ -103,6 +113,8 @@ class Exchange:
         """
         if self._failure is not None:
             raise self._failure
+        if self._session:
+            ops = tuple(self._in_session(op) for op in ops)
         account, turns = self._account, self._link.turns
         if account is not None:
             account.check(ops)
@@ -110,6 +122,10 @@ class Exchange:
                 turns.put(self, account, ops)
                 return
         self.send_now(ops)
+
+    def _in_session(self, op: wire.Op) -> wire.Op:
+        is_new = isinstance(op, wire.Open)
+        return msgspec.structs.replace(op, session=self._session) if is_new else op
 
     def send_now(self, ops: Sequence[wire.Op]) -> None:
         """The same at once; the dispatcher decides when."""

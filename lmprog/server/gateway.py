@@ -18,7 +18,7 @@ from lmprog import wire
 from lmprog.errors import Overloaded, RuntimeGone
 from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
 from lmprog.server.fairness.dispatch import Dispatcher
-from lmprog.server.http.auth import Keyring, calling_key
+from lmprog.server.http.auth import Keyring, calling_key, calling_session
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.observability.key_metrics import KeyMetrics
 from lmprog.server.observability.meters import Meters
@@ -72,6 +72,7 @@ class Gateway:
         self.traces: Traces = NoTraces()
         link.observer = self.meters
         link.account = self._account
+        link.session = calling_session.get
         self._choose_turns()
         self.is_responsive: Callable[[], bool] = lambda: True
         """Whether the runtime answers, or computes. Its supervisor knows."""

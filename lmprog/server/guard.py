@@ -17,7 +17,14 @@ from fastapi.security.base import SecurityBase
 from starlette.datastructures import Headers
 
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.auth import Access, caller_of, calling_key, given_key
+from lmprog.server.http.auth import (
+    Access,
+    caller_of,
+    calling_key,
+    calling_session,
+    given_key,
+    session_of,
+)
 from lmprog.server.http.http_errors import HttpError, Problem
 from lmprog.server.http.site_guard import ServedSites
 
@@ -64,6 +71,7 @@ class Guard:
         key, by_browser = given_key(headers)
         access, calling = self._gateway.keyring.find(key)
         calling_key.set(calling)
+        calling_session.set(session_of(headers))
         state["access"] = access
         state["caller"] = caller_of(key) if key and access else ""
         if access < self._needed:

@@ -63,6 +63,8 @@ class RuntimeLink:
         self.observer: Observer | None = None
         self.account: Callable[[], Account | None] = lambda: None
         """Whose requests the exchanges of this context are."""
+        self.session: Callable[[], str] = lambda: ""
+        """Of the requests of this context; empty: none."""
         self.turns: Dispatcher | None = None
         """None: everything is sent at once."""
         self._connection: Connection | None = None
@@ -130,7 +132,8 @@ class RuntimeLink:
         """
         if self._connection is None:
             raise RuntimeGone(self._why)
-        made = Exchange(self, self._connection, None if is_servers_own else self.account())
+        account = None if is_servers_own else self.account()
+        made = Exchange(self, self._connection, account, self.session())
         self._exchanges.add(made)
         return made
 

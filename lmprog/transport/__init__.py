@@ -18,6 +18,7 @@ from lmprog.transport.channel import (
     Unreadable,
 )
 from lmprog.transport.client_channel import ZmqClientChannel
+from lmprog.transport.key_folder import client_keys, keys_of_runtime, write_keys
 from lmprog.transport.local_channel import LocalClientChannel, LocalRuntimeChannel, local_pair
 from lmprog.transport.reply_reader import ReplyReader
 from lmprog.transport.runtime_channel import ZmqRuntimeChannel
@@ -37,5 +38,8 @@ __all__ = [
     "Unreadable",
     "ZmqClientChannel",
     "ZmqRuntimeChannel",
+    "client_keys",
+    "keys_of_runtime",
     "local_pair",
+    "write_keys",
 ]

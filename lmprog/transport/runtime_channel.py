@@ -15,6 +15,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from lmprog import wire
+from lmprog.errors import RuntimeGone
 from lmprog.transport import address as addresses
 from lmprog.transport.address import CurveServer
 from lmprog.transport.admission import Admission
@@ -24,6 +25,8 @@ PROBE_INTERVAL = 0.4
 """Seconds between two searches for vanished clients."""
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
 """Replies kept for a client beyond the socket's high-water mark; with more it is disconnected."""
+GOODBYE_SECONDS = 0.2
+"""For the last words to clients that read."""
 _MAX_FRAMES = 64
 """Frames read by one `receive`; the others wait in ZeroMQ's queues."""
 _MAX_BYTES = 4 * 1024 * 1024
@@ -55,6 +58,7 @@ class ZmqRuntimeChannel:
         self._backlogs: dict[ClientId, _Backlog] = {}
         self._vanished: list[ClientId] = []
         self._next_probe = 0.0
+        self._linger = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = _start_authenticator(self._context, keys) if keys else None
         self._socket = self._context.socket(zmq.ROUTER)
@@ -96,13 +100,22 @@ class ZmqRuntimeChannel:
             for frame in replies_frames(own):
                 self._post(client, frame)
 
+    def say_goodbye(self, message: str) -> None:
+        """Tells every client that the runtime ends on purpose, with `message`; whoever does not
+        take it within a moment finds out by the end of its connection. Only `close` may follow.
+        """
+        goodbye = wire.Failed(None, RuntimeGone.code, message)
+        self.send([(client, goodbye) for client in self._admission.known()])
+        self._linger = GOODBYE_SECONDS
+
     def close(self) -> None:
         if self._context.closed:
             return
         if self._authenticator:
             self._authenticator.stop()
-        self._socket.close(0)
-        self._context.destroy(0)
+        linger = int(1000 * self._linger)
+        self._socket.close(linger)
+        self._context.destroy(linger)
 
     def _bind(self, address: str) -> str:
         """Only this user may connect to an ipc socket, even where its folder is open to others."""

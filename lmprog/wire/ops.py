@@ -76,11 +76,12 @@ class Hello(Message, frozen=True):
 
 class Open(Message, frozen=True):
     """A new, empty branch. Branches of different `salt` share no page, except of public prefixes
-    (`SHARES_PUBLIC`).
+    (`SHARES_PUBLIC`). Where several runtimes serve, branches of one `session` run on the same one.
     """
 
     branch: Id
     salt: ShortText = ""
+    session: ShortText = ""
 
 
 class Append(Message, frozen=True):

@@ -38,7 +38,9 @@ def main() -> None:
         parent.watch(stopped.set)
     begin(config.model, parent)
     channel = ZmqRuntimeChannel(given.address)
-    parent.ready(channel.address, {"model": config.model, "page_size": config.scheduler.page_size})
+    page_size = config.scheduler.page_size
+    facts = {"model": config.model, "context_len": 64, "page_size": page_size, "num_pages": 16}
+    parent.ready(channel.address, facts)
     welcome = wire.Welcome(
         wire.PROTOCOL_VERSION, config.model, 64, 256, config.scheduler.page_size, 16, 0
     )

@@ -38,7 +38,7 @@ GIVEN = {
 }
 
 
-ADMIN_PATHS = {"/flush_cache"}
+ADMIN_PATHS = {"/flush_cache", "/fleet/drain"}
 
 
 def is_let_in(path: str, given: str) -> bool:

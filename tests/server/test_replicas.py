@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lmprog.cli import main
 from tests.server.process import Served, served
 
 pytestmark = pytest.mark.slow
@@ -100,7 +101,7 @@ class Askers:
             assert not thread.is_alive(), "a request hangs"
 
 
-def test_no_request_fails_when_one_of_two_runtimes_is_killed_or_stopped() -> None:
+def test_no_request_fails_when_one_of_two_runtimes_is_killed_stopped_or_drained() -> None:
     with served("--replicas", "2", "--stall", "2", "--kv-memory-mb", "64") as server:
         until_all_up(server)
         alone = {number: answer(server, number, stream=False) for number in range(8)}
@@ -115,6 +116,10 @@ def test_no_request_fails_when_one_of_two_runtimes_is_killed_or_stopped() -> Non
             done = len(askers.answers)
             server.until(lambda done=done: len(askers.answers) > done + 6 or askers.failures)
             until_all_up(server)
+        old = runtime_pids(server)
+        assert main(["fleet", "drain", server.url, "replica-1", "--seconds", "0"]) == 0
+        server.until(lambda: not set(old) <= set(runtime_pids(server)))
+        until_all_up(server)
         askers.stop()
         assert askers.failures == []
         assert {(number, text) for number, text in askers.answers} <= set(alone.items())
@@ -122,7 +127,7 @@ def test_no_request_fails_when_one_of_two_runtimes_is_killed_or_stopped() -> Non
         moved = next(line for line in metrics.splitlines() if "programs_moved_total{" in line)
         assert float(moved.split()[-1]) > 0
         restarts = next(line for line in metrics.splitlines() if "engine_restarts_total{" in line)
-        assert float(restarts.split()[-1]) == 2
+        assert float(restarts.split()[-1]) == 2  # being drained is no failure
         assert 'lmprog_generation_tokens_total{model_name="nano",replica="replica-2"}' in metrics
         server.signal(signal.SIGTERM)
         assert server.process.wait(120) == 0

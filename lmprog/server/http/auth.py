@@ -31,6 +31,9 @@ class Access(enum.IntEnum):
 calling_key: ContextVar[ApiKey | None] = ContextVar("calling_key", default=None)
 """The key of the request that this context serves; None: it has none, and needs none."""
 
+calling_session: ContextVar[str] = ContextVar("calling_session", default="")
+"""The session of the request that this context serves; empty: none."""
+
 
 class Keyring:
     """The keys of a server, as sha256 digests."""
@@ -74,3 +77,9 @@ def given_key(headers: Headers) -> tuple[str | None, bool]:
         except (binascii.Error, UnicodeDecodeError):
             return None, True
     return headers.get("x-api-key"), False
+
+
+def session_of(headers: Headers) -> str:
+    """A digest of the header `x-session-id`; empty where there is none."""
+    session = headers.get("x-session-id", "")
+    return hashlib.blake2b(session.encode(), digest_size=16).hexdigest() if session else ""

@@ -54,6 +54,10 @@ class FleetView(Protocol):
         """Those that are connected now."""
         ...
 
+    def figures(self) -> Mapping[str, float]:
+        """The figures of all of them as those of one runtime."""
+        ...
+
     def drain(self, name: str, seconds: float) -> None:
         """No new program goes to the replica; what is left there after `seconds` is moved. Raises
         InvalidParameter for an unknown name.

@@ -60,6 +60,11 @@ class Configuration:
         model: str = self.chosen["model"].value
         return model
 
+    @property
+    def is_model_chosen(self) -> bool:
+        """Whether anybody named a model."""
+        return self.chosen["model"].origin != DEFAULT
+
     def settings(self) -> ServerSettings:
         """The gateway's. Raises InvalidParameter where they do not go together."""
         return ServerSettings(

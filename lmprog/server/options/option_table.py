@@ -53,6 +53,9 @@ _HELP: Mapping[str, str] = {
     "strict_api": "refuse unknown fields of requests",
     "ui_show_text": "show cached text on the page",
     "replicas": "runtimes to start; requests are spread over them, and survive the death of one",
+    "join": "the address of a runtime that runs already (lmprog serve --address): serve it, and "
+    "start none; repeat it for several",
+    "keys": "a folder of keys (lmprog fleet keys) for addresses beyond this machine",
     "max_running": "results that may be computed at once",
     "max_waiting": "results that may wait in the queue (calls, without HTTP)",
     "max_requests": "HTTP requests open at once",

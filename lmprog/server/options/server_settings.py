@@ -64,6 +64,11 @@ class ServerSettings:
     replicas: int = 1
     """Runtimes that are started; with more than one, programs and requests are spread over them."""
 
+    join: tuple[str, ...] = ()
+    """Addresses of runtimes that run already: they are served, and none is started."""
+    keys: str | None = None
+    """A folder of CURVE keys, which addresses beyond this machine need."""
+
     max_running: int = 256
     """Results that the runtime computes at once; others wait."""
     max_waiting: int = 1024
@@ -134,6 +139,17 @@ class ServerSettings:
                 )
         if any(not key for key in (*self.api_keys, self.admin_key or "x")):
             raise InvalidParameter("A key is empty; leave it out, or give one.", name="api_keys")
+        if self.keys and not self.join:
+            raise InvalidParameter(
+                "--keys is for --join and for --address; runtimes that are started here need none.",
+                name="keys",
+            )
+        if self.join and self.replicas > 1:
+            raise InvalidParameter(
+                "--join serves runtimes that run already, and --replicas starts some; use one of "
+                "them.",
+                name="replicas",
+            )
         if not 0 < self.key_share < 1:
             raise _wrong("key_share", self.key_share, "above 0 and below 1")
         if self.max_priority is not None and not -100 <= self.max_priority <= 100:

@@ -15,6 +15,7 @@ from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.sse import event
+from lmprog.server.operations.fleet_routes import fleet_json
 from lmprog.server.operations.health import version
 from lmprog.wire.snapshot_json import as_json
 
@@ -91,9 +92,10 @@ class Watcher:
                 still = 0 if now != last else still + 1
                 last = now
                 if still % STILL == 0:
+                    more = self._of_fleet(seen)
                     self._show(
-                        event(as_json(seen), "snapshot"),
-                        event(as_json(seen, with_text=True), "snapshot"),
+                        event({**as_json(seen), **more}, "snapshot"),
+                        event({**as_json(seen, with_text=True), **more}, "snapshot"),
                     )
             if self._gateway.draining:
                 self._wake()
@@ -104,6 +106,22 @@ class Watcher:
         reply = await self._gateway.link.ask(lambda call: wire.Inspect(call, MOST_NODES, with_text))
         assert isinstance(reply, wire.Snapshot)
         return reply
+
+    def _of_fleet(self, seen: wire.Snapshot) -> dict[str, Any]:
+        """Where there are several replicas: all of them, and their figures as those of one runtime
+        on one clock. The tree and the sequences of the picture are those of one replica.
+        """
+        fleet = self._gateway.fleet
+        if fleet is None:
+            return {}
+        pid = seen.figures.get("pid")
+        shown = [one.name for one in fleet.replicas() if one.figures.get("pid") == pid]
+        figures = fleet.figures() or seen.figures
+        return {
+            "clock": self._gateway.clock(),
+            "figures": {name: value for name, value in figures.items() if name != "pid"},
+            "fleet": {**fleet_json(fleet), "shown": shown[0] if shown else None},
+        }
 
     def _show(self, frame: bytes, with_text: bytes | None = None) -> None:
         self._frame, self._frame_with_text = frame, with_text or frame

@@ -16,12 +16,15 @@ from lmprog import wire
 from lmprog.errors import Detail, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel
 from lmprog.fleet.local_members import LocalMembers
-from lmprog.fleet.members import Members
+from lmprog.fleet.members import FixedMembers, Members
+from lmprog.fleet.questions import summed
 from lmprog.fleet.replica_link import ReplicaState
 from lmprog.launch import Connection, RuntimeProcess
 from lmprog.launch.progress_watch import HangTimeouts
 from lmprog.server.gateway import Gateway
 from lmprog.server.supervision.in_thread import in_thread
+from lmprog.transport import client_keys
+from lmprog.transport.address import check
 
 log = logging.getLogger("lmprog.server")
 
@@ -133,6 +136,10 @@ class SupervisedFleet:
         """Those that are connected now."""
         return () if self._channel is None else self._channel.replicas()
 
+    def figures(self) -> Mapping[str, float]:
+        """The figures of all of them as those of one runtime."""
+        return summed([one.figures for one in self.replicas()])
+
     def drain(self, name: str, seconds: float) -> None:
         """See `FleetChannel.drain`."""
         if self._channel is None:
@@ -166,4 +173,18 @@ def several_runtimes(
     """
     return lambda gateway, hang: SupervisedFleet(
         lambda: LocalMembers(launch, replicas), gateway, hang
+    )
+
+
+def joined_runtimes(
+    addresses: Sequence[str], keys: str | None
+) -> Callable[[Gateway, HangTimeouts], SupervisedFleet]:
+    """Runtimes that run already, and are nobody's here; `keys` is a folder. Raises
+    InvalidParameter for a wrong address or wrong keys.
+    """
+    found = client_keys(keys)
+    for address in addresses:
+        check(address, found is not None)
+    return lambda gateway, hang: SupervisedFleet(
+        lambda: FixedMembers(addresses, found), gateway, hang
     )

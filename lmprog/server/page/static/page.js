@@ -3,6 +3,7 @@
 import { drawRunning, drawWaiting } from "./batch.js";
 import { History, sparkline } from "./charts.js";
 import { brief, byId, count, el, many, percent, say } from "./dom.js";
+import { drawFleet } from "./fleet.js";
 import { startPlayground } from "./play.js";
 import { Refused, events, key, setKey } from "./stream.js";
 import { TreePlot, treeNote } from "./tree.js";
@@ -123,6 +124,7 @@ function draw(snapshot) {
   drawHits(figures);
   drawBusy(figures, running.length + snapshot.runningLeftOut, waiting.length + snapshot.waitingLeftOut);
   drawMemory(figures);
+  drawFleet(snapshot.fleet);
   plot.draw(snapshot);
   say(byId("tree-note"), treeNote(snapshot));
   drawRunning(byId("batch"), byId("batch-note"), running, snapshot.runningLeftOut);

@@ -1,0 +1,37 @@
+"""`lmprog fleet keys` makes the keys of runtimes and gateways on several machines; `lmprog fleet
+drain` takes a replica of a running server out of use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from lmprog.cli.http_endpoint import Endpoint, Refused
+from lmprog.transport import write_keys
+
+KEY_VARIABLE = "LMPROG_API_KEY"
+
+
+def run(given: argparse.Namespace) -> int:
+    return _keys(Path(given.folder)) if given.verb == "keys" else _drain(given)
+
+
+def _keys(folder: Path) -> int:
+    for path in write_keys(folder):
+        print(path)
+    print(f"runtimes:  lmprog serve MODEL --address tcp://HOST:PORT --keys {folder}")
+    print(f"gateways:  lmprog serve --join tcp://HOST:PORT --keys {folder}")
+    return 0
+
+
+def _drain(given: argparse.Namespace) -> int:
+    key = given.api_key or os.environ.get(KEY_VARIABLE)
+    with Endpoint(given.url, key, timeout=30.0) as server:
+        body = {"replica": given.replica, "seconds": given.seconds}
+        answer = server.post("/fleet/drain", body)
+        if answer.status != 200:
+            raise Refused(answer)
+    print(f"{given.replica} takes no new programs; what is left in {given.seconds:g} s is moved")
+    return 0
