@@ -68,12 +68,8 @@ UNITS = {
     "constraint": Unit("lmprog.constrained", "errors wire ops constraints programs"),
     # tensors: they see batches, never requests
     "engine": Unit(
-<<<<<<< HEAD
         "lmprog.runtime.engine",
-        "errors config native weight_cache wire documents scheduling batch",
-=======
-        "lmprog.runtime.engine", "errors config native weight_cache wire tier scheduling batch"
->>>>>>> bad572f (Add a second tier of keys and values in a file)
+        "errors config native weight_cache wire documents tier scheduling batch",
     ),
     "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
     "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling programs batch"),
