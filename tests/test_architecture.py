@@ -82,6 +82,7 @@ UNITS = {
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
         "errors config wire transport launch text scheduling programs loop engine batch",
     ),
+    "quality": Unit("lmprog.runtime.quality", "errors config text engine batch"),
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
     "http": Unit("lmprog.server.http", "errors wire options"),
@@ -116,8 +117,8 @@ UNITS = {
     ),
     "cli": Unit(
         "lmprog.cli",
-        "errors config wire native weight_cache transport launch gpu_report backends ops branches "
-        "runs lang facade constraint "
+        "errors config wire native weight_cache transport launch gpu_report quality backends ops "
+        "branches runs lang facade constraint "
         "simulation server options http gateway supervision",
     ),
 }
@@ -135,7 +136,7 @@ DOORS = {
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
     "numpy": "lmprog.constraints lmprog.runtime.scheduling.logits_requests lmprog.runtime.engine "
-    "lmprog.simulation",
+    "lmprog.runtime.quality lmprog.simulation",
     "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.token_pieces "
     "lmprog.runtime.text.quoting",
     "jinja2": "lmprog.runtime.text.sandbox",

@@ -41,6 +41,21 @@ def _add_gpu(doctor: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_quality(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument(
+        "--quality",
+        metavar="MODEL",
+        help="what rounding the weights of a model costs on a text (--text)",
+    )
+    doctor.add_argument("--text", metavar="FILE", help="for --quality: a text like those you use")
+    doctor.add_argument(
+        "--tokens",
+        type=_positive,
+        default=2048,
+        help="for --quality: how many tokens of the text (default: 2048)",
+    )
+
+
 _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 
@@ -59,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
         "doctor", help="what this machine has, what is missing, and how to get it"
     )
     _add_gpu(doctor)
+    _add_quality(doctor)
     _add_serve(commands)
     _add_fleet(commands)
     _add_run(commands)

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Literal
 
 from lmprog import native
+from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.device.report import gpu_line, gpu_report
+from lmprog.runtime.quality import quality_report, text_of
 
 _MODEL_FILES = ("config.json", "tokenizer.json")
 _PROCESSOR_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
@@ -39,6 +41,8 @@ class Finding:
 
 def run(given: argparse.Namespace) -> int:
     """Exit code 1 if something required is missing, or the GPU of `--gpu` cannot be used."""
+    if given.quality is not None:
+        return compare_types(given)
     return check_machine() if given.gpu is None else try_gpu(given.gpu)
 
 
@@ -64,6 +68,25 @@ def try_gpu(device: str) -> int:
         print(f"{finding.state:>4}  {finding.name:<10}  {finding.what}", flush=True)
     print(f"\n{device} cannot be used." if failed else f"\n{device} can be used.")
     return int(failed)
+
+
+def compare_types(given: argparse.Namespace) -> int:
+    """Prints what each type of weights costs on the user's text."""
+    if given.text is None:
+        raise InvalidParameter(
+            "--quality needs a text to try the model on: --text FILE",
+            name="text",
+            value=None,
+            allowed="a text file",
+        )
+    print(f"{'weights':>10}  {'perplexity':>10}  {'top-1 agreement':>15}  tokens", flush=True)
+    for one in quality_report(given.quality, text_of(Path(given.text)), given.tokens):
+        print(
+            f"{one.weight_type:>10}  {one.perplexity:>10.4f}  {one.agreement:>15.2%}  "
+            f"{one.num_tokens:>6,}",
+            flush=True,
+        )
+    return 0
 
 
 def python() -> Finding:

@@ -47,9 +47,10 @@ class InferenceEngine(Protocol):
     def forward(self, batch: Batch) -> Any: ...
 
 
-def load_engine(config: RuntimeConfig) -> NativeEngine | TorchEngine:
+def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | TorchEngine:
     """The engine that `config` asks for. Raises ModelError where the model cannot be loaded,
-    InvalidParameter where it cannot be as asked."""
+    InvalidParameter where it cannot be as asked. `keep` leaves packed weights for the next start.
+    """
     if config.attention in ("tree", "flashinfer"):
         raise InvalidParameter(
             f"attention = {config.attention!r} is of a device; the processor has native, reference",
@@ -60,7 +61,7 @@ def load_engine(config: RuntimeConfig) -> NativeEngine | TorchEngine:
     folder = locate(config.model)
     reason = _why_not_native(config, folder)
     if reason is None:
-        return _load_native(config, folder)
+        return _load_native(config, folder, keep)
     if config.engine == "native" or config.quantize is not None:
         name = "engine" if config.engine == "native" else "quantize"
         raise InvalidParameter(
@@ -105,14 +106,14 @@ def _unknown(described: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _load_native(config: RuntimeConfig, folder: Path | None) -> NativeEngine:
+def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> NativeEngine:
     threads = config.threads or default_threads()
     shape, dtype = _described(config, folder)
     weight_type = config.quantize or _quantized_type(config, folder) or dtype
     if folder is None:
         packed = packed_random(shape, DUMMY_SEED, weight_type, threads)
     else:
-        packed = packed_checkpoint(folder, shape, weight_type, threads)
+        packed = packed_checkpoint(folder, shape, weight_type, threads, keep)
     context_len = context_length(config, shape.context_len)
     kv_dtype, page_size = computable(config.kv_dtype or dtype), config.scheduler.page_size
     pages = num_pages(config, context_len, page_bytes(shape, kv_dtype, page_size))

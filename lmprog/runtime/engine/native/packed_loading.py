@@ -27,8 +27,12 @@ _SMALLEST_KEPT = 64 << 20
 """Bytes. Packing less takes a fifth of a second at most."""
 
 
-def packed_checkpoint(folder: Path, shape: ModelShape, weight_type: str, threads: int) -> Packed:
-    """The weights of `folder`. Raises ModelError where they do not fit `shape`."""
+def packed_checkpoint(
+    folder: Path, shape: ModelShape, weight_type: str, threads: int, keep: bool = True
+) -> Packed:
+    """The weights of `folder`, left for the next start where `keep`. Raises ModelError where they
+    do not fit `shape`.
+    """
     checkpoint = stored_weights(folder)
     checkpoint.check(recipe.expected(shape), shape.tied_head)
     layout = packed_layout(shape, checkpoint, weight_type)
@@ -39,7 +43,7 @@ def packed_checkpoint(folder: Path, shape: ModelShape, weight_type: str, threads
     memory = files.mapped(name, layout.num_bytes)
     if memory is None:
         label = f"{folder.name or folder}, {weight_type}"
-        draft = files.draft(name, layout.num_bytes, label)
+        draft = files.draft(name, layout.num_bytes, label) if keep else None
         if draft is None:
             return _packed_now(layout, checkpoint, threads)
         try:
