@@ -46,6 +46,7 @@ UNITS = {
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
+    "calls": Unit("lmprog.calls", "errors wire"),
     # the client's side: no tokens, no tensors, no sockets
     "backends": Unit("lmprog.backends lmprog.testing", "errors config wire transport launch fleet"),
     "ops": Unit("lmprog.lang.ops", "errors wire"),
@@ -59,7 +60,7 @@ UNITS = {
     "radix": Unit("lmprog.radix", "errors"),
     "constraints": Unit("lmprog.constraints", "errors native wire"),
     "documents": Unit("lmprog.runtime.documents", "errors"),
-    "text": Unit("lmprog.runtime.text", "errors wire documents"),
+    "text": Unit("lmprog.runtime.text", "errors wire documents calls"),
     "tier": Unit("lmprog.runtime.tier", "radix"),
     "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
     "programs": Unit(
@@ -106,7 +107,7 @@ UNITS = {
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs lmprog.server.openapi",
-        "errors config wire options http link gateway operations",
+        "errors config wire calls options http link gateway operations",
     ),
     "server": Unit(
         "lmprog.server",

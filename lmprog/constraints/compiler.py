@@ -97,7 +97,10 @@ def regular_net(
 ) -> Net:
     """Raises what `compile_constraint` raises, and NotOurs for a grammar."""
     builder = NetBuilder(limits, check)
-    root = _root(spec, builder, limits)
+    try:
+        root = _root(spec, builder, limits)
+    except RecursionError as error:
+        raise GrammarError("the constraint nests too deeply", position=None) from error
     try:
         return finish(builder, root, vocabulary.alphabet)
     except UnsatisfiableConstraint as error:
@@ -115,7 +118,24 @@ def _root(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> 
         return _choices(spec.texts, builder)
     if isinstance(spec, wire.JsonSchema):
         return schema_node(spec, builder, limits)
-    return grammar_node(spec.text, builder, limits)
+    if isinstance(spec, wire.Grammar):
+        return grammar_node(spec.text, builder, limits)
+    return _composed(spec, builder, limits)
+
+
+def _composed(spec: wire.Composed, builder: NetBuilder, limits: CompileLimits) -> Node:
+    """The nodes of the parts, joined. Raises GrammarError for a part that is a grammar."""
+
+    def part(one: wire.Constraint) -> Node:
+        if isinstance(one, wire.Grammar):
+            raise GrammarError("a grammar cannot be a part of another constraint", position=None)
+        return _root(one, builder, limits)
+
+    if isinstance(spec, wire.InOrder):
+        return builder.seq([part(one) for one in spec.parts])
+    if isinstance(spec, wire.AnyOf):
+        return builder.alt([part(one) for one in spec.options])
+    return builder.repeat(part(spec.item), spec.low, spec.high)
 
 
 def _choices(texts: Sequence[str], builder: NetBuilder) -> Node:

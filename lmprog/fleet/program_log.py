@@ -300,7 +300,7 @@ def _piece_size(piece: wire.Piece) -> int:
     if isinstance(piece, wire.TokensPiece):
         return 8 * len(piece.ids)
     if isinstance(piece, wire.Conversation):
-        return len(piece.messages) + len(piece.tools) + len(piece.plain)
+        return len(piece.messages) + len(piece.tools)
     return 16
 
 

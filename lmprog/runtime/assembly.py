@@ -15,6 +15,7 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
+from lmprog.errors import LmprogError
 from lmprog.runtime.loop import Loop, StepEngine
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
@@ -23,9 +24,10 @@ from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
 from lmprog.runtime.text.generation_config import suggested_sampling
-from lmprog.runtime.text.tokenizer import load_tokenizer
+from lmprog.runtime.text.tokenizer import PieceTokenizer, load_tokenizer
 from lmprog.transport import RuntimeChannel
 
 
@@ -64,6 +66,7 @@ def assemble(
             template.append(load_template(engine.location))
         return template[0]
 
+    tools = _tool_support(chat_template, tokenizer)
     prefixes = [
         public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix
     ]
@@ -84,6 +87,7 @@ def assemble(
         num_pages=scheduling.num_pages,
         pid=os.getpid(),
         suggested=suggested_sampling(engine.location),
+        tools=tools,
     )
     interpreter = Interpreter(
         scheduler, calls, chat_template, welcome, time.monotonic, channel.counters
@@ -92,3 +96,20 @@ def assemble(
     return Loop(
         channel, interpreter, scheduler, stepping, selected.sampler, time.monotonic
     ), welcome
+
+
+def _tool_support(
+    chat_template: Callable[[], ChatTemplate], tokenizer: PieceTokenizer
+) -> wire.ToolSupport:
+    """How the model calls tools; the special tokens of its calls become part of texts. Without a
+    template that can be read nothing is known: whoever opens a role is told.
+    """
+    try:
+        template = chat_template()
+    except LmprogError:
+        return wire.ToolSupport()
+    ends = [tokenizer.token_text(token) for token in tokenizer.eos_ids]
+    found = tool_support(template, ends)
+    form = found.form
+    tokenizer.show("".join((form.begin, *form.literals, form.between, form.end)))
+    return found

@@ -38,5 +38,8 @@ class LetterTokenizer:
     def token_bytes(self, token: int) -> bytes | None:
         return ALPHABET[token].encode() if token < len(ALPHABET) else None
 
+    def is_special(self, token: int) -> bool:
+        return self.token_bytes(token) is None
+
     def stream(self) -> ByteStream:
         return ByteStream([self.token_bytes(token) for token in range(self.vocab_size)])

@@ -25,7 +25,25 @@ knows no sockets, and of tokens only that they are integers.
 
 from __future__ import annotations
 
-from lmprog.wire.constraints import Choices, Constraint, Grammar, JsonSchema, Regex
+from lmprog.wire.call_form import (
+    HERMES,
+    CallForm,
+    CallSlot,
+    KeyedArguments,
+    KeyedValue,
+    ToolSupport,
+)
+from lmprog.wire.constraints import (
+    AnyOf,
+    Choices,
+    Composed,
+    Constraint,
+    Grammar,
+    InOrder,
+    JsonSchema,
+    Regex,
+    Repeated,
+)
 from lmprog.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_FRAME_OPS,
@@ -108,17 +126,22 @@ from lmprog.wire.sampling_params import (
 
 __all__ = [
     "DIALECTS",
+    "HERMES",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_OPS",
     "PROTOCOL_VERSION",
     "SAMPLING_OPTIONS",
     "SHARES_PUBLIC",
+    "AnyOf",
     "Append",
     "CallDone",
+    "CallForm",
+    "CallSlot",
     "Cancel",
     "Choices",
     "Chosen",
     "Close",
+    "Composed",
     "Constraint",
     "Contest",
     "ContestRule",
@@ -138,10 +161,13 @@ __all__ = [
     "Grammar",
     "Hello",
     "Id",
+    "InOrder",
     "Inspect",
     "JsonSchema",
     "Judge",
     "Keep",
+    "KeyedArguments",
+    "KeyedValue",
     "MalformedFrame",
     "Message",
     "NodeSeen",
@@ -153,6 +179,7 @@ __all__ = [
     "Read",
     "Ref",
     "Regex",
+    "Repeated",
     "Reply",
     "RoleBegin",
     "RoleEnd",
@@ -172,6 +199,7 @@ __all__ = [
     "TokenLogprob",
     "TokensAre",
     "TokensPiece",
+    "ToolSupport",
     "Usage",
     "Welcome",
     "Whitespace",

@@ -34,4 +34,24 @@ class Grammar(Message, frozen=True):
     text: Annotated[str, Meta(max_length=1_048_576)]
 
 
-Constraint: TypeAlias = Regex | JsonSchema | Choices | Grammar
+class InOrder(Message, frozen=True):
+    """One after the other."""
+
+    parts: Annotated[tuple[Constraint, ...], Meta(max_length=65_536)]
+
+
+class AnyOf(Message, frozen=True):
+    options: Annotated[tuple[Constraint, ...], Meta(min_length=1, max_length=65_536)]
+
+
+class Repeated(Message, frozen=True):
+    """`item` at least `low` and at most `high` times; None means unbounded."""
+
+    item: Constraint
+    low: Annotated[int, Meta(ge=0, le=1_000_000)]
+    high: Annotated[int, Meta(ge=0, le=1_000_000)] | None
+
+
+Composed: TypeAlias = InOrder | AnyOf | Repeated
+"""Constraints made of others; a grammar cannot be a part."""
+Constraint: TypeAlias = Regex | JsonSchema | Choices | Grammar | Composed

@@ -53,16 +53,13 @@ class Conversation(Message, frozen=True):
     """A whole conversation as the checkpoint's own template writes it, up to where the assistant
     begins.
 
-    `messages` and `tools` are JSON, in the shapes that templates know. A template whose source does
-    not contain `mark` writes `plain` instead, without tools. `variables` is a JSON object of
-    further names for the template. Turns opened later do not depend on these. Only the template
+    `messages` and `tools` are JSON, in the shapes that templates know. `variables` is a JSON object
+    of further names for the template. Turns opened later do not depend on these. Only the template
     writes special tokens: their names in messages, tools and variables are text.
     """
 
     messages: Annotated[str, Meta(max_length=33_554_432)]
     tools: Annotated[str, Meta(max_length=33_554_432)] = ""
-    plain: Annotated[str, Meta(max_length=33_554_432)] = ""
-    mark: ShortText = ""
     variables: Annotated[str, Meta(max_length=65_536)] = ""
 
 

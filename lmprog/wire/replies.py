@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from lmprog.wire.call_form import ToolSupport
 from lmprog.wire.message import FinishReason, Id, Message
 from lmprog.wire.sampling_params import SuggestedSampling
 
@@ -19,6 +20,7 @@ class Welcome(Message, frozen=True):
     num_pages: int
     pid: int
     suggested: SuggestedSampling = SuggestedSampling()
+    tools: ToolSupport = ToolSupport()
 
 
 class TokenLogprob(Message, frozen=True):

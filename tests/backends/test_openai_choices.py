@@ -9,6 +9,9 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.blackbox.dialects import DIALECTS, ApiDialect
+from lmprog.backends.blackbox.openai_body import enforceable
+from lmprog.backends.blackbox.output_checks import can_be_checked
 from lmprog.errors import (
     NotSupported,
     ValidationFailed,
@@ -205,3 +208,11 @@ def test_best_effort_finds_choices_that_begin_with_a_space() -> None:
         assert run.value == " no"
         assert run.text() == "Is it so? Answer: no"
         assert len(api.requests) == 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
+def test_no_service_enforces_a_constraint_made_of_others(dialect: ApiDialect) -> None:
+    part = wire.Choices(("a", "b"))
+    for composed in (wire.InOrder((part,)), wire.AnyOf((part,)), wire.Repeated(part, 0, 2)):
+        assert not enforceable(composed, dialect, is_chat=True)
+        assert not can_be_checked(composed)

@@ -60,6 +60,9 @@ class PairTokenizer:
     def token_bytes(self, token: int) -> bytes | None:
         return self.pieces[token].encode() if token < len(self.pieces) else None
 
+    def is_special(self, token: int) -> bool:
+        return self.token_bytes(token) is None
+
     def stream(self) -> ByteStream:
         return ByteStream([self.token_bytes(token) for token in range(self.vocab_size)])
 

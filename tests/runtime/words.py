@@ -51,5 +51,8 @@ class Words:
     def token_bytes(self, token: int) -> bytes | None:
         return self.pieces[token]
 
+    def is_special(self, token: int) -> bool:
+        return self.token_bytes(token) is None
+
     def stream(self) -> ByteStream:
         return ByteStream(self.pieces)

@@ -21,7 +21,6 @@ from lmprog.server.http import foreign_fields
 from lmprog.server.http.foreign_fields import FOREIGN_FIELDS
 from lmprog.server.openai import chat_completions
 from lmprog.server.openai.chat_completions import ChatBody, ChatCompletions
-from lmprog.server.openai.tool_calls import ParsedCall
 from lmprog.server.responses import responses_body
 from tests.server.fake_runtime import Fake, asking
 from tests.server.test_answers_are_whole import Answering, asked
@@ -258,21 +257,29 @@ TOOLS = [tool("add"), tool("sub")]
 ANSWER: Json = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
 
 
+CALL = '<tool_call>\n{"name": "%s", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def calls_of(made: ChatCompletions, text: str) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in made.box.read(text)[1]]
+
+
 def test_tools_and_a_schema_make_a_call_or_an_answer(runtime: Fake) -> None:
     made = chat(runtime, tools=TOOLS, response_format=ANSWER)
-    assert isinstance(made.prompt.constraint, wire.JsonSchema)
-    assert json.loads(made.prompt.constraint.schema)["anyOf"][0] == SCHEMA
+    assert isinstance(made.prompt.constraint, wire.AnyOf)
+    answer, _ = made.prompt.constraint.options
+    assert isinstance(answer, wire.JsonSchema)
+    assert json.loads(answer.schema) == SCHEMA
     assert made.box.read('{"a": 1}') == ('{"a": 1}', [])
-    call = '{"name": "sub", "arguments": {"a": 1}}'
-    assert made.box.read(call) == ("", [ParsedCall("sub", '{"a": 1}')])
-    assert made.box.read(f"[{call}, {call}]")[1] == [ParsedCall("sub", '{"a": 1}')] * 2
+    assert calls_of(made, CALL % "sub") == [("sub", '{"a": 1}')]
+    assert calls_of(made, CALL % "sub" + "\n" + CALL % "sub") == [("sub", '{"a": 1}')] * 2
 
 
-def test_an_answer_of_the_schema_is_streamed_as_soon_as_it_cannot_be_a_call(runtime: Fake) -> None:
+def test_an_answer_of_the_schema_is_streamed_as_it_comes(runtime: Fake) -> None:
     reader = chat(runtime, tools=TOOLS, response_format=ANSWER).box.reader()
-    assert reader.feed("{") == []
-    assert reader.feed('"a": ') == ['{"a": ']
-    assert reader.feed("1}") == ["1}"]
+    assert reader.feed("{") == ["{"]
+    assert reader.feed('"a": ') == ['"a":']  # white space waits: a call could follow
+    assert reader.feed("1}") == [" 1}"]
     assert reader.finish() == []
 
 
@@ -283,9 +290,15 @@ def test_a_call_that_must_be_made_leaves_no_answer_to_constrain(runtime: Fake, c
     assert both.prompt.constraint == plain.prompt.constraint
 
 
-def test_tools_and_a_pattern_contradict_each_other(runtime: Fake) -> None:
+def test_tools_and_a_pattern_make_a_call_or_a_match(runtime: Fake) -> None:
+    made = chat(runtime, tools=TOOLS, regex="a+")
+    assert isinstance(made.prompt.constraint, wire.AnyOf)
+    assert made.prompt.constraint.options[0] == wire.Regex("a+")
+
+
+def test_tools_and_a_grammar_contradict_each_other(runtime: Fake) -> None:
     status, answer, _ = posted(
-        runtime, "/v1/chat/completions", {**CHAT, "tools": TOOLS, "regex": "a"}
+        runtime, "/v1/chat/completions", {**CHAT, "tools": TOOLS, "ebnf": 'root ::= "a"'}
     )
     assert status == 400
     assert answer["error"]["param"] == "tool_choice"
@@ -310,12 +323,10 @@ def test_allowed_tools_are_called_and_all_are_shown(runtime: Fake, mode: str) ->
     allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "sub"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     made = chat(runtime, tools=TOOLS, tool_choice=choice)
-    assert [one["function"]["name"] for one in made.box.shown_tools] == ["add", "sub"]
-    call = '{"name": "%s", "arguments": {"a": 1}}'
-    begin = "<tool_call>\n" if mode == "auto" else ""
-    end = "\n</tool_call>" if mode == "auto" else ""
-    assert made.box.read(begin + call % "sub" + end)[1] == [ParsedCall("sub", '{"a": 1}')]
-    assert made.box.read(begin + call % "add" + end)[1] == []
+    assert [tool.name for tool in made.box.shown] == ["add", "sub"]
+    begin = len("<tool_call>\n") if mode == "required" else 0
+    assert calls_of(made, (CALL % "sub")[begin:]) == [("sub", '{"a": 1}')]
+    assert calls_of(made, (CALL % "add")[begin:]) == []
 
 
 def test_allowed_tools_that_are_not_there_are_refused(runtime: Fake) -> None:

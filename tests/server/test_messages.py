@@ -10,18 +10,25 @@ import msgspec
 import pytest
 
 from lmprog import wire
+from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.messages import ChatMessage, pieces_of
+from lmprog.server.openai.tool_calls import shortened
 from lmprog.server.openai.tools import Tool, Toolbox, toolbox
+from tests.calls.call_templates import FAMILIES, native
 
 SHOWING = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
 OWN = (
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ "
     "m['role'] }}>{{ m['content'] }}"
-    "{% for c in m['tool_calls'] or [] %}<tool_call>{{ c['function']['name'] }}:{{ "
-    "c['function']['arguments']['a'] }}"
+    "{% for c in m['tool_calls'] or [] %}<call>{{ c['function']['name'] }}:{{ "
+    "c['function']['arguments'] | tojson }}</call>"
     "{% endfor %}{% endfor %}<assistant>"
+)
+PLAIN = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('unknown role') }}"
+    "{% endif %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
 )
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 4}'}}
 WITH_TOOLS: list[dict[str, Any]] = [
@@ -33,9 +40,9 @@ WITH_TOOLS: list[dict[str, Any]] = [
 ]
 
 
-def box() -> Toolbox:
+def box(source: str) -> Toolbox:
     tool = msgspec.convert({"type": "function", "function": {"name": "add"}}, Tool)
-    return toolbox([tool], "auto", None)
+    return toolbox([tool], "auto", None, tool_support(ChatTemplate(source, {})))
 
 
 def written(
@@ -47,7 +54,7 @@ def written(
     text = ""
     for piece in pieces:
         if isinstance(piece, wire.Conversation):
-            text += template.converse(piece.messages, piece.tools, piece.plain, piece.mark).text
+            text += template.converse(piece.messages, piece.tools).text
         else:
             assert isinstance(piece, wire.TextPiece)
             text += piece.text
@@ -63,16 +70,16 @@ def test_plain_messages_are_the_templates_to_write() -> None:
     assert written(SHOWING, messages, Toolbox()) == "<system>S<user>Ü\n <user><assistant>"
 
 
-def test_a_template_that_teaches_the_form_of_calls_is_given_tools_and_calls_as_they_are() -> None:
-    text = written(OWN, WITH_TOOLS, box())
+def test_a_template_that_writes_tools_and_calls_is_given_them_as_they_are() -> None:
+    text = written(OWN, WITH_TOOLS, box(OWN))
     assert text.startswith('<tools>[{"type": "function", "function": {"name": "add", "parameters"')
     assert text.endswith(
-        "<system>Be short.<user>Add 4.<assistant><tool_call>add:4<tool>8<tool>9<assistant>"
+        '<system>Be short.<user>Add 4.<assistant><call>add:{"a": 4}</call><tool>8<tool>9<assistant>'
     )
 
 
 def test_any_other_template_is_given_tools_and_calls_as_text() -> None:
-    text = written(SHOWING, WITH_TOOLS, box())
+    text = written(PLAIN, WITH_TOOLS, box(PLAIN))
     assert text.startswith("<system>Be short.\n\nYou have these functions")
     assert '{"name": "add", "arguments": {"a": 4}}' in text
     assert (
@@ -80,6 +87,25 @@ def test_any_other_template_is_given_tools_and_calls_as_text() -> None:
         in text
     )
     assert "<tool>" not in text
+
+
+def test_results_have_their_own_role_where_the_template_writes_it() -> None:
+    text = written(SHOWING, WITH_TOOLS, box(SHOWING))
+    assert text.endswith("</tool_call><tool>8<tool>9<assistant>")
+
+
+def test_ids_that_a_template_refuses_are_shortened_alike_in_calls_and_results() -> None:
+    picky = native(FAMILIES["mistral"])
+    text = written(picky, WITH_TOOLS[1:4], box(picky))
+    assert f'"id": "{shortened("1")}"' in text
+    assert len(shortened("1")) == 9
+    assert shortened("a1B2c3D4e") == "a1B2c3D4e"
+
+
+def test_the_system_text_teaches_the_models_own_form_where_the_template_lists_no_tools() -> None:
+    source = native(FAMILIES["devstral"]).replace("{%- if tools %}", "{%- if false %}")
+    text = written(source, WITH_TOOLS[:2], box(source))
+    assert '[TOOL_CALLS]the_function[ARGS]{"an_argument": "its value"}' in text
 
 
 def test_an_answer_that_was_begun_is_gone_on_with() -> None:
@@ -96,4 +122,4 @@ def test_strange_arguments_of_earlier_calls_break_nothing(arguments: str) -> Non
         {"role": "assistant", "tool_calls": [{"function": function}]},
         {"role": "user", "content": "x"},
     ]
-    assert "add" in written(SHOWING, messages, box())
+    assert "add" in written(SHOWING, messages, box(SHOWING))

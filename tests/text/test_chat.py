@@ -277,18 +277,6 @@ def test_a_whole_conversation_is_what_the_template_writes_of_it() -> None:
     )
 
 
-def test_tools_go_to_templates_that_have_the_mark_and_plain_turns_to_the_others() -> None:
-    source = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
-    messages, plain, tools = '[{"content": "whole"}]', '[{"content": "plain"}]', '[{"name": "add"}]'
-    assert ChatTemplate(source, {}).converse(messages, tools, plain, "<call>").text == "plain;"
-    knowing = source + "{% for t in tools or [] %}<call>{{ t['name'] }}{% endfor %}"
-    assert (
-        ChatTemplate(knowing, {}).converse(messages, tools, plain, "<call>").text
-        == "whole;<call>add"
-    )
-    assert ChatTemplate(knowing, {}).converse(messages).text == "whole;"
-
-
 @pytest.mark.parametrize("wrong", ["", "{", "{}", "[1]", "[" * 100_000, '["x"]'])
 def test_a_conversation_that_is_no_list_of_objects_is_refused(wrong: str) -> None:
     with pytest.raises(NotSupported, match="the conversation is not"):

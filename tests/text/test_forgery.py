@@ -313,14 +313,8 @@ def test_touching_is_having_a_character_in_common() -> None:
         (wire.TextPiece("<|end|>"), 1),
         (wire.TextPiece("<|end|>", quoted=True), 7),
         (wire.Conversation('[{"role": "user", "content": "<|end|>"}]'), len("u:<|end|>;a:")),
-        (
-            wire.Conversation(
-                "[]", tools="", plain='[{"role": "user", "content": "<|end|>"}]', mark="<call>"
-            ),
-            12,
-        ),
     ],
-    ids=["raw text", "quoted text", "conversation", "plain conversation"],
+    ids=["raw text", "quoted text", "conversation"],
 )
 def test_the_wire_says_what_is_quoted(piece: wire.Piece, length: int) -> None:
     talk = Talk(ByteTokenizer())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from array import array
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
+from lmprog.calls.constraining import ToolShape, calls_constraint
 from lmprog.errors import ModelError
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.text.call_derivation import tool_support
+from lmprog.runtime.text.chat_template import load_template
+from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
+from tests.calls.call_templates import FAMILIES, native
 from tests.text.checkpoints import KINDS, byte_level, llama, save, unigram
 
 AnyTokenizer = HfTokenizer | ByteTokenizer
@@ -234,3 +242,42 @@ def test_a_model_without_files_speaks_bytes() -> None:
     assert tokenizer.encode("é<eos>") == [0xC3, 0xA9, tokenizer.eos_ids[0]]
     assert tokenizer.prefix == (256,)
     assert tokenizer.vocab_size == 263
+
+
+def with_tags(folder: Path) -> HfTokenizer:
+    """A checkpoint whose calls are written with special tokens."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    config = {"eos_token": "<|im_end|>", "chat_template": native(FAMILIES["devstral"])}
+    return HfTokenizer(save(folder, tokenizer, tokenizer_config=config))
+
+
+def test_special_tokens_are_no_part_of_texts_until_they_are_shown(tmp_path: Path) -> None:
+    tokenizer = with_tags(tmp_path)
+    tokens = tokenizer.encode("[TOOL_CALLS]a<|im_end|>", start=False)
+    assert tokenizer.decode(tokens) == "a"
+    tokenizer.show("[TOOL_CALLS] and [ARGS], <|im_end|>")
+    assert tokenizer.decode(tokens) == "[TOOL_CALLS]a"
+    assert "".join(map(tokenizer.stream().push, tokens)) == "[TOOL_CALLS]a"
+
+
+def test_a_shown_token_stays_special_in_what_users_write(tmp_path: Path) -> None:
+    tokenizer = with_tags(tmp_path)
+    tokenizer.show("[ARGS]")
+    (tag,) = tokenizer.encode("[ARGS]", start=False)
+    assert tokenizer.is_special(tag)
+    assert tag not in tokenizer.encode_quoting("[ARGS]", [(0, 6)], start=False)
+    assert TextService(tokenizer, tokenizer.vocab_size, 100).guard.holds("say [ARGS]")
+
+
+def test_a_constraint_of_calls_forces_the_tags_as_the_tokens_that_they_are(tmp_path: Path) -> None:
+    tokenizer = with_tags(tmp_path)
+    form = tool_support(load_template(tmp_path)).form
+    tokenizer.show("".join(form.literals))
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    spec = calls_constraint(form, [ToolShape("now", nothing)], many=False)
+    constraints = CallConstraints(tokenizer)
+    made = constraints.compile(spec)
+    tokens = constraints.forcing(made, made.start, array("i"))
+    assert list(tokens) == tokenizer.encode("[TOOL_CALLS]now[ARGS]{}", start=False)
+    assert made.is_done(functools.reduce(made.advance, tokens, made.start))

@@ -35,6 +35,13 @@ OPS: tuple[wire.Op, ...] = (
         wire.Regex("[a-z]+"),
     ),
     wire.Generate(1, 3, constraint=wire.JsonSchema('{"type":"object"}'), stream=True, timeout=3.0),
+    wire.Generate(
+        1,
+        14,
+        constraint=wire.AnyOf(
+            (wire.InOrder((wire.Choices(("a",)),)), wire.Repeated(wire.Regex("b"), 0, None))
+        ),
+    ),
     wire.Select(1, 4, ("yes", "no"), "greedy_token_selection"),
     wire.Fork(1, (5, 6, 7)),
     wire.Read(5, 8),

@@ -39,9 +39,11 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
 
 @functools.cache
 def struct_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """A message with all of its fields drawn."""
+    """A message with all of its fields drawn; later, since constraints hold constraints."""
     hints = get_type_hints(kind, include_extras=True)
-    return st.builds(kind, **{name: drawn(hints[name]) for name in kind.__struct_fields__})
+    return st.deferred(
+        lambda: st.builds(kind, **{name: drawn(hints[name]) for name in kind.__struct_fields__})
+    )
 
 
 def _within(kind: Any, meta: msgspec.Meta) -> st.SearchStrategy[Any]:

@@ -91,6 +91,8 @@ def _prompt(request: ApiRequest, dialect: ApiDialect) -> Json:
 
 def enforceable(constraint: wire.Constraint, dialect: ApiDialect, *, is_chat: bool) -> bool:
     """Whether the service enforces the constraint."""
+    if isinstance(constraint, wire.Composed):
+        return False
     if dialect.confines == "response_format":
         return is_chat and isinstance(constraint, wire.JsonSchema | wire.Choices)
     return True
@@ -108,6 +110,7 @@ def _constraint(
 
 def structured_outputs(constraint: wire.Constraint) -> Json:
     """vLLM's field, which lmprog's server also accepts."""
+    assert not isinstance(constraint, wire.Composed), "no service enforces it"
     kind = {
         wire.JsonSchema: "json",
         wire.Regex: "regex",
@@ -117,7 +120,7 @@ def structured_outputs(constraint: wire.Constraint) -> Json:
     return {"structured_outputs": {kind[type(constraint)]: _inner(constraint)}}
 
 
-def _inner(constraint: wire.Constraint) -> Any:
+def _inner(constraint: wire.Regex | wire.JsonSchema | wire.Choices | wire.Grammar) -> Any:
     if isinstance(constraint, wire.JsonSchema):
         return json.loads(constraint.schema)
     if isinstance(constraint, wire.Regex):
@@ -127,6 +130,7 @@ def _inner(constraint: wire.Constraint) -> Any:
 
 def sglang_constraint(constraint: wire.Constraint) -> Json:
     """SGLang's three fields; choices become a regular expression."""
+    assert not isinstance(constraint, wire.Composed), "no service enforces it"
     if isinstance(constraint, wire.JsonSchema):
         return {"json_schema": constraint.schema}
     if isinstance(constraint, wire.Grammar):

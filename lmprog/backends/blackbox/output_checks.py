@@ -14,7 +14,7 @@ from lmprog.errors import GrammarError, NotSupported
 
 
 def can_be_checked(constraint: wire.Constraint) -> bool:
-    return not isinstance(constraint, wire.Grammar)
+    return not isinstance(constraint, wire.Grammar | wire.Composed)
 
 
 def fits(constraint: wire.Constraint, text: str) -> bool:

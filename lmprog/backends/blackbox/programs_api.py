@@ -106,7 +106,7 @@ class ProgramsApi:
         raise ProtocolError("the server's answer has no end")
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
-        return True
+        return not isinstance(constraint, wire.Composed)
 
     async def flush(self) -> None:
         await self._retry_policy.run(lambda: self._transport.post("/flush_cache", {}))

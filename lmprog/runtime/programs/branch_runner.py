@@ -108,7 +108,7 @@ class BranchRunner:
             case wire.Conversation():
                 guard = self._calls.texts.guard
                 written = self._template().converse(
-                    piece.messages, piece.tools, piece.plain, piece.mark, guard, piece.variables
+                    piece.messages, piece.tools, guard, piece.variables
                 )
                 branch.append(written.text, written.quoted)
 

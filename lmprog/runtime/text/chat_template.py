@@ -62,7 +62,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._special = dict(special)
-        self._source = source
+        self.source = source
         self._sandbox = Sandbox(source)
         self._changes_daily = "strftime_now" in source
         self._turn = functools.lru_cache(maxsize=256)(self._find_turn)
@@ -112,27 +112,22 @@ class ChatTemplate:
         self,
         messages: str,
         tools: str = "",
-        plain: str = "",
-        mark: str = "",
         guard: SpecialTokenGuard = UNGUARDED,
         variables: str = "",
     ) -> Passage:
-        """A whole conversation, up to where the assistant begins. All texts but `mark` are JSON.
+        """A whole conversation, up to where the assistant begins. All texts are JSON.
 
-        `plain` is written, without tools, where the template's source does not have `mark`. `guard`
-        knows the special tokens that stay text where messages, tools or `variables` spell them.
-        Raises InvalidParameter for variables that the template does not use, and NotSupported like
-        `render`.
+        `guard` knows the special tokens that stay text where messages, tools or `variables` spell
+        them. Raises InvalidParameter for variables that the template does not use, and NotSupported
+        like `render`.
         """
-        if mark and mark not in self._source:
-            messages, tools = plain, ""
         turns, tool_list = _parsed(messages), _parsed(tools) if tools else None
         more = self._variables(variables)
 
         def write(change: Callable[[Any], Any]) -> str:
             return self.render(change(turns), True, {**change(more), "tools": change(tool_list)})
 
-        return guard.written(write, [turns, tool_list, more], self._source)
+        return guard.written(write, [turns, tool_list, more], self.source)
 
     def _variables(self, text: str) -> dict[str, Any]:
         """Further names for the template, which has to use them. Raises InvalidParameter."""

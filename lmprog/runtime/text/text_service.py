@@ -36,9 +36,7 @@ class TextService:
     def guard(self) -> SpecialTokenGuard:
         """Knows the names of special tokens. Made on first use."""
         tokenizer = self._tokenizer
-        special = (
-            token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) is None
-        )
+        special = filter(tokenizer.is_special, range(tokenizer.vocab_size))
         return SpecialTokenGuard(
             map(tokenizer.token_text, [*special, *tokenizer.eos_ids]), self.check_length
         )

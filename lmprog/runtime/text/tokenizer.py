@@ -68,7 +68,11 @@ class Tokenizer(TextEncoder, Protocol):
     def token_text(self, token: int) -> str: ...
 
     def token_bytes(self, token: int) -> bytes | None:
-        """None for special tokens and unknown ids."""
+        """None for unknown ids and for special tokens that are not part of texts."""
+        ...
+
+    def is_special(self, token: int) -> bool:
+        """Whether only a template may write it."""
         ...
 
     def stream(self) -> TextPieces: ...
@@ -103,8 +107,10 @@ class ByteStream:
         return other
 
 
-class _PieceTokenizer:
+class PieceTokenizer:
     """Decoding by the bytes of tokens and the names of special ones, for every tokenizer here."""
+
+    eos_ids: tuple[int, ...]
 
     def __init__(self, pieces: Sequence[bytes | None], special: dict[int, str]) -> None:
         self._pieces = pieces
@@ -133,11 +139,27 @@ class _PieceTokenizer:
     def token_bytes(self, token: int) -> bytes | None:
         return self._pieces[token] if 0 <= token < len(self._pieces) else None
 
+    def is_special(self, token: int) -> bool:
+        return token in self._special or self.token_bytes(token) is None
+
+    def show(self, texts: str) -> None:
+        """From now on the special tokens named in `texts` are part of generated texts, by their
+        names: the tags of a model's calls. They stay special in what users write. Those that end an
+        answer stay hidden.
+        """
+        hidden = set(self.eos_ids)
+        shown = {
+            token: name.encode()
+            for token, name in self._special.items()
+            if name and name in texts and token not in hidden
+        }
+        self._pieces = [shown.get(token, piece) for token, piece in enumerate(self._pieces)]
+
     def stream(self) -> ByteStream:
         return ByteStream(self._pieces)
 
 
-class ByteTokenizer(_PieceTokenizer):
+class ByteTokenizer(PieceTokenizer):
     """256 bytes and a few special tokens, for tests and for models without files."""
 
     SPECIAL = ("<bos>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
@@ -149,7 +171,7 @@ class ByteTokenizer(_PieceTokenizer):
         )
         self._ids = {name: token for token, name in special.items()}
         self._borders = re.compile("(" + "|".join(re.escape(name) for name in self.SPECIAL) + ")")
-        self.eos_ids: tuple[int, ...] = (self._ids["<eos>"], self._ids["<|end|>"])
+        self.eos_ids = (self._ids["<eos>"], self._ids["<|end|>"])
         self.prefix: tuple[int, ...] = (self._ids["<bos>"],)
 
     def encode(self, text: str, start: bool = True) -> list[int]:
@@ -169,7 +191,7 @@ class ByteTokenizer(_PieceTokenizer):
         return [*tokens, *text[last:].encode("utf-8", "replace")]
 
 
-class HfTokenizer(_PieceTokenizer):
+class HfTokenizer(PieceTokenizer):
     """The `tokenizer.json` of a checkpoint, a folder or a GGUF file. Raises ModelError where it is
     missing or unknown.
     """
@@ -192,7 +214,7 @@ class HfTokenizer(_PieceTokenizer):
         _add_declared(self._tokenizer, config)
         super().__init__(*token_pieces(self._tokenizer, description))
         self._going_on = without_first_space(self._tokenizer, description)
-        self.eos_ids: tuple[int, ...] = self._find_eos(folder, config)
+        self.eos_ids = self._find_eos(folder, config)
         barred = {
             token: self._tokenizer.id_to_token(token) or ""
             for token in (*self._special, *self.eos_ids)

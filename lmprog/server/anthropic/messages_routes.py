@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
+from lmprog.calls.reading import ParsedCall
 from lmprog.server.anthropic.messages_body import SILENT, Countable, MessagesBody, chat_of, renamed
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError
@@ -23,7 +24,6 @@ from lmprog.server.http.sse import EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.running_request import running, warned
-from lmprog.server.openai.tool_calls import ParsedCall
 from lmprog.server.routers import GatewayRouter
 
 Json = dict[str, Any]
@@ -106,7 +106,7 @@ def _head(chat: ChatCompletions) -> Json:
 
 
 def _tool_use(call: ParsedCall) -> Json:
-    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": call.name}
+    return {"type": "tool_use", "id": call.id, "name": call.name}
 
 
 def _ending(chat: ChatCompletions, done: wire.CallDone, has_calls: bool) -> Json:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
+from lmprog.calls.reading import ParsedCall
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
@@ -29,13 +30,7 @@ from lmprog.server.openai.running_request import (
     warned,
 )
 from lmprog.server.openai.shared_fields import SILENT, GenerationFields, check_stream
-from lmprog.server.openai.tool_calls import ParsedCall, call_id
-from lmprog.server.openai.tools import (
-    NamedTool,
-    Tool,
-    Toolbox,
-    toolbox,
-)
+from lmprog.server.openai.tools import NamedTool, Tool, Toolbox, toolbox
 from lmprog.server.routers import GatewayRouter
 
 
@@ -110,7 +105,8 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
             name,
             "not_supported",
         )
-    box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
+    support = gateway.info.tools
+    box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls, support)
     made = constraint_of(body)
     box, constraint = _constrained(box, made)
     prompt = RequestPrompt(
@@ -126,27 +122,27 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         names["template_variables"] = "reasoning_effort"
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    return ChatCompletions(prompt, box, head, body.wants_usage, (*warnings, *made.warnings), names)
+    told = (*warnings, *made.warnings, *box.warnings)
+    return ChatCompletions(prompt, box, head, body.wants_usage, told, names)
 
 
 def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Constraint | None]:
     """Tools and a constraint of the answer together. Raises HttpError where they contradict.
 
-    A call that must be made leaves no answer to constrain; one that may be made and a schema make
-    a JSON value that is either.
+    A call that must be made leaves no answer to constrain; where one may be made, the text is an
+    answer under the constraint, or calls.
     """
     if made.constraint is None or box.choice == "none":
         return box, made.constraint or box.constraint
-    if not isinstance(made.constraint, wire.JsonSchema):
+    if isinstance(made.constraint, wire.Grammar):
         raise refused(
-            f"{made.field} constrains the text, which then cannot be a call of a tool; leave "
-            "out the "
-            'tools, or say tool_choice "none".',
+            f"{made.field} is a grammar of the whole text, which then cannot be a call of a tool; "
+            'leave out the tools, say tool_choice "none", or give a regex or a schema.',
             "tool_choice",
             "conflict",
         )
     if box.choice == "auto":
-        box = replace(box, schema=made.constraint)
+        box = replace(box, answer=made.constraint)
     return box, box.constraint
 
 
@@ -215,7 +211,7 @@ def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.C
         reason = answers.stop_reason_of(output, chat.prompt.sampling)
         return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason)
     made = [
-        answers.ToolCall(answers.Function(call.arguments, call.name), call_id(), "function")
+        answers.ToolCall(answers.Function(call.arguments, call.name), call.id, "function")
         for call in calls
     ]
     message = answers.AnswerMessage("assistant", content or None, None, made)
@@ -276,7 +272,8 @@ class _ChoiceStream:
         self._reader = chat.box.reader()
         self._sampling = chat.prompt.sampling
         self._num_calls = 0
-        self._named = chat.box.tools[0].name if chat.box.choice == "named" else None
+        self._id = chat.box.id
+        self._named = chat.box.tools[0].name if chat.box.streams_arguments else None
         """The one function that is called: all text is its arguments, which go out as they come."""
 
     def opening(self) -> answers.ChunkChoice:
@@ -317,7 +314,7 @@ class _ChoiceStream:
             call = answers.ToolCall(answers.Function(text), index=0)
         else:
             call = answers.ToolCall(
-                answers.Function(text, self._named or ""), call_id(), "function", index=0
+                answers.Function(text, self._named or ""), self._id, "function", index=0
             )
         self._num_calls = 1
         return answers.ChunkChoice(self._index, answers.ChatDelta(tool_calls=[call]))
@@ -327,7 +324,7 @@ class _ChoiceStream:
             return answers.ChunkChoice(self._index, answers.ChatDelta(content=part))
         call = answers.ToolCall(
             answers.Function(part.arguments, part.name),
-            call_id(),
+            part.id,
             "function",
             index=self._num_calls,
         )

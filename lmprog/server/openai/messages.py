@@ -1,9 +1,9 @@
 """Chat messages into a conversation that the checkpoint's template writes.
 
-Where tools are used it is sent twice: as a template that teaches the form of `tools` by itself
-expects it, and plain, for all others: calls as text behind the assistant's content, results as a
-user's turn. The runtime, which has the template, takes the one that fits. Knows message shapes;
-what roles a model has is the runtime's to say.
+Of a conversation with tools a template writes what it can (`wire.ToolSupport`): the descriptions of
+the tools, the calls of earlier turns, the role `tool`. The rest is text: descriptions in the system
+text, calls behind the assistant's content in the model's form, results as a user's turn. Knows
+message shapes; what roles a model has is the runtime's to say.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Annotated, Any
 import msgspec
 
 from lmprog import wire
+from lmprog.calls.writing import WrittenCall, written
 from lmprog.server.http.http_errors import HttpError, refused
 from lmprog.server.http.limits import within
-from lmprog.server.openai.tool_calls import BEGIN as MARK
-from lmprog.server.openai.tool_calls import called, result
+from lmprog.server.openai.tool_calls import result, shortened
 from lmprog.server.openai.tools import Toolbox
 
 _MOST_BRACKETS = 512  # more could nest deeper than JSON can be written again
+_RESULT = "result"
+"""For the time being, the role of a tool's answer that the user is to give."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -60,71 +62,81 @@ def pieces_of(
 ) -> tuple[wire.Piece, ...]:
     """The conversation up to where the assistant writes; with `goes_on` the last message, the
     assistant's, is where it goes on. Raises HttpError for what cannot be written."""
-    turns = [_turn(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    turns = [
+        _turn(message, f"messages[{place}]", box.support) for place, message in enumerate(messages)
+    ]
     last = ""
     if goes_on:
-        role, last = turns.pop()
-        if role != "assistant":
+        final = turns.pop()
+        if final["role"] != "assistant":
             raise refused(
-                f"continue_final_message is true, and the last message is the {role}'s; it must be "
-                "the assistant's.",
+                f"continue_final_message is true, and the last message is the {final['role']}'s; "
+                "it must be the assistant's.",
                 "continue_final_message",
             )
-        messages = messages[:-1]
-    named = json.dumps(variables) if variables else ""
-    plain = json.dumps(_plain(turns, box.text))
-    uses_tools = bool(box.text) or any(
-        message.role == "tool" or message.tool_calls for message in messages
+        last = final["content"]
+    conversation = wire.Conversation(
+        json.dumps(_merged(turns, box.text)),
+        json.dumps(box.shown_tools) if box.shown_tools else "",
+        json.dumps(variables) if variables else "",
     )
-    if not uses_tools:
-        conversation = wire.Conversation(plain, variables=named)
-    else:
-        native = json.dumps(
-            [
-                _native(message, role_and_text)
-                for message, role_and_text in zip(messages, turns, strict=True)
-            ]
-        )
-        conversation = wire.Conversation(native, json.dumps(box.shown_tools), plain, MARK, named)
     more = (wire.TextPiece(last, quoted=True), wire.TextPiece(box.opening))
     return (conversation, *(text for text in more if text.text))
 
 
-def _plain(turns: list[tuple[str, str]], tools_text: str) -> list[dict[str, str]]:
-    """For templates that know no tools: results are the user's, and the system text lists the
-    tools.
-    """
-    made: list[tuple[str, str]] = []
-    for role, text in turns:
-        if role == "tool" and made and made[-1][0] == "tool":
-            text = made.pop()[1] + "\n" + text
-        made.append((role, text))
-    if tools_text:
-        if made and made[0][0] == "system":
-            made[0] = ("system", f"{made[0][1]}\n\n{tools_text}")
+def _merged(turns: list[dict[str, Any]], tools_text: str) -> list[dict[str, Any]]:
+    """With results that are text as one turn of the user's, and `tools_text` in the system's."""
+    made: list[dict[str, Any]] = []
+    for turn in turns:
+        if turn["role"] == _RESULT and made and made[-1]["role"] == _RESULT:
+            made[-1] = {**turn, "content": f"{made[-1]['content']}\n{turn['content']}"}
         else:
-            made.insert(0, ("system", tools_text))
-    return [{"role": "user" if role == "tool" else role, "content": text} for role, text in made]
+            made.append(turn)
+    made = [{**turn, "role": "user"} if turn["role"] == _RESULT else turn for turn in made]
+    if tools_text:
+        if made and made[0]["role"] == "system":
+            made[0] = {**made[0], "content": f"{made[0]['content']}\n\n{tools_text}"}
+        else:
+            made.insert(0, {"role": "system", "content": tools_text})
+    return made
 
 
-def _native(message: ChatMessage, turn: tuple[str, str]) -> dict[str, Any]:
-    """As templates that know tools expect it."""
-    role, _ = turn
-    made: dict[str, Any] = {"role": role, "content": _text(message.content, "")}
-    if message.tool_calls:
-        made["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.id or "",
-                "function": {"name": call.function.name, "arguments": _arguments(call)},
-            }
+def _turn(message: ChatMessage, at: str, support: wire.ToolSupport) -> dict[str, Any]:
+    """One message as the template expects it. Raises HttpError."""
+    role, text = _role_and_text(message, at)
+    made: dict[str, Any] = {"role": role, "content": text}
+    if message.tool_calls and support.writes_calls:
+        made["tool_calls"] = [_native_call(call, support) for call in message.tool_calls]
+    elif message.tool_calls:
+        calls = [
+            WrittenCall(call.function.name, _as_object(call), shortened(call.id or ""))
             for call in message.tool_calls
         ]
+        texts = (text, written(support.form, calls))
+        made["content"] = "\n".join(filter(None, texts))
+    if role == "tool" and not support.takes_results:
+        return {"role": _RESULT, "content": result(text)}
     if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
+        made["tool_call_id"] = _id(message.tool_call_id, support)
     if message.name is not None:
         made["name"] = message.name
     return made
+
+
+def _native_call(call: CalledTool, support: wire.ToolSupport) -> dict[str, Any]:
+    text = call.function.arguments or "{}"
+    arguments = text if support.arguments_as_text else _arguments(call)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "id": _id(call.id or "", support), "function": function}
+
+
+def _id(id_: str, support: wire.ToolSupport) -> str:
+    return shortened(id_) if support.short_ids else id_
+
+
+def _as_object(call: CalledTool) -> dict[str, Any]:
+    found = _arguments(call)
+    return found if isinstance(found, dict) else {"arguments": found}
 
 
 def _arguments(call: CalledTool) -> Any:
@@ -140,8 +152,8 @@ def _arguments(call: CalledTool) -> Any:
         return text
 
 
-def _turn(message: ChatMessage, at: str) -> tuple[str, str]:
-    """Role and text of one message."""
+def _role_and_text(message: ChatMessage, at: str) -> tuple[str, str]:
+    """Of one message. Raises HttpError where it has none."""
     if message.role not in _ROLES:
         raise refused(
             f"{at}.role is {message.role[:60]!r}; the roles are {', '.join(_ROLES)}.",
@@ -155,20 +167,14 @@ def _turn(message: ChatMessage, at: str) -> tuple[str, str]:
             "not_supported",
         )
     role = "system" if message.role == "developer" else message.role
-    text = _text(message.content, at)
-    if message.tool_calls:
-        if role != "assistant":
-            raise refused(
-                f"{at} is the {role}'s and has tool_calls; only the assistant calls.",
-                f"{at}.tool_calls",
-            )
-        calls = "\n".join(
-            called(call.function.name, call.function.arguments) for call in message.tool_calls
+    if message.tool_calls and role != "assistant":
+        raise refused(
+            f"{at} is the {role}'s and has tool_calls; only the assistant calls.",
+            f"{at}.tool_calls",
         )
-        text = f"{text}\n{calls}" if text else calls
-    elif message.content is None:
+    if message.content is None and not message.tool_calls:
         raise refused(f"{at}.content is missing.", f"{at}.content", "invalid_value")
-    return role, result(text) if role == "tool" else text
+    return role, _text(message.content, at)
 
 
 def _text(content: str | list[ContentPart] | None, at: str) -> str:

@@ -1,50 +1,37 @@
-"""The form in which tools are called: how it is taught, written, and read out of a text.
+"""Calls of tools in answers: how tools are described where the template does not, the ids of calls,
+and which part of an answer is a call.
 
-There is one form, for every model: the system's text lists the tools between `<tools>` tags (in the
-checkpoint's own words, where its template teaches this form), and a call is
-
-    <tool_call>
-    {"name": "get_weather", "arguments": {"city": "Oslo"}}
-    </tool_call>
-
-Knows texts; knows no requests and no constraints.
+The form of calls is the model's own (`lmprog.calls`). Knows texts; knows no requests and no
+constraints.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-BEGIN, END = "<tool_call>", "</tool_call>"
-_CALL = '{"name": "'
-"""How a call without tags begins, as constrained JSON is written."""
+from lmprog import wire
+from lmprog.calls.call_stream import CallStream
+from lmprog.calls.reading import Parameters, ParsedCall, arguments_in
+from lmprog.calls.writing import WrittenCall, as_json, written
+
 Choice: TypeAlias = Literal["none", "auto", "required", "named"]
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    name: str
-    arguments: str
-    """JSON text."""
-
-
-def text_of(shown: Sequence[dict[str, Any]]) -> str:
+def text_of(shown: Sequence[dict[str, Any]], form: wire.CallForm) -> str:
     """The system's text about the tools, for templates that have none of their own."""
+    example = WrittenCall("the_function", {"an_argument": "its value"}, "a1b2c3d4e")
     return (
         "You have these functions, each described by the JSON schema of its arguments:\n<tools>\n"
         + "\n".join(as_json(tool) for tool in shown)
-        + "\n</tools>\n\nTo call one, write its name and arguments as a JSON object between "
-        "tags, and nothing after:\n"
-        + f'{BEGIN}\n{{"name": "the function", "arguments": {{"an argument": "its value"}}}}\n{END}'
+        + "\n</tools>\n\nTo call one, write its name and arguments in this form, and nothing "
+        "after:\n" + written(form, [example]).strip()
     )
-
-
-def called(name: str, arguments: str) -> str:
-    """A call of an earlier turn, as the model would have written it."""
-    return f'{BEGIN}\n{{"name": {as_json(name)}, "arguments": {arguments or "{}"}}}\n{END}'
 
 
 def result(text: str) -> str:
@@ -52,105 +39,71 @@ def result(text: str) -> str:
     return f"<tool_response>\n{text}\n</tool_response>"
 
 
-def call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def call_id(is_short: bool = False) -> str:
+    """A new one; `is_short`: nine letters and digits, the only ones that some templates accept."""
+    return secrets.token_hex(5)[:9] if is_short else f"call_{secrets.token_hex(12)}"
 
 
-class ToolCallReader:
-    """Reads calls out of a text that comes in pieces: gives contents to pass on, and calls when
-    they are whole.
+def shortened(id_: str) -> str:
+    """Nine letters and digits for any id, always the same."""
+    return id_ if _SHORT_ID.fullmatch(id_) else hashlib.sha256(id_.encode()).hexdigest()[:9]
+
+
+class AnswerReader:
+    """Reads calls out of an answer that comes in pieces: gives contents to pass on, and calls when
+    they are whole, with ids that differ.
     """
 
-    def __init__(self, choice: Choice, names: Sequence[str], opening: str, is_json: bool) -> None:
-        """`opening` was written before the text began. `is_json`: the text is one JSON value, a
-        call or the answer itself.
-        """
+    def __init__(
+        self, choice: Choice, calls: CallStream, one_at_most: bool, is_short: bool
+    ) -> None:
         self._choice = choice
-        self._names = tuple(names)
-        self._opening = opening
-        self._is_json = is_json
-        self._held = opening
-        """Text that may be, or is, a call, and is not decided yet."""
-        self._num_calls = 0
+        self._calls = calls
+        self._one_at_most = one_at_most
+        self._is_short = is_short
+        self._ids: set[str] = set()
 
     def feed(self, text: str) -> list[str | ParsedCall]:
         """What is certain now."""
         if self._choice == "none":
             return [text] if text else []
-        self._held += text
-        if self._is_json and not self._may_be_call():
-            self._choice, self._is_json, held, self._held = "none", False, self._held, ""
-            return [held]
-        if self._is_json or self._choice != "auto":
-            return []
-        found: list[str | ParsedCall] = []
-        while True:
-            begin = self._held.find(BEGIN)
-            end = self._held.find(END, begin + len(BEGIN)) if begin >= 0 else -1
-            if end < 0:
-                break
-            found += self._block(self._held[:begin], self._held[begin : end + len(END)])
-            self._held = self._held[end + len(END) :]
-        keep = len(self._held) - begin if begin >= 0 else _overlap(self._held, BEGIN)
-        certain = self._held[: len(self._held) - keep]
-        if self._num_calls and not certain.strip():
-            return found  # white space between calls is not content
-        self._held = self._held[len(certain) :]
-        return [*found, certain] if certain else found
+        return self._kept(self._calls.feed(text))
 
     def finish(self) -> list[str | ParsedCall]:
         """The text has ended: what is held is a call, or it is content after all."""
-        held, self._held = self._held, ""
-        if self._choice == "named":
-            return [ParsedCall(self._names[0], held.removeprefix(self._opening))]
-        begins = held.lstrip().startswith(BEGIN) and not self._num_calls
-        if self._is_json or self._choice == "required" or begins:
-            calls = self._calls(held.strip().removeprefix(BEGIN))
-            if calls:
-                return list(calls)
-        return [] if self._num_calls and not held.strip() else [held] if held else []
+        return [] if self._choice == "none" else self._kept(self._calls.finish())
 
-    def _may_be_call(self) -> bool:
-        """Whether the JSON value so far may become a call, or a list of them."""
-        held = self._held.lstrip()
-        return held.startswith(("[", _CALL)) or _CALL.startswith(held)
+    def _kept(self, parts: list[str | ParsedCall]) -> list[str | ParsedCall]:
+        kept: list[str | ParsedCall] = []
+        for part in parts:
+            if isinstance(part, ParsedCall):
+                if self._ids and self._one_at_most:
+                    continue
+                part = self._named(part)
+            kept.append(part)
+        return kept
 
-    def _block(self, before: str, block: str) -> list[str | ParsedCall]:
-        calls = self._calls(block.removeprefix(BEGIN).removesuffix(END))
-        if not calls:
-            return [before + block]
-        self._num_calls += len(calls)
-        return [before.rstrip(), *calls] if before.strip() else list(calls)
-
-    def _calls(self, text: str) -> list[ParsedCall]:
-        """The calls that a block holds; none where it is not JSON of the form, or names no tool."""
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            return []
-        values = value if isinstance(value, list) else [value]
-        for one in values:
-            if not (
-                isinstance(one, dict)
-                and one.get("name") in self._names
-                and isinstance(one.get("arguments"), dict)
-            ):
-                return []
-        return [ParsedCall(one["name"], as_json(one["arguments"])) for one in values]
+    def _named(self, call: ParsedCall) -> ParsedCall:
+        """With an id of its own: the model's, where it wrote a new one."""
+        id_ = call.id if call.id and call.id not in self._ids else call_id(self._is_short)
+        self._ids.add(id_)
+        return replace(call, id=id_)
 
 
-def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
-    return next(
-        (
-            size
-            for size in range(min(len(text), len(mark) - 1), 0, -1)
-            if text.endswith(mark[:size])
-        ),
-        0,
-    )
+class NamedReader:
+    """The same where the text is the arguments of one tool."""
 
+    def __init__(self, form: wire.CallForm, name: str, tools: Parameters, id_: str) -> None:
+        self._form = form
+        self._name = name
+        self._tools = tools
+        self._id = id_
+        self._held = ""
 
-def as_json(value: Any) -> str:
-    """As models write it: a space after comma and colon."""
-    return json.dumps(value, ensure_ascii=False)
+    def feed(self, text: str) -> list[str | ParsedCall]:
+        self._held += text
+        return []
+
+    def finish(self) -> list[str | ParsedCall]:
+        arguments = arguments_in(self._form, self._held, self._tools[self._name])
+        return [ParsedCall(self._name, arguments, self._id)]

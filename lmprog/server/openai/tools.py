@@ -1,15 +1,14 @@
 """What a request says about tools, and the constraint under which the model calls them.
 
 With `tool_choice` "required" or a named function the opening is written for the model and the rest
-is constrained to the schema of the tools' parameters, so the arguments always validate. With "auto"
-the model writes what it likes, and what has the form of `tool_calls` becomes calls. With "auto" and
-a schema for the answer, the text is a JSON value: an answer of the schema, or a call without its
-tags. Knows no branches.
+is constrained to the model's form of calls and the schema of the tools' parameters, so the
+arguments always validate. With "auto" the model writes what it likes, and what has the form becomes
+calls. With "auto" and a constraint of the answer, the text is such an answer, or calls. Knows no
+branches.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,20 +16,28 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from lmprog import wire
+from lmprog.calls.call_stream import CallStream
+from lmprog.calls.constraining import (
+    ToolShape,
+    arguments_constraint,
+    calls_constraint,
+    opening_of,
+    opening_of_named,
+)
+from lmprog.calls.lexemes import is_tag, lexemes
+from lmprog.calls.reading import ParsedCall
+from lmprog.calls.writing import as_json
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.openai.tool_calls import (
-    BEGIN,
-    END,
+    AnswerReader,
     Choice,
-    ParsedCall,
-    ToolCallReader,
-    as_json,
+    NamedReader,
+    call_id,
     text_of,
 )
 
-MOST_CALLS = 16
-"""In one answer of `required` with parallel calls."""
+_UNKNOWN = wire.ToolSupport()
 
 
 class FunctionTool(msgspec.Struct):
@@ -72,63 +79,89 @@ class Toolbox:
     parallel: bool = True
     shown: tuple[FunctionTool, ...] = ()
     """Those that the model is shown."""
-    schema: wire.JsonSchema | None = None
+    answer: wire.Constraint | None = None
     """Of an answer that is not a call, with "auto"."""
+    support: wire.ToolSupport = _UNKNOWN
+    """How the model calls tools."""
+    id: str = ""
+    """Of the call of a named tool."""
+
+    @property
+    def form(self) -> wire.CallForm:
+        return self.support.form
 
     @property
     def text(self) -> str:
-        """For the system; "" where no tool is to be used."""
-        return "" if self.choice == "none" else text_of(self.shown_tools)
+        """For the system; "" where no tool is to be used, or the template describes them."""
+        if self.choice == "none" or self.support.lists_tools:
+            return ""
+        return text_of(self._descriptions, self.form)
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
-        """The tools as a template takes them."""
-        return [] if self.choice == "none" else [_described(tool) for tool in self.shown]
+        """The tools as a template takes them; none where it does not."""
+        return self._descriptions if self.choice != "none" and self.support.lists_tools else []
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Where the form of calls is not the template's own."""
+        if self.choice == "none" or not self.support.dialect:
+            return ()
+        return (
+            "the chat template of this model does not write tool calls; they have the form "
+            f"{self.support.dialect}",
+        )
 
     @property
     def opening(self) -> str:
         """What is written for the model before it begins."""
         match self.choice:
             case "required":
-                return BEGIN + "\n"
+                return opening_of(self.form)
             case "named":
-                return f'{BEGIN}\n{{"name": {as_json(self.tools[0].name)}, "arguments": '
+                return opening_of_named(self.form, self.tools[0].name, self.id)
             case _:
                 return ""
 
     @property
     def constraint(self) -> wire.Constraint | None:
         if self.choice == "named":
-            return wire.JsonSchema(as_json(_parameters(self.tools[0])))
+            return arguments_constraint(self.form, self._shapes[0])
         if self.choice == "required":
-            return wire.JsonSchema(as_json(self._many if self.parallel else self._one))
-        if self.schema is not None:
-            answer = json.loads(self.schema.schema)
-            if isinstance(answer, dict) and "$id" not in answer and "$ref" in self.schema.schema:
-                answer = {"$id": "urn:lmprog:answer", **answer}
-            calls = [self._one, self._many] if self.parallel else [self._one]
-            return msgspec.structs.replace(self.schema, schema=as_json({"anyOf": [answer, *calls]}))
+            return calls_constraint(self.form, self._shapes, self.parallel, self.opening)
+        if self.answer is not None:
+            calls = calls_constraint(self.form, self._shapes, self.parallel)
+            return wire.AnyOf((self.answer, calls))
         return None
 
     @property
-    def _one(self) -> dict[str, Any]:
-        """The schema of a call."""
-        return {"anyOf": [_call_schema(tool, at) for at, tool in enumerate(self.tools)]}
-
-    @property
-    def _many(self) -> dict[str, Any]:
-        return {"type": "array", "items": self._one, "minItems": 1, "maxItems": MOST_CALLS}
-
-    @property
     def stop(self) -> tuple[str, ...]:
-        """A stop text, where only one call may be made."""
-        is_free = self.choice == "auto" and self.schema is None
-        return (END,) if is_free and not self.parallel else ()
+        """A stop text, where only one call may be made: the tag that ends a call."""
+        if self.choice != "auto" or self.answer is not None or self.parallel:
+            return ()
+        tags = [lexeme for lexeme in lexemes(self.form.literals[-1]) if is_tag(lexeme)]
+        return tuple(tags[-1:])
 
-    def reader(self) -> ToolCallReader:
+    @property
+    def streams_arguments(self) -> bool:
+        """Whether all text is the JSON of one call's arguments, which can go out as it comes."""
+        return self.choice == "named" and self.form.keyed is None
+
+    @property
+    def _shapes(self) -> list[ToolShape]:
+        return [ToolShape(tool.name, _parameters(tool)) for tool in self.tools]
+
+    @property
+    def _descriptions(self) -> list[dict[str, Any]]:
+        return [_described(tool) for tool in self.shown]
+
+    def reader(self) -> AnswerReader | NamedReader:
         """For a text that comes in pieces."""
-        names = [tool.name for tool in self.tools]
-        return ToolCallReader(self.choice, names, self.opening, self.schema is not None)
+        tools = {shape.name: shape.parameters for shape in self._shapes}
+        if self.choice == "named":
+            return NamedReader(self.form, self.tools[0].name, tools, self.id)
+        calls = CallStream(self.form, tools, self.opening)
+        return AnswerReader(self.choice, calls, not self.parallel, self.support.short_ids)
 
     def read(self, text: str) -> tuple[str, list[ParsedCall]]:
         """A whole answer: its content, and the calls in it."""
@@ -139,7 +172,10 @@ class Toolbox:
 
 
 def toolbox(
-    tools: Sequence[Tool] | None, choice: str | NamedTool | None, parallel: bool | None
+    tools: Sequence[Tool] | None,
+    choice: str | NamedTool | None,
+    parallel: bool | None,
+    support: wire.ToolSupport = _UNKNOWN,
 ) -> Toolbox:
     """Raises HttpError where the choice does not go with the tools."""
     functions = tuple(_function(tool, at) for at, tool in enumerate(tools or ()))
@@ -150,7 +186,7 @@ def toolbox(
     is_parallel = parallel is not False
     if isinstance(choice, NamedTool) and choice.type == "allowed_tools":
         allowed, mode = _allowed(choice.allowed_tools, functions)
-        return Toolbox(mode, allowed, is_parallel, functions)
+        return Toolbox(mode, allowed, is_parallel, functions, support=support)
     if isinstance(choice, NamedTool):
         if choice.type != "function" or choice.function is None:
             raise refused(
@@ -166,7 +202,8 @@ def toolbox(
                 f"{', '.join(names) or 'none'}.",
                 "tool_choice",
             )
-        return Toolbox("named", named, shown=named)
+        new = call_id(support.short_ids)
+        return Toolbox("named", named, shown=named, support=support, id=new)
     if choice not in (None, "none", "auto", "required"):
         raise refused(
             f"tool_choice is {str(choice)[:60]!r}; it must be none, auto, required, or an object.",
@@ -176,9 +213,9 @@ def toolbox(
     if not functions:
         if choice in ("auto", "required"):
             raise refused(f"tool_choice is {choice!r}, and there are no tools.", "tool_choice")
-        return Toolbox()
+        return Toolbox(support=support)
     kind: Choice = choice or "auto"  # type: ignore[assignment]
-    return Toolbox(kind, functions, is_parallel, functions)
+    return Toolbox(kind, functions, is_parallel, functions, support=support)
 
 
 def _allowed(
@@ -249,18 +286,3 @@ def _parameters(tool: FunctionTool) -> dict[str, Any]:
         if "type" in given or "$ref" in given or "anyOf" in given
         else {"type": "object", **given}
     )
-
-
-def _call_schema(tool: FunctionTool, at: int) -> dict[str, Any]:
-    """One whole call. The parameters stay a document of their own, so that `#/$defs/...` in them
-    leads where it did.
-    """
-    parameters = _parameters(tool)
-    if "$id" not in parameters and '"$ref"' in as_json(parameters):
-        parameters = {"$id": f"urn:lmprog:tool:{at}", **parameters}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from lmprog import wire
+from lmprog.calls.reading import ParsedCall
 from lmprog.server.http.sse import event
 from lmprog.server.openai import answers
-from lmprog.server.openai.tool_calls import ParsedCall, call_id
 from lmprog.server.responses.responses_body import ResponsesBody
 
 Json = dict[str, Any]
@@ -106,7 +106,7 @@ class Writer:
         item: Json = {
             "id": f"fc_{secrets.token_hex(12)}",
             "type": "function_call",
-            "call_id": call_id(),
+            "call_id": call.id,
             "name": call.name,
             "arguments": "",
             "status": "in_progress",

@@ -1,0 +1,220 @@
+"""The constraint under which a model writes calls of tools in its own form.
+
+Knows forms and the schemas of arguments; what a schema means is the compiler's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lmprog import wire
+from lmprog.calls.lexemes import is_tag, lexemes
+from lmprog.calls.writing import as_json
+
+MOST_CALLS = 16
+"""In one constrained answer."""
+_MOST_OPTIONAL = 24
+"""Optional arguments of a tool that a constraint knows, where they are not a JSON object."""
+_ID = wire.Regex("[A-Za-z0-9]{9}")
+_INDEX = wire.Regex("[1-9][0-9]?")
+
+
+class ToolShape(NamedTuple):
+    """A tool that may be called: its name and the JSON schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+def opening_of(form: wire.CallForm) -> str:
+    """What every answer with calls begins with and no other: up to the last tag before the name,
+    and the white space behind it. "" where the form has no tag.
+    """
+    parts = lexemes(form.begin + form.literals[0])
+    tags = [place for place, lexeme in enumerate(parts) if is_tag(lexeme)]
+    if not tags:
+        return ""
+    last = tags[-1]
+    while last + 1 < len(parts) and parts[last + 1].isspace():
+        last += 1
+    return "".join(parts[: last + 1])
+
+
+def opening_of_named(form: wire.CallForm, name: str, id_: str) -> str:
+    """Everything before the arguments of the one call of this tool."""
+    values = {"name": name, "id": id_, "index": "0"}
+    text = form.begin + form.literals[0]
+    for slot, literal in zip(form.slots, form.literals[1:], strict=True):
+        if slot == "arguments":
+            break
+        text += values[slot] + literal
+    return text
+
+
+def calls_constraint(
+    form: wire.CallForm, tools: Sequence[ToolShape], many: bool, written: str = ""
+) -> wire.Constraint:
+    """An answer that calls one of `tools`, or, with `many`, several in a row. `written` is the
+    beginning that already stands there.
+    """
+    first = wire.AnyOf(tuple(_call(form, tool, None) for tool in tools))
+    parts: list[wire.Constraint] = [first]
+    if many and form.is_parallel:
+        further = wire.AnyOf(tuple(_call(form, tool, _INDEX) for tool in tools))
+        whole = wire.InOrder((*_texts(form.between + form.literals[0]), further))
+        parts.append(wire.Repeated(whole, 0, MOST_CALLS - 1))
+    opening = (form.begin + form.literals[0]).removeprefix(written)
+    return wire.InOrder((*_texts(opening), *parts, *_texts(form.end)))
+
+
+def arguments_constraint(form: wire.CallForm, tool: ToolShape) -> wire.Constraint:
+    if form.keyed is None:
+        return wire.JsonSchema(as_json(tool.parameters))
+    return _Keyed(form.keyed, tool.parameters).all()
+
+
+def _texts(*texts: str) -> tuple[wire.Constraint, ...]:
+    return tuple(wire.Choices((text,)) for text in texts if text)
+
+
+def _call(form: wire.CallForm, tool: ToolShape, index: wire.Constraint | None) -> wire.Constraint:
+    """One call, without its first literal. The first call's index is 0."""
+    parts: list[wire.Constraint] = []
+    for slot, literal in zip(form.slots, form.literals[1:], strict=True):
+        match slot:
+            case "name":
+                parts += _texts(tool.name)
+            case "arguments":
+                parts.append(arguments_constraint(form, tool))
+            case "id":
+                parts.append(_ID)
+            case "index":
+                parts += [index] if index is not None else _texts("0")
+        parts += _texts(literal)
+    return wire.InOrder(tuple(parts))
+
+
+class _Keyed:
+    """Arguments one by one, in the order of the schema's properties."""
+
+    def __init__(self, keyed: wire.KeyedArguments, schema: Mapping[str, Any]) -> None:
+        self._keyed = keyed
+        self._schema = schema
+
+    def all(self) -> wire.Constraint:
+        properties = self._schema.get("properties")
+        if not isinstance(properties, dict) or not properties:
+            if self._schema.get("additionalProperties", True) is False or properties == {}:
+                return wire.InOrder(())
+            return self._any()
+        required = self._schema.get("required") or ()
+        names = [name for name in properties if name in required]
+        free = [name for name in properties if name not in required][:_MOST_OPTIONAL]
+        names = [name for name in properties if name in names or name in free]
+        parts = [(self._argument(name, properties[name]), name in required) for name in names]
+        return self._from(parts, started=False)
+
+    def _from(
+        self, parts: Sequence[tuple[wire.Constraint, bool]], started: bool
+    ) -> wire.Constraint:
+        """The arguments `parts`, each with whether it must be there, after others or as first."""
+        between = _texts(self._keyed.between)
+        if started or not between:
+            made = [wire.InOrder((*between, part)) if started else part for part, _ in parts]
+            return wire.InOrder(
+                tuple(
+                    part if must else wire.Repeated(part, 0, 1)
+                    for part, (_, must) in zip(made, parts, strict=True)
+                )
+            )
+        options: list[wire.Constraint] = []
+        for place, (part, must) in enumerate(parts):
+            options.append(wire.InOrder((part, self._from(parts[place + 1 :], started=True))))
+            if must:
+                return wire.AnyOf(tuple(options))
+        return wire.AnyOf((*options, wire.InOrder(())))
+
+    def _any(self) -> wire.Constraint:
+        """Any arguments, of a tool that does not name them."""
+        key = wire.Regex(r"[A-Za-z_]\w*")
+        one = wire.AnyOf((self._string(key, {}), self._other(key, {"not": {"type": "string"}})))
+        more = wire.Repeated(wire.InOrder((*_texts(self._keyed.between), one)), 0, None)
+        return wire.Repeated(wire.InOrder((one, more)), 0, 1)
+
+    def _argument(self, name: str, schema: Any) -> wire.Constraint:
+        key = wire.Choices((name,))
+        about = self._resolved(schema)
+        kind = about.get("type")
+        if kind == "string" or _has_only(about, str):
+            return self._string(key, about)
+        if isinstance(kind, str) or _has_only(about, int | float | bool | None):
+            return self._other(key, about)
+        rest = (
+            {"allOf": [about, {"not": {"type": "string"}}]}
+            if about
+            else {"not": {"type": "string"}}
+        )
+        return wire.AnyOf((self._string(key, {}), self._other(key, rest)))
+
+    def _resolved(self, schema: Any) -> dict[str, Any]:
+        """An argument's schema as a document of its own."""
+        about = schema if isinstance(schema, dict) else {}
+        target = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", str(about.get("$ref", "")))
+        if target is not None:
+            found = (self._schema.get(target[1]) or {}).get(target[2])
+            about = found if isinstance(found, dict) else about
+        shared = {
+            name: self._schema[name] for name in ("$defs", "definitions") if name in self._schema
+        }
+        return {**about, **shared} if '"$ref"' in as_json(about) else about
+
+    def _string(self, key: wire.Constraint, about: Mapping[str, Any]) -> wire.Constraint:
+        around = self._keyed.string
+        if self._keyed.quoted:
+            inner = {**about, "type": "string"}
+            before, after = around.before_value[:-1], around.after_value[1:]
+            value: wire.Constraint = wire.JsonSchema(as_json(inner))
+        else:
+            before, after = around.before_value, around.after_value
+            value = _plain(about, around.after_value)
+        return wire.InOrder(
+            (*_texts(around.before_key), key, *_texts(before), value, *_texts(after))
+        )
+
+    def _other(self, key: wire.Constraint, about: Mapping[str, Any]) -> wire.Constraint:
+        around = self._keyed.other
+        return wire.InOrder(
+            (
+                *_texts(around.before_key),
+                key,
+                *_texts(around.before_value),
+                wire.JsonSchema(as_json(about)),
+                *_texts(around.after_value),
+            )
+        )
+
+
+def _has_only(about: Mapping[str, Any], kind: Any) -> bool:
+    """Whether the schema lists its values, all of this kind."""
+    values = about.get("enum", [about["const"]] if "const" in about else [])
+    return bool(values) and all(isinstance(value, kind) for value in values)
+
+
+def _plain(about: Mapping[str, Any], end: str) -> wire.Constraint:
+    """A string as it is, up to `end`; one of limited length has no first character of `end`."""
+    values = about.get("enum", [about["const"]] if "const" in about else [])
+    if values:
+        return wire.Choices(tuple(str(value) for value in values))
+    if isinstance(about.get("pattern"), str):
+        pattern = about["pattern"]
+        return wire.Regex(pattern if pattern.startswith("^") else f"(?:{pattern})")
+    sign = end.strip()[:2]
+    if "maxLength" in about or "minLength" in about:
+        size = f"{about.get('minLength', 0)},{about.get('maxLength', '')}"
+        return wire.Regex(f"[^{re.escape(sign[:1] or chr(10))}]{{{size}}}")
+    if len(sign) < 2 or sign[0] == sign[1]:
+        return wire.Regex(f"[^{re.escape(sign[:1] or chr(10))}]*")
+    first, second = re.escape(sign[0]), re.escape(sign[1])
+    return wire.Regex(f"(?:[^{first}]|{first}+[^{first}{second}])*{first}*")

@@ -1,0 +1,77 @@
+"""How a model writes calls of tools, and what its chat template writes of them. Knows no tools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from lmprog.wire.message import Message, ShortText
+
+FormText: TypeAlias = Annotated[str, Meta(max_length=1024)]
+CallSlot: TypeAlias = Literal["name", "arguments", "id", "index"]
+"""What stands between two literals of a call; the index counts an answer's calls from 0."""
+
+
+class KeyedValue(Message, frozen=True):
+    """The literals around one argument's key and value."""
+
+    before_key: FormText
+    before_value: FormText
+    after_value: FormText
+
+
+class KeyedArguments(Message, frozen=True):
+    """Arguments that are written one by one, and not as a JSON object.
+
+    `string` is for strings, which are written as they are, or, where they are `quoted`, as the
+    inside of a JSON string; `other` is for all other values, which are JSON.
+    """
+
+    string: KeyedValue
+    other: KeyedValue
+    between: FormText = ""
+    quoted: bool = False
+
+
+class CallForm(Message, frozen=True):
+    """An answer with calls is `begin`, its calls with `between` between them, and `end`.
+
+    `literals` has one more than `slots`: a call is literal, slot, literal, slot ... literal.
+    Without `keyed` the arguments are a JSON object.
+    """
+
+    literals: tuple[FormText, ...]
+    slots: tuple[CallSlot, ...]
+    begin: FormText = ""
+    between: FormText = ""
+    end: FormText = ""
+    keyed: KeyedArguments | None = None
+    is_parallel: bool = True
+    """Whether several calls can be in one answer."""
+
+
+HERMES = CallForm(
+    literals=('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    slots=("name", "arguments"),
+    between="\n",
+)
+"""For templates that say nothing of tools."""
+
+
+class ToolSupport(Message, frozen=True):
+    """A model's form of calls, and which part of a conversation with tools its template writes."""
+
+    form: CallForm = HERMES
+    dialect: ShortText = "hermes"
+    """The form's name where the template does not write calls; "" where it was derived from it."""
+    lists_tools: bool = False
+    """The template writes the descriptions of the tools."""
+    writes_calls: bool = False
+    """The template writes the calls of earlier turns; else they are part of the content."""
+    takes_results: bool = False
+    """The template writes turns of the role `tool`; else results are the user's."""
+    arguments_as_text: bool = False
+    """The template expects a call's arguments as JSON text."""
+    short_ids: bool = False
+    """The template accepts only ids of nine letters and digits."""

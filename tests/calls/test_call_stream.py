@@ -1,0 +1,153 @@
+"""Calls are read out of an answer the same way, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmprog import wire
+from lmprog.calls.call_stream import CallStream
+from lmprog.calls.dialects import dialect_of
+from lmprog.calls.reading import ParsedCall
+from lmprog.calls.writing import WrittenCall, written
+from lmprog.runtime.text.call_derivation import tool_support
+from lmprog.runtime.text.chat_template import ChatTemplate
+from tests.calls.call_templates import ENDS, FAMILIES, native
+
+TOOLS: dict[str, Any] = {
+    "add": {"properties": {"a": {"type": "integer"}}},
+    "say": {"properties": {"text": {"type": "string"}}},
+}
+CALLS = [
+    WrittenCall("add", {"a": 12}, "abcdefgh1"),
+    WrittenCall("say", {"text": "a < b\n[x]"}, "abcdefgh2"),
+    WrittenCall("add", {}, "abcdefgh3"),
+]
+
+
+@functools.cache
+def form_of(family: str) -> wire.CallForm:
+    if family in FAMILIES:
+        return tool_support(ChatTemplate(native(FAMILIES[family]), {}), ENDS).form
+    return dialect_of({"granite": "<|tool_call|>", "pythonic": "<|tool_list_start|>"}[family])[1]
+
+
+EVERY = [*FAMILIES, "granite", "pythonic"]
+
+
+def read(form: wire.CallForm, text: str, cuts: list[int]) -> tuple[str, list[ParsedCall]]:
+    stream = CallStream(form, TOOLS)
+    borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    parts = [part for at, to in itertools.pairwise(borders) for part in stream.feed(text[at:to])]
+    parts += stream.finish()
+    return (
+        "".join(part for part in parts if isinstance(part, str)),
+        [part for part in parts if isinstance(part, ParsedCall)],
+    )
+
+
+@pytest.mark.parametrize("family", EVERY)
+@given(st.lists(st.integers(0, 1000), max_size=12))
+@settings(max_examples=15)
+def test_every_form_is_read_in_any_pieces(family: str, cuts: list[int]) -> None:
+    form = form_of(family)
+    calls = CALLS if form.is_parallel else CALLS[1:2]
+    content, found = read(form, written(form, calls), cuts)
+    assert content.strip() == ""
+    assert [(call.name, json.loads(call.arguments)) for call in found] == [
+        (call.name, call.arguments) for call in calls
+    ]
+
+
+@pytest.mark.parametrize("family", [name for name in EVERY if name != "llama"])
+def test_content_before_the_calls_is_passed_on(family: str) -> None:
+    form = form_of(family)
+    content, found = read(form, "I add them.\n" + written(form, CALLS[:1]), [3, 14, 20])
+    assert content.strip() == "I add them."
+    assert [call.name for call in found] == ["add"]
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_plain_text_is_content_in_every_form(family: str) -> None:
+    text = 'Well: if a < b, then [b] {"name" is "x"}.'
+    assert read(form_of(family), text, [1, 5, 9, 20]) == (text, [])
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_call_of_another_tool_is_content(family: str) -> None:
+    form = form_of(family)
+    text = written(form, [WrittenCall("other", {}, "abcdefgh1")])
+    content, found = read(form, text, [])
+    assert found == []
+    assert content.strip() == text.strip()
+
+
+def test_a_form_without_tags_counts_at_the_beginning_only() -> None:
+    form = form_of("llama")
+    call = written(form, CALLS[:1])
+    assert read(form, "It is " + call, [])[1] == []
+    assert [one.name for one in read(form, "\n" + call, [2])[1]] == ["add"]
+
+
+def test_an_answer_of_another_shape_is_passed_on_as_soon_as_it_cannot_be_a_call() -> None:
+    stream = CallStream(form_of("llama"), TOOLS)
+    assert stream.feed('{"na') == []
+    assert stream.feed('tion": 1') == ['{"nation": 1']
+    assert stream.feed("}") == ["}"]
+
+
+@pytest.mark.parametrize("family", ["hermes", "coder", "functionary"])
+def test_a_call_whose_last_tag_was_a_stop_text_is_whole(family: str) -> None:
+    form = form_of(family)
+    text = written(form, CALLS[:1])
+    assert [call.name for call in read(form, text[: text.rindex("</")], [])[1]] == ["add"]
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "glm", "kimi"])
+def test_a_call_cut_in_its_arguments_is_content(family: str) -> None:
+    form = form_of(family)
+    text = written(form, [WrittenCall("say", {"text": "long " * 9}, "abcdefgh1")])
+    cut = text[: text.index("long") + 20]
+    assert read(form, cut, [7]) == (cut.lstrip() if cut[0] == "\n" else cut, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('<tool_call>{"arguments":{"a":1},"name":"add"}</tool_call>', {"a": 1}),
+        ('<tool_call>\n\n{"name": "add", "arguments": "{\\"a\\": 2}"}</tool_call>', {"a": 2}),
+        ('<tool_call>{ "name" : "add" , "arguments" : { } }\n</tool_call>', {}),
+    ],
+)
+def test_white_space_and_the_order_of_fields_may_differ(
+    text: str, arguments: dict[str, int]
+) -> None:
+    (call,) = read(wire.HERMES, text, [])[1]
+    assert json.loads(call.arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("raw", "schema", "value"),
+    [
+        ("7", {"type": "string"}, "7"),
+        ("7", {"type": "integer"}, 7),
+        ("True", {"type": "boolean"}, True),
+        ("None", {}, None),
+        ("['a', 1]", {"type": "array"}, ["a", 1]),
+        ("some words", {}, "some words"),
+    ],
+)
+def test_a_value_without_quotes_has_the_type_of_its_schema(
+    raw: str, schema: dict[str, str], value: Any
+) -> None:
+    text = f"<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{raw}</arg_value>\n</tool_call>"
+    stream = CallStream(form_of("glm"), {"f": {"properties": {"x": schema}}})
+    (call,) = [part for part in [*stream.feed(text), *stream.finish()] if part]
+    assert isinstance(call, ParsedCall)
+    assert json.loads(call.arguments) == {"x": value}

@@ -1,0 +1,128 @@
+"""The form of a model's calls is found in its own template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lmprog import wire
+from lmprog.calls.reading import calls_in
+from lmprog.calls.writing import WrittenCall, written
+from lmprog.runtime.text.call_derivation import tool_support
+from lmprog.runtime.text.chat_template import ChatTemplate
+from tests.calls.call_templates import ENDS, FAMILIES, native
+
+CALLS = [
+    WrittenCall("get_weather", {"city": 'Oslo "N"\nB', "days": [1, {"deep": "x"}]}, "abcdefgh1"),
+    WrittenCall("now", {}, "abcdefgh2"),
+    WrittenCall("add", {"a": 2, "b": -3.5}, "abcdefgh3"),
+]
+PARAMETERS: dict[str, Any] = {"get_weather": {}, "now": {}, "add": {}}
+
+
+def support_of(family: str) -> wire.ToolSupport:
+    return tool_support(ChatTemplate(native(FAMILIES[family]), {}), ENDS)
+
+
+def calls_for(support: wire.ToolSupport, family: str) -> list[WrittenCall]:
+    calls = CALLS if family != "gemma" else CALLS[1:]  # its lists are not JSON
+    return calls if support.form.is_parallel else calls[:1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_form_writes_calls_as_the_template_does(family: str) -> None:
+    support = support_of(family)
+    assert support.dialect == ""
+    calls = calls_for(support, family)
+    made = [
+        {
+            "id": call.id,
+            "function": {
+                "name": call.name,
+                "arguments": json.dumps(call.arguments)
+                if support.arguments_as_text
+                else call.arguments,
+            },
+        }
+        for call in calls
+    ]
+    answer = {"role": "assistant", "content": "", "tool_calls": made}
+    whole = ChatTemplate(native(FAMILIES[family]), {}).render([answer], False)
+    assert written(support.form, calls).strip() in whole
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_form_writes_is_read_back(family: str) -> None:
+    support = support_of(family)
+    calls = calls_for(support, family)
+    read = calls_in(support.form, written(support.form, calls), PARAMETERS)
+    assert [(call.name, json.loads(call.arguments)) for call in read] == [
+        (call.name, call.arguments) for call in calls
+    ]
+
+
+def test_a_template_says_which_part_of_a_conversation_it_writes() -> None:
+    support = support_of("hermes")
+    assert support.lists_tools
+    assert support.writes_calls
+    assert support.takes_results
+    assert not support.arguments_as_text
+    assert not support.short_ids
+
+
+@pytest.mark.parametrize("family", ["llama", "harmony"])
+def test_a_template_that_refuses_or_drops_a_second_call_allows_one(family: str) -> None:
+    assert not support_of(family).form.is_parallel
+
+
+def test_arguments_are_given_as_text_where_the_template_joins_them_to_text() -> None:
+    assert support_of("deepseek").arguments_as_text
+
+
+def test_ids_are_short_where_the_template_refuses_others() -> None:
+    assert support_of("mistral").short_ids
+    assert support_of("mistral").form.slots == ("name", "arguments", "id")
+
+
+def test_calls_that_a_template_counts_have_their_number_as_a_slot() -> None:
+    assert support_of("kimi").form.slots == ("name", "index", "arguments")
+    assert support_of("command").form.slots == ("index", "name", "arguments")
+
+
+@pytest.mark.parametrize(
+    ("mark", "dialect"),
+    [
+        ("<|tool_call|>", "granite"),
+        ("<|tool_list_start|>", "pythonic"),
+        ("<tool_call>", "hermes"),
+        ("", "hermes"),
+    ],
+)
+def test_a_template_that_leaves_calls_out_gets_the_dialect_of_its_marks(
+    mark: str, dialect: str
+) -> None:
+    support = tool_support(ChatTemplate(native(mark and f"{{# {mark} #}}"), {}), ENDS)
+    assert support.dialect == dialect
+    assert support.lists_tools
+    assert not support.writes_calls
+
+
+def test_a_template_that_knows_no_tools_gets_them_as_text() -> None:
+    plain = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+    refusing = "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('no') }}{% endif %}"
+    support = tool_support(ChatTemplate(refusing + plain, {}))
+    assert support == wire.ToolSupport()
+
+
+def test_a_form_that_nests_values_in_a_way_of_its_own_is_still_found_for_plain_ones() -> None:
+    keyed = support_of("gemma").form.keyed
+    assert keyed is not None
+    assert keyed.string == wire.KeyedValue("", ':<|"|>', '<|"|>')
+    assert keyed.other == wire.KeyedValue("", ":", "")
+
+
+def test_a_template_that_rewrites_names_hides_its_form() -> None:
+    shouting = FAMILIES["hermes"].replace("f['name']", "f['name'] | upper")
+    assert tool_support(ChatTemplate(native(shouting), {}), ENDS).dialect == "hermes"
