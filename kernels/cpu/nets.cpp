@@ -19,6 +19,7 @@ namespace {
 enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kPart };
 enum LeafKind : uint8_t { kAutomaton, kText, kAllBut };
 constexpr int64_t kUnreachable = int64_t{1} << 40;
+constexpr size_t kFewEdges = 2048;  // most nets have fewer
 
 struct Edge {
     int32_t low, high, to;
@@ -55,6 +56,8 @@ struct lmprog_net_build {
     // Where the work stands.
     size_t part = 0;
     LeafCursor at;
+    std::vector<uint8_t> padded;  // a text and what may be read behind it
+    lmprog_net_sizes size{};
     bool leaves_done = false, costs_done = false, changed = true;
     int32_t node = 0;
     int64_t passes = 0;
@@ -77,6 +80,7 @@ struct lmprog_net_build {
         cost.assign(static_cast<size_t>(nodes), kUnreachable);
         nullable.assign(static_cast<size_t>(nodes), 0);
         at.text = parts[0]->texts;
+        edges.reserve(kFewEdges);
     }
 
     int32_t num_states() const { return static_cast<int32_t>(num_edges.size()); }
@@ -109,7 +113,9 @@ struct lmprog_net_build {
                 text_leaf(at.text, size);
                 if (spelled) respell(first, edges_before);
                 if (cover && state_cost[first] < kUnreachable) {
-                    lmprog::cover(cover->tokens, at.text, size, state_cost.data() + first);
+                    padded.assign(at.text, at.text + size);
+                    padded.resize(static_cast<size_t>(size) + lmprog::kPadding);
+                    lmprog::cover(cover->tokens, padded.data(), size, state_cost.data() + first);
                     work += int64_t{size} * 100;
                 }
                 at.text += size;
@@ -307,7 +313,7 @@ struct lmprog_net_build {
 
     bool is_live(const Edge& edge) const { return state_cost[static_cast<size_t>(edge.to)] < kUnreachable; }
 
-    lmprog_net_sizes sizes() const {
+    lmprog_net_sizes measured() const {
         const int32_t root = node_of(0, parts[0]->root);
         int64_t items = 0;
         each_node([&](size_t p, int32_t n, Kind kind, const int32_t* args, int32_t count) {
@@ -335,7 +341,6 @@ struct lmprog_net_build {
     }
 
     void copy(void* block) const {
-        const lmprog_net_sizes size = sizes();
         auto* node_cost = static_cast<int64_t*>(block);
         int64_t* costs = std::copy(cost.begin(), cost.end(), node_cost);
         auto* out = reinterpret_cast<int32_t*>(std::copy(state_cost.begin(), state_cost.end(), costs));
@@ -414,7 +419,7 @@ LMPROG_EXPORT lmprog_net_build* lmprog_net_begin(const lmprog_net_part* const* p
 LMPROG_EXPORT int64_t lmprog_net_step(lmprog_net_build* build, int64_t work, lmprog_net_sizes* sizes) {
     try {
         if (!build->step(work)) return 1;
-        *sizes = build->sizes();
+        *sizes = build->size = build->measured();
         return 0;
     } catch (const std::bad_alloc&) {
         return LMPROG_NETS_MEMORY;

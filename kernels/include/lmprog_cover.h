@@ -12,14 +12,19 @@ namespace lmprog {
 
 constexpr int kLongestCover = 12;
 
+constexpr int kPadding = 16;  // bytes that can be read behind a text
+
 // A text of at most 12 bytes and its length, so that two are equal exactly if their texts are.
 struct ShortText {
     uint64_t low, high;
-    ShortText(const uint8_t* text, int length) : low(0), high(0) {
-        std::memcpy(&low, text, static_cast<size_t>(std::min(length, 8)));
-        if (length > 8) std::memcpy(&high, text + 8, static_cast<size_t>(length - 8));
-        high |= static_cast<uint64_t>(length) << 32;
+    // Reads 16 bytes, whatever the length.
+    ShortText(const uint8_t* text, int length) {
+        std::memcpy(&low, text, 8);
+        std::memcpy(&high, text + 8, 8);
+        low &= ones(std::min(length, 8));
+        high = (high & ones(std::max(length - 8, 0))) | static_cast<uint64_t>(length) << 32;
     }
+    static uint64_t ones(int bytes) { return bytes == 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * bytes)) - 1; }
     uint64_t hash() const { return mix(mix(11, low), high); }
     bool operator==(const ShortText& other) const { return low == other.low && high == other.high; }
 };
@@ -30,8 +35,12 @@ class ShortTexts {
         size_t slots = 64;
         while (slots < static_cast<size_t>(2 * count)) slots *= 2;
         slots_.assign(slots, {0, 0});
-        for (int64_t i = 0; i < count; texts += lengths[i++])
-            if (lengths[i] > 0 && lengths[i] <= kLongestCover) add(ShortText(texts, lengths[i]));
+        uint8_t padded[kLongestCover + kPadding] = {};
+        for (int64_t i = 0; i < count; texts += lengths[i++]) {
+            if (lengths[i] <= 0 || lengths[i] > kLongestCover) continue;
+            std::memcpy(padded, texts, static_cast<size_t>(lengths[i]));
+            add(ShortText(padded, lengths[i]));
+        }
     }
     bool has(const ShortText& text) const {
         const uint64_t hash = text.hash(), bit = hash >> kShift;
@@ -55,7 +64,7 @@ class ShortTexts {
     std::vector<std::pair<uint64_t, uint64_t>> slots_;  // second is never 0: it holds the length
 };
 
-// cost[i] becomes the fewest tokens for text[i..length); it is length - i before.
+// cost[i] becomes the fewest tokens for text[i..length); it is length - i before. kPadding bytes follow the text.
 inline void cover(const ShortTexts& tokens, const uint8_t* text, int length, int64_t* cost) {
     for (int begin = length - 2; begin >= 0; begin--) {
         int64_t best = cost[begin];

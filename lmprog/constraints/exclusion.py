@@ -43,6 +43,17 @@ class CharTrie:
                 at = after
             self.is_text[at] = True
 
+    def below(self, vertex: int) -> list[str]:
+        """How the texts go on that begin with the one of `vertex`."""
+        found: list[str] = []
+        pending = [(vertex, "")]
+        while pending:
+            at, text = pending.pop()
+            if self.is_text[at]:
+                found.append(text)
+            pending += [(after, text + char) for char, after in self.children[at].items()]
+        return found
+
 
 def all_but(texts: Sequence[str], net: NetBuilder) -> Node:
     """The contents of all JSON strings that spell none of `texts`, as one leaf."""

@@ -27,6 +27,7 @@ LEAF, SEQ, ALT, REPEAT, PART = range(5)
 """Finished nets have no PART: the root of another part stands in its place."""
 NO_LIMIT = -1
 EMPTY, FAIL = Node(0), Node(1)
+_NODES_PER_CHECK = 8
 
 ByteSets: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 """One set of bytes, as ranges, per position: the byte strings that have their i-th byte in the i-th
@@ -66,12 +67,14 @@ class NetBuilder:
         key = (kind, args)
         found = self._known.get(key)
         if found is None:
-            self.check()
-            found = self._known[key] = Node(len(self.kinds))
+            number = len(self.kinds)
+            found = self._known[key] = Node(number)
             self.kinds.append(kind)
             self.num_args.append(len(args))
             self.args.extend(args)
-            if len(self.kinds) + self._part_nodes > self._max_nodes:
+            if number % _NODES_PER_CHECK == 0:
+                self.check()
+            if number + self._part_nodes >= self._max_nodes:
                 raise GrammarError(
                     f"the constraint needs more than {self._max_nodes} nodes", position=None
                 )
@@ -128,13 +131,13 @@ class NetBuilder:
         return found
 
     def seq(self, items: Iterable[Node]) -> Node:
-        found = tuple(item for item in items if item != EMPTY)
+        found = tuple([item for item in items if item != EMPTY])
         if FAIL in found:
             return FAIL
         return found[0] if len(found) == 1 else self._node(SEQ, found)
 
     def alt(self, items: Iterable[Node]) -> Node:
-        found = tuple(dict.fromkeys(item for item in items if item != FAIL))
+        found = tuple(dict.fromkeys([item for item in items if item != FAIL]))
         return found[0] if len(found) == 1 else self._node(ALT, found)
 
     def repeat(self, item: Node, low: int, high: int | None) -> Node:

@@ -22,6 +22,8 @@ class TextAutomaton:
 
     edges: list[dict[int, CharSet]] = field(default_factory=list)
     final: list[bool] = field(default_factory=list)
+    rests: dict[int, Node] = field(default_factory=dict)
+    """States whose node is known without their edges, which are left out."""
 
 
 def too_many_states() -> GrammarError:
@@ -47,7 +49,11 @@ class UnboundedNodes:
     def _made(self) -> list[Node]:
         automaton, net, lowering = self._automaton, self._net, self._lowering
         nodes = [net.hole() for _ in automaton.edges]
-        for node, edges, final in zip(nodes, automaton.edges, automaton.final, strict=True):
+        for state, node in enumerate(nodes):
+            if state in automaton.rests:
+                net.fill(node, automaton.rests[state])
+                continue
+            edges, final = automaton.edges[state], automaton.final[state]
             ways = [net.seq([lowering.chars(chars), nodes[to]]) for to, chars in edges.items()]
             net.fill(node, net.alt([*ways, *([EMPTY] if final else [])]))
         return nodes

@@ -9,14 +9,25 @@ no bytes and no JSON.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.constraint import Check
 from lmprog.constraints.exclusion import CharTrie, all_but
-from lmprog.constraints.expression import EMPTY, Alt, Anchor, Chars, Expression, Repeat, Seq, seq
+from lmprog.constraints.expression import (
+    ANYTHING,
+    EMPTY,
+    Alt,
+    Anchor,
+    Chars,
+    Expression,
+    Repeat,
+    Seq,
+    alt,
+    seq,
+)
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, Node
 from lmprog.constraints.text_nodes import (
@@ -64,6 +75,9 @@ def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
     """
     if texts.high is not None and texts.high < texts.low:
         return FAIL
+    if texts.excluded and (texts.within or texts.outside):
+        rest = replace(texts, excluded=())
+        texts = replace(rest, excluded=tuple(one for one in texts.excluded if contains(rest, one)))
     if not texts.outside:
         is_bounded = texts.low > 0 or texts.high is not None
         if texts.excluded and not texts.within and not is_bounded:
@@ -74,7 +88,8 @@ def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
             direct = _bounded(texts.within[0], texts.low, texts.high)
             if direct is not None:
                 return lowering.lower(direct)
-    automaton = _explore(texts, net.check)
+    exploration = _Exploration(texts, net.check)
+    automaton = exploration.automaton(lambda rest: lower_text_set(rest, net, lowering))
     unbounded = UnboundedNodes(automaton, net, lowering)
     if texts.low == 0 and texts.high is None:
         return unbounded.node(0)
@@ -95,6 +110,8 @@ def contains(texts: TextSet, value: str) -> bool:
 def matches(expression: Expression, value: str) -> bool:
     terms = frozenset([expression])
     for char in value:
+        if not terms or ANYTHING in terms:
+            break
         terms = frozenset(after for term in terms for after in derivatives(term, ord(char)))
     return any(_nullable(term) for term in terms)
 
@@ -183,46 +200,75 @@ def char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
     return classes
 
 
-def _explore(texts: TextSet, check: Check) -> TextAutomaton:
+class _Exploration:
     """Breadth first from the start, without length bounds. Dead states are trimmed with the net."""
-    classes = char_classes(texts.within + texts.outside)
-    trie = CharTrie(texts.excluded)
-    # Partial derivatives of a required expression are followed one by one. Those of an excluded
-    # expression are followed as one set, since any match excludes.
-    terms = _Derivatives(check)
-    parts = (
-        *(frozenset([terms.number(one)]) for one in texts.within),
-        frozenset(map(terms.number, texts.outside)),
-    )
-    start: _State = (0 if texts.excluded else _OFF, parts)
-    known: dict[_State, int] = {start: 0}
-    queue = [start]
-    out = TextAutomaton()
-    divided: dict[int, list[list[tuple[CharSet, int]]]] = {
-        _OFF: [[(chars, _OFF)] for chars in classes]
-    }
-    num_within = len(texts.within)
-    for vertex, parts in queue:  # appended to while iterated
-        check()
-        is_excluded = vertex != _OFF and trie.is_text[vertex]
-        out.final.append(not is_excluded and terms.accept(parts, num_within))
-        edges: dict[int, list[CharSet]] = {}
-        if vertex not in divided:
-            divided[vertex] = [_divided(chars, trie.children[vertex]) for chars in classes]
-        for chars, pieces in zip(classes, divided[vertex], strict=True):
-            code = chars[0][0]
-            after = tuple([terms.after(part, code) for part in parts])
-            if not all(after[:num_within]):
+
+    def __init__(self, texts: TextSet, check: Check) -> None:
+        self._texts = texts
+        self._check = check
+        self._classes = char_classes(texts.within + texts.outside)
+        self._trie = CharTrie(texts.excluded)
+        self._terms = _Derivatives(check)
+        self._is_bounded = texts.low > 0 or texts.high is not None
+        self._divided: dict[int, list[list[tuple[CharSet, int]]]] = {
+            _OFF: [[(chars, _OFF)] for chars in self._classes]
+        }
+
+    def automaton(self, lower: Callable[[TextSet], Node]) -> TextAutomaton:
+        """`lower` makes the nodes of simpler sets, where nothing more has to be explored."""
+        # Partial derivatives of a required expression are followed one by one. Those of an excluded
+        # expression are followed as one set, since any match excludes.
+        number = self._terms.number
+        parts = (
+            *(frozenset([number(one)]) for one in self._texts.within),
+            frozenset(map(number, self._texts.outside)),
+        )
+        start: _State = (0 if self._texts.excluded else _OFF, parts)
+        known: dict[_State, int] = {start: 0}
+        queue = [start]
+        out = TextAutomaton()
+        for state, (vertex, parts) in enumerate(queue):  # appended to while iterated
+            self._check()
+            rest = self._rest(vertex, parts)
+            if rest is not None:
+                out.rests[state] = lower(rest)
+                out.final.append(False)
+                out.edges.append({})
                 continue
-            for piece, behind in pieces:
-                number = known.setdefault((behind, after), len(queue))
-                if number == len(queue):
-                    queue.append((behind, after))
-                    if number > MAX_STATES:
+            is_excluded = vertex != _OFF and self._trie.is_text[vertex]
+            out.final.append(not is_excluded and self._terms.accept(parts))
+            edges: dict[int, list[CharSet]] = {}
+            for following, chars in self._moves(vertex, parts):
+                number_of_it = known.setdefault(following, len(queue))
+                if number_of_it == len(queue):
+                    queue.append(following)
+                    if number_of_it > MAX_STATES:
                         raise too_many_states()
-                edges.setdefault(number, []).append(piece)
-        out.edges.append({to: _united(tuple(pieces)) for to, pieces in edges.items()})
-    return out
+                edges.setdefault(number_of_it, []).append(chars)
+            out.edges.append({to: _united(tuple(pieces)) for to, pieces in edges.items()})
+        return out
+
+    def _rest(self, vertex: int, parts: tuple[_Terms, ...]) -> TextSet | None:
+        """What may follow, if that is simple: all texts but some, or those of one expression."""
+        if self._is_bounded:
+            return None
+        if self._terms.take_all(parts):
+            return TextSet(excluded=() if vertex == _OFF else tuple(self._trie.below(vertex)))
+        if vertex == _OFF and len(parts) == 2 and not parts[1]:
+            return TextSet((alt(self._terms.expressions(parts[0])),))
+        return None
+
+    def _moves(self, vertex: int, parts: tuple[_Terms, ...]) -> Iterator[tuple[_State, CharSet]]:
+        """What may follow, and after which characters."""
+        divided = self._divided.get(vertex)
+        if divided is None:
+            children = self._trie.children[vertex]
+            divided = self._divided[vertex] = [_divided(one, children) for one in self._classes]
+        for chars, pieces in zip(self._classes, divided, strict=True):
+            after = tuple([self._terms.after(part, chars[0][0]) for part in parts])
+            if self._terms.may_accept(after):
+                for piece, behind in pieces:
+                    yield (behind, after), piece
 
 
 @functools.lru_cache(maxsize=1024)
@@ -248,6 +294,8 @@ class _Derivatives:
         self._numbers: dict[Expression, int] = {}
         self._expressions: list[Expression] = []
         self._nullable: list[bool] = []
+        self._all: set[int] = set()
+        """Those that take every text."""
         self._one: dict[tuple[int, int], tuple[int, ...]] = {}
         self._many: dict[tuple[_Terms, int], _Terms] = {}
 
@@ -257,11 +305,27 @@ class _Derivatives:
             found = self._numbers[expression] = len(self._expressions)
             self._expressions.append(expression)
             self._nullable.append(_nullable(expression))
+            if expression == ANYTHING:
+                self._all.add(found)
         return found
 
-    def accept(self, parts: Sequence[_Terms], num_within: int) -> bool:
-        accepted = [any(self._nullable[term] for term in part) for part in parts]
-        return all(accepted[:num_within]) and not accepted[num_within]
+    def expressions(self, terms: _Terms) -> list[Expression]:
+        return [self._expressions[term] for term in sorted(terms)]
+
+    def accept(self, parts: Sequence[_Terms]) -> bool:
+        """Whether a text may end here: all parts match but the last, which does not."""
+        *within, outside = [any(self._nullable[term] for term in part) for part in parts]
+        return all(within) and not outside
+
+    def take_all(self, parts: Sequence[_Terms]) -> bool:
+        """Whether every text goes on from here."""
+        *within, outside = parts
+        return not outside and all(not self._all.isdisjoint(part) for part in within)
+
+    def may_accept(self, parts: Sequence[_Terms]) -> bool:
+        """False where plainly no text goes on from here."""
+        *within, outside = parts
+        return all(within) and self._all.isdisjoint(outside)
 
     def after(self, terms: _Terms, code: int) -> _Terms:
         key = (terms, code)

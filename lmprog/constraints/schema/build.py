@@ -90,8 +90,10 @@ class SchemaBuilder:
         """The node of all values that every one of `schemas` accepts; text in brackets is at
         `depth` + 1.
         """
-        distinct = {schema.path: schema for schema in schemas if schema.value is not True}
-        names = tuple(sorted(map(_name_of, distinct.values())))
+        if len(schemas) > 1:
+            schemas = list({schema.path: schema for schema in schemas}.values())
+        schemas = [schema for schema in schemas if schema.value is not True]
+        names = tuple(sorted([_name_of(schema) for schema in schemas]))
         key = (depth if self._layout.depends_on_depth else 0, names)
         found = self._built.get(key)
         if found is not None:
@@ -106,13 +108,13 @@ class SchemaBuilder:
             raise UnsupportedSchema(
                 f"schemas nest too deeply at {path[:200]}", keyword="$ref", path=path
             )
-        if self._shares and all(name.startswith("[") for name in names):
+        if self._shares and all(name[0] == "[" for name in names):
             shared = (key, self._options)
-            made = _SHARED_PARTS.get(shared, lambda: self._part(list(distinct.values()), depth))
+            made = _SHARED_PARTS.get(shared, lambda: self._part(schemas, depth))
             node = self._built[key] = self._net.part(made)
             return node
         self._open[key] = None
-        flats = self._expander.expand(list(distinct.values()))
+        flats = self._expander.expand(schemas)
         node = self._net.alt(self._flat(flat, depth) for flat in flats)
         hole = self._open.pop(key)
         if hole is not None:

@@ -103,9 +103,11 @@ class Expander:
             keyword = next(keyword for keyword in schema if keyword in _REFUSED)
             raise refuse(at, keyword, "this keyword is not supported")
         done: set[str] = set()
-        for keyword in sorted(ASSERTIONS.keys() & schema.keys(), key=_RANK.__getitem__):
+        for keyword in sorted([one for one in schema if one in _RANK], key=_RANK.__getitem__):
             if keyword not in done:
-                done.update(*(group for group in GROUPS if keyword in group))
+                for group in GROUPS:
+                    if keyword in group:
+                        done |= group
                 flats = [ASSERTIONS[keyword](flat, schema[keyword], at) for flat in flats]
         return [flat for flat in flats if not flat.impossible]
 

@@ -30,13 +30,16 @@ class Layout:
         """`everywhere`: the white space of every place, where a pattern says it."""
         self._net = net
         self._whitespace = whitespace = whitespace if everywhere is None else "flexible"
-        # At most one line break and a bounded run of spaces: with unbounded white space, models can
-        # generate nothing else until the token limit.
-        line_break = net.optional(net.text(b"\n"))
-        blanks = net.repeat(net.byte_strings(((_BLANKS,),)), 0, _MAX_BLANKS)
-        self._any = net.seq([line_break, blanks]) if whitespace == "flexible" else EMPTY
+        self.depends_on_depth = whitespace == "indented"
+        self._any = EMPTY
         if everywhere is not None:
             self._any = everywhere
+        elif whitespace == "flexible":
+            # At most one line break and a bounded run of spaces: with unbounded white space, models
+            # can generate nothing else until the token limit.
+            line_break = net.optional(net.text(b"\n"))
+            blanks = net.repeat(net.byte_strings(((_BLANKS,),)), 0, _MAX_BLANKS)
+            self._any = net.seq([line_break, blanks])
         separators = {
             "fixed": (b", ", b": "),
             "compact": (b",", b":"),
@@ -45,10 +48,6 @@ class Layout:
         }
         self._comma, colon = separators[whitespace]
         self.colon = net.seq([self._any, net.text(colon), self._any])
-
-    @property
-    def depends_on_depth(self) -> bool:
-        return self._whitespace == "indented"
 
     def open(self, bracket: bytes, depth: int) -> Node:
         return self._net.seq([self._net.text(bracket + self._line(depth + 1)), self._any])

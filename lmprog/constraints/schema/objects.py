@@ -7,9 +7,9 @@ how values are built.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression
@@ -61,6 +61,7 @@ class ObjectBuilder:
             for pattern, _ in group.patterns
         }
         self._by_name = [dict(group.named) for group in facet.properties]
+        self._all_names = not facet.names
         self._names = parts.name_sets(facet.names) if facet.names else [TextSet()]
 
     def content(self) -> tuple[Node, bool]:
@@ -70,13 +71,13 @@ class ObjectBuilder:
         low = max(low, sum(entry.required for entry in entries))
         if high is not None and high < low:
             return FAIL, False
-        members = {entry.name: self._member(entry) for entry in entries}
+        counted = self._facet.low > sum(entry.required for entry in entries) or high is not None
+        if not self._parts.any_order and not counted:
+            return self._declared(entries, further), low == 0
+        members = {entry.name: self._net.seq(self._member(entry)) for entry in entries}
         if self._parts.any_order:
             return self._any_order(entries, members, further, low, high), low == 0
-        counted = self._facet.low > sum(entry.required for entry in entries) or high is not None
-        if counted:
-            return self._declared_counted(entries, members, further, low, high), low == 0
-        return self._declared(entries, members, further), low == 0
+        return self._declared_counted(entries, members, further, low, high), low == 0
 
     def _refuse(self, keyword: str, why: str) -> UnsupportedSchema:
         path = f"{self._facet.path}/{keyword}"
@@ -102,14 +103,15 @@ class ObjectBuilder:
         required = set(self._facet.required)
         out = []
         for name in self._named():
-            fits = any(contains(names, name) for names in self._names)
+            fits = self._all_names or any(contains(names, name) for names in self._names)
             value = self._parts.compile_schemas(self._schemas_of(name)) if fits else FAIL
             out.append(Entry(name, value, name in required))
         return out
 
-    def _member(self, entry: Entry) -> Node:
-        name = json.dumps(entry.name, ensure_ascii=False).encode(errors="replace")
-        return self._net.seq([self._net.text(name), self._parts.colon, entry.value])
+    def _member(self, entry: Entry) -> tuple[Node, Node, Node]:
+        """Name, colon and value."""
+        name = encode_basestring(entry.name).encode(errors="replace")
+        return self._net.text(name), self._parts.colon, entry.value
 
     def _further(self) -> Node:
         """One undeclared member. Each set of patterns that a name can match gets its own
@@ -142,21 +144,27 @@ class ObjectBuilder:
             out += own or ([group.additional] if group.additional is not None else [])
         return out
 
-    def _declared(self, entries: list[Entry], members: dict[str, Node], further: Node) -> Node:
+    def _declared(self, entries: list[Entry], further: Node) -> Node:
         """Works backwards: the node after a previous member, and the node at the start, for each
         entry.
         """
         net, comma = self._net, self._parts.comma
         following = net.repeat(net.seq([comma, further]), 0, None)
         first = net.seq([further, following])
-        for entry in reversed(entries):
-            member = members[entry.name]
-            begun = net.seq([member, following])
-            more = net.seq([comma, member])
+        # Behind the first required entry no text begins, and nothing precedes entry 0.
+        begin_at = next((i for i, entry in enumerate(entries) if entry.required), len(entries))
+        for number in reversed(range(len(entries))):
+            entry = entries[number]
+            member = self._member(entry)
+            if number <= begin_at:
+                begun = net.seq([*member, following])
+                first = begun if entry.required else net.alt([begun, first])
+            if number == 0:
+                break
             if entry.required:
-                first, following = begun, net.seq([more, following])
+                following = net.seq([comma, *member, following])
             else:
-                first, following = net.alt([begun, first]), net.seq([net.optional(more), following])
+                following = net.seq([net.optional(net.seq([comma, *member])), following])
         return first
 
     def _declared_counted(

@@ -7,6 +7,7 @@ Knows JSON pointers and URIs; does not know the meaning of keywords.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -67,8 +68,9 @@ class Document:
         self.root = Located("#", "", True).sibling("#", value)
         self._resources: dict[str, Located] = {"": self.root}
         self._anchors: dict[str, Located] = {}
-        for located in _subschemas(self.root, 0):
-            self._register(located)
+        if _has_names(text):
+            for located in _subschemas(self.root, 0):
+                self._register(located)
 
     def _register(self, at: Located) -> None:
         assert isinstance(at.value, dict)
@@ -125,6 +127,15 @@ class Document:
             if isinstance(value, dict):
                 found = found.sibling(path, value)
         return found.sibling(path, value) if found.path != path else found
+
+
+_NAMES = re.compile(r'\\u0|"\$id"|"\$anchor"|"\$dynamicAnchor"|"id"\s*:\s*"#')
+"""Schemas with names of their own; a key may be written with escapes."""
+
+
+def _has_names(text: str) -> bool:
+    """Whether a document has to be read whole: for names, for depth or for keys of our own."""
+    return text.count("{") > _MAX_DEPTH or _NAMES.search(text) is not None
 
 
 def _refuse_constant(name: str) -> Json:
