@@ -64,7 +64,9 @@ class Scheduler:
         self.pages = PageAllocator(config.num_pages)
         self.tree = RadixTree(config.page_size, self.pages)
         self.costs = StepCosts()
-        self.tier = store and SecondTier(store, self.tree, self.pages, self.costs.token_cost)
+        self.tier = None
+        if store is not None:
+            self.tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost)
         self.tables = PageTables(config, self.tree, self.pages, self.tier)
         self.pins = Pins(self.tree)
         self.programs = ActivePrograms(self.longest_sequence, self.costs, self.tier)
