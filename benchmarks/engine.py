@@ -94,6 +94,7 @@ def batch(rows: int, tokens: int, start: int) -> Batch:
             cast(Any, None),
             array("i", rng.integers(0, 2000, tokens).tolist()),
             start,
+            start + tokens,
             array("i", range(row * each, (row + 1) * each)),
             start + tokens - 1,
         )
