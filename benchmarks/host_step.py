@@ -1,7 +1,7 @@
 """Processor time that a step costs outside of the model: messages, plan, batch, requests, commit,
 text, replies. The engine computes nothing, and every sampled token is the same.
 
-    python -m benchmarks.host_step [--rows 16 64 256] [--steps 300] [--profile]
+    python -m benchmarks.host_step [--rows 16 64 256] [--steps 300] [--profile | --plan]
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import pstats
 import random
 import statistics
 import time
+from array import array
 from pathlib import Path
 
 import lmprog
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.engine.device.item_plans import ItemPlans
+from lmprog.runtime.engine.device.items import Tiling, plan_items
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.generation import Scoring
+from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,
     SampleResult,
@@ -29,11 +34,13 @@ from lmprog.runtime.scheduling.sampling_requests import (
     StepResults,
 )
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.tokenizer import load_tokenizer
 from lmprog.transport import LocalRuntimeChannel
 
 CONTEXT = 4096
+PAGE = 16
 WARM_UP = 50
 PROMPT = "A short prompt of some twenty tokens, so that nearly every step only decodes. "
 
@@ -61,7 +68,7 @@ def decoding_loop(num_rows: int, max_tokens: int) -> Loop:
     """A loop in whose next steps `num_rows` streamed gens decode one token each."""
     tokenizer = load_tokenizer(Path(lmprog.__file__).parent / "nano")
     # so many pages that every program has a place, whatever it is expected to grow to
-    config = SchedulerConfig(num_pages=300 * num_rows + 1000, page_size=16, max_rows=num_rows)
+    config = SchedulerConfig(num_pages=300 * num_rows + 1000, page_size=PAGE, max_rows=num_rows)
     scheduler = Scheduler(config, CONTEXT)
     limits = CallLimits(tokenizer.vocab_size, scheduler.longest_sequence, scheduler.check_fits)
     calls = CallBuilder(tokenizer, limits, None, None, random.Random(0))
@@ -105,6 +112,39 @@ def milliseconds_per_step(num_rows: int, num_steps: int, profile: cProfile.Profi
     return statistics.median(found)
 
 
+def plan_milliseconds(num_rows: int, prefix: int, own: int, num_steps: int) -> tuple[float, float]:
+    """The medians of planning a GPU's attention anew and patched, for decode rows on a common
+    prefix with so many tokens of their own."""
+    rules = Tiling(group=4)
+    plans = ItemPlans(rules, None, 1 << 20)
+    anew: list[float] = []
+    patched: list[float] = []
+    for step in range(num_steps):
+        batch = _fork(num_rows, prefix, own + step)
+        began = time.thread_time()
+        plan_items(batch, rules, None, 1 << 20)
+        between = time.thread_time()
+        plans.of(batch)
+        anew.append(1e3 * (between - began))
+        patched.append(1e3 * (time.thread_time() - between))
+    if plans.num_patched != num_steps - 1:
+        raise RuntimeError(f"{plans.num_patched} of {num_steps - 1} plans were patched")
+    return statistics.median(anew), statistics.median(patched)
+
+
+def _fork(num_rows: int, prefix: int, own: int) -> Batch:
+    """Rows that decode at position `own` after a prefix of whole pages; each has pages to come."""
+    sequence = Sequence(SequenceGroup(), array("i"), Scoring(1, ()))
+    shared, most = prefix // PAGE, 64
+    start, needed = prefix + own, own // PAGE + 1
+    rows = []
+    for row in range(num_rows):
+        first = shared + row * most
+        pages = array("i", [*range(shared), *range(first, first + needed)])
+        rows.append(Row(sequence, array("i", [7]), start, start + 1, pages, start))
+    return build_batch(Plan(tuple(rows)), PAGE)
+
+
 def _no_template() -> ChatTemplate:
     raise NotSupported("no chat here")
 
@@ -114,7 +154,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--profile", action="store_true", help="where the time goes")
+    parser.add_argument("--plan", action="store_true", help="a GPU's plan of attention instead")
     arguments = parser.parse_args()
+    if arguments.plan:
+        print("| rows | prefix | plan made anew, ms | patched, ms |")
+        print("|---:|---:|---:|---:|")
+        for num_rows in arguments.rows:
+            for prefix in (1024, 8192):
+                anew, patched = plan_milliseconds(num_rows, prefix, 100, arguments.steps)
+                print(f"| {num_rows} | {prefix:,} | {anew:.3f} | {patched:.3f} |")
+        return
     print("| rows | processor ms a step | us a row |")
     print("|---:|---:|---:|")
     for num_rows in arguments.rows:

@@ -34,7 +34,7 @@ from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.loading import open_driver
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.device.staging import Staging
-from lmprog.runtime.engine.device.step_arrays import step_arrays
+from lmprog.runtime.engine.device.step_arrays import StepPlans, step_arrays
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.wire import SamplingParams
@@ -94,7 +94,7 @@ def attention(
     pages = int(batch.pages.max()) + 1
     reader = page_reader(name, described, driver.device)
     tree = TreeAttention(Kernels(driver, key), described, pages, batch.page_size, 256, reader)
-    arrays = step_arrays(batch, tree.rules)
+    arrays = step_arrays(batch, StepPlans(tree.rules).of(batch))
     staging = Staging(driver, 2 * sum(array.nbytes for array in arrays.values()))
     at = staging.send(arrays)
     size = batch.num_tokens * shape.heads * shape.dim * 2

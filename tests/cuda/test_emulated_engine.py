@@ -20,8 +20,9 @@ from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device import device_engine
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
+from lmprog.runtime.engine.device.items import AttentionItems
 from lmprog.runtime.engine.device.staging import Staging
-from lmprog.runtime.engine.device.step_arrays import Arrays, StepRules, step_arrays
+from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
 from lmprog.runtime.engine.selection import SelectedEngine, select_engine
 from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.wire import SamplingParams
@@ -182,10 +183,10 @@ def test_a_stale_page_table_would_change_the_answer(monkeypatch: pytest.MonkeyPa
     prompt = replace(batch_of(PROMPT, 16), tokens=rng.integers(0, 256, 80).astype(np.int32))
     _, first, right = steps(engine, prompt, NEXT, SWAPPED)
     assert not torch.allclose(first, right, atol=1e-3)
-    stale = step_arrays(NEXT, engine.attention.rules)["pages"]
+    stale = step_arrays(NEXT, StepPlans(engine.attention.rules).of(NEXT))["pages"]
 
-    def forgetful(batch: Batch, rules: StepRules) -> Arrays:
-        return {**step_arrays(batch, rules), "pages": stale}
+    def forgetful(batch: Batch, plans: list[AttentionItems]) -> Arrays:
+        return {**step_arrays(batch, plans), "pages": stale}
 
     monkeypatch.setattr(device_engine, "step_arrays", forgetful)
     assert not torch.allclose(steps(engine, SWAPPED)[0], right, atol=1e-3)

@@ -17,7 +17,7 @@ from lmprog.runtime.engine.device.device_decoder import DeviceDecoder, StepInput
 from lmprog.runtime.engine.device.driver import DeviceGraph, Driver
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.device.staging import Staging, StagingLayout
-from lmprog.runtime.engine.device.step_arrays import Arrays, step_arrays
+from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
 
 _STAGING_BYTES = 1 << 20
@@ -56,6 +56,7 @@ class DeviceEngine:
         self.driver = driver
         self.num_replays = 0
         self._decoder = model.decoder
+        self._plans = StepPlans(model.attention.rules)
         self._staging = Staging(driver, _STAGING_BYTES)
         self._graphs: dict[StagingLayout, DeviceGraph] = {}
         self._moves = self._staging.moves
@@ -65,7 +66,7 @@ class DeviceEngine:
         with torch.inference_mode():
             if len(batch.copies):
                 self.attention.copy(torch.from_numpy(batch.copies))
-            arrays = step_arrays(batch, self.attention.rules)
+            arrays = step_arrays(batch, self._plans.of(batch))
             self.attention.begin(batch)
             if batch.num_tokens == batch.num_rows and self.attention.can_be_captured:
                 self._replay(arrays)

@@ -24,7 +24,7 @@ from lmprog.runtime.engine.device.driver import TYPE_NAMES, Driver, ModuleKey
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.page_readers import PageReader
 from lmprog.runtime.engine.device.staging import Staging
-from lmprog.runtime.engine.device.step_arrays import step_arrays
+from lmprog.runtime.engine.device.step_arrays import StepPlans, step_arrays
 from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention
 
 log = logging.getLogger("lmprog")
@@ -112,7 +112,7 @@ def tree_error(
     pool = _filled(driver, attention, filling, num_pages)
     queries = (2 * torch.randn(batch.num_tokens, heads, dim, generator=values)).to(shape.dtype)
     staging = Staging(driver, 1 << 16)
-    at = staging.send(step_arrays(batch, attention.rules))
+    at = staging.send(step_arrays(batch, StepPlans(attention.rules).of(batch)))
     q, out = (driver.memory(queries.nbytes).view(shape.dtype).view(queries.shape) for _ in "qo")
     q.copy_(queries)
     out.fill_(float("nan"))

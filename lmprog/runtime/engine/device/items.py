@@ -86,14 +86,17 @@ def plan_items(
     chunk = max(CHUNK, batch.page_size)
     lowest = _lowest(batch.positions, window)
     if most_parts is not None:
-        longest = int(batch.kv_lens.max(initial=1))
-        positions = batch.positions.astype(np.int64)
-        while (
-            chunk < longest
-            and int(_counts(positions, lowest, chunk).sum()) + len(positions) > most_parts
-        ):
+        while exceeds(batch, lowest, chunk, most_parts):
             chunk *= 2
     return _Planner(batch, tiling, lowest, chunk, window).plan()
+
+
+def exceeds(batch: Batch, lowest: _Longs, chunk: int, most_parts: int) -> bool:
+    """Whether chunks of this length give too many partials, and longer ones give fewer."""
+    if chunk >= int(batch.kv_lens.max(initial=1)):
+        return False
+    num_parts = int(_counts(batch.positions.astype(np.int64), lowest, chunk).sum())
+    return num_parts + len(batch.positions) > most_parts
 
 
 def _lowest(positions: NDArray[np.integer], window: int | None) -> _Longs:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.device.items import AttentionItems, Tiling, plan_items
+from lmprog.runtime.engine.device.item_plans import ItemPlans
+from lmprog.runtime.engine.device.items import AttentionItems, Tiling
 from lmprog.runtime.engine.device.kernels import NUM_COUNTS, Count
 
 Arrays = dict[str, NDArray[np.int32]]
@@ -26,11 +27,22 @@ class StepRules:
     most_parts: int
 
 
-def step_arrays(batch: Batch, rules: StepRules) -> Arrays:
+class StepPlans:
+    """The plans of one step after the other, a list of one for each window."""
+
+    def __init__(self, rules: StepRules) -> None:
+        self._plans = [
+            ItemPlans(rules.tiling, window, rules.most_parts) for window in rules.windows
+        ]
+
+    def of(self, batch: Batch) -> list[AttentionItems]:
+        return [plans.of(batch) for plans in self._plans]
+
+
+def step_arrays(batch: Batch, plans: list[AttentionItems]) -> Arrays:
     """Small arrays first; those that grow with contexts last. Arrays of window number w end in
     w.
     """
-    plans = [plan_items(batch, rules.tiling, window, rules.most_parts) for window in rules.windows]
     arrays: Arrays = {
         "tokens": batch.tokens,
         "positions": batch.positions,
