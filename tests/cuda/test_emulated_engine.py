@@ -204,7 +204,6 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"attention": "reference"}, "attention = 'reference' is of the processor"),
         ({"kv_dtype": "bfloat16"}, "kept in the model's type"),
         ({"dtype": "bfloat16"}, "no kernels for heads of 32"),
         ({"context_len": 9999}, "at most 4096 tokens"),
