@@ -67,9 +67,51 @@ def seq(items: Iterable[Expression]) -> Expression:
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
 
+_MANY = 32
+"""Alternatives from which common beginnings are looked for."""
+_DEEPEST = 30
+"""Beginnings within beginnings; the expression nests as deeply."""
+
+
 def alt(items: Iterable[Expression]) -> Expression:
+    """One of `items`. Single characters become one class; many alternatives that begin alike share
+    their beginning, so that a text is not read by each of them.
+    """
+    return _alt(items, _DEEPEST)
+
+
+def _alt(items: Iterable[Expression], depth: int) -> Expression:
     found = list(dict.fromkeys(items))
+    if len(found) > _MANY and depth:
+        found = _sharing_beginnings(found, depth)
     return found[0] if len(found) == 1 else Alt(tuple(found))
+
+
+def _sharing_beginnings(items: list[Expression], depth: int) -> list[Expression]:
+    single = [item for item in items if isinstance(item, Chars)]
+    groups: dict[Expression, list[tuple[Expression, ...]]] = {}
+    out: list[Expression] = []
+    for item in items:
+        if isinstance(item, Seq) and item.items and isinstance(item.items[0], Chars):
+            groups.setdefault(item.items[0], []).append(item.items)
+        elif not isinstance(item, Chars):
+            out.append(item)
+    if single:
+        out.append(Chars(charset.union(*(one.ranges for one in single))))
+    for ways in groups.values():
+        shared = _num_shared(ways) if len(ways) > 1 else len(ways[0])
+        out.append(seq([*ways[0][:shared], _alt((seq(way[shared:]) for way in ways), depth - 1)]))
+    return out
+
+
+def _num_shared(ways: list[tuple[Expression, ...]]) -> int:
+    """How many items all of `ways` have in common at their beginning."""
+    count = 0
+    for column in zip(*ways, strict=False):
+        if any(item != column[0] for item in column):
+            break
+        count += 1
+    return count
 
 
 def text(value: str) -> Expression:

@@ -14,6 +14,7 @@ from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Chars
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.grammar.rules import (
+    NotOurs,
     Part,
     RuleChoice,
     RuleRef,
@@ -47,7 +48,7 @@ _ROUNDS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?
 
 
 def read_gbnf(text: str, limits: CompileLimits) -> dict[str, Part]:
-    """Raises GrammarError for malformed grammars."""
+    """Raises GrammarError for malformed grammars, NotOurs for counts beyond the limits."""
     return _Reader(text, limits).rules()
 
 
@@ -172,8 +173,10 @@ class _Reader:
         low, comma, high = found.groups()
         bounds = int(low[:12]), (int(low[:12]) if not comma else int(high[:12]) if high else None)
         most = bounds[0] if bounds[1] is None else bounds[1]
-        if most < bounds[0] or most > self._limits.max_repeat:
-            raise self._refuse("a count beyond its limits")
+        if most < bounds[0]:
+            raise self._refuse("a count that ends before it begins")
+        if most > self._limits.max_repeat:
+            raise NotOurs(f"the count {most:,} is more than {self._limits.max_repeat:,}")
         return bounds
 
     def _literal(self) -> Part:

@@ -1,0 +1,79 @@
+"""Patterns that are large on purpose are decided within a second of processor time."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import pytest
+
+import lmprog
+from lmprog import wire
+from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import RequestRejected
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ["".join((a, b, c)) for a in LETTERS for b in LETTERS for c in LETTERS][:13_000]
+BOMBS: dict[str, wire.Constraint] = {
+    "one letter": wire.Regex("(" + "|".join(LETTERS[i % 26] for i in range(20_000)) + ")*"),
+    "one character": wire.Regex("(" + "|".join(chr(0x4E00 + i) for i in range(20_000)) + ")*"),
+    "one word": wire.Regex("(" + "|".join(WORDS) + ")*"),
+    "one word, any case": wire.Regex("(?i)(" + "|".join(WORDS) + ")*"),
+    "beginnings of one another": wire.Regex(
+        "(" + "|".join("a" * length for length in range(1, 300)) + ")*b"
+    ),
+    "optional and required": wire.Regex("(a?){5000}a{5000}"),
+    "optional twice": wire.Regex("(a?){4000}(b?){4000}[ab]{4000}"),
+    "choices": wire.Choices(tuple(f"choice {number}" for number in range(100_000))),
+}
+ONE_SECOND = 1.0
+"""Of processor time, for the compile, the first mask and those of the next letters."""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_decided_within_a_second(name: str, small: Vocabulary) -> None:
+    small.prepare()
+    times = []
+    for _ in range(2):  # the better one: the machine may be busy with others
+        begin = time.process_time()
+        try:
+            constraint = compile_constraint(BOMBS[name], small)
+            state = constraint.start
+            for letter in (b"a", b"a", b"a"):
+                constraint.mask(state)
+                state = constraint.advance_bytes(state, letter) or state
+        except RequestRejected:
+            pass
+        times.append(time.process_time() - begin)
+        if times[-1] < ONE_SECOND:
+            return
+    pytest.fail(f"{times} seconds")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "|".join(f"{word}$" for word in ("a", "b", "ab", "ba", *(f"a{i:02}" for i in range(40)))),
+        "|".join(f"^{word}" for word in ("a", "b", "ab", "ba", *(f"ab{i:02}" for i in range(40)))),
+        "(" + "|".join(["a", "ab", "b*a", "(ab|b)b", *(f"b{i:02}" for i in range(40))]) + ")+",
+        "(?i)(" + "|".join([*"abcABC01", *(f"ab{i:02}c?" for i in range(40))]) + ")*",
+    ],
+    ids=range(4),
+)
+def test_alternatives_that_share_beginnings_mean_what_they_meant(
+    pattern: str, rng: random.Random
+) -> None:
+    made, judge = lmprog.constraint(regex=pattern), re.compile(pattern)
+    for _ in range(400):
+        text = "".join(rng.choice("aabb01") for _ in range(rng.randrange(8)))
+        assert made.accepts(text) == (judge.fullmatch(text) is not None), text
+
+
+def test_many_choices_are_exactly_these_texts(rng: random.Random) -> None:
+    texts = {"".join(rng.choice("aé日") for _ in range(rng.randrange(1, 7))) for _ in range(300)}
+    made = lmprog.constraint(choices=sorted(texts))
+    for _ in range(2000):
+        text = "".join(rng.choice("aé日") for _ in range(rng.randrange(8)))
+        assert made.accepts(text) == (text in texts), text
