@@ -61,10 +61,10 @@ def main() -> None:
 
 
 @contextmanager
-def started(tree: Path, role: str, address: str) -> Iterator[tuple[str, int]]:
+def started(tree: Path, role: str, address: str, *more: str) -> Iterator[tuple[str, int]]:
     """A speaker's process of a checkout: its URL (of a gateway) and its id."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.speaker", role, address],
+        [sys.executable, "-m", "benchmarks.speaker", role, address, *more],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """A runtime without a model, and a gateway before it: what the gateway costs by itself.
 
     python -m benchmarks.speaker runtime ipc:///tmp/x/socket [SECONDS]
-    python -m benchmarks.speaker gateway ipc:///tmp/x/socket
+    python -m benchmarks.speaker gateway ipc:///tmp/x/socket [PLACES]
 
 The runtime speaks the wire and computes nothing: in each step, which takes SECONDS (default: none),
 every generation gets one token; one whose prompt begins with `wait` gets none. Both print one line
@@ -108,7 +108,8 @@ def main() -> None:
         _at_end(speaker.end)
         speaker.serve()
         return
-    settings = ServerSettings(port=0, max_running=4096, max_waiting=4096, first_reply_wait=0.05)
+    places = int(sys.argv[3]) // 2 if len(sys.argv) > 3 else 4096
+    settings = ServerSettings(port=0, max_running=places, max_waiting=places, first_reply_wait=0.05)
     bound = bind(settings)
 
     def ready(server: HttpServer) -> None:

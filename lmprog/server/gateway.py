@@ -7,6 +7,7 @@ formats.
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from lmprog.server.runtime_link import RuntimeLink
 
 MAX_RETRY_SECONDS = 60.0
 """Longest `Retry-After` of an overloaded server: estimates of more are guesses."""
+REFUSING_SECONDS = 1.0
+"""So long after a refusal the next request may well be refused, too."""
 SMOOTHING = 0.05
 """Weight of the newest result in the moving average of the time between results."""
 
@@ -67,6 +70,7 @@ class Gateway:
         self._seconds_per_result = 0.0
         """A moving average of the time between two results that end."""
         self._last_end = clock()
+        self._refused_at = -math.inf
         self.meters = Meters(clock, self.model_label)
         self.key_metrics = KeyMetrics(lambda: self.accounts, self.model_label)
         self.traces: Traces = NoTraces()
@@ -194,10 +198,16 @@ class Gateway:
         account = self._account()
         problem, reason = self._find_refusal(results, account)
         if problem is not None:
+            self._refused_at = self.clock()
             self.meters.refused(reason)
             if account is not None:
                 account.refused += 1
         return problem
+
+    @property
+    def is_refusing(self) -> bool:
+        """Whether generations have been refused a moment ago."""
+        return self.clock() - self._refused_at < REFUSING_SECONDS
 
     def reload_keys(self) -> None:
         """Reads the keys again. Raises InvalidParameter, and goes on with those of before."""

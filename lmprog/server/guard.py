@@ -49,17 +49,19 @@ class Guard:
         self._sites = ServedSites(gateway.settings)
         self._needed = needed
         self._needs_runtime = needs_runtime
-        self._generates = generates
+        self.generates = generates
 
     async def __call__(self, request: Request) -> None:
-        gateway = self._gateway
+        self.decide(request)
+        if self._needs_runtime and not self._gateway.link.is_up:
+            await self._gateway.runtime_started()
+
+    def decide(self, request: Request) -> None:
+        """Everything but waiting for the runtime. Raises HttpError."""
         self.check(request)
-        if self._generates:
-            problem = gateway.refusal()
-            if problem is not None:
-                raise HttpError(problem)
-        if self._needs_runtime and not gateway.link.is_up:
-            await gateway.runtime_started()
+        problem = self._gateway.refusal() if self.generates else None
+        if problem is not None:
+            raise HttpError(problem)
 
     def check(self, request: Request) -> None:
         """Whose page and whose key it is."""

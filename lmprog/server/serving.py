@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from lmprog.server.app import build_app
 from lmprog.server.gateway import Gateway
+from lmprog.server.guard import Guard
+from lmprog.server.http.auth import Access
+from lmprog.server.http.early_refusal import EarlyRefusal
+from lmprog.server.http.http_errors import HttpError, response_of
 from lmprog.server.http.http_server import HttpServer, bind
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.runtime_link import RuntimeLink, RuntimeSource
@@ -18,7 +26,32 @@ from lmprog.server.runtime_link import RuntimeLink, RuntimeSource
 
 def http_server(gateway: Gateway) -> HttpServer:
     """The server of `gateway`; not running yet."""
-    return HttpServer(build_app(gateway), gateway.settings, when_stopping=gateway.drain)
+    app = build_app(gateway)
+    early = early_refusal(gateway, app.routes)
+    return HttpServer(app, gateway.settings, when_stopping=gateway.drain, early=early)
+
+
+def early_refusal(gateway: Gateway, routes: Iterable[BaseRoute]) -> EarlyRefusal:
+    """Decides as the guards of the generating `routes` do."""
+    guard = Guard(gateway, Access.USER, generates=True)
+    has_cors = bool(gateway.settings.cors_origins)
+
+    def refuse(request: Request) -> Response | None:
+        if not gateway.is_refusing or (has_cors and "origin" in request.headers):
+            return None
+        try:
+            guard.decide(request)
+        except HttpError as error:
+            return response_of(error.problem)
+        return None
+
+    generating = [route for route in routes if isinstance(route, APIRoute) and _generates(route)]
+    return EarlyRefusal(generating, refuse, gateway)
+
+
+def _generates(route: APIRoute) -> bool:
+    first = route.dependencies[0].dependency
+    return isinstance(first, Guard) and first.generates and route.methods == {"POST"}
 
 
 async def serve_gateway(

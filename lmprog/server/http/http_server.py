@@ -15,23 +15,33 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from lmprog.errors import InvalidParameter
+from lmprog.server.http.early_refusal import EarlyRefusal
 from lmprog.server.http.listener import HttpConnection
 from lmprog.server.options.server_settings import ServerSettings
 
-BACKLOG = 2048
+BACKLOG = 65_535
+"""Connections that wait to be accepted; the system has a limit of its own. One that finds no place
+there tries again after a second.
+"""
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn with h11 and limits. It leaves signals to the command line."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, when_stopping: Callable[[], None]
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        when_stopping: Callable[[], None],
+        early: EarlyRefusal | None = None,
     ) -> None:
-        """`when_stopping` is called first when it is told to stop."""
+        """`when_stopping` is called first when it is told to stop. `early` sees requests before
+        the application does.
+        """
         super().__init__(
             uvicorn.Config(
                 app,
-                http=HttpConnection,
+                http=type("_Connection", (HttpConnection,), {"early": early}),
                 ws="none",
                 lifespan="off",
                 loop="none",

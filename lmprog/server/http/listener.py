@@ -17,7 +17,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from lmprog.server.http.early_refusal import EarlyAnswer, EarlyRefusal
 from lmprog.server.http.http_errors import Problem
+
+LINGER_SECONDS = 2.0
+"""How long the rest of a refused body may take."""
 
 
 class HttpConnection(H11Protocol):
@@ -27,6 +31,8 @@ class HttpConnection(H11Protocol):
     """Within which the headers of a request must be there, from its first byte or the connection's
     beginning.
     """
+    early: ClassVar[EarlyRefusal | None] = None
+    """Sees the first bytes of requests."""
 
     def __init__(
         self,
@@ -37,6 +43,8 @@ class HttpConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, dict(app_state), _loop)
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: int | None = None
+        """Bytes of a refused request's body that are still to come; None: nothing was refused."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -49,6 +57,14 @@ class HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._unread is not None:
+            self._forget(len(data))
+            return
+        if self.early is not None and self._is_between and self.conn.trailing_data[0] == b"":
+            answer = self.early.answer(data)
+            if answer is not None:
+                self._refuse(answer)
+                return
         super().data_received(data)
         if not self._is_between:
             self._stop_timer()
@@ -56,6 +72,24 @@ class HttpConnection(H11Protocol):
             self._timer is None
         ):  # uvicorn's own timer between requests ends with the first byte of the next
             self._timer = self.loop.call_later(self.header_seconds, self._end_waiting)
+
+    def _refuse(self, answer: EarlyAnswer) -> None:
+        """Writes the answer. Closes where more of the body is to come, once that has come: bytes
+        that nobody reads would make the system take the answer back.
+        """
+        self._unset_keepalive_if_required()
+        self.transport.write(answer.written)
+        if not answer.closes:
+            return
+        self._unread = answer.missing
+        self._stop_timer()
+        self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        self._forget(0)
+
+    def _forget(self, count: int) -> None:
+        self._unread = (self._unread or 0) - count
+        if self._unread <= 0:
+            self.transport.close()
 
     async def write_part(self, part: bytes) -> None:
         """Writes a part of a chunked body past ASGI's layers and h11: a fifth of what a stream

@@ -24,6 +24,9 @@ log = logging.getLogger("lmprog.server")
 
 _SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 
+_ids = random.Random(secrets.token_bytes(32))
+"""urandom for each would be slow."""
+
 _FULL = Problem(
     503, "The server has as many requests open as it may; try again.", code="overloaded"
 )
@@ -52,15 +55,12 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, monitor: RequestMonitor) -> None:
         self._app = app
         self._monitor = monitor
-        self._ids = random.Random(secrets.token_bytes(32))  # urandom for each would be slow
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        is_safe = _SAFE_REQUEST_ID.fullmatch(given)
-        request_id = given if is_safe else f"{self._ids.getrandbits(128):032x}"
+        request_id = request_id_of(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
 
@@ -78,13 +78,18 @@ class RequestMiddleware:
                 else:
                     await self._app(scope, receive, reply)
             finally:
-                seconds = end(_route(scope), status)
-                path = quote(scope["path"][:200], safe="/:~")
-                log.info(
-                    "%s %s %d %.1f ms %s", scope["method"], path, status, 1e3 * seconds, request_id
-                )
+                log_request(scope, status, end, request_id)
 
 
-def _route(scope: Scope) -> str:
-    """The path's pattern, for labels and logs: clients can send any path."""
-    return getattr(scope.get("route"), "path", "other")
+def request_id_of(headers: Headers) -> str:
+    """The client's, where it is safe to log; else one of ours."""
+    given = headers.get("x-request-id", "")
+    return given if _SAFE_REQUEST_ID.fullmatch(given) else f"{_ids.getrandbits(128):032x}"
+
+
+def log_request(scope: Scope, status: int, end: RequestEnd, request_id: str) -> None:
+    """Counts and logs a request that has ended."""
+    # The path's pattern, for labels: clients can send any path.
+    seconds = end(getattr(scope.get("route"), "path", "other"), status)
+    path = quote(scope["path"][:200], safe="/:~")
+    log.info("%s %s %d %.1f ms %s", scope["method"], path, status, 1e3 * seconds, request_id)
