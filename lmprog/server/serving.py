@@ -37,7 +37,7 @@ def early_refusal(gateway: Gateway, routes: Iterable[BaseRoute]) -> EarlyRefusal
     has_cors = bool(gateway.settings.cors_origins)
 
     def refuse(request: Request) -> Response | None:
-        if not gateway.is_refusing or (has_cors and "origin" in request.headers):
+        if has_cors and "origin" in request.headers:
             return None
         try:
             guard.decide(request)
@@ -46,7 +46,7 @@ def early_refusal(gateway: Gateway, routes: Iterable[BaseRoute]) -> EarlyRefusal
         return None
 
     generating = [route for route in routes if isinstance(route, APIRoute) and _generates(route)]
-    return EarlyRefusal(generating, refuse, gateway)
+    return EarlyRefusal(generating, refuse, lambda: gateway.is_refusing, gateway)
 
 
 def _generates(route: APIRoute) -> bool:

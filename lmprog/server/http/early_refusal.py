@@ -9,6 +9,7 @@ decides; does not know why there is no room.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _NAME = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _NEEDS_PARSER = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"trailer"))
 _LONGEST_HEAD = 16_384
+LINGER_SECONDS = 2.0
+"""How long the rest of a refused body may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,29 @@ class EarlyAnswer:
     closes: bool
 
 
+class RefusedBody:
+    """What is still to come of a refused request: forgotten, and then the connection ends. Bytes
+    that nobody reads would make the system take the answer back.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, missing: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._transport = transport
+        self._missing = missing
+        self._timer = loop.call_later(LINGER_SECONDS, transport.abort)
+        self.forget(0)
+
+    def forget(self, count: int) -> None:
+        self._missing -= count
+        if self._missing <= 0:
+            self._transport.close()
+
+    def end(self) -> None:
+        """The connection is gone."""
+        self._timer.cancel()
+
+
 class EarlyRefusal:
     """Decides about a connection's first bytes."""
 
@@ -53,16 +79,20 @@ class EarlyRefusal:
         self,
         routes: Collection[Route],
         refuse: Callable[[Request], Response | None],
+        is_refusing: Callable[[], bool],
         monitor: RequestMonitor,
     ) -> None:
-        """`refuse` gives the refusal of a request to one of `routes`; None: it may go on."""
+        """`refuse` gives the refusal of a request to one of `routes`; None: it may go on. Nothing
+        is asked and read unless the server `is_refusing`.
+        """
+        self._is_refusing = is_refusing
         self._routes = {route.path.encode(): route for route in routes}
         self._refuse = refuse
         self._monitor = monitor
 
     def answer(self, data: bytes) -> EarlyAnswer | None:
         """The whole answer to a request that begins with `data`; None: the parser's."""
-        head = read_head(data, self._routes)
+        head = read_head(data, self._routes) if self._is_refusing() else None
         if head is None:
             return None
         request = Request(head.scope)

@@ -17,11 +17,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from lmprog.server.http.early_refusal import EarlyAnswer, EarlyRefusal
+from lmprog.server.http.early_refusal import EarlyRefusal, RefusedBody
 from lmprog.server.http.http_errors import Problem
-
-LINGER_SECONDS = 2.0
-"""How long the rest of a refused body may take."""
 
 
 class HttpConnection(H11Protocol):
@@ -43,8 +40,8 @@ class HttpConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, dict(app_state), _loop)
         self._timer: asyncio.TimerHandle | None = None
-        self._unread: int | None = None
-        """Bytes of a refused request's body that are still to come; None: nothing was refused."""
+        self._refused: RefusedBody | None = None
+        """What is still to come of a request that was refused early."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,16 +51,21 @@ class HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._refused is not None:
+            self._refused.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._unread is not None:
-            self._forget(len(data))
+        if self._refused is not None:
+            self._refused.forget(len(data))
             return
         if self.early is not None and self._is_between and self.conn.trailing_data[0] == b"":
             answer = self.early.answer(data)
             if answer is not None:
-                self._refuse(answer)
+                self._unset_keepalive_if_required()
+                self.transport.write(answer.written)
+                if answer.closes:
+                    self._refused = RefusedBody(self.transport, answer.missing, self.loop)
                 return
         super().data_received(data)
         if not self._is_between:
@@ -72,24 +74,6 @@ class HttpConnection(H11Protocol):
             self._timer is None
         ):  # uvicorn's own timer between requests ends with the first byte of the next
             self._timer = self.loop.call_later(self.header_seconds, self._end_waiting)
-
-    def _refuse(self, answer: EarlyAnswer) -> None:
-        """Writes the answer. Closes where more of the body is to come, once that has come: bytes
-        that nobody reads would make the system take the answer back.
-        """
-        self._unset_keepalive_if_required()
-        self.transport.write(answer.written)
-        if not answer.closes:
-            return
-        self._unread = answer.missing
-        self._stop_timer()
-        self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
-        self._forget(0)
-
-    def _forget(self, count: int) -> None:
-        self._unread = (self._unread or 0) - count
-        if self._unread <= 0:
-            self.transport.close()
 
     async def write_part(self, part: bytes) -> None:
         """Writes a part of a chunked body past ASGI's layers and h11: a fifth of what a stream
