@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lmprog import grammar as grammar
     from lmprog.backends.anthropic_backend import Anthropic as Anthropic
     from lmprog.backends.default import set_default_backend as set_default_backend
     from lmprog.backends.embedded import Runtime as Runtime
@@ -116,6 +117,8 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "grammar":
+        return importlib.import_module("lmprog.grammar")
     if name not in _HOMES:
         raise AttributeError(f"module 'lmprog' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

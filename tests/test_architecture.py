@@ -55,7 +55,9 @@ UNITS = {
     "runs": Unit("lmprog.lang.runs", "errors wire backends ops streaming branches"),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends ops branches runs"),
     "lang": Unit("lmprog.lang", "errors wire backends ops streaming branches runs rehearsal"),
-    "facade": Unit("lmprog", "errors lang backends ops streaming branches runs constraint"),
+    "facade": Unit(
+        "lmprog lmprog.grammar", "errors lang backends ops streaming branches runs constraint"
+    ),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
     "constraints": Unit("lmprog.constraints", "errors native wire"),

@@ -29,6 +29,7 @@ from examples import (
     hello,
     judge,
     multi_turn_chat,
+    pattern_pieces,
     react_tools,
     skeleton_of_thought,
     streaming,
@@ -38,7 +39,7 @@ from examples import (
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
     async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello, judge,
-    multi_turn_chat,
+    multi_turn_chat, pattern_pieces,
     react_tools, skeleton_of_thought, streaming, tree_of_thought,
 )  # fmt: skip
 
@@ -99,6 +100,16 @@ def test_the_command_runs_a_program_of_an_example(nano: lmprog.Runtime) -> None:
 
 
 # --- one by one -----------------------------------------------------------------------------------
+
+
+def test_one_call_fills_a_form(capsys: pytest.CaptureFixture[str]) -> None:
+    city, animal = pattern_pieces.read.run().value
+    assert city == "Oslo"
+    assert animal in ("dog", "cat", "horse")
+    first, second = lines_of(pattern_pieces, capsys)
+    assert first == f"Mia lives in Oslo, and Tom has a {animal}."
+    forced, generated = map(int, re.findall(r"\d+", second))
+    assert 0 < forced < generated
 
 
 def test_hello_answers_from_the_text_and_finds_it_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from lmprog.lang.ops.expressions import (
 )
 from lmprog.lang.ops.meta import Selected
 from lmprog.lang.ops.sampling import Sampling, SamplingOptions, sampling_of
+from lmprog.lang.ops.text_patterns import TextPattern
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
@@ -125,6 +126,16 @@ class BranchWriting(BranchReading):
     @overload
     def gen(
         self, name: str | None = None, max_tokens: int | None = None, **more: Unpack[GenOptions]
+    ) -> Gen[str]: ...
+    @overload
+    def gen(
+        self,
+        pattern: TextPattern,
+        /,
+        max_tokens: int | None = None,
+        *,
+        name: str | None = None,
+        **more: Unpack[GenOptions],
     ) -> Gen[str]: ...
     @overload
     def gen(

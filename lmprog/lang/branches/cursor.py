@@ -30,7 +30,7 @@ from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.site import here
 from lmprog.lang.branches.text_pieces import ResultPiece, known
-from lmprog.lang.branches.variables import Reasoned, Var, Variable
+from lmprog.lang.branches.variables import Captured, Reasoned, Var, Variable
 from lmprog.lang.ops.expressions import (
     Concat,
     GenOp,
@@ -40,6 +40,7 @@ from lmprog.lang.ops.expressions import (
     thought_op,
 )
 from lmprog.lang.ops.reasoning import THOUGHT
+from lmprog.lang.ops.text_patterns import TextPattern
 from lmprog.lang.streaming.listening import marks_of_op
 
 
@@ -239,6 +240,9 @@ class Cursor:
             home._pieces.append(ResultPiece(gen, is_aside=True))
         if op.name is not None:
             home.name(op.name, gen)
+        if isinstance(op, GenOp) and isinstance(op.tp, TextPattern):
+            for name in op.tp.names:
+                home.name(name, Captured(gen, name))
         scope.gens.append(gen)
         scope.posted.append(wanted)
         scope.client.begin(wanted, gen.call)

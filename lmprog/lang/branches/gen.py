@@ -16,6 +16,7 @@ from lmprog.lang.branches.marks import mark_for
 from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.meta import Meta, Selected
+from lmprog.lang.ops.text_patterns import TextPattern
 from lmprog.lang.ops.typed import value_of
 from lmprog.lang.streaming.listening import marks_of_op
 
@@ -49,6 +50,14 @@ class Gen(PendingCall, Generic[T]):
         if marks is None or isinstance(reply, wire.Chosen):
             return None
         return marks.split(reply.outputs[0].text)[0]
+
+    @property
+    def captures(self) -> dict[str, str | None]:
+        """What the named pieces of a pattern captured in the (first) result, None for what was left
+        out; blocks. Empty where no pattern was asked for.
+        """
+        found, tp = self.value, getattr(self._op, "tp", None)
+        return tp.captured(str(found)) if isinstance(tp, TextPattern) else {}
 
     @property
     def meta(self) -> Meta:

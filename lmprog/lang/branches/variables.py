@@ -40,14 +40,22 @@ class Reasoned:
     gen: Gen[Any]
 
 
-Var: TypeAlias = "Gen[Any] | Gathered | Written | Reasoned | object"
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a named piece of a pattern captured in the (first) result."""
+
+    gen: Gen[Any]
+    name: str
+
+
+Var: TypeAlias = "Gen[Any] | Gathered | Written | Reasoned | Captured | object"
 
 
 def waited_for(var: Var) -> list[PendingCall]:
     """The results that `var` needs before it has a value."""
     if isinstance(var, Gen):
         return [var]
-    if isinstance(var, Reasoned):
+    if isinstance(var, Reasoned | Captured):
         return [var.gen]
     if isinstance(var, Gathered):
         return [gen for part in var.parts for gen in waited_for(part)]
@@ -63,6 +71,8 @@ def value_now(var: Var) -> Any:
         return values[0] if len(values) == 1 or var.keeps_one else values
     if isinstance(var, Reasoned):
         return var.gen.reasoning
+    if isinstance(var, Captured):
+        return var.gen.captures[var.name]
     if isinstance(var, Gathered):
         return [value_now(part) for part in var.parts]
     if isinstance(var, Written):

@@ -20,6 +20,7 @@ from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
+from lmprog.lang.ops.text_patterns import TextPattern
 
 if TYPE_CHECKING:
     pass
@@ -190,6 +191,12 @@ def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
 def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | None, object]:
     """The constraint, and the type that the text is parsed as: `str` for an Outlines term."""
     asked = _constraint(options)
+    if isinstance(tp, TextPattern) and asked is not None:
+        raise InvalidParameter(
+            "a pattern cannot be combined with another constraint; give one",
+            name="type",
+            allowed="one constraint",
+        )
     if is_term(tp):
         if asked is not None:
             raise InvalidParameter(

@@ -25,6 +25,7 @@ from lmprog.lang.ops.expressions import (
 )
 from lmprog.lang.ops.reasoning import Marks, marks_of, marks_of_model
 from lmprog.lang.ops.sampling import sampling_of
+from lmprog.lang.ops.text_patterns import TextPattern
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
@@ -35,6 +36,15 @@ T = TypeVar("T")
 @overload
 def gen(
     name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
+) -> GenOp[str]: ...
+@overload
+def gen(
+    pattern: TextPattern,
+    /,
+    max_tokens: int | None = None,
+    *,
+    name: str | None = None,
+    **options: Unpack[GenOptions],
 ) -> GenOp[str]: ...
 @overload
 def gen(

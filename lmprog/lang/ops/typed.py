@@ -15,6 +15,7 @@ import typing
 
 from lmprog import wire
 from lmprog.errors import ValidationFailed
+from lmprog.lang.ops.text_patterns import TextPattern
 
 _ENDING = (str, bool, None, type(None))  # as union members: self-delimiting JSON
 
@@ -37,6 +38,8 @@ def constraint_of(tp: object) -> wire.Constraint | None:
     """
     if tp is str:
         return None
+    if isinstance(tp, TextPattern):
+        return wire.Regex(tp.source)
     options = _bare_options(tp)
     if options is not None:
         return wire.Choices(options)
@@ -49,7 +52,7 @@ def natural_stops(tp: object) -> tuple[str, ...]:
     """The default stops of a bare value: the end of its line. () for text and for types whose
     values are self-delimiting (an object is, a number is not).
     """
-    if tp is str:
+    if tp is str or isinstance(tp, TextPattern):
         return ()
     options = _bare_options(tp)
     if options is not None:
@@ -85,6 +88,9 @@ def value_of(tp: object, text: str) -> object:
     by `max_tokens`.
     """
     if tp is str:
+        return text
+    if isinstance(tp, TextPattern):
+        tp.captured(text)
         return text
     options = _bare_options(tp)
     if options is None:
