@@ -29,6 +29,7 @@ _OPENAI = _EVERY - {"anthropic"}
 """Whoever has OpenAI's API."""
 _LOCAL = _OPENAI - {"openai"}
 _SGLANG = frozenset[Service](["sglang", "lmprog"])
+_LMPROG = frozenset[Service](["lmprog"])
 _OWN = frozenset[Service]()
 
 INT31 = 2**31 - 1
@@ -43,6 +44,7 @@ RepetitionPenalty: TypeAlias = Annotated[float, Meta(gt=0.0, le=10.0)]
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=INT63)]
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=100)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Jump: TypeAlias = Literal["canonical", "exact"]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 
@@ -176,6 +178,14 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     ignore_eos: Annotated[
         bool, SamplingOption("The model's own end does not end a result.", _LOCAL)
     ] = False
+    jump: Annotated[
+        Jump,
+        SamplingOption(
+            "How text that a constraint forces is written: at once in the tokenizer's own tokens "
+            "(canonical), or sampled token by token (exact).",
+            _LMPROG,
+        ),
+    ] = "canonical"
     logprobs: Annotated[
         TopLogprobs | None,
         SamplingOption(

@@ -18,6 +18,7 @@ from lmprog.runtime.text.tokenizer import ByteStream
 from lmprog.wire import SamplingParams
 
 PROMPT = "ab"
+PLAIN = SamplingParams()
 
 
 class PairTokenizer:
@@ -107,16 +108,33 @@ class SmallModel:
         return found
 
 
+class SpellingModel:
+    """Gives every token some weight, so that texts are also written in other tokens than the
+    tokenizer's own."""
+
+    def __init__(self, tokenizer: PairTokenizer, seed: int) -> None:
+        self.tokenizer = tokenizer
+        self.prompt = tokenizer.encode(PROMPT)
+        self._seed = seed
+
+    def next(self, tokens: Sequence[int]) -> dict[int, float]:
+        rng = random.Random(f"{self._seed} {list(tokens)}")
+        return {token: rng.expovariate(1.0) for token in range(self.tokenizer.vocab_size)}
+
+
 class LeftItsPath(Exception):
     """The generation stands where this model has no opinion."""
 
 
 def distribution(
-    model: SmallModel, constraint: Constraint, forcing: Forcing | None
+    model: SmallModel | SpellingModel,
+    constraint: Constraint,
+    forcing: Forcing | None,
+    sampling: SamplingParams = PLAIN,
 ) -> tuple[dict[str, float], int]:
     """The probability of each text, and how many tokens were forced over all paths."""
     settings = GenerationSettings(
-        SamplingParams(), 200, model.tokenizer.eos_ids, len(model.prompt), constraint, forcing
+        sampling, 200, model.tokenizer.eos_ids, len(model.prompt), constraint, forcing
     )
     found: dict[str, float] = {}
     num_forced = 0

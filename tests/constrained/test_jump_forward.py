@@ -20,6 +20,7 @@ from tests.constrained.small_model import (
     LeftItsPath,
     PairTokenizer,
     SmallModel,
+    SpellingModel,
     distribution,
     keeps_prompt,
     random_tokenizer,
@@ -130,6 +131,57 @@ def test_forcing_text_to_its_very_end_would_change_it() -> None:
         except LeftItsPath:
             num_changed += 1
     assert num_changed > NUM_MODELS / 4
+
+
+EXACT = wire.SamplingParams(jump="exact")
+
+
+def short_language(rng: random.Random) -> tuple[str, list[str]]:
+    """A forced text, a choice, a forced text: few enough paths to walk in every tokenisation."""
+    parts = [["".join(rng.choices("abc", k=5))], ["a", "bc"], ["".join(rng.choices("abc", k=3))]]
+    pattern = "".join("(" + "|".join(part) + ")" for part in parts)
+    return pattern, ["".join(chosen) for chosen in itertools.product(*parts)]
+
+
+def test_exact_jumps_give_the_distribution_of_masks_alone_and_canonical_ones_may_not() -> None:
+    """For a model that puts mass on every tokenisation. A text that is not the tokenizer's own is
+    never written where jumps are canonical, so what follows it is another distribution.
+    """
+    num_changed = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        tokenizer = random_tokenizer(rng)
+        pattern, _ = short_language(rng)
+        constraints = CallConstraints(tokenizer)
+        constraint = constraints.compile(wire.Regex(pattern))
+        model = SpellingModel(tokenizer, seed)
+        masked, _ = distribution(model, constraint, None)
+        exact, forced = distribution(model, constraint, constraints.forcing, EXACT)
+        assert exact == masked
+        assert forced == 0
+        jumped, forced = distribution(model, constraint, constraints.forcing)
+        assert sum(masked.values()) == pytest.approx(1.0)
+        assert sum(jumped.values()) == pytest.approx(1.0)
+        if jumped != pytest.approx(masked, abs=1e-9):
+            num_changed += 1
+            assert forced, "only forced tokens change it"
+    assert num_changed > 10
+
+
+def test_log_probabilities_are_of_tokens_that_were_sampled() -> None:
+    constraints = CallConstraints(PairTokenizer([]))
+    constraint = constraints.compile(wire.Regex("abcabc"))
+    settings = functools.partial(
+        GenerationSettings,
+        max_tokens=20,
+        eos_ids=(3,),
+        prompt_len=0,
+        constraint=constraint,
+        forcing=constraints.forcing,
+    )
+    assert settings(wire.SamplingParams()).jump is not None
+    assert settings(wire.SamplingParams(logprobs=0)).jump is None
+    assert settings(EXACT).jump is None
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "repetition_penalty": (1.25, 1.5, 1.75),
     "logit_bias": (((1, 1.0),), ((2, 1.0),), ((3, 1.0),)),
     "ignore_eos": (True, False, True),
+    "jump": ("exact", "canonical", "exact"),
     "logprobs": (1, 2, 3),
     "prompt_logprobs": (1, 2, 3),
     "n": (2, 3, 4),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -136,6 +136,8 @@ def value_of(name: str) -> Any:
     line = OPTIONS[name]
     if isinstance(line.default, bool):
         return not line.default
+    if get_origin(line.type) is Literal:
+        return next(value for value in get_args(line.type) if value != line.default)
     if isinstance(line.default, tuple):
         as_json = msgspec.json.schema(line.type)["items"]
         if as_json["type"] == "array":

@@ -143,6 +143,10 @@ def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -
     for name, line in wire.SAMPLING_OPTIONS.items():
         spelling, value = line.spelling("sglang"), getattr(sampling, name)
         is_set = value is not None or name == "max_tokens"
+        if "sglang" not in line.option.services and spelling is not None:
+            if value != line.default:
+                raise NotSupported(f"{name}={value!r} cannot be asked of this server; leave it out")
+            continue
         if spelling is not None and is_set and value != ():
             params[spelling] = json_value(value)
     return {**params, **(sglang_constraint(constraint) if constraint is not None else {})}

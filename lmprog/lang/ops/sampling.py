@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, Unpack
@@ -45,6 +46,7 @@ class SamplingKeywords(TypedDict, total=False):
     repetition_penalty: float
     logit_bias: Mapping[int, float] | None
     ignore_eos: bool
+    jump: wire.Jump
     logprobs: int | None
     prompt_logprobs: int | None
     n: int
@@ -67,6 +69,8 @@ def _declared() -> Mapping[str, Any]:
 
 def _bounds(declared: Any) -> str:
     """The range of a wire annotation as text: `0.0 <= x <= 1.0`."""
+    if typing.get_origin(declared) is typing.Literal:
+        return " or ".join(map(json.dumps, typing.get_args(declared)))
     for part in (declared, *typing.get_args(declared)):
         for meta in getattr(part, "__metadata__", ()):
             if isinstance(meta, msgspec.Meta):

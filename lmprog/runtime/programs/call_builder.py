@@ -192,9 +192,7 @@ class CallBuilder:
             self.tokenizer.eos_ids,
             len(prompt) - (seam is not None),
             constraint,
-            # Forced tokens have no logits: where log-probabilities are wanted, every token is
-            # sampled.
-            self._forcing if sampling.logprobs is None else None,
+            self._forcing,
             seam,
             self._healer.stops(sampling, constraint),
         )

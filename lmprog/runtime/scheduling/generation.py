@@ -45,6 +45,14 @@ class GenerationSettings:
     stops: Stops | None = None
     """Only with a constraint: where its text may end, a stop string may begin."""
 
+    @property
+    def jump(self) -> Forcing | None:
+        """What finds the forced tokens that are appended without sampling. None: every token is
+        sampled, as `jump="exact"` asks, or as log-probabilities need it.
+        """
+        every = self.sampling.jump == "exact" or self.sampling.logprobs is not None
+        return None if every else self.forcing
+
 
 class Generation:
     """Samples tokens until something ends it. They are appended to the sequence's tokens."""
@@ -277,7 +285,7 @@ class Generation:
         text. So they are taken only while the rest still fits: `distance(guide) <= left` holds
         before every sample, and with it some token is always allowed.
         """
-        constraint, forcing = self.settings.constraint, self.settings.forcing
+        constraint, forcing = self.settings.constraint, self.settings.jump
         if constraint is not None and forcing is not None and self.left > 0:
             begin = self.num_seam_tokens + self.generated
             for token in forcing(constraint, self.guide, tokens):

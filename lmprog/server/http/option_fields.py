@@ -120,7 +120,7 @@ def _value(line: wire.OptionLine, value: Any, spelling: str) -> Any:
             return tuple((_token(key, spelling), bias) for key, bias in value.items())
         case list():
             return tuple(value)
-        case str():
+        case str() if isinstance(line.default, tuple):
             return (value,) if value else ()
     match line.name:
         case "seed":  # the wire has no negative ones
