@@ -10,8 +10,8 @@ import argparse
 import faulthandler
 import gc
 import logging
+import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -32,10 +32,6 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
-
-    def stop_in_order(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # writes where it hangs to the log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     parent = Parent(arguments.ready_fd, arguments.parent_fd)
@@ -60,6 +56,11 @@ def main() -> int:
         "num_pages": welcome.num_pages,
         **resolved,
     }
+
+    def stop_in_order(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+        channel.wake()
+
     signal.signal(signal.SIGTERM, stop_in_order)  # until here it ends the process at once
     parent.ready(channel.address, facts)
     while not stop.is_set():
@@ -71,4 +72,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # all that is left is memory, which Python takes long to give back

@@ -6,6 +6,7 @@ ones. Does not know what branches or calls are. Used by one thread only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -67,6 +68,8 @@ class ZmqRuntimeChannel:
         if keys:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self._woken_fd, self._wake_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
         self.address = self._bind(address)
 
     def receive(self, wait: float) -> list[tuple[ClientId, Received]]:
@@ -86,7 +89,13 @@ class ZmqRuntimeChannel:
             pause = (
                 min(deadline, self._next_probe, now + _RETRY if self._backlogs else deadline) - now
             )
-            self._socket.poll(max(1, int(pause * 1000) + 1))
+            if self._poll(max(1, int(pause * 1000) + 1)):
+                return messages
+
+    def wake(self) -> None:
+        """Ends a wait of `receive`, or the next one. For signal handlers and other threads."""
+        with contextlib.suppress(BlockingIOError):  # as many are waiting as a pipe holds
+            os.write(self._wake_fd, b"\0")
 
     def send(self, replies: Sequence[tuple[ClientId, wire.Reply]]) -> None:
         """See `RuntimeChannel`. All replies of one client are one frame."""
@@ -116,6 +125,18 @@ class ZmqRuntimeChannel:
         linger = int(1000 * self._linger)
         self._socket.close(linger)
         self._context.destroy(linger)
+        os.close(self._woken_fd)
+        os.close(self._wake_fd)
+
+    def _poll(self, milliseconds: int) -> bool:
+        """Waits for a frame; True where `wake` has ended that."""
+        found = zmq.zmq_poll(
+            [(self._socket, zmq.POLLIN), (self._woken_fd, zmq.POLLIN)], milliseconds
+        )
+        is_woken = any(source == self._woken_fd for source, _ in found)
+        if is_woken:
+            os.read(self._woken_fd, 4096)
+        return is_woken
 
     def _bind(self, address: str) -> str:
         """Only this user may connect to an ipc socket, even where its folder is open to others."""

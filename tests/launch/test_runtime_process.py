@@ -171,6 +171,16 @@ def test_a_runtime_that_ignores_its_end_is_killed_after_the_grace() -> None:
     assert runtime.exit_code == -signal.SIGKILL
 
 
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system does not tell of ends")
+def test_the_end_of_a_runtime_is_waited_for_without_looking_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr(subprocess.time, "sleep", sleeps.append)
+    scripted().close()
+    assert sleeps == []
+
+
 @pytest.mark.parametrize("script", ["ok", "stubborn"])
 def test_no_child_outlives_a_killed_parent_by_two_seconds(script: str) -> None:
     parent = subprocess.Popen(

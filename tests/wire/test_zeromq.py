@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,6 +76,20 @@ def greet_peer(runtime: ZmqRuntimeChannel) -> bytes:
 def wait_ready(process: subprocess.Popen[str]) -> None:
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
+
+
+def test_a_wake_ends_a_wait_that_began_before_or_begins_after_it(
+    runtime: ZmqRuntimeChannel,
+) -> None:
+    runtime.wake()
+    runtime.wake()
+    began = time.monotonic()
+    assert runtime.receive(60.0) == []  # both wakes end one wait
+    waker = threading.Timer(0.05, runtime.wake)
+    waker.start()
+    assert runtime.receive(60.0) == []
+    waker.join()
+    assert time.monotonic() - began < 60.0
 
 
 def test_a_killed_client_is_gone_within_two_seconds(runtime: ZmqRuntimeChannel) -> None:

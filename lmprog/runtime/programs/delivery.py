@@ -104,18 +104,13 @@ class Delivery:
     def _send_new(
         self, call: ActiveCall, run: GenerateRun, index: int, text: str, num_tokens: int
     ) -> None:
-        """Sends new text of a result, and the log-probabilities that have not been sent."""
+        """Streams new text of a result, and the log-probabilities that have not been sent."""
         op = call.op
         if not isinstance(op, wire.Generate) or not op.stream:
             return
-        logprobs: tuple[wire.TokenLogprob, ...] = ()
-        if op.sampling.logprobs is not None:
-            logprobs = self._unsent_logprobs(run, index)
-        self._send(call, wire.Delta(op.call, index, text, num_tokens, logprobs))
-
-    def _send(self, call: ActiveCall, delta: wire.Delta) -> None:
-        """Sends what a delta holds, if anything, to a client that wants it."""
-        if (delta.text or delta.logprobs) and isinstance(call.op, wire.Generate) and call.op.stream:
+        logprobs = () if op.sampling.logprobs is None else self._unsent_logprobs(run, index)
+        if text or logprobs:
+            delta = wire.Delta(op.call, index, text, num_tokens, logprobs)
             self._completion.send(call.client, delta)
 
     def _unsent_logprobs(self, run: GenerateRun, index: int) -> tuple[wire.TokenLogprob, ...]:
@@ -177,7 +172,9 @@ class Delivery:
                 self._completion.end_sequence(sequence)
         found, won = selector.finished[winner], run.outputs[winner]
         assert won is not None
-        self._send(call, wire.Delta(call.id, 0, won.text, len(won.tokens), won.logprobs))
+        if isinstance(call.op, wire.Generate) and call.op.stream and (won.text or won.logprobs):
+            delta = wire.Delta(call.id, 0, won.text, len(won.tokens), won.logprobs)
+            self._completion.send(call.client, delta)
         self._move_pin_to(call.branch, found.tokens)
         call.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
         run.outputs.insert(0, run.outputs.pop(winner))
