@@ -24,6 +24,7 @@ from lmprog.lang.ops import typed
 from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.sampling import unknown_option
+from lmprog.lang.ops.tagged_text import tags_constraint
 from lmprog.runtime.programs.call_constraints import vocabulary_of
 
 EXAMPLE_BYTES = 160
@@ -185,10 +186,11 @@ class ConstraintKeywords(JsonLayout, total=False):
     schema: Mapping[str, Any] | str | None
     choices: Sequence[str] | None
     grammar: str | None
+    structural_tag: Mapping[str, Any] | str | None
     type: object
 
 
-_KINDS = ("regex", "schema", "choices", "grammar", "type")
+_KINDS = ("regex", "schema", "choices", "grammar", "structural_tag", "type")
 _FIRST = "the first argument"
 
 
@@ -231,6 +233,8 @@ def _asked(name: str, value: Any) -> wire.Constraint | None:
         return wire.Choices(tuple(_text("a choice", choice, "text") for choice in value))
     if name == "grammar":
         return wire.Grammar(_text(name, value, "text"))
+    if name == "structural_tag":
+        return tags_constraint(value)
     return constraint_of_term(value) if is_term(value) else typed.constraint_of(value)
 
 

@@ -21,6 +21,7 @@ from lmprog.constraints.constraint import (
 )
 from lmprog.constraints.expression import whole
 from lmprog.constraints.finish import finish
+from lmprog.constraints.free_text import free_text_node
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NotOurs
 from lmprog.constraints.llguidance_engine import LlguidanceConstraint
@@ -136,6 +137,8 @@ def _composed(spec: wire.Composed, builder: NetBuilder, limits: CompileLimits) -
             raise GrammarError("a grammar cannot be a part of another constraint", position=None)
         return _root(one, builder, limits)
 
+    if isinstance(spec, wire.FreeText):
+        return free_text_node(spec, builder)
     if isinstance(spec, wire.InOrder):
         return builder.seq([part(one) for one in spec.parts])
     if isinstance(spec, wire.AnyOf):

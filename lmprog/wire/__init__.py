@@ -38,6 +38,7 @@ from lmprog.wire.constraints import (
     Choices,
     Composed,
     Constraint,
+    FreeText,
     Grammar,
     InOrder,
     JsonSchema,
@@ -124,6 +125,7 @@ from lmprog.wire.sampling_params import (
     options_of,
     suggested,
 )
+from lmprog.wire.structural_tags import TagError, structural_tag
 
 __all__ = [
     "DIALECTS",
@@ -157,6 +159,7 @@ __all__ = [
     "FinishReason",
     "Flush",
     "Fork",
+    "FreeText",
     "Gained",
     "Generate",
     "Grammar",
@@ -195,6 +198,7 @@ __all__ = [
     "ShortText",
     "Snapshot",
     "SuggestedSampling",
+    "TagError",
     "TextIs",
     "TextPiece",
     "TokenId",
@@ -210,5 +214,6 @@ __all__ = [
     "encode",
     "named_in",
     "options_of",
+    "structural_tag",
     "suggested",
 ]

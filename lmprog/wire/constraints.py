@@ -52,6 +52,17 @@ class Repeated(Message, frozen=True):
     high: Annotated[int, Meta(ge=0, le=1_000_000)] | None
 
 
-Composed: TypeAlias = InOrder | AnyOf | Repeated
-"""Constraints made of others; a grammar cannot be a part."""
+class FreeText(Message, frozen=True):
+    """Any text in which none of `avoided` occurs. With `end`: up to and with it, where it, and all
+    of `avoided`, occur nowhere before.
+    """
+
+    avoided: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=1024)
+    ] = ()
+    end: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+
+Composed: TypeAlias = InOrder | AnyOf | Repeated | FreeText
+"""Constraints made of others, and the text between these; a grammar cannot be a part."""
 Constraint: TypeAlias = Regex | JsonSchema | Choices | Grammar | Composed

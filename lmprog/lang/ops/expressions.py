@@ -20,6 +20,7 @@ from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
+from lmprog.lang.ops.tagged_text import tags_constraint
 from lmprog.lang.ops.text_patterns import TextPattern
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class GenOptions(SamplingKeywords, JsonLayout, total=False):
     choices_method: Method | None
     grammar: str | None
     ebnf: str | None
+    structural_tag: Mapping[str, Any] | str | None
     dtype: Any
     heal: bool
     keep: wire.Keep
@@ -148,6 +150,12 @@ _SELECT_NAMES = {
 }
 
 
+_CONSTRAINTS = (
+    *("regex", "schema", "json_schema", "choices", "grammar", "ebnf"),
+    "structural_tag",
+)
+
+
 def _choices(texts: Sequence[str]) -> tuple[str, ...]:
     if (
         isinstance(texts, str)
@@ -165,10 +173,7 @@ def _choices(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
     """The one constraint among the keywords, which are removed from `options`."""
-    given = {
-        name: options.pop(name, None)
-        for name in ("regex", "schema", "json_schema", "choices", "grammar", "ebnf")
-    }
+    given = {name: options.pop(name, None) for name in _CONSTRAINTS}
     said = {name: value for name, value in given.items() if value is not None}
     if len(said) > 1:
         names = " and ".join(said)
@@ -184,6 +189,8 @@ def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
             return wire.JsonSchema(
                 value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             )
+        if name == "structural_tag":
+            return tags_constraint(value)
         return wire.Grammar(value)
     return None
 

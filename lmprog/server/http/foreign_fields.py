@@ -60,7 +60,6 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "audio_data": ForeignField(_MEDIA),
     "video_data": ForeignField(_MEDIA),
     "input_embeds": ForeignField("give text or input_ids"),
-    "structural_tag": ForeignField("use tools, or structured_outputs.grammar"),
     "guided_json_object": ForeignField('use response_format {"type": "json_object"}'),
     "lora_path": ForeignField(_LORA),
     "lora_request": ForeignField(_LORA),

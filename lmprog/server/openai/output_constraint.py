@@ -65,6 +65,8 @@ def _all(asked: GenerationFields) -> Iterator[tuple[str, wire.Constraint]]:
         schema = getattr(asked, name)
         if schema is not None:
             yield name, schema_of(schema, name)
+    if asked.structural_tag is not None:
+        yield "structural_tag", tags_of(asked.structural_tag, "structural_tag")
     if asked.guided_choice is not None:
         yield "guided_choice", choices_of(asked.guided_choice, "guided_choice")
 
@@ -88,10 +90,15 @@ def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
                 "response_format",
                 schema_of(given.json_schema.schema, "response_format.json_schema.schema"),
             )
+        case "structural_tag":
+            said = {"structures": given.structures, "triggers": given.triggers}
+            tag = said if given.format is None else {**said, "format": given.format}
+            kept = {name: value for name, value in tag.items() if value is not None}
+            yield "response_format", tags_of(kept, "response_format")
         case other:
             raise refused(
-                f"response_format.type is {other[:60]!r}; it must be text, json_object or "
-                "json_schema.",
+                f"response_format.type is {other[:60]!r}; it must be text, json_object, "
+                "json_schema or structural_tag.",
                 "response_format.type",
                 "invalid_value",
             )
@@ -100,11 +107,7 @@ def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
 def _structured(given: StructuredOutputs) -> Iterator[tuple[str, wire.Constraint]]:
     at = "structured_outputs."
     if given.structural_tag is not None:
-        raise refused(
-            f"{at}structural_tag is not supported; use json, regex, choice or grammar.",
-            at + "structural_tag",
-            "not_supported",
-        )
+        yield at + "structural_tag", tags_of(given.structural_tag, at + "structural_tag")
     if isinstance(given.json, dict | str):
         yield at + "json", schema_of(given.json, at + "json")
     elif given.json or given.json_object:
@@ -176,6 +179,23 @@ def choices_of(texts: Sequence[str], field: str) -> wire.Choices:
             "invalid_value",
         )
     return wire.Choices(tuple(texts))
+
+
+def tags_of(given: dict[str, Any] | str, field: str) -> wire.Constraint:
+    """Free text with confined regions. Raises HttpError for the field of the tag that is wrong."""
+    limit = LIMITS["schema"]
+    size = len(given) if isinstance(given, str) else len(msgspec.json.encode(given))
+    if size > limit.maximum:
+        raise refused(
+            f"{field} has {size:,} characters as JSON; it may have {limit.words()}.",
+            field,
+            "invalid_value",
+        )
+    try:
+        return wire.structural_tag(given)
+    except wire.TagError as error:
+        place = f"{field}.{error.field}" if error.field else field
+        raise refused(f"{field}: {error}.", place, "invalid_value") from None
 
 
 def schema_of(schema: dict[str, Any] | str | bool, field: str) -> wire.JsonSchema:

@@ -44,7 +44,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     choice: Annotated[list[Annotated[str, within("choice[]")]], within("choice")] | None = None
     grammar: Annotated[str, within("grammar")] | None = None
     json_object: bool | None = None
-    structural_tag: Any = None
+    structural_tag: dict[str, Any] | str | None = None
     whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
 
 
@@ -56,11 +56,16 @@ class NamedSchema(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """`schema` is how llama.cpp and others say it beside `json_object`."""
+    """`schema` is how llama.cpp and others say it beside `json_object`. `structures` and `triggers`
+    belong to `structural_tag`, or `format`.
+    """
 
     type: str
     json_schema: NamedSchema | None = None
     schema: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
 
 
 class GenerationFields(OpenAIOptions, kw_only=True):
@@ -86,6 +91,7 @@ class GenerationFields(OpenAIOptions, kw_only=True):
         None
     )
     guided_grammar: Annotated[str, within("grammar")] | None = None
+    structural_tag: dict[str, Any] | str | None = None
     guided_whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
 
     whitespace: wire.Whitespace | None = None

@@ -17,7 +17,7 @@ from lmprog import wire
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import SGLangOptions, sampling_of
-from lmprog.server.openai.output_constraint import JsonFields, laid_out
+from lmprog.server.openai.output_constraint import JsonFields, laid_out, tags_of
 
 T = TypeVar("T")
 
@@ -36,6 +36,7 @@ class GenerateSampling(SGLangOptions, kw_only=True):
     regex: Annotated[str, within("regex")] | None = None
     json_schema: Annotated[str, within("schema")] | None = None
     ebnf: Annotated[str, within("grammar")] | None = None
+    structural_tag: Annotated[str, within("schema")] | None = None
     whitespace: wire.Whitespace | None = None
     whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
     order: Literal["declared", "any"] | None = None
@@ -58,13 +59,14 @@ class GenerateSampling(SGLangOptions, kw_only=True):
             return wire.Regex(self.regex)
         if self.json_schema is not None:
             return wire.JsonSchema(self.json_schema)
+        if self.structural_tag is not None:
+            return tags_of(self.structural_tag, "structural_tag")
         return None if self.ebnf is None else wire.Grammar(self.ebnf)
 
     def constraint_fields(self) -> list[str]:
         """The given fields that constrain the text."""
-        return [
-            name for name in ("regex", "json_schema", "ebnf") if getattr(self, name) is not None
-        ]
+        names = ("regex", "json_schema", "ebnf", "structural_tag")
+        return [name for name in names if getattr(self, name) is not None]
 
     def sampling(
         self, logprobs: int | None, prompt_logprobs: int | None, start: int
