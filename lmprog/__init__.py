@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from lmprog.lang.runs.results import Run as Run
     from lmprog.lang.runs.run_replay import replay as replay
     from lmprog.lang.sglang_engine import Engine as Engine
+    from lmprog.lang.streaming.feed import AskedAgain as AskedAgain
     from lmprog.lang.streaming.feed import Done as Done
     from lmprog.lang.streaming.feed import Text as Text
     from lmprog.lang.streaming.feed import Thought as Thought
@@ -85,7 +86,9 @@ _CHOICES = (
 _HOMES = {
     **dict.fromkeys(_OPS, "lmprog.lang.ops.spelling"),
     **dict.fromkeys(_CHOICES, "lmprog.lang.ops.choices"),
-    **dict.fromkeys(("Done", "Text", "Thought", "Value"), "lmprog.lang.streaming.feed"),
+    **dict.fromkeys(
+        ("AskedAgain", "Done", "Text", "Thought", "Value"), "lmprog.lang.streaming.feed"
+    ),
     **dict.fromkeys(("AsyncProgram", "Program"), "lmprog.lang.program"),
     "function": "lmprog.lang.decorator",
     **dict.fromkeys(("Results", "Run"), "lmprog.lang.runs.results"),

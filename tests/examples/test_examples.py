@@ -21,6 +21,7 @@ import pytest
 
 import lmprog
 from examples import (
+    ask_again,
     async_programs,
     batch_progress,
     extract_json,
@@ -38,8 +39,8 @@ from examples import (
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
-    async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello, judge,
-    multi_turn_chat, pattern_pieces,
+    ask_again, async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello,
+    judge, multi_turn_chat, pattern_pieces,
     react_tools, skeleton_of_thought, streaming, tree_of_thought,
 )  # fmt: skip
 
@@ -167,6 +168,21 @@ def test_extract_json_gives_objects_of_the_type_and_of_the_schema(
     assert json.loads(run.text().rpartition("JSON: ")[2])["name"] == found.name
     assert sorted(extract_json.place.run().value) == ["name", "town"]
     assert printed_by(extract_json, capsys).startswith("Person(name='")
+
+
+def test_ask_again_finds_the_secret_whatever_is_guessed_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for secret in ("red", "white"):
+        run = ask_again.guess.run(secret)
+        answers = [turn["content"] for turn in run.messages() if turn["role"] == "assistant"]
+        assert run.value == answers[-1] == secret
+        assert len(set(answers)) == len(answers) <= 4
+        assert run.messages()[2::2] == [
+            {"role": "user", "content": f"That is not right: It is not {wrong}. Answer again."}
+            for wrong in answers[:-1]
+        ]
+    assert "of them from the cache" in printed_by(ask_again, capsys)
 
 
 def test_multi_turn_chat_remembers_and_never_computes_a_turn_twice(

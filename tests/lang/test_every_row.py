@@ -34,6 +34,9 @@ PLAIN = {
     "lang/test_fork.py::test_leaving_a_fork_waits lang/test_fork.py::test_several_failures",
     "fork(on_error='keep') collects": "lang/test_fork.py::test_a_refused_call_leaves",
     "branches.map gives a list": "lang/test_fork.py::test_map_runs",
+    "a value that does not validate is asked for again": "lang/test_asking_again.py::test_a_wrong_value "
+    "lang/test_asking_again.py::test_in_a_chat lang/test_asking_again.py::test_a_stream_says "
+    "lang/test_asking_again.py::test_a_saved_run",
     "vote": "lang/test_program.py::test_vote",
     "run blocks, arun awaits": "lang/test_running.py::test_arun_of_a_plain "
     "lang/test_running.py::test_a_program_can_be_run",

@@ -14,7 +14,8 @@ from typing import Any
 from lmprog import wire
 from lmprog.backends import Speculates
 from lmprog.backends.client import ClientCall
-from lmprog.errors import Cancelled, LmprogError, ProgramError
+from lmprog.errors import Cancelled, LmprogError, ProgramError, ValidationFailed
+from lmprog.lang.branches import asked_gen
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import (
     BranchSettings,
@@ -75,6 +76,8 @@ class Cursor:
         self._opened = parent is not None
         self._pieces: list[wire.Piece | ResultPiece] = []
         self._final_text: ClientCall | None = None
+        self._held: asked_gen.AskedGen[Any] | None = None
+        """A result that may be asked for again: until that is known nothing can be appended."""
         self._asides: list[Cursor] = []
         """Branches on which reasoning happens; they end with this branch at the latest."""
         scope.enter(self)
@@ -112,13 +115,13 @@ class Cursor:
                 "or a list of these"
             )
 
-    def _put_text(self, text: str) -> None:
+    def _put_text(self, text: str, quoted: bool = False) -> None:
         self.log.append(text)
         last = self._pieces[-1] if self._pieces else None
-        if isinstance(last, wire.TextPiece):
-            self._pieces[-1] = wire.TextPiece(last.text + text)
+        if isinstance(last, wire.TextPiece) and last.quoted == quoted:
+            self._pieces[-1] = wire.TextPiece(last.text + text, quoted)
         else:
-            self._pieces.append(wire.TextPiece(text))
+            self._pieces.append(wire.TextPiece(text, quoted))
         self.scope.show()
 
     def _put_result(self, call: PendingCall) -> None:
@@ -155,7 +158,7 @@ class Cursor:
         if self._pieces:
             for piece in self._pieces:  # not while posting: the answering side may have to post too
                 if isinstance(piece, ResultPiece) and not piece.call.is_pending_in(self.scope):
-                    piece.call.wait()
+                    PendingCall.wait(piece.call)
             with self.scope.posting:
                 pieces, self._pieces = tuple(known(piece) for piece in self._pieces), []
                 self.scope.post(wire.Append(self.id, pieces))
@@ -175,8 +178,32 @@ class Cursor:
         assistant: chat APIs have no other way, and templates of checkpoints want one.
         """
         self.usable(settings.budget)
-        if not isinstance(last_item(self.log), RoleEndExpr):
-            return self._request_here(op, settings)
+        if isinstance(last_item(self.log), RoleEndExpr):
+            gen = self._request_turn(op, settings)
+        else:
+            gen = self._request_here(op, settings)
+        if isinstance(gen, asked_gen.AskedGen):
+            self._hold(gen, op, settings)
+        return gen
+
+    def _hold(self, gen: asked_gen.AskedGen[Any], op: object, settings: BranchSettings) -> None:
+        """Until it is known whether `gen` is asked for again."""
+        is_turn = isinstance(self.log[-1], RoleEndExpr)
+
+        def ask_again(error: ValidationFailed) -> Gen[Any]:
+            nonlocal op
+            self._held, op = None, asked_gen.further_op(op, error)
+            if is_turn:
+                self.put(asked_gen.turn_after(error), settings)
+            else:
+                self._put_text(asked_gen.text_after(error, self.log, gen), quoted=True)
+            again = self.request(op, settings)
+            self._held = gen
+            return again
+
+        gen.ask_again, self._held = ask_again, gen
+
+    def _request_turn(self, op: GenOp[Any] | SelectOp, settings: BranchSettings) -> Gen[Any]:
         begins = RoleBeginExpr("assistant")
         self._put_role(begins)
         try:
@@ -233,7 +260,7 @@ class Cursor:
             wanted, is_cut = gen_request(op, place, settings, streams=scope.feed is not None)
         self.send_text()
         origin = CallOrigin(scope, home.id, home.path, here(), settings.budget, is_cut)
-        gen: Gen[Any] = Gen(op, wanted, origin, self._last, thought)
+        gen: Gen[Any] = asked_gen.kind_of(op)(op, wanted, origin, self._last, thought)
         self._add(gen)
         if home is not self:
             home._add(gen)
@@ -283,6 +310,9 @@ class Cursor:
         """Raises where nothing can be asked of this branch any more."""
         self.scope.check()
         budget.check()
+        if self._held is not None:
+            asked_gen.settle_now(self._held)
+            self._held = None
         if self.cancelled:
             raise Cancelled("a sibling branch of the same fork failed or won the race")
         if self.closed:

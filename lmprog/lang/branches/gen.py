@@ -14,6 +14,7 @@ from lmprog import wire
 from lmprog.errors import IncompleteValue, ValidationFailed
 from lmprog.lang.branches.marks import mark_for
 from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.ops.checks import passed
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.meta import Meta, Selected
 from lmprog.lang.ops.text_patterns import TextPattern
@@ -94,7 +95,9 @@ class Gen(PendingCall, Generic[T]):
         feed = self.run.feed
         if feed is None or self.is_thought:
             return
-        if self.failure() is None:
+        if self._is_checked:  # by the program's own code, which runs where the program reads it
+            feed.changed()
+        elif self.failure() is None:
             try:
                 feed.value(self._listening.event_of(self._read()[0]), self.call.id)
             except ValidationFailed:
@@ -112,10 +115,25 @@ class Gen(PendingCall, Generic[T]):
                 op = cast("GenOp[T]", self._op)
                 if op.on_incomplete == "raise":
                     _refuse_incomplete(op.tp, reply.outputs)
-                found = [value_of(op.tp, text) for text in self.texts]
+                texts = self._texts_of(reply)
+                found = [value_of(op.tp, text) for text in texts]
+                if op.check is not None and not self.run.is_rehearsal:
+                    for value, text in zip(found, texts, strict=True):
+                        passed(op.check, value, text)
             self._values = found
+            self._tell(found[0])
         self.was_read = True
         return self._values
+
+    @property
+    def _is_checked(self) -> bool:
+        return isinstance(self._op, GenOp) and (self._op.check is not None or self._op.tries > 1)
+
+    def _tell(self, value: object) -> None:
+        """Tells a streaming run the value that has just been read, unless `show` has done so."""
+        feed = self.run.feed
+        if feed is not None and not self.is_thought:
+            feed.value(self._listening.event_of(value), self.call.id)
 
     # --- inside text
 

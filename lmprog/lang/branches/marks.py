@@ -97,7 +97,7 @@ def text_of(call: PendingCall) -> str:
     """What a result left in its branch; waits. A call that was refused, and whose refusal was
     read, left nothing.
     """
-    return "" if call.refused() and call.was_read else call.text
+    return "" if call.refused() and call.was_read else call.own_text()
 
 
 def warn_of_leaks(run: RunContext) -> None:

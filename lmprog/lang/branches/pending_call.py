@@ -220,7 +220,14 @@ class PendingCall:
     @property
     def texts(self) -> list[str]:
         self.wait()
-        reply = self.reply()
+        return self._texts_of(self.reply())
+
+    def own_text(self) -> str:
+        """What this very call has put into its branch, also where it is asked for again; blocks."""
+        PendingCall.wait(self)
+        return self._texts_of(PendingCall.reply(self))[0]
+
+    def _texts_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
         if isinstance(reply, wire.Chosen):
             return [cast(SelectOp, self._op).choices[reply.index]]
         marks = marks_of_op(self._op)

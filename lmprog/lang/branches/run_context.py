@@ -36,5 +36,7 @@ class RunContext:
         """The marks made of this run's pending results, and whether each has found its place: in
         a branch, in a variable or in what the program returned.
         """
+        self.is_rehearsal = False
+        """Whether the run, and every run inside it, only pretends: it must not ask a service."""
         self.family: object = self
         """Shared by nested runs on one client: they may refer to one another's results."""

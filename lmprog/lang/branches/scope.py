@@ -70,8 +70,6 @@ class Scope(RunContext):
         self.salt = salt
         self.num_api_spec_tokens = 0
         """How many tokens a request to another service's API may generate for later calls."""
-        self.is_rehearsal = False
-        """Whether the run, and every run inside it, only pretends: it must not ask a service."""
         given = sampling.given().get("seed")
         self.seed: int = secrets.randbits(62) if given is None else given
         """The source of every call's seed, so that each run can be repeated."""

@@ -48,7 +48,8 @@ class _Reader:
         if var is not None:
             if not isinstance(var, Gen):
                 raise ProgramError(f"{self._var_name!r} was not generated, so it does not stream")
-            self.call = var
+            if var is not self.call:  # the first attempt, or the next one
+                self.call, self._delta = var, 0
             yield from self._of(var)
         elif self._cursor.closed:
             raise UnknownName(f"the program never set {self._var_name!r}", name=self._var_name)
@@ -67,7 +68,7 @@ class _Reader:
             elif isinstance(item, PendingCall):
                 self.call = item
                 yield from self._of(item)
-                if not item.done():
+                if not item.call.done():
                     return
                 self._delta = 0
             self._at[-1] = (log, index + 1)
@@ -75,16 +76,16 @@ class _Reader:
                 self._at.append((item.log, item.base))
 
     def _of(self, gen: PendingCall) -> Iterator[str]:
-        done = gen.done()
+        done = gen.call.done()
         while self._delta < len(gen.deltas):
             self._delta += 1
             yield gen.deltas[self._delta - 1]
         if done and not gen.deltas:
-            gen.deltas.append(gen.text)  # a selection, or a backend that does not stream
+            gen.deltas.append(gen.own_text())  # a selection, or a backend that does not stream
             self._delta = 1
             yield gen.deltas[0]
         elif done:
-            gen.text  # noqa: B018  (raises the cause)
+            gen.own_text()  # raises the cause
 
 
 def texts(cursor: Cursor, var_name: str | None) -> Iterator[str]:

@@ -26,6 +26,6 @@ def known(piece: wire.Piece | ResultPiece) -> wire.Piece:
     if not isinstance(piece, ResultPiece):
         return piece
     call = piece.call
-    if call.done() and (piece.is_aside or call.failure() is None):
+    if call.call.done() and (piece.is_aside or call.failure() is None):
         return wire.TextPiece(text_of(call))
     return wire.Ref(call.call.id)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get
 from lmprog import wire
 from lmprog.errors import InvalidParameter
 from lmprog.lang.ops import typed
+from lmprog.lang.ops.checks import Check, trying
 from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
 from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
@@ -81,6 +82,9 @@ class GenOp(Expr, Generic[T]):
     keep: wire.Keep = "first"
     judge: wire.Judge | None = None
     on_incomplete: OnIncomplete = "raise"
+    tries: int = 1
+    """How often it is asked for until it validates."""
+    check: Check | None = None
     is_thought: bool = False
     """What stands before a confined answer; named after it."""
 
@@ -104,7 +108,8 @@ class GenOptions(SamplingKeywords, JsonLayout, total=False):
     `heal` (on by default): token healing, that is, the model regenerates the last token of literal
     text before the generation. `keep`: which of the `n` results the branch continues from, "first",
     "best", "fastest" or "majority". `on_incomplete`: how to handle a typed value that was cut off
-    by the token limit. `whitespace` and `order`: the layout of JSON; see `JsonLayout`.
+    by the token limit. `tries`: how often to ask until the value validates and passes `check`; see
+    `checks`. `whitespace` and `order`: the layout of JSON; see `JsonLayout`.
     """
 
     regex: str | None
@@ -122,6 +127,8 @@ class GenOptions(SamplingKeywords, JsonLayout, total=False):
     priority: int
     reasoning: Wanted
     on_incomplete: OnIncomplete
+    tries: int
+    check: Check | None
 
 
 class SelectOptions(SamplingKeywords, total=False):
@@ -262,6 +269,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     on_incomplete = rest.pop("on_incomplete", "raise")
     if on_incomplete not in get_args(OnIncomplete):
         raise _outside("on_incomplete", on_incomplete, "'raise' or 'keep'")
+    tries, check = trying(rest)
     if max_tokens is not None:
         rest["max_tokens"] = max_tokens
     sampling = sampling_of(rest, _GEN_NAMES)
@@ -276,6 +284,8 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
         keep=keep,
         judge=judge,
         on_incomplete=on_incomplete,
+        tries=tries,
+        check=check,
     )
     return op if marks is None else replace(op, reasoning=marks)
 

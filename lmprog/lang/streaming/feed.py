@@ -62,6 +62,21 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedAgain:
+    """What a generation has given does not validate, for the reason `error`, and it is asked again:
+    the texts that come now are another attempt.
+    """
+
+    var: str | None
+    error: str
+    path: tuple[int, ...] = ()
+
+    @property
+    def branch(self) -> str:
+        return branch_name(self.path)
+
+
+@dataclass(frozen=True, slots=True)
 class Done(Generic[R]):
     """The program has returned `value`. Always the last event."""
 
@@ -69,7 +84,7 @@ class Done(Generic[R]):
     usage: wire.Usage
 
 
-Event: TypeAlias = Text | Thought | Partial | Value
+Event: TypeAlias = Text | Thought | Partial | Value | AskedAgain
 
 
 class Feed:
