@@ -279,7 +279,6 @@ def test_on_an_api_the_error_is_a_turn_too() -> None:
         assert [len(request["messages"]) for request in api.requests] == [1, 3]
 
 
-
 @pytest.mark.parametrize(
     ("options", "name"),
     [({"tries": 0}, "tries"), ({"tries": 99}, "tries"), ({"check": 7}, "check")],
