@@ -48,7 +48,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_architecture.py
+	$(BIN)/python -m pytest tests/test_architecture.py tests/test_architecture_page.py tests/test_import_cycles.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/programs.py

@@ -58,7 +58,7 @@ def run(given: argparse.Namespace) -> int:
 
     with ThreadPoolExecutor(given.clients) as pool:
         all_seen = list(pool.map(client, range(given.clients)))
-    _tell(_joined(all_seen), given, model, time.perf_counter() - began)
+    _print_summary(_joined(all_seen), given, model, time.perf_counter() - began)
     return int(any(seen.failures for seen in all_seen))
 
 
@@ -105,7 +105,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, rank - 1)]
 
 
-def _tell(seen: StreamTimes, given: argparse.Namespace, model: str, seconds: float) -> None:
+def _print_summary(
+    seen: StreamTimes, given: argparse.Namespace, model: str, seconds: float
+) -> None:
     if seen.failures:
         print(f"{len(seen.failures)} failed; the first: {seen.failures[0]}", file=sys.stderr)
     if not seen.whole:

@@ -38,8 +38,8 @@ class Refused(LmprogError):
 
     def __init__(self, answer: HttpAnswer) -> None:
         error = answer.body.get("error") if isinstance(answer.body, dict) else None
-        said = error.get("message") if isinstance(error, dict) else None
-        super().__init__(f"The server answered {answer.status}: {said or 'without saying why'}")
+        reason = error.get("message") if isinstance(error, dict) else None
+        super().__init__(f"The server answered {answer.status}: {reason or 'without saying why'}")
         self.answer = answer
 
 

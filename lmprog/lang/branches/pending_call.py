@@ -57,7 +57,7 @@ class PendingCall:
         self._was_read = False
         self._num_waiting = 0
         streams = isinstance(wanted, wire.Generate) and wanted.stream
-        self.call = ClientCall(wanted.call, self._listening.hear if streams else None)
+        self.call = ClientCall(wanted.call, self._listening.take if streams else None)
         self.call.on_last = self._ended
         if origin.budget.limits_tokens:
             origin.budget.started(self.cancel)

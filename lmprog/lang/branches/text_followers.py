@@ -99,16 +99,16 @@ def texts_async(cursor: Cursor, var_name: str | None, with_meta: bool) -> AsyncI
     """
     reader = _Reader(cursor, var_name)
     more: Callable[[], Iterator[Any]] = reader.more
-    told: PendingCall | None = None
+    reported: PendingCall | None = None
     if with_meta:
 
         def more() -> Iterator[tuple[str, dict[str, Any]]]:
-            nonlocal told
+            nonlocal reported
             for piece in reader.more():
                 yield piece, {}
             gen = reader.call
-            if isinstance(gen, Gen) and gen is not told and gen.done():
-                told = gen
+            if isinstance(gen, Gen) and gen is not reported and gen.done():
+                reported = gen
                 yield "", meta_info(gen)
 
     return _feed_of(cursor).follow_async(more)

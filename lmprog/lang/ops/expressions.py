@@ -181,13 +181,13 @@ def _choices(texts: Sequence[str]) -> tuple[str, ...]:
 def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
     """The one constraint among the keywords, which are removed from `options`."""
     given = {name: options.pop(name, None) for name in _CONSTRAINTS}
-    said = {name: value for name, value in given.items() if value is not None}
-    if len(said) > 1:
-        names = " and ".join(said)
+    present = {name: value for name, value in given.items() if value is not None}
+    if len(present) > 1:
+        names = " and ".join(present)
         raise InvalidParameter(
             f"{names} cannot be combined; give one constraint", name=names, allowed="one constraint"
         )
-    for name, value in said.items():
+    for name, value in present.items():
         if name == "regex":
             return wire.Regex(value)
         if name == "choices":

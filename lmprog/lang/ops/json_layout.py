@@ -37,8 +37,8 @@ def with_layout(
     whitespace = _taken("whitespace", options, get_args(wire.Whitespace))
     order = _taken("order", options, get_args(Order))
     given = {"whitespace": whitespace, "whitespace_pattern": pattern, "order": order}
-    said = [name for name, value in given.items() if value is not None]
-    if not said:
+    present = [name for name, value in given.items() if value is not None]
+    if not present:
         return constraint
     if whitespace is not None and pattern is not None:
         raise InvalidParameter(
@@ -53,7 +53,7 @@ def with_layout(
             allowed="a regular expression",
         )
     if not isinstance(constraint, wire.JsonSchema):
-        name = said[0]
+        name = present[0]
         raise InvalidParameter(
             f"{name} is an option of JSON only; give a schema, or a type that is written as JSON",
             name=name,

@@ -48,16 +48,16 @@ def bounded_integer(schema: JsonObject) -> JsonObject:
     return out
 
 
-def decimal_schema(said: Mapping[str, Any]) -> JsonObject:
+def decimal_schema(keywords: Mapping[str, Any]) -> JsonObject:
     """A number with the bounds, the digits and the decimal places that `said` has."""
-    digits, places = said.get("max_digits"), said.get("decimal_places")
+    digits, places = keywords.get("max_digits"), keywords.get("decimal_places")
     bounds: JsonObject = {
-        keyword: _plain(said[name])
+        keyword: _plain(keywords[name])
         for name, keyword in _BOUNDS.items()
-        if said.get(name) is not None
+        if keywords.get(name) is not None
     }
-    if said.get("multiple_of") is not None:
-        bounds["allOf"] = [{"multipleOf": _plain(said["multiple_of"])}]
+    if keywords.get("multiple_of") is not None:
+        bounds["allOf"] = [{"multipleOf": _plain(keywords["multiple_of"])}]
     schema = {"type": "number", **bounds}
     if digits is None and places is None:
         return schema
@@ -102,11 +102,11 @@ def set_schema(items: JsonObject | bool, fewest: int) -> JsonObject:
     return {**schema, "uniqueItems": True} if fewest > 1 or is_few else schema
 
 
-def duration_schema(said: Mapping[str, Any]) -> JsonObject:
+def duration_schema(keywords: Mapping[str, Any]) -> JsonObject:
     """An ISO 8601 duration; a number of seconds where there are bounds."""
     bounds: JsonObject = {}
     for name, keyword in _BOUNDS.items():
-        bound = said.get(name)
+        bound = keywords.get(name)
         if isinstance(bound, datetime.timedelta):
             bounds[keyword] = _plain(bound / datetime.timedelta(seconds=1))
     if not bounds:

@@ -116,7 +116,7 @@ class Splitter:
         self._begun = marks.opened  # inside the reasoning
         self._looks_for_begin = bool(marks.begin)
         self._space = ""  # white space of the reasoning, held back until more text follows
-        self._told_reasoning = self._told_answer = False
+        self._has_reasoning = self._has_answer = False
         self.answering = False
         """Whether the reasoning is over, or there is none."""
 
@@ -166,16 +166,16 @@ class Splitter:
         return SplitText(self._reasoning(text[: len(text) - keep]))
 
     def _reasoning(self, text: str) -> str:
-        if not self._told_reasoning:
+        if not self._has_reasoning:
             text = text.lstrip()
         text = self._space + text
-        told = text.rstrip()
-        self._space = text[len(told) :] if told else text
-        self._told_reasoning = self._told_reasoning or bool(told)
-        return told
+        visible = text.rstrip()
+        self._space = text[len(visible) :] if visible else text
+        self._has_reasoning = self._has_reasoning or bool(visible)
+        return visible
 
     def _answer(self, text: str) -> str:
-        if not self._told_answer:
+        if not self._has_answer:
             text = text.lstrip()
-        self._told_answer = self._told_answer or bool(text)
+        self._has_answer = self._has_answer or bool(text)
         return text

@@ -66,21 +66,24 @@ class _Lengths:
         return min((length for length in found if length is not None), default=None)
 
     def _by(self, keyword: str, schema: dict[str, Any]) -> int | None:
-        said = schema[keyword]
+        content = schema[keyword]
         match keyword:
             case "anyOf" | "oneOf":
-                return _most([self.of(part) for part in said])
+                return _most([self.of(part) for part in content])
             case "allOf":
-                found = [length for part in said if (length := self.of(part)) is not None]
+                found = [length for part in content if (length := self.of(part)) is not None]
                 return min(found, default=None)
             case "const":
-                return _written(said)
+                return _written(content)
             case "enum":
-                return _most([_written(value) for value in said])
+                return _most([_written(value) for value in content])
             case "$ref":
-                return self._defined(said)
+                return self._defined(content)
         return _most(
-            [self._typed(name, schema) for name in ([said] if isinstance(said, str) else said)]
+            [
+                self._typed(name, schema)
+                for name in ([content] if isinstance(content, str) else content)
+            ]
         )
 
     def _defined(self, reference: str) -> int | None:

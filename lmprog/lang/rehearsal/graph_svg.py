@@ -171,8 +171,10 @@ def _written(graph: OpGraph, node: GraphNode) -> Words:
     kind = "select" if isinstance(step, wire.Select) else "gen"
     planned = graph.calls[step.call]
     where = "" if planned.site is None else f"line {planned.site.line}"
-    said = graph.describe(step).removeprefix(f"{planned.label} = ").removesuffix(f"  [{where}]")
-    return Words(kind, _cut(planned.label, _CHARS - len(where) - 2), where, _wrapped(said))
+    description = (
+        graph.describe(step).removeprefix(f"{planned.label} = ").removesuffix(f"  [{where}]")
+    )
+    return Words(kind, _cut(planned.label, _CHARS - len(where) - 2), where, _wrapped(description))
 
 
 def _wrapped(text: str) -> tuple[str, ...]:

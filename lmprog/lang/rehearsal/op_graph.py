@@ -32,15 +32,15 @@ class Planned:
         op = self.op
         if isinstance(op, wire.Select):
             options = " | ".join(op.choices[:5]) + (" | ..." if len(op.choices) > 5 else "")
-            said = [options, op.method]
+            details = [options, op.method]
         else:
             most = op.sampling.max_tokens
-            said = [f"at most {most} tokens" if most is not None else "up to the context's end"]
-            said += [f"n={op.sampling.n}"] if op.sampling.n > 1 else []
-            said += [type(op.constraint).__name__] if op.constraint is not None else []
+            details = [f"at most {most} tokens" if most is not None else "up to the context's end"]
+            details += [f"n={op.sampling.n}"] if op.sampling.n > 1 else []
+            details += [type(op.constraint).__name__] if op.constraint is not None else []
         kind = "select" if isinstance(op, wire.Select) else "gen"
         where = f"  [line {self.site.line}]" if self.site is not None else ""
-        return f"{self.label} = {kind}({', '.join(said)}){where}"
+        return f"{self.label} = {kind}({', '.join(details)}){where}"
 
 
 @dataclass(frozen=True, slots=True)

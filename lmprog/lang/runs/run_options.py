@@ -40,5 +40,5 @@ def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettin
     if "cache_salt" in rest:
         settings = replace(settings, salt=rest.pop("cache_salt"))
     given = rest.pop("sampling", None) or Sampling()
-    said = sampling_of(rest, RunOptions.__annotations__)
-    return replace(settings, sampling=said.over(given).over(settings.sampling))
+    own = sampling_of(rest, RunOptions.__annotations__)
+    return replace(settings, sampling=own.over(given).over(settings.sampling))

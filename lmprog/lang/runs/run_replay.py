@@ -214,8 +214,8 @@ class Recording:
         differences = [
             Difference(self.labels[call], before, now)
             for call, outcome in outcomes.items()
-            if (before := _told(self.results[call], keeps.get(call)))
-            != (now := _told(outcome, keeps.get(call)))
+            if (before := _described(self.results[call], keeps.get(call)))
+            != (now := _described(outcome, keeps.get(call)))
         ]
         differences += [
             Difference(
@@ -313,7 +313,7 @@ def _outputs(result: Result) -> tuple[wire.Output, ...]:
     return result.outputs if isinstance(result, wire.CallDone) else ()
 
 
-def _told(outcome: object, keep: wire.Keep | None = None) -> str:
+def _described(outcome: object, keep: wire.Keep | None = None) -> str:
     """All that is compared of an outcome, as text. Where one of several was kept, how far others
     came is not.
     """

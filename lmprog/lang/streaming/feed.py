@@ -98,7 +98,7 @@ class Feed:
         self._condition = threading.Condition()
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._version = 0
-        self._told: set[int] = set()  # calls whose value is among the events
+        self._reported: set[int] = set()  # calls whose value is among the events
 
     def add(self, event: Event) -> None:
         """The next event."""
@@ -109,9 +109,9 @@ class Feed:
     def value(self, event: Value, call: int) -> None:
         """The value of a call: the first time it is told."""
         with self._condition:
-            if call in self._told:
+            if call in self._reported:
                 return
-            self._told.add(call)
+            self._reported.add(call)
         self.add(event)
 
     def unseen(self) -> Callable[[], Iterator[Event]]:

@@ -48,7 +48,7 @@ class Listening:
         )
         self._splitter = None if marks is None else Splitter(marks)
 
-    def hear(self, delta: wire.Delta) -> None:
+    def take(self, delta: wire.Delta) -> None:
         """More text."""
         if delta.index != 0:
             return
