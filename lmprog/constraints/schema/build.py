@@ -7,14 +7,12 @@ Knows how the parts fit together; the other modules know JSON's types.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 
 from lmprog import wire
-from lmprog.constraints.automaton import LazyAutomaton
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
@@ -24,6 +22,7 @@ from lmprog.constraints.net_arrays import EVERY_BYTE
 from lmprog.constraints.schema.arrays import ArrayBuilder, unique_content
 from lmprog.constraints.schema.expand import Expander
 from lmprog.constraints.schema.flat import Bound, Flat, NumberFacet, StringFacet, type_of
+from lmprog.constraints.schema.instances import InstanceChecker
 from lmprog.constraints.schema.keywords import ANNOTATIONS
 from lmprog.constraints.schema.layout import Layout, white_space
 from lmprog.constraints.schema.literals import literal
@@ -78,6 +77,7 @@ class SchemaBuilder:
         self._expander = Expander(document, self._are_disjoint, net.check)
         pattern = spec.whitespace_pattern
         everywhere = None if pattern is None else white_space(pattern, net, limits)
+        self._checker = InstanceChecker(self._expander.expand, limits, formats)
         self._layout = Layout(net, spec.whitespace, everywhere)
         self._in_string = Lowering(net, json_string=True)
         self._plain = Lowering(net, json_string=False)
@@ -150,28 +150,7 @@ class SchemaBuilder:
         text = literal(value, self._layout, self._net, depth)
         if flat.unconstrained_but_types and not flat.not_values:
             return text
-        if isinstance(value, list | dict):
-            raise UnsupportedSchema(
-                f"an array or object in enum or const beside other keywords at {flat.path}",
-                keyword="enum",
-                path=f"{flat.path}/enum",
-            )
-        return text if self._takes(replace(flat, values=None), value) else FAIL
-
-    def _takes(self, flat: Flat, value: Json) -> bool:
-        """Whether a schema accepts a value, tested with its own automaton; numbers without
-        exponents.
-        """
-        net = NetBuilder(self._limits, self._net.check)
-        other = SchemaBuilder(self._document, self._spec, net, self._limits, self._formats)
-        text = format(value, "f").encode() if isinstance(value, Decimal) else _plain_text(value)
-        if isinstance(value, Decimal) and value == value.to_integral_value():
-            text = str(int(value)).encode()
-        try:
-            automaton = LazyAutomaton(finish(net, other._flat(flat, 0), EVERY_BYTE), self._limits)
-        except UnsatisfiableConstraint:
-            return False
-        return automaton.is_final(automaton.run(automaton.start, text))
+        return text if self._checker.takes(replace(flat, values=None), value) else FAIL
 
     def _number(self, flat: Flat) -> Node:
         try:
@@ -326,10 +305,6 @@ def _are_scalars(values: list[Json]) -> bool:
 
 def _exactly(value: str) -> TextSet:
     return TextSet((expression_of(value),))
-
-
-def _plain_text(value: Json) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
 def _without_values(flat: Flat) -> list[Flat]:
