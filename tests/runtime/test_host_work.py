@@ -12,7 +12,7 @@ from lmprog.runtime.loop import Loop
 
 STEPS = 16
 """As many as a page has slots: each sequence needs one new page in them."""
-MOST_PER_ROW = 24
+MOST_PER_ROW = 20
 """Calls of Python functions for one more token of one more sequence, from plan to reply."""
 
 
