@@ -45,10 +45,21 @@ class RuntimeEndpoint(ApiBackend):
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         found = ask_what(self.base_url, api_key)
         self.kind = found.kind
+        self._api_key = api_key
+        self._model = found.model
         retry_policy = retry_policy_of(options)
         super().__init__(
             _api(found, HttpTransport(self.base_url, api_key), retry_policy), retry_policy, options
         )
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """What the server says of its model, in SGLang's words; asks it. Blocks."""
+        for path in ("/model_info", "/get_model_info"):
+            said = look(self.base_url, path, self._api_key)
+            if said is not None:
+                return dict(said)
+        return {"model_path": self._model, "is_generation": True}
 
     def speculate(self, branch: int, num_tokens: int) -> None:
         """Sets the speculation of `branch`. Not used where the server caches whole branches."""

@@ -87,6 +87,19 @@ def test_sglangs_server_is_asked_texts_by_its_own_route() -> None:
         assert lmprog.get_server_info(backend)["context_len"] == 4096
 
 
+def test_an_api_counts_the_tokens_of_its_answers_until_it_is_reset() -> None:
+    with SglangServer() as api, lmprog.RuntimeEndpoint(api.url) as backend:
+        capital.using(backend=backend).run("Italy").value
+        used = backend.token_usage
+        assert (used.prompt_tokens, used.completion_tokens) == (5, 1)
+        used.reset()
+        assert (used.prompt_tokens, used.requests) == (0, 0)
+        assert backend.model_info == {
+            "model_path": backend.client.welcome.model,
+            "is_generation": True,
+        }
+
+
 def test_sglangs_server_streams_whole_texts_which_are_told_as_pieces() -> None:
     with SglangServer() as api, lmprog.RuntimeEndpoint(api.url + "/v1") as backend:
         assert backend.kind == "sglang"

@@ -10,7 +10,7 @@ import pytest
 
 import lmprog as sgl
 from lmprog import wire
-from lmprog.errors import NotSupported
+from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.testing import Scripted
 from tests.lang.rows import BESIDES, SAMPLING, one, op_of
 
@@ -155,15 +155,34 @@ def test_a_constraint_of_gen_travels_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "answer", "value"), [(int, "3", 3), (float, "1e-3", 0.001), (bool, "true", True)]
+    ("dtype", "answer", "value"),
+    [
+        (int, "3", 3),
+        ("int", "3", 3),
+        ("integer", "3", 3),
+        (float, "1e-3", 0.001),
+        ("float", "1e-3", 0.001),
+        (bool, "true", True),
+        ("bool", "true", True),
+        (str, '"yes"', '"yes"'),
+        ("str", '"yes"', '"yes"'),
+        ("string", '"yes"', '"yes"'),
+    ],
 )
-def test_gen_dtype_confines_and_converts(dtype: type, answer: str, value: object) -> None:
+def test_gen_dtype_confines_and_converts(dtype: type | str, answer: str, value: object) -> None:
     def program(s):
         s += "x" + sgl.gen("a", dtype=dtype)
 
     state, scripted = one(program, answer)
     assert state["a"] == value
     assert op_of(scripted).constraint is not None
+
+
+def test_gen_dtype_of_another_name_is_refused_and_a_regex_comes_before_a_quoted_string() -> None:
+    with pytest.raises(InvalidParameter, match="dtype='complex' is not allowed"):
+        sgl.gen("a", dtype="complex")
+    assert sgl.gen("a", dtype=str, regex="x+").constraint == wire.Regex("x+")
+    assert sgl.gen("a", dtype=str).constraint == sgl.gen_string("a").constraint
 
 
 def test_gen_choices_scores_them_and_reads_like_a_string() -> None:

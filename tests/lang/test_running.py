@@ -31,6 +31,31 @@ def test_a_nested_call_goes_on_with_the_branch_it_is_given() -> None:
     assert scripted.prompts == ["a b ", "a b 1 c "]
 
 
+def test_a_run_that_is_over_takes_values_and_is_its_text() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s += "One and " + lmprog.gen("x")
+
+    with Scripted(["two"]) as backend:
+        run = program.using(backend=backend).run()
+        run["x"] = 3
+        run.set_var("y", "new")
+        assert (run["x"], run.get_var("x"), run["y"], "y" in run) == (3, 3, "new", True)
+        assert str(run) == run.text() == "One and two"
+        assert repr(run) == "<run, value None>"
+
+
+def test_the_text_of_a_run_that_failed_says_that_it_failed() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        raise ValueError("no")
+
+    with Scripted([]) as backend:
+        [run] = program.using(backend=backend).run_batch([{}])
+        assert str(run) == repr(run)
+        assert "ValueError('no')" in str(run)
+
+
 def test_a_nested_call_has_the_sampling_of_its_program_over_that_of_the_branch() -> None:
     @lmprog.function
     def inner(s: lmprog.Branch) -> None:

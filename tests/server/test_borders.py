@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lmprog.server.http.limits import COUNTED, LIMITS, Limit, markdown
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.completions import CompletionBody
 from tests.server.fake_runtime import Fake, asking
+from tests.server.live import Live
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 COMPLETION: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2}
@@ -203,3 +205,10 @@ def test_the_documentation_has_the_table_of_limits() -> None:
     found = re.search(r"<!-- limits -->\n(.*?)<!-- /limits -->", page, re.DOTALL)
     assert found is not None
     assert found[1] == markdown()
+
+
+def test_a_thousand_texts_of_two_hundred_characters_may_be_a_choice(live: Live) -> None:
+    dice = random.Random(7)
+    texts = ["".join(dice.choices("abcdefgh ij", k=200)) for _ in range(1000)]
+    asked = {"prompt": "One: ", "max_tokens": 300, "guided_choice": texts}
+    assert live.ok("/v1/completions", **asked)["choices"][0]["text"] in texts

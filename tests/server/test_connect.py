@@ -116,6 +116,12 @@ def test_a_majority_is_found_by_the_runtime(remote: RuntimeEndpoint) -> None:
     assert values.count(values[0]) == max(values.count(value) for value in values)
 
 
+def test_the_server_says_what_its_model_is(remote: RuntimeEndpoint) -> None:
+    said = remote.model_info
+    assert (said["model_path"], said["is_generation"]) == ("nano", True)
+    assert said["context_length"] == remote.client.welcome.context_len
+
+
 def test_a_stream_an_error_and_a_flush(remote: RuntimeEndpoint) -> None:
     @lmprog.function
     def program(s: lmprog.Branch, pattern: str | None) -> str:

@@ -143,17 +143,17 @@ def test_json_object_with_a_schema_enforces_the_schema(runtime: Fake) -> None:
 
 
 def test_choices_at_the_documented_limit_are_taken_and_beyond_it_refused(runtime: Fake) -> None:
-    """1,024 texts of 64 characters compile within the runtime's processor time for a constraint."""
-    texts = [f"{number:04}" + "abcd" * 15 for number in range(1024)]
+    """1,024 texts of 384 characters compile within the runtime's time for a constraint."""
+    texts = [f"{number:04}" + "abcd" * 95 for number in range(1024)]
     path = "/v1/chat/completions"
-    body: Json = {**CHAT, "max_tokens": 80, "structured_outputs": {"choice": texts}}
+    body: Json = {**CHAT, "max_tokens": 400, "structured_outputs": {"choice": texts}}
     status, answer, _ = posted(runtime, path, body)
     assert status == 200, answer
-    body["structured_outputs"] = {"choice": [*texts[1:], "x" * 65]}
+    body["structured_outputs"] = {"choice": [*texts[1:], "x" * 385]}
     status, answer, _ = posted(runtime, path, body)
     assert status == 400
     assert answer["error"]["param"] == "structured_outputs.choice"
-    assert "65,537 characters in all" in answer["error"]["message"]
+    assert "393,217 characters in all" in answer["error"]["message"]
 
 
 def test_llama_cpps_grammar_is_a_constraint(runtime: Fake) -> None:

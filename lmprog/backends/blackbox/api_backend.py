@@ -58,6 +58,11 @@ class ApiBackend:
     def client(self) -> Client:
         return self._client
 
+    @property
+    def token_usage(self) -> RetryCounters:
+        """SGLang's name of `counters`: `prompt_tokens`, `completion_tokens`, `reset()`."""
+        return self.counters
+
     def speculate(self, branch: int, num_tokens: int) -> None:
         """For programs with `num_api_spec_tokens`; called before `branch` is opened."""
         self._channel.speculate(branch, num_tokens)

@@ -40,6 +40,11 @@ class RetryCounters:
     answered_from_speculation: int = 0
     speculation_dropped: int = 0
 
+    def reset(self) -> None:
+        """Counts from 0 again."""
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
 
 @dataclass(slots=True)
 class SharedPause:

@@ -17,6 +17,7 @@ from lmprog.errors import InvalidParameter
 from lmprog.lang.ops import typed
 from lmprog.lang.ops.checks import Check, trying
 from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
+from lmprog.lang.ops.dtypes import dtype_of
 from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
@@ -247,8 +248,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     name = rest.pop("name", None)
     if isinstance(what, str):
         name, what = what, None
-    dtype = rest.pop("dtype", None)
-    tp: object = what if what is not None else dtype if dtype is not None else str
+    tp: object = what if what is not None else dtype_of(rest, _CONSTRAINTS)
     if rest.pop("choices_method", None) is not None:
         raise InvalidParameter(
             "a generation has no choices_method; use select, or lmprog.gen with choices, "

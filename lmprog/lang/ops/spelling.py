@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lmprog.errors import NotSupported
+from lmprog.lang.ops.dtypes import QUOTED
 from lmprog.lang.ops.expressions import (
     Concat,
     Expr,
@@ -90,8 +91,7 @@ def gen_string(
     name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenOptions]
 ) -> GenOp[str]:
     """A generation of one string in double quotes, with any characters that JSON allows."""
-    quoted = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
-    return gen_op(str, max_tokens, {**options, "name": name, "regex": quoted})
+    return gen_op(str, max_tokens, {**options, "name": name, "regex": QUOTED})
 
 
 def select(

@@ -69,11 +69,18 @@ class Run(Generic[R]):
         self._if_started_well()
         return self.branch[name]
 
+    def __setitem__(self, name: str, value: object) -> None:
+        """Gives a name of the run another value; texts stay as they are."""
+        self.branch.set_var(name, value)
+
     def __contains__(self, name: str) -> bool:
         return name in self.branch
 
     def get_var(self, name: str) -> Any:
         return self[name]
+
+    def set_var(self, name: str, value: object) -> None:
+        self[name] = value
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
         self._if_started_well()
@@ -140,6 +147,11 @@ class Run(Generic[R]):
         """A run that is over and failed shows that, rather than that a name is missing."""
         if self.outcome.done():
             self.outcome.result()
+
+    def __str__(self) -> str:
+        """The whole text, of a run that has ended well."""
+        is_whole = self.outcome.done() and self.outcome.exception() is None
+        return self.text() if is_whole else repr(self)
 
     def __repr__(self) -> str:
         if not self.outcome.done():

@@ -100,7 +100,7 @@ LIMITS: Mapping[str, Limit] = {
     "schema": Limit(2, 262_144, "characters", "as JSON text; also the parameters of a tool"),
     "choice": Limit(1, 1024, "items"),
     "choice[]": Limit(1, 4096, "characters"),
-    "choices": Limit(1, 65_536, "characters", "all texts of one `choice` constraint together"),
+    "choices": Limit(1, 393_216, "characters", "all texts of one `choice` constraint together"),
     "model": Limit(0, 256, "characters"),
     "cache_salt": Limit(1, 128, "characters"),
     "ops": Limit(1, 4096, "items", "of a program"),
