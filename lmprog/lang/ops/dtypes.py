@@ -23,7 +23,7 @@ _NAMES = {
 def dtype_of(options: dict[str, Any], constraints: Iterable[str]) -> object:
     """The type that the option `dtype` asks for, which it takes away; `str` without one.
 
-    `dtype=str` is a string in double quotes, as in SGLang, unless one of the `constraints` is given.
+    As in SGLang `dtype=str` is a string in double quotes, unless one of `constraints` is given.
     """
     given = options.pop("dtype", None)
     if isinstance(given, str) and given not in _NAMES:
