@@ -76,8 +76,7 @@ class Cursor:
         self._opened = parent is not None
         self._pieces: list[wire.Piece | ResultPiece] = []
         self._final_text: ClientCall | None = None
-        self._held: asked_gen.AskedGen[Any] | None = None
-        """A result that may be asked for again: until that is known nothing can be appended."""
+        self._held: asked_gen.AskedGen[Any] | None = None  # to be read before anything is appended
         self._asides: list[Cursor] = []
         """Branches on which reasoning happens; they end with this branch at the latest."""
         scope.enter(self)
