@@ -16,8 +16,10 @@ from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionS
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model.selfcheck import check
+from lmprog.runtime.engine.torch_engine import TorchEngine
 from tests.model.checkpoints import FOREIGN, Recipe
 from tests.model.conftest import Judge
+from tests.model.driver import Driver
 
 GPT_OSS = {
     "num_local_experts": 2,
@@ -26,11 +28,27 @@ GPT_OSS = {
 }
 
 
+GPT_NEO = {"attention_types": [[["global"], 3]]}
+GPT_J = {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 64}
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0} | {
+    "short_factor": [1.5] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 512,
+}
+MPT = {"d_model": 64, "n_layers": 2, "n_heads": 4}
+
+
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
         (Recipe("Mamba"), "keeps a state"),
-        (Recipe("Bloom"), "attention of their own"),
+        (Recipe("Bloom"), "ALiBi"),
+        (Recipe("Falcon", {"alibi": True}), "ALiBi"),
+        (Recipe("Falcon"), "chooses among attentions of its own"),
+        (Recipe("GPTNeo", GPT_NEO), "chooses among attentions of its own"),
+        (Recipe("GPTJ", GPT_J), "chooses among attentions of its own"),
+        (Recipe("Mpt", MPT), "ALiBi"),
+        (Recipe("CodeGen", GPT_J), "attention of their own"),
         (Recipe("GptOss", GPT_OSS), "wants s_aux"),
     ],
 )
@@ -109,3 +127,17 @@ def test_a_rope_that_changes_with_length_limits_the_context(tmp_path: Path) -> N
         tmp_path
     )
     assert load_engine(RuntimeConfig(model=str(tmp_path))).context_len == 128
+
+
+def test_a_family_of_ours_with_a_feature_that_we_lack_is_computed_by_transformers(
+    tmp_path: Path,
+) -> None:
+    """Rotations that change with the length of a sequence have no decoder of ours."""
+    recipe = Recipe("Llama", {"rope_parameters": LONG_ROPE})
+    model = recipe.make(tmp_path)
+    engine = load_engine(RuntimeConfig(model=str(tmp_path), kv_memory_mb=8))
+    assert isinstance(engine, TorchEngine)
+    prompt = [5, 20, 3, 77, 13]
+    with torch.no_grad():
+        wanted = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    assert (Driver(engine, 16).score(prompt) - wanted).abs().max() < 1e-4

@@ -119,7 +119,11 @@ def test_what_the_decoder_cannot_compute_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "name", ["_name_or_path", "bos_token_id", "transformers_version", "torch_dtype"]
+    "name",
+    [
+        *("_name_or_path", "bos_token_id", "transformers_version", "torch_dtype"),
+        *("transformers.js_config", "is_llama_config", "a_field_of_tomorrow"),
+    ],
 )
 def test_fields_that_change_no_mathematics_are_passed_over(name: str) -> None:
     assert read_shape(LLAMA | {name: "anything"}) == read_shape(LLAMA)

@@ -18,6 +18,7 @@ from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.gguf_weights import quantized_type
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
+from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
 from lmprog.runtime.engine.native.interface import best_path
@@ -91,18 +92,18 @@ def _why_not_native(config: RuntimeConfig, folder: Path | None) -> str | None:
 def _unknown(described: Mapping[str, Any]) -> str | None:
     """Why the native engine cannot decode such a model, while another may; None: it can.
 
-    A family that the torch decoder has as well is refused when it is loaded, with the reason: both
+    What is wrong with a family that the torch decoder has as well is said when it is loaded: both
     know the same of it.
     """
     name = described["model_type"]
     if not is_native(name):
         return f"it does not know the architecture {name!r}"
-    if name in FAMILIES:
-        return None
     try:
         read_native_shape(described)
-    except ModelError as error:
+    except FeatureNotComputed as error:
         return str(error)
+    except ModelError as error:
+        return None if name in FAMILIES else str(error)
     return None
 
 

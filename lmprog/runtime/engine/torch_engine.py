@@ -6,9 +6,11 @@ Knows batches; it knows no request, no tree and no text.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,9 +25,12 @@ from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.decoder import Decoder
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape
+from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
 from lmprog.runtime.engine.model.weights import load_weights, random_weights
 from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
+
+log = logging.getLogger("lmprog")
 
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -145,12 +150,12 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
         dtype = _DTYPES[computable(config.dtype or "float32")]
         return _native(shape, None, context_length(config, shape.context_len), dtype)
     described = read_config(folder)
-    if described["model_type"] in FAMILIES:
-        shape = read_shape(described)
+    own = _own_shape(described, folder)
+    if own is not None:
         return _native(
-            shape,
+            own,
             folder,
-            context_length(config, shape.context_len),
+            context_length(config, own.context_len),
             _DTYPES[data_type(config, described, folder, frozenset())],
         )
     # imports transformers: seconds that few models need
@@ -167,6 +172,19 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     return Loaded(
         model, folder, context_length(config, model.context_len), dtype, model.num_weights
     )
+
+
+def _own_shape(described: Mapping[str, Any], location: Path) -> ModelShape | None:
+    """The shape for our decoder; None for what transformers must compute."""
+    if described["model_type"] not in FAMILIES:
+        return None
+    try:
+        return read_shape(described)
+    except FeatureNotComputed as error:
+        if location.is_file():  # transformers reads folders
+            raise
+        log.info("%s is computed by transformers: %s", location, error)
+        return None
 
 
 def _native(shape: ModelShape, folder: Path | None, context_len: int, dtype: torch.dtype) -> Loaded:

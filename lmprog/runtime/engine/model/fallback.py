@@ -38,6 +38,10 @@ the same for all.
 """
 
 
+_BIASED = frozenset({"bloom", "mpt"})
+"""Architectures whose scores have a bias by distance, always."""
+
+
 class _Attend(Protocol):
     """What an attention layer of the model is given: one sequence that holds all tokens of the
     step.
@@ -58,9 +62,9 @@ class Fallback:
         self.model = _loaded(folder, config, dtype, self.name)
         text = config.get_text_config()
         self.vocab_size = int(text.vocab_size)
-        self.context_len = _context_len(folder, text)
         self._picks_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._layers = self._probed(folder, text)
+        self.context_len = _context_len(folder, text)
         self.num_weights = sum(weight.numel() for weight in self.model.parameters())
 
     def _probed(self, folder: Path, text: Any) -> tuple[ProbedLayer, ...]:
@@ -164,7 +168,7 @@ def foreign_config(folder: Path) -> Any:
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (ValueError, OSError, KeyError) as error:
+    except Exception as error:  # whatever its code raises, this config is not read
         raise ModelError(f"transformers does not know the model in {folder}: {error}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(
@@ -174,6 +178,11 @@ def foreign_config(folder: Path) -> Any:
         config, "quantization_config", None
     ):
         raise ModelError(f"{folder} is quantized; lmprog reads float32, bfloat16 and float16")
+    if config.model_type in _BIASED or getattr(config, "alibi", False):
+        raise ModelError(
+            f"{folder} ({config.model_type}) adds a bias to its scores that grows with the "
+            "distance (ALiBi), which attention over pages does not have"
+        )
     return config
 
 
@@ -196,8 +205,17 @@ def _loaded(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> An
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        raise ModelError(f"transformers cannot load {folder}: {error}") from error
+    except KeyError as error:
+        if error.args != (attention,):
+            raise ModelError(f"transformers cannot load {folder}: no {error}") from error
+        raise ModelError(
+            f"{folder} ({config.model_type}) chooses among attentions of its own, not through the "
+            "attention interface of transformers: it cannot run on pages"
+        ) from error
+    except Exception as error:  # whatever its code raises, this model is not loaded
+        raise ModelError(
+            f"transformers cannot load {folder}: {type(error).__name__}: {error}"
+        ) from error
     model, report = loaded
     wrong = [
         f"{kind.replace('_keys', '')} weights: {sorted(map(str, report[kind]))[:8]}"

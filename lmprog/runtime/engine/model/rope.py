@@ -47,6 +47,10 @@ _FIELDS = {
 }
 
 
+class FeatureNotComputed(ModelError):
+    """The decoders of ours lack something that the model has; another may have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Frequencies of the rotation. Fields past `theta` matter only to the kinds that name them."""
@@ -79,12 +83,12 @@ def read_rope(config: Mapping[str, Any], context_len: int) -> Rope:
     partial = scaling.pop("partial_rotary_factor", None)
     partial = config.get("partial_rotary_factor") if partial is None else partial
     if partial not in (None, 1.0):
-        raise ModelError(
+        raise FeatureNotComputed(
             f"partial_rotary_factor = {partial} is not supported: the native decoder rotates "
             "whole heads"
         )
     if kind not in _FIELDS:
-        raise ModelError(
+        raise FeatureNotComputed(
             f"rope type {kind!r} is not supported by the native decoder; it knows "
             f"{', '.join(sorted(_FIELDS))}. "
             "Rotations that change with the length of the sequence would make kept keys wrong."

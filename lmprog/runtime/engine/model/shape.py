@@ -1,9 +1,9 @@
 """What a native decoder must know of a checkpoint: `ModelShape`, read from its config.json without
 transformers.
 
-The differences between Llama, Mistral, Qwen2 and Qwen3 are fields. A field of config.json that is
-neither read here nor known to be harmless is refused by name, because a model that computes
-something else is worse than none.
+The differences between Llama, Mistral, Qwen2 and Qwen3 are fields. A field by which other
+architectures compute something else is refused by name, because a model that computes something
+else is worse than none; fields that mean nothing to any are passed over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
-from lmprog.runtime.engine.model.rope import Rope, read_rope
+from lmprog.runtime.engine.model.rope import FeatureNotComputed, Rope, read_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +127,22 @@ _WINDOW_FIELDS = {
     "all": frozenset({"sliding_window"}),
     "some": frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}),
 }
-_HARMLESS = _words(
+_CHANGING = _words(
     """
-    transformers_version torch_dtype dtype use_cache initializer_range attention_dropout
-    hidden_dropout bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id
-    decoder_start_token_id pretraining_tp unsloth_fixed unsloth_version name_or_path
-    task_specific_params id2label label2id num_labels problem_type return_dict
-    return_dict_in_generate output_hidden_states output_attentions output_scores tokenizer_class
-    prefix torchscript chunk_size_feed_forward is_decoder max_length min_length do_sample
-    early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
-    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
-    bad_words_ids num_return_sequences forced_bos_token_id forced_eos_token_id
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-    finetuning_task tf_legacy_loss use_bfloat16 pruned_heads
+    sliding_window use_sliding_window max_window_layers layer_types attention_bias mlp_bias
+    qkv_bias use_qkv_bias use_bias embedding_multiplier residual_multiplier attention_multiplier
+    logits_scaling logit_scale scale_emb scale_depth dim_model_base attn_logit_softcapping
+    final_logit_softcapping query_pre_attn_scalar attention_chunk_size attn_temperature_tuning
+    qk_layernorm use_qk_norm use_qk_layernorm clip_qkv alibi parallel_attn use_parallel_residual
+    no_rope_layers no_rope_layer_interval rope_interleaved rotary_dim rotary_pct
+    rope_local_base_freq num_local_experts num_experts num_experts_per_tok n_routed_experts
+    num_kv_shared_layers
     """
 )
+"""Fields by which other architectures compute something else. Where one is set in a family that
+does not have it, the checkpoint is not what it calls itself. All others are passed over, as
+transformers does.
+"""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     if head_dim % 2:
         raise ModelError(f"heads of {head_dim} dimensions cannot be rotated in pairs")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelError(
+        raise FeatureNotComputed(
             f"hidden_act = {config['hidden_act']!r} is not supported by the native decoder, "
             "only 'silu'"
         )
@@ -216,20 +217,17 @@ def _refuse_unknown(config: Mapping[str, Any], name: str, family: _Family) -> No
             "the checkpoint is quantized (quantization_config); lmprog reads float32, "
             "bfloat16 and float16"
         )
-    known = _READ | _HARMLESS | family.biases | _WINDOW_FIELDS[family.windows]
+    known = _READ | family.biases | _WINDOW_FIELDS[family.windows]
     unknown = sorted(
         field
         for field, value in config.items()
-        if field not in known
-        and not field.startswith("_")
-        and value not in (None, False, [], {}, "")
+        if field in _CHANGING - known and value not in (None, False, [], {}, "")
     )
     if unknown:
         raise ModelError(
             f"config.json has fields that the native decoder of {name} does not know: "
-            f"{', '.join(f'{field} = {config[field]!r}' for field in unknown)}. They may "
-            "change what the model "
-            "computes; remove those from the file that do not."
+            f"{', '.join(f'{field} = {config[field]!r}' for field in unknown)}. They change what "
+            "other architectures compute; remove those from the file that do not matter here."
         )
 
 
