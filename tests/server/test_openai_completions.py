@@ -151,3 +151,34 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
         "code": "not_supported",
     }
     assert live.http.get("/v1/models/").status_code == 404
+
+
+def test_a_prompt_is_truncated_to_its_last_tokens_and_token_ids_are_given(live: Live) -> None:
+    same = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    asked = {**same, "return_token_ids": True}
+    texts = ["The sea is wide and blue.", "Two ships"]
+    whole = live.ok("/v1/completions", prompt=texts, **asked)
+    plain = live.ok("/v1/completions", prompt=texts, **same)
+    assert [one["text"] for one in whole["choices"]] == [one["text"] for one in plain["choices"]]
+    assert whole["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    assert "token_ids" not in plain["choices"][0]
+    for one, text in zip(whole["choices"], texts, strict=True):
+        assert one["prompt_token_ids"] == live.ok("/tokenize", prompt=text)["tokens"]
+        assert len(one["token_ids"]) == 4
+        assert live.ok("/detokenize", tokens=one["token_ids"])["text"] == one["text"]
+    rows = [one["prompt_token_ids"] for one in whole["choices"]]
+    cut = live.ok("/v1/completions", prompt=[*texts, "x"], truncate_prompt_tokens=3, **asked)
+    assert [one["prompt_token_ids"] for one in cut["choices"]][:2] == [row[-3:] for row in rows]
+    short = live.ok("/v1/completions", prompt=rows[0][-3:], **asked)
+    assert short["choices"][0]["token_ids"] == cut["choices"][0]["token_ids"]
+    ids = live.ok("/v1/completions", prompt=rows[0], truncate_prompt_tokens=2, echo=True, **asked)
+    assert ids["choices"][0]["prompt_token_ids"] == rows[0][-2:]
+
+
+def test_token_ids_are_refused_in_streams_and_in_chats(live: Live) -> None:
+    error = live.refused("/v1/completions", prompt="x", stream=True, return_token_ids=True)
+    assert error["param"] == "return_token_ids"
+    messages = [{"role": "user", "content": "x"}]
+    for name, value in (("return_token_ids", True), ("truncate_prompt_tokens", 3)):
+        error = live.refused("/v1/chat/completions", messages=messages, **{name: value})
+        assert "/v1/completions" in error["message"]

@@ -139,6 +139,8 @@ class TextChoice(msgspec.Struct, frozen=True):
     logprobs: TextLogprobs | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.output_constraint import constraint_of
+from lmprog.server.openai.prompt_tokens import tokens_of
 from lmprog.server.openai.running_request import (
     RequestPrompt,
     RunningAnswers,
@@ -43,6 +44,8 @@ class CompletionBody(GenerationFields, kw_only=True):
     best_of: Annotated[int, within("best_of")] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, within("truncate_prompt_tokens")] | None = None
+    return_token_ids: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Completions:
     echo: bool
     prompt_logprobs: int | None
     """The request's field of this name."""
+    wants_token_ids: bool
     wants_usage: bool
     warnings: tuple[str, ...]
     names: dict[str, str]
@@ -77,6 +81,10 @@ def router(gateway: Gateway) -> GatewayRouter:
     async def complete(request: Request, given: Given[CompletionBody]) -> Response:
         read = await given.read(gateway.settings, SILENT)
         body = read.body
+        if body.truncate_prompt_tokens is not None or body.return_token_ids:
+            most = body.truncate_prompt_tokens
+            rows = await until_gone(request, tokens_of(gateway, _prompts(body.prompt), most))
+            body.prompt = [list(row) for row in rows]
         asked = understood(gateway, body, read.warnings)
         request.state.names = asked.names
         headers = warned(asked.warnings)
@@ -116,6 +124,11 @@ def understood(
     n, best_of = _counts(body)
     made = constraint_of(body)
     check_stream(body)
+    if body.return_token_ids and body.stream:
+        raise refused(
+            "return_token_ids cannot be streamed; leave out stream or return_token_ids.",
+            "return_token_ids",
+        )
     decided = {
         "max_tokens": max(1, most),
         "n": best_of,
@@ -146,6 +159,7 @@ def understood(
         max_tokens=most,
         echo=echo,
         prompt_logprobs=body.prompt_logprobs,
+        wants_token_ids=bool(body.return_token_ids),
         wants_usage=body.wants_usage,
         warnings=everything,
         names=names,
@@ -251,9 +265,13 @@ def _choices(
         number = place * asked.n + index
         stopped_by = answers.stop_reason_of(output, asked.prompts[place].sampling)
         scored = answers.prompt_logprobs(done, asked.prompt_logprobs)
-        choices.append(
-            answers.TextChoice(number, prompt + text, reason, logprobs, stopped_by, scored)
-        )
+        choice = answers.TextChoice(number, prompt + text, reason, logprobs, stopped_by, scored)
+        if asked.wants_token_ids:
+            (piece,) = asked.prompts[place].pieces
+            assert isinstance(piece, wire.TokensPiece)
+            own = output.tokens if asked.max_tokens else ()
+            choice = msgspec.structs.replace(choice, token_ids=own, prompt_token_ids=piece.ids)
+        choices.append(choice)
     return choices
 
 
