@@ -115,6 +115,15 @@ class Properties:
 
 
 @dataclass(frozen=True, slots=True)
+class Witness:
+    """Some member must have a name that `name` takes and a value that `value` takes. Negation asks
+    for it."""
+
+    name: Located
+    value: Located
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectFacet:
     properties: tuple[Properties, ...] = ()
     required: tuple[str, ...] = ()
@@ -122,6 +131,7 @@ class ObjectFacet:
     high: int | None = None
     names: tuple[Located, ...] = ()
     path: str = "#"
+    witnesses: tuple[Witness, ...] = ()
 
     def join(self, other: ObjectFacet) -> ObjectFacet:
         highs = [high for high in (self.high, other.high) if high is not None]
@@ -132,6 +142,7 @@ class ObjectFacet:
             min(highs) if highs else None,
             self.names + other.names,
             self.path if self.path != "#" else other.path,
+            self.witnesses + other.witnesses,
         )
 
 

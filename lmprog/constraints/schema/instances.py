@@ -89,7 +89,13 @@ class InstanceChecker:
             told = [one for group in facet.properties for one in self._of(group, name)]
             if not self._fits(told, item):
                 return False
-        return True
+        return all(
+            any(
+                self._fits([witness.name], name) and self._fits([witness.value], item)
+                for name, item in members.items()
+            )
+            for witness in facet.witnesses
+        )
 
     def _of(self, group: Properties, name: str) -> list[Located]:
         """What one schema says of the property `name`."""

@@ -22,11 +22,13 @@ from lmprog.constraints.schema.flat import (
     Properties,
     Sourced,
     StringFacet,
+    Witness,
 )
 from lmprog.constraints.schema.schema_document import Json, Located
 from lmprog.errors import UnsupportedSchema
 
 NOT_PATTERN, NOT_VALUES, FRACTIONAL = "\0notPattern", "\0notValues", "\0fractional"
+WITNESS = "\0witness"
 """Keywords of our own, made by negation; documents with such keys are refused."""
 
 Keyword = Callable[[Flat, Json, Located], Flat]
@@ -250,6 +252,12 @@ ASSERTIONS: dict[str, Keyword] = {
     ),
     "maxProperties": _object(
         lambda v, at: ObjectFacet(high=count(v, at, "maxProperties"), path=at.path)
+    ),
+    WITNESS: _object(
+        lambda _, at: ObjectFacet(
+            witnesses=(Witness(at.child(WITNESS, "name"), at.child(WITNESS, "value")),),
+            path=at.path,
+        )
     ),
     "propertyNames": _object(
         lambda v, at: ObjectFacet(names=(at.child("propertyNames"),), path=at.path)

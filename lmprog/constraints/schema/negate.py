@@ -7,6 +7,7 @@ contain. A keyword without such a complement is rejected with its name and path.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Set
 
 from lmprog.constraints.schema.flat import TYPES
@@ -14,6 +15,7 @@ from lmprog.constraints.schema.keywords import (
     FRACTIONAL,
     NOT_PATTERN,
     NOT_VALUES,
+    WITNESS,
     count,
     keywords_of,
     mapping,
@@ -22,6 +24,8 @@ from lmprog.constraints.schema.keywords import (
 )
 from lmprog.constraints.schema.schema_document import Document, Json, Located
 
+_MAX_ONE_OF = 12
+"""Branches of a `oneOf` whose pairs are taken one by one."""
 _ANNOTATIONS = frozenset(
     [
         *(
@@ -145,11 +149,58 @@ def _contains(value: Json, at: Located) -> list[Json]:
 
 
 def _additional(value: Json, at: Located) -> list[Json]:
+    """Some property that nothing beside it describes violates the schema."""
     if value is True:
         return []
-    raise refuse(
-        at, "additionalProperties", "cannot be negated (in `not`, `if` or overlapping `oneOf`)"
-    )
+    schema = keywords_of(at)
+    named = list[Json](mapping(schema.get("properties", {}), at, "properties"))
+    patterns = mapping(schema.get("patternProperties", {}), at, "patternProperties")
+    described: list[Json] = [{"pattern": pattern} for pattern in patterns]
+    if named:
+        described.append({"enum": named})
+    return [_witness({"not": {"anyOf": described}} if described else True, {"not": value})]
+
+
+def _pattern_properties(value: Json, at: Located) -> list[Json]:
+    patterns = mapping(value, at, "patternProperties")
+    return [_witness({"pattern": pattern}, {"not": schema}) for pattern, schema in patterns.items()]
+
+
+def _witness(name: Json, value: Json) -> Json:
+    return {"type": "object", WITNESS: {"name": name, "value": value}}
+
+
+def _not_witness(value: Json, at: Located) -> list[Json]:
+    raise refuse(at, "additionalProperties", "cannot be negated twice (in `not`, `if` or `oneOf`)")
+
+
+def _one_of(value: Json, at: Located) -> list[Json]:
+    """None of the branches, or two of them."""
+    branches = _list(value, at, "oneOf")
+    if len(branches) > _MAX_ONE_OF:
+        raise refuse(at, "oneOf", f"more than {_MAX_ONE_OF} branches cannot be negated")
+    out: list[Json] = [{"allOf": [{"not": branch} for branch in branches]}]
+    out.extend({"allOf": list(pair)} for pair in itertools.combinations(branches, 2))
+    return out
+
+
+def _if(value: Json, at: Located) -> list[Json]:
+    schema = keywords_of(at)
+    out: list[Json] = []
+    if "then" in schema:
+        out.append({"allOf": [value, {"not": schema["then"]}]})
+    if "else" in schema:
+        out.append({"allOf": [{"not": value}, {"not": schema["else"]}]})
+    return out
+
+
+def _dependent(value: Json, at: Located) -> list[Json]:
+    """Some property is present and what depends on it does not hold."""
+    out: list[Json] = []
+    for name, needed in mapping(value, at, "dependentSchemas").items():
+        then: Json = {"required": needed} if isinstance(needed, list) else needed
+        out.append({"type": "object", "required": [name], "not": then})
+    return out
 
 
 def _list(value: Json, at: Located, keyword: str) -> list[Json]:
@@ -179,6 +230,9 @@ _NEGATED: dict[str, Callable[[Json, Located], list[Json]]] = {
     "required": _required,
     "properties": _properties,
     "additionalProperties": _additional,
+    "patternProperties": _pattern_properties,
+    "propertyNames": lambda value, at: [_witness({"not": value}, True)],
+    WITNESS: _not_witness,
     "not": lambda value, at: [value],
     NOT_PATTERN: lambda value, at: [{"type": "string", "pattern": value}],
     NOT_VALUES: lambda value, at: [{"enum": value}],
@@ -186,5 +240,9 @@ _NEGATED: dict[str, Callable[[Json, Located], list[Json]]] = {
     "anyOf": lambda value, at: [
         {"allOf": [{"not": branch} for branch in _list(value, at, "anyOf")]}
     ],
+    "oneOf": _one_of,
+    "if": _if,
+    "dependentRequired": _dependent,
+    "dependentSchemas": _dependent,
     "allOf": lambda value, at: [{"not": branch} for branch in _list(value, at, "allOf")],
 }

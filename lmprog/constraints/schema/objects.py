@@ -7,14 +7,15 @@ how values are built.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json.encoder import encode_basestring
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression
 from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
-from lmprog.constraints.schema.flat import ObjectFacet
+from lmprog.constraints.schema.flat import ObjectFacet, Witness
 from lmprog.constraints.schema.schema_document import Located
 from lmprog.constraints.schema.strings import search_pattern
 from lmprog.constraints.textset import TextSet, contains, matches
@@ -23,6 +24,7 @@ from lmprog.errors import UnsupportedSchema
 _MAX_PATTERNS = 5
 _MAX_ANY_ORDER = 10
 _MAX_COUNTED = 4000
+_MAX_WITNESSES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class ObjectBuilder:
         low = max(low, sum(entry.required for entry in entries))
         if high is not None and high < low:
             return FAIL, False
+        if self._facet.witnesses:
+            return self._witnessed(entries, further), False
         counted = self._facet.low > sum(entry.required for entry in entries) or high is not None
         if not self._parts.any_order and not counted:
             return self._declared(entries, further), low == 0
@@ -113,9 +117,9 @@ class ObjectBuilder:
         name = encode_basestring(entry.name).encode(errors="replace")
         return self._net.text(name), self._parts.colon, entry.value
 
-    def _further(self) -> Node:
-        """One undeclared member. Each set of patterns that a name can match gets its own
-        schemas.
+    def _further(self, witnesses: Sequence[Witness] = ()) -> Node:
+        """One undeclared member, and a witness of each of `witnesses`. Each set of patterns that a
+        name can match gets its own schemas.
         """
         if len(self._patterns) > _MAX_PATTERNS:
             raise self._refuse("patternProperties", f"more than {_MAX_PATTERNS} patterns")
@@ -129,9 +133,12 @@ class ObjectBuilder:
             )
             if any(schema.value is False for schema in schemas):
                 continue
-            value = self._parts.compile_schemas(schemas)
-            for names in self._names:
-                texts = names.and_also(TextSet(tuple(hit), tuple(missed), excluded=named))
+            value = self._parts.compile_schemas([*schemas, *(one.value for one in witnesses)])
+            known = [self._parts.name_sets([one.name]) for one in witnesses]
+            for sets in itertools.product(self._names, *known):
+                texts = TextSet(tuple(hit), tuple(missed), excluded=named)
+                for names in sets:
+                    texts = names.and_also(texts)
                 ways.append(
                     self._net.seq([self._parts.lower_names(texts), self._parts.colon, value])
                 )
@@ -166,6 +173,55 @@ class ObjectBuilder:
             else:
                 following = net.seq([net.optional(net.seq([comma, *member])), following])
         return first
+
+    def _witnessed(self, entries: list[Entry], further: Node) -> Node:
+        """Members in order, with one that is a witness of each of the facet's. A state is the set
+        of witnesses so far. Of several further members with one name the last one counts, so the
+        witness among them is the last of all.
+        """
+        net, comma, witnesses = self._net, self._parts.comma, self._facet.witnesses
+        if self._parts.any_order or self._facet.high is not None or self._facet.low:
+            raise self._refuse("not", "negated properties beside bounds or in any order")
+        if len(witnesses) > (1 if further != FAIL else _MAX_WITNESSES):
+            raise self._refuse("not", "too many negated properties")
+        everyone = (1 << len(witnesses)) - 1
+        more = net.repeat(net.seq([comma, further]), 0, None)
+        last = {
+            missing: self._further([one for i, one in enumerate(witnesses) if missing >> i & 1])
+            for missing in range(1, everyone + 1)
+        }
+        after = [net.seq([more, comma, last[everyone ^ seen]]) for seen in range(everyone)] + [more]
+        first = net.alt([last[everyone], net.seq([further, more, comma, last[everyone]])])
+        for entry in reversed(entries):
+            members = self._members_by_witness(entry)
+            begun = [net.seq([*member, after[seen]]) for seen, member in members.items()]
+            first = net.alt(begun if entry.required else [*begun, first])
+            behind = []
+            for before in range(everyone + 1):
+                ways = [
+                    net.seq([comma, *member, after[before | seen]])
+                    for seen, member in members.items()
+                ]
+                behind.append(net.alt(ways if entry.required else [*ways, after[before]]))
+            after = behind
+        return first
+
+    def _members_by_witness(self, entry: Entry) -> dict[int, tuple[Node, Node, Node]]:
+        """The member for each set of witnesses that it may be, as bits."""
+        witnesses = self._facet.witnesses
+        fitting = [
+            i
+            for i, one in enumerate(witnesses)
+            if any(contains(names, entry.name) for names in self._parts.name_sets([one.name]))
+        ]
+        found = {0: self._member(entry)}
+        for size in range(1, len(fitting) + 1):
+            for chosen in itertools.combinations(fitting, size):
+                schemas = [*self._schemas_of(entry.name), *(witnesses[i].value for i in chosen)]
+                value = self._parts.compile_schemas(schemas) if entry.value != FAIL else FAIL
+                bits = sum(1 << i for i in chosen)
+                found[bits] = self._member(replace(entry, value=value))
+        return found
 
     def _declared_counted(
         self,
