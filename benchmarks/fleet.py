@@ -2,6 +2,7 @@
 
     python -m benchmarks.fleet decisions    processor time of one routing decision, 64 replicas
     python -m benchmarks.fleet hits         two replicas beside one with twice the pages
+    python -m benchmarks.fleet simulation   64 and 1,000 replicas in virtual time, 100,000 sessions
 
 `hits` runs 16 families of 20 prompts, shuffled, each family with a prefix of its own, on the
 runtimes themselves: one with all pages, two with half of them each behind a fleet, and two that
@@ -14,16 +15,20 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import lmprog
+from benchmarks import fleet_simulation
 from lmprog.backends import Backend
-from lmprog.fleet.placement import choose
+from lmprog.fleet.placement import choose, mark_of
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
 
 FAMILIES, PROMPTS = 16, 20
 PREFIX, OWN = 330, 30
 """Characters of a prompt that its family shares, and that are its own; a byte is a token here."""
 MODEL = "dummy:tiny"
+SCARCE_MB = 4
+"""Pages in all: half of them hold fewer than all families."""
 
 
 @lmprog.function
@@ -60,20 +65,28 @@ def share_found(backends: Sequence[Backend], texts: Sequence[str], at_once: int)
 
 
 def hits() -> None:
-    """Prints the table for pools from plenty to scarce, and for few and many programs at once."""
-    print("| MB of pages in all | programs at once | one runtime | fleet of two | two in turns |")
-    print("|-|-|-|-|-|")
-    for megabytes in (64, 4):
-        for at_once in (4, 64):
-            texts = prompts(random.Random(7))
-            half = {"dtype": "float32", "threads": 1, "kv_memory_mb": megabytes // 2}
-            with lmprog.Runtime(MODEL, **{**half, "kv_memory_mb": megabytes}) as one:
+    """Prints the table for few and many programs at once, each for three orders of the prompts."""
+    print("| programs at once | order | one runtime | fleet of two | ratio | two in turns |")
+    print("|-|-|-|-|-|-|")
+    for at_once in (4, 64):
+        for order in (7, 8, 9):
+            texts = prompts(random.Random(order))
+            half: dict[str, Any] = {
+                "dtype": "float32",
+                "threads": 1,
+                "kv_memory_mb": SCARCE_MB // 2,
+            }
+            with lmprog.Runtime(MODEL, **{**half, "kv_memory_mb": SCARCE_MB}) as one:
                 alone = share_found([one], texts, at_once)
             with lmprog.Fleet.local(MODEL, replicas=2, **half) as fleet:
                 affine = share_found([fleet], texts, at_once)
             with lmprog.Runtime(MODEL, **half) as first, lmprog.Runtime(MODEL, **half) as second:
                 turns = share_found([first, second], texts, max(1, at_once // 2))
-            print(f"| {megabytes} | {at_once} | {alone:.3f} | {affine:.3f} | {turns:.3f} |")
+            print(
+                f"| {at_once} | {order} | {alone:.3f} | {affine:.3f} | {affine / alone:.3f} "
+                f"| {turns:.3f} |",
+                flush=True,
+            )
 
 
 def decisions() -> None:
@@ -86,12 +99,14 @@ def decisions() -> None:
     families = ["".join(draw.choices("abcdef ", k=40 * BLOCK)) for _ in range(2000)]
     for family in families:
         memory.remember(draw.choice(replicas), keys_of(family))
+    marks = [mark_of(str(replica)) for replica in replicas]
     loads = [draw.randrange(32) for _ in replicas]
     texts = [draw.choice(families) for _ in range(2000)]
     began = time.process_time()
     for text in texts:
         keys = keys_of(text)
-        index = choose(memory.matched(keys, replicas), loads, 32, draw)
+        matched = memory.matched(keys, replicas)
+        index = choose(matched, loads, memory.held, 32, mark_of(text[:BLOCK]), marks)
         memory.remember(index, keys)
     took = (time.process_time() - began) / len(texts)
     print(
@@ -101,8 +116,9 @@ def decisions() -> None:
 
 def main(names: Sequence[str]) -> None:
     """Runs the parts that are named, or all."""
-    for name in names or ("decisions", "hits"):
-        {"decisions": decisions, "hits": hits}[name]()
+    parts = {"decisions": decisions, "hits": hits, "simulation": fleet_simulation.main}
+    for name in names or parts:
+        parts[name]()
 
 
 if __name__ == "__main__":

@@ -60,6 +60,10 @@ class PrefixMemory:
             found[replica] = len(keys)
         return [found[replica] for replica in replicas]
 
+    def held(self, replica: int) -> float:
+        """The share of the replica's memory that is taken."""
+        return len(self._blocks[replica]) / self._most[replica]
+
     def remember(self, replica: int, keys: Sequence[int]) -> None:
         """The replica is sent a text of these blocks."""
         blocks = self._blocks[replica]

@@ -19,6 +19,8 @@ class Replica:
     slots: int
     load: int = 0
     draining: bool = False
+    mark: int = 0
+    """Of its name: see `placement.mark_of`."""
 
 
 @dataclass(eq=False, slots=True)

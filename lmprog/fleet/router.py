@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
-from lmprog.fleet.placement import choose, choose_for_session
+from lmprog.fleet.placement import choose, choose_for_session, mark_of
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
 from lmprog.fleet.program_log import (
     Diverged,
@@ -68,7 +68,7 @@ class Router:
         """A replica is there; programs that wait for one may go to it."""
         taken = {one.number for one in self._replicas.values()}
         number = min(set(range(len(taken) + 1)) - taken)
-        self._replicas[name] = Replica(name, number, slots)
+        self._replicas[name] = Replica(name, number, slots, mark=mark_of(name))
         characters = welcome.num_pages * welcome.page_size * CHARACTERS_PER_TOKEN
         self._memory.add(number, characters // BLOCK)
         homeless, self._homeless = self._homeless, []
@@ -291,13 +291,21 @@ class Router:
                 program.homeless_since = self._clock()
             self._homeless.append(program)
             return
-        keys = keys_of(first_text(program.log.ops), program.salt)
+        text = first_text(program.log.ops)
+        keys = keys_of(text, program.salt)
         if program.session:
             home = replicas[choose_for_session(program.session, [one.name for one in replicas])]
         else:
-            matched = self._memory.matched(keys, [one.number for one in replicas])
-            loads = [one.load for one in replicas]
-            home = replicas[choose(matched, loads, replicas[0].slots, self._draw)]
+            home = replicas[
+                choose(
+                    self._memory.matched(keys, [one.number for one in replicas]),
+                    [one.load for one in replicas],
+                    lambda index: self._memory.held(replicas[index].number),
+                    replicas[0].slots,
+                    mark_of(f"{program.salt}:{text[:BLOCK]}"),
+                    [one.mark for one in replicas],
+                )
+            ]
         self._memory.remember(home.number, keys)
         home.load += 1
         program.home, program.homeless_since = home, None

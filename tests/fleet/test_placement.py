@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from lmprog.fleet.placement import choose, load_bound
+from lmprog.fleet.placement import choose, load_bound, mark_of
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
 
 
@@ -19,16 +19,56 @@ def plain_matched(
     return found
 
 
+def pick(
+    matched: list[int], loads: list[int], held: list[float], slots: int = 8, mark: int = 1
+) -> int:
+    marks = [mark_of(f"replica-{number}") for number in range(len(loads))]
+    return choose(matched, loads, held.__getitem__, slots, mark, marks)
+
+
 def test_the_longest_prefix_wins_where_there_is_room() -> None:
-    draw = random.Random(1)
-    assert choose([0, 3, 1], [0, 1, 0], 8, draw) == 1
-    assert choose([0, 3, 1], [0, 60, 0], 8, draw) == 2
+    assert pick([0, 3, 1], [0, 1, 0], [0.9, 0.9, 0.9]) == 1
+    assert pick([0, 3, 1], [0, 60, 0], [0.9, 0.9, 0.9]) == 2
 
 
-def test_equal_matches_go_to_the_less_loaded_and_ties_are_drawn() -> None:
-    draw = random.Random(1)
-    assert choose([2, 2], [3, 1], 8, draw) == 1
-    assert {choose([0, 0, 0], [1, 1, 1], 8, draw) for _ in range(60)} == {0, 1, 2}
+def test_equal_matches_go_to_the_less_loaded_and_ties_are_as_good_as_drawn() -> None:
+    assert pick([2, 2], [4, 1], [0.1, 0.9]) == 1
+    assert pick([0, 0], [4, 1], [0.1, 0.9]) == 1
+    found = [pick([0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], mark=mark_of(str(n))) for n in range(300)]
+    assert {found.count(index) > 60 for index in range(3)} == {True}
+
+
+def test_nobody_waits_for_a_slot_while_somebody_has_a_free_one() -> None:
+    assert pick([9, 0, 0], [8, 7, 8], [0.5, 0.5, 0.5]) == 1
+    assert pick([9, 0, 0], [8, 8, 8], [0.5, 0.5, 0.5]) == 0
+
+
+def test_an_idle_replica_is_never_left_out_for_a_busier_one_by_a_new_prefix() -> None:
+    for mark in range(50):
+        assert pick([0, 0], [1, 0], [0.5, 0.5], mark=mark) == 1
+        assert pick([0, 0], [0, 2], [0.9, 0.1], mark=mark) == 0
+
+
+def test_of_nearly_equal_loads_the_replica_that_holds_least_gets_a_new_prefix() -> None:
+    assert pick([0, 0, 0], [9, 8, 9], [0.5, 0.9, 0.6], slots=64) == 0
+    assert pick([0, 0, 0], [30, 8, 9], [0.5, 0.9, 0.6], slots=64) == 2
+    for seed in range(20):
+        memory = PrefixMemory()
+        memory.add(0, 256)
+        memory.add(1, 256)
+        for number in range(16):  # families of prompts, one after the other: nobody is loaded
+            keys = keys_of(f"{seed} {number} ".ljust(20 * BLOCK, "x"))
+            matched, held = memory.matched(keys, [0, 1]), [memory.held(0), memory.held(1)]
+            memory.remember(pick(matched, [0, 0], held, mark=mark_of(str(keys[0]))), keys)
+        assert abs(memory.held(0) - memory.held(1)) <= 1 / 64 + 20 / 256
+
+
+def test_gateways_that_know_nothing_of_each_other_choose_alike() -> None:
+    for number in range(50):
+        mark = mark_of(f"prefix {number}")
+        one = pick([0] * 5, [7, 8, 7, 9, 8], [0.5, 0.51, 0.5, 0.5, 0.51], 64, mark)
+        other = pick([0] * 5, [9, 8, 8, 7, 9], [0.51, 0.5, 0.5, 0.51, 0.5], 64, mark)
+        assert one == other
 
 
 def test_somebody_always_has_room(seed: int) -> None:
@@ -36,7 +76,8 @@ def test_somebody_always_has_room(seed: int) -> None:
     for _ in range(300):
         loads = [draw.randrange(50) for _ in range(draw.randrange(1, 9))]
         slots = draw.randrange(1, 64)
-        index = choose([draw.randrange(5) for _ in loads], loads, slots, draw)
+        matched = [draw.randrange(5) for _ in loads]
+        index = pick(matched, loads, [draw.random() for _ in loads], slots, draw.getrandbits(64))
         assert loads[index] < load_bound(loads, slots)
 
 

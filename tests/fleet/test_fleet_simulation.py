@@ -1,0 +1,39 @@
+"""The simulation of many replicas, small: what its tables say must be so here too."""
+
+from __future__ import annotations
+
+from benchmarks.fleet_simulation import (
+    Fleet,
+    Gateways,
+    InTurns,
+    Outcome,
+    Placement,
+    Policy,
+    least_loaded,
+    sessions,
+    simulate,
+)
+
+SMALL = Fleet(busy=0.8, replicas=16)
+TOLD = sessions(SMALL, 4000)
+
+
+def tried(policy: Policy) -> Outcome:
+    return simulate(SMALL, TOLD, policy)
+
+
+def test_affinity_finds_more_than_turns_and_lets_nobody_wait_longer() -> None:
+    ours, turns = tried(Placement(SMALL)), tried(InTurns())
+    assert ours.hit > turns.hit + 0.15
+    assert ours.hit > tried(least_loaded).hit + 0.15
+    assert ours.queue_p99 <= turns.queue_p99
+    assert ours.first_p99 < turns.first_p99
+
+
+def test_gateways_that_know_nothing_of_each_other_keep_much_of_the_affinity() -> None:
+    assert tried(Gateways(SMALL, 8)).hit > tried(InTurns()).hit + 0.05
+
+
+def test_the_simulation_repeats_itself() -> None:
+    first, second = tried(Placement(SMALL)), tried(Placement(SMALL))
+    assert (first.hit, first.queue_p99) == (second.hit, second.queue_p99)
