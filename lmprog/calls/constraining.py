@@ -173,15 +173,12 @@ class _Keyed:
     def _string(self, key: wire.Constraint, about: Mapping[str, Any]) -> wire.Constraint:
         around = self._keyed.string
         if self._keyed.quoted:
-            inner = {**about, "type": "string"}
+            inner: wire.Constraint = wire.JsonSchema(as_json({**about, "type": "string"}))
             before, after = around.before_value[:-1], around.after_value[1:]
-            value: wire.Constraint = wire.JsonSchema(as_json(inner))
+            value: tuple[wire.Constraint, ...] = (inner, *_texts(after))
         else:
-            before, after = around.before_value, around.after_value
-            value = _plain(about, around.after_value)
-        return wire.InOrder(
-            (*_texts(around.before_key), key, *_texts(before), value, *_texts(after))
-        )
+            before, value = around.before_value, _plain(about, around.after_value)
+        return wire.InOrder((*_texts(around.before_key), key, *_texts(before), *value))
 
     def _other(self, key: wire.Constraint, about: Mapping[str, Any]) -> wire.Constraint:
         around = self._keyed.other
@@ -202,19 +199,19 @@ def _has_only(about: Mapping[str, Any], kind: Any) -> bool:
     return bool(values) and all(isinstance(value, kind) for value in values)
 
 
-def _plain(about: Mapping[str, Any], end: str) -> wire.Constraint:
-    """A string as it is, up to `end`; one of limited length has no first character of `end`."""
+def _plain(about: Mapping[str, Any], end: str) -> tuple[wire.Constraint, ...]:
+    """A string as it is, up to and with `end`; one of limited length has no first character of
+    `end`.
+    """
     values = about.get("enum", [about["const"]] if "const" in about else [])
     if values:
-        return wire.Choices(tuple(str(value) for value in values))
+        return wire.Choices(tuple(str(value) for value in values)), *_texts(end)
     if isinstance(about.get("pattern"), str):
         pattern = about["pattern"]
-        return wire.Regex(pattern if pattern.startswith("^") else f"(?:{pattern})")
-    sign = end.strip()[:2]
-    if "maxLength" in about or "minLength" in about:
+        whole = pattern if pattern.startswith("^") else f"(?:{pattern})"
+        return wire.Regex(whole), *_texts(end)
+    if "maxLength" in about or "minLength" in about or not end:
+        first = re.escape((end.strip() or "\n")[:1])
         size = f"{about.get('minLength', 0)},{about.get('maxLength', '')}"
-        return wire.Regex(f"[^{re.escape(sign[:1] or chr(10))}]{{{size}}}")
-    if len(sign) < 2 or sign[0] == sign[1]:
-        return wire.Regex(f"[^{re.escape(sign[:1] or chr(10))}]*")
-    first, second = re.escape(sign[0]), re.escape(sign[1])
-    return wire.Regex(f"(?:[^{first}]|{first}+[^{first}{second}])*{first}*")
+        return wire.Regex(f"[^{first}]{{{size}}}"), *_texts(end)
+    return (wire.FreeText(end=end),)

@@ -18,6 +18,7 @@ from lmprog.calls.constraining import (
     opening_of_named,
 )
 from lmprog.calls.reading import ParsedCall
+from lmprog.calls.writing import WrittenCall, written
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
@@ -114,3 +115,17 @@ def test_arguments_of_unknown_names_are_free_where_the_schema_names_none(family:
     for _ in range(4):
         _, (call,) = parts_of(family, "", drawn(made, rng))
         assert isinstance(json.loads(call.arguments), dict)
+
+
+@pytest.mark.parametrize("family", ["glm", "coder", "gemma", "dsml"])
+def test_a_free_string_ends_with_its_own_closing_tag_and_no_sooner(family: str) -> None:
+    form = form_of(family)
+    text = "if a < b: </p> << [x] }"
+    shape = ToolShape(
+        "say", {"properties": {"text": {"type": "string"}}, "required": ["text"], "type": "object"}
+    )
+    made = compile_constraint(calls_constraint(form, [shape], False), VOCABULARY)
+    answer = written(form, [WrittenCall("say", {"text": text})])
+    state = made.advance_bytes(made.start, answer.encode())
+    assert state is not None
+    assert made.is_final(state)
