@@ -2,6 +2,7 @@
 
     python -m benchmarks.fleet decisions    processor time of one routing decision, 64 replicas
     python -m benchmarks.fleet hits         two replicas beside one with twice the pages
+    python -m benchmarks.fleet deaths       how soon programs go on after SIGKILL of a replica
     python -m benchmarks.fleet simulation   64 and 1,000 replicas in virtual time, 100,000 sessions
 
 `hits` runs 16 families of 20 prompts, shuffled, each family with a prefix of its own, on the
@@ -11,8 +12,11 @@ take turns. Figures are the share of prompt tokens that were found in a tree.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +24,7 @@ from typing import Any
 import lmprog
 from benchmarks import fleet_simulation
 from lmprog.backends import Backend
+from lmprog.fleet.local_members import LocalMembers
 from lmprog.fleet.placement import choose, mark_of
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
 
@@ -89,6 +94,50 @@ def hits() -> None:
             )
 
 
+@lmprog.function
+def write(s: lmprog.Branch, text: str) -> str:
+    s += text
+    s += lmprog.gen("answer", max_tokens=400, temperature=1.0, seed=1, ignore_eos=True)
+    return s["answer"]
+
+
+def deaths(times: int = 5) -> None:
+    """Kills the busier of two replicas of nano under eight programs: seconds until its programs are
+    on the other one, and whether each program ended as it does without a death.
+    """
+    calls = [{"text": f"Story {number} begins."} for number in range(8)]
+    with lmprog.Fleet.local("nano", replicas=2, threads=1, kv_memory_mb=64) as fleet:
+        calm = [run.value for run in write.run_batch(calls, backend=fleet, num_threads=8)]
+        waits, same = [], 0
+        for _ in range(times):
+            fleet.channel.wait_for(2, timeout=120.0)
+            results: list[list[str]] = []
+            thread = threading.Thread(
+                target=lambda found=results: found.append(
+                    [run.value for run in write.run_batch(calls, backend=fleet, num_threads=8)]
+                )
+            )
+            thread.start()
+            while sum(fleet.channel.loads.values()) < len(calls):
+                time.sleep(0.001)
+            time.sleep(0.3)
+            loads, moved = fleet.channel.loads, fleet.channel.num_moved
+            busiest = max(loads, key=loads.__getitem__)
+            assert isinstance(fleet.members, LocalMembers)
+            began = time.perf_counter()
+            os.kill(fleet.members.processes[busiest].pid, signal.SIGKILL)
+            while fleet.channel.num_moved == moved and thread.is_alive():
+                time.sleep(0.001)
+            waits.append(time.perf_counter() - began)
+            thread.join()
+            same += sum(one == other for one, other in zip(results[0], calm, strict=True))
+        moved = fleet.channel.num_moved
+    print(
+        f"{times} deaths: moved after {min(waits):.3f} to {max(waits):.3f} s; {moved} programs moved; "
+        f"{same} of {times * len(calls)} programs ended as without a death"
+    )
+
+
 def decisions() -> None:
     """Microseconds of processor time for finding a program's replica among 64."""
     draw = random.Random(7)
@@ -116,7 +165,8 @@ def decisions() -> None:
 
 def main(names: Sequence[str]) -> None:
     """Runs the parts that are named, or all."""
-    parts = {"decisions": decisions, "hits": hits, "simulation": fleet_simulation.main}
+    simulation = fleet_simulation.main
+    parts = {"decisions": decisions, "hits": hits, "deaths": deaths, "simulation": simulation}
     for name in names or parts:
         parts[name]()
 
