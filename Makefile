@@ -8,13 +8,14 @@ READY := $(VENV)/.lmprog-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench docs format clean distclean
+.PHONY: help setup demo test check bench bench-peers docs format clean distclean
 
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
 	@echo "make test       runs the whole test suite (JOBS=$(JOBS) processes)"
 	@echo "make check      format, lint, types, and the rules of the architecture"
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
+	@echo "make bench-peers  compares with llama.cpp and OpenVINO in an environment of their own; writes docs/peers.md"
 	@echo "make docs       builds the site of the documentation into site/, warnings as errors"
 	@echo "make format     writes the format that 'make check' asks for"
 	@echo "make clean      removes what tools left behind; 'make distclean' the virtual environment too"
@@ -52,6 +53,17 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/programs.py
+
+# Compiles llama.cpp, which has no wheel for every machine: some minutes.
+PEERS := .venv-peers
+$(PEERS)/.ready:
+	$(PYTHON) -m venv $(PEERS)
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(PEERS)/bin/pip install --quiet \
+		llama-cpp-python openvino openvino-genai openvino-tokenizers gguf
+	@touch $@
+
+bench-peers: $(READY) $(PEERS)/.ready
+	$(BIN)/python -m benchmarks.peers.compare --peers $(PEERS)/bin/python --docs
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

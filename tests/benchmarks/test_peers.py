@@ -1,0 +1,91 @@
+"""The comparison with peers: every side gets the same tokens, and a side that fails is named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmarks.peers.cases import ABOUT, Cases
+from benchmarks.peers.compare import Side, can_answer, note
+from benchmarks.peers.peer_report import chart, table
+from lmprog.runtime.engine.model.locate import NANO
+from lmprog.runtime.text.tokenizer import load_tokenizer
+
+FAKE = """
+from benchmarks.peers.side_loop import serve
+def run(case):
+    if case["out"] == 99: raise RuntimeError("broken")
+    return [one * {times} for one in case["own"]]
+serve(run)
+"""
+
+
+def side(name: str, times: int) -> Side:
+    return Side(name, [sys.executable, "-c", FAKE.format(times=times)])
+
+
+def test_tokens_are_those_of_the_texts_that_lmprog_is_given() -> None:
+    cases, tokenizer = Cases(NANO, 0.1), load_tokenizer(NANO)
+    made = cases.of_round(1)
+    assert list(made) == list(ABOUT)
+    for case in made.values():
+        for own in case["own"]:
+            joined = tokenizer.decode(case["shared"]) + tokenizer.decode(own)
+            assert tokenizer.encode(joined) == case["shared"] + own
+    assert made["a"]["shared"] != cases.of_round(2)["a"]["shared"], "no cache helps the next round"
+
+
+def test_sides_answer_in_turn_and_one_that_fails_is_named() -> None:
+    sides = [side("lmprog f32", 1), side("llama.cpp f32", 2), Side("gone", ["/bin/false"])]
+    case = {"shared": [5], "own": [[6, 7], [8]], "out": 2, "turns": [], "choices": []}
+    for one in sides:
+        one.start()
+    for name, out in (("a", 2), ("b", 2), ("c", 99)):
+        answers = {one.name: one.answer(case | {"out": out}) for one in sides}
+        note(sides, name, answers, tuple)
+    for one in sides:
+        one.close()
+    assert [one.missing for one in sides] == ["it ended before its time"] * 2 + ["it did not start"]
+    assert list(sides[0].seconds) == ["a", "b"]
+    assert sides[1].equal == {"a": [0.0], "b": [0.0]}
+    assert sides[0].equal["a"] == [1.0]
+
+
+def test_a_side_without_log_probabilities_is_not_asked_for_choices() -> None:
+    made = Cases(NANO, 0.1).of_round(1)
+    assert not can_answer(Side("OpenVINO f32", []), made["d"])
+    assert can_answer(Side("OpenVINO f32", []), made["a"])
+    assert can_answer(Side("llama.cpp f32", []), made["d"])
+
+
+def test_the_report_shows_what_is_missing() -> None:
+    found = {
+        "model": "random Llama T",
+        "cases": {"a": "one", "d": "two"},
+        "sides": {
+            "lmprog f32": {
+                "missing": "",
+                "seconds": {"a": 1.0, "d": 2.0},
+                "equal": {"a": 1.0, "d": 1.0},
+            },
+            "OpenVINO f32": {"missing": "", "seconds": {"a": 3.0}, "equal": {"a": 0.5}},
+            "llama.cpp f32": {"missing": "it did not start", "seconds": {}, "equal": {}},
+        },
+    }
+    lines = table(found).splitlines()
+    assert lines[2] == "| lmprog f32 | 1.00 | 2.00 | 100% |"
+    assert lines[3] == "| OpenVINO f32 | 3.00 | - | 50% |"
+    assert lines[4].startswith("| llama.cpp f32 | it did not start |")
+    drawn = ElementTree.fromstring(chart(found))
+    bars = [node for node in drawn.iter() if node.tag.endswith("rect")]
+    assert len(bars) == 1 + 3  # the ground, and a bar for each figure
+
+
+def test_the_published_figures_are_those_of_the_table() -> None:
+    import json
+
+    docs = Path(__file__).parents[2] / "docs"
+    found = json.loads((docs / "peers.json").read_text())
+    assert table(found) in (docs / "peers.md").read_text()
+    assert chart(found) == (docs / "images" / "peers.svg").read_text()
