@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import weakref
 from dataclasses import fields
 from typing import Any
 
@@ -20,7 +21,8 @@ from lmprog.constraints.inspect import accepts
 from lmprog.constraints.native_net import native_net
 from lmprog.constraints.net import EMPTY, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE, Alphabet, Net
-from lmprog.constraints.schema.build import schema_node
+from lmprog.constraints.schema.build import SchemaBuilder, schema_node
+from lmprog.constraints.schema.schema_document import Document
 from lmprog.constraints.schema.shared_parts import SharedParts
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsatisfiableConstraint
@@ -168,3 +170,13 @@ def test_parts_are_shared_under_equal_options_only(small: Vocabulary) -> None:
         made = compile_constraint(schema, small)
         for text, needs in (("[[1,2]]", None), ("[[1, 2]]", " *"), ("[[1,\n2]]", "\n?")):
             assert accepts(made, text) is (needs in (None, pattern)), (pattern, text)
+
+
+def test_a_builder_of_schemas_is_freed_as_soon_as_it_is_done() -> None:
+    """Cycles would keep its nodes until the collector comes, in the midst of a step."""
+    spec = wire.JsonSchema('{"oneOf": [{"items": true}, {"minLength": 2}], "properties": {}}')
+    builder = SchemaBuilder(Document(spec.schema), spec, NetBuilder(), LIMITS)
+    builder.compile([Document(spec.schema).root], 0)
+    alive = weakref.ref(builder)
+    del builder
+    assert alive() is None

@@ -7,6 +7,7 @@ Knows how the parts fit together; the other modules know JSON's types.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -20,24 +21,21 @@ from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE
 from lmprog.constraints.schema.arrays import ArrayBuilder, unique_content
-from lmprog.constraints.schema.expand import Expander
+from lmprog.constraints.schema.expand import Disjoint, Expander
 from lmprog.constraints.schema.flat import Bound, Flat, NumberFacet, StringFacet, type_of
 from lmprog.constraints.schema.instances import InstanceChecker
-from lmprog.constraints.schema.keywords import ANNOTATIONS
 from lmprog.constraints.schema.layout import Layout, white_space
 from lmprog.constraints.schema.literals import literal
 from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
 from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
 from lmprog.constraints.schema.schema_document import Document, Json, Located
-from lmprog.constraints.schema.shared_parts import SharedParts
+from lmprog.constraints.schema.shared_parts import SharedParts, name_of
 from lmprog.constraints.schema.strings import text_set
 from lmprog.constraints.textset import TextSet, lower_text_set
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
 
 _MAX_DEPTH = 120
 _MAX_INDENT = 40
-_SCALAR = (str, int, Decimal)
-_OF_SCALARS = frozenset(["type", "enum"])
 _SHARED_PARTS = SharedParts()
 
 
@@ -74,7 +72,7 @@ class SchemaBuilder:
         self._shares = shares
         said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
         self._options = (*said, formats, limits)
-        self._expander = Expander(document, self._are_disjoint, net.check)
+        self._expander = Expander(document, _weakly(self._are_disjoint), net.check)
         pattern = spec.whitespace_pattern
         everywhere = None if pattern is None else white_space(pattern, net, limits)
         self._checker = InstanceChecker(self._expander.expand, limits, formats)
@@ -93,7 +91,7 @@ class SchemaBuilder:
         if len(schemas) > 1:
             schemas = list({schema.path: schema for schema in schemas}.values())
         schemas = [schema for schema in schemas if schema.value is not True]
-        names = tuple(sorted([_name_of(schema) for schema in schemas]))
+        names = tuple(sorted([name_of(schema) for schema in schemas]))
         key = (depth if self._layout.depends_on_depth else 0, names)
         found = self._built.get(key)
         if found is not None:
@@ -283,24 +281,16 @@ class SchemaBuilder:
         return found
 
 
-def _name_of(schema: Located) -> str:
-    """A cache key: the path, or the content if nothing in the schema depends on its location."""
-    value = schema.value
-    if isinstance(value, bool):
-        return schema.path
-    said = [(keyword, one) for keyword, one in value.items() if keyword not in ANNOTATIONS]
-    for keyword, one in said:
-        if keyword.startswith("$") or not (
-            one is None
-            or isinstance(one, _SCALAR)
-            or (keyword in _OF_SCALARS and isinstance(one, list) and _are_scalars(one))
-        ):
-            return schema.path
-    return repr(said)  # starts with a bracket, unlike any path
+def _weakly(method: Disjoint) -> Disjoint:
+    """The method, without a hold on its object: builders are freed at once, not as cycles."""
+    found = weakref.WeakMethod(method)
 
+    def call(left: Located, right: Located) -> bool:
+        bound = found()
+        assert bound is not None, "an expander is asked by its own builder only"
+        return bound(left, right)
 
-def _are_scalars(values: list[Json]) -> bool:
-    return all(value is None or isinstance(value, _SCALAR) for value in values)
+    return call
 
 
 def _exactly(value: str) -> TextSet:

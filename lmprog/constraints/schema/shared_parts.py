@@ -2,17 +2,23 @@
 
 Such a schema's net depends on its keywords and on few options, not on the document or its place in
 it, so it is built once per process. Least recently used first out, bounded by an estimate of bytes;
-thread-safe, but two threads may both build a part. Knows neither schemas nor what a part means.
+thread-safe, but two threads may both build a part. Knows which schemas say the same everywhere; does
+not know what they mean.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from decimal import Decimal
 from threading import Lock
 
 from lmprog.constraints.net import NetPart
+from lmprog.constraints.schema.keywords import ANNOTATIONS
+from lmprog.constraints.schema.schema_document import Json, Located
 
+_SCALAR = (str, int, Decimal)
+_OF_SCALARS = frozenset(["type", "enum"])
 MAX_BYTES = 32 << 20
 _LARGEST_SHARE = 8
 """One part takes at most the eighth of the bytes; larger ones are not kept."""
@@ -46,3 +52,23 @@ class SharedParts:
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+def name_of(schema: Located) -> str:
+    """A cache key: the path, or the content if nothing in the schema depends on its location."""
+    value = schema.value
+    if isinstance(value, bool):
+        return schema.path
+    said = [(keyword, one) for keyword, one in value.items() if keyword not in ANNOTATIONS]
+    for keyword, one in said:
+        if keyword.startswith("$") or not (
+            one is None
+            or isinstance(one, _SCALAR)
+            or (keyword in _OF_SCALARS and isinstance(one, list) and _are_scalars(one))
+        ):
+            return schema.path
+    return repr(said)  # starts with a bracket, unlike any path
+
+
+def _are_scalars(values: list[Json]) -> bool:
+    return all(value is None or isinstance(value, _SCALAR) for value in values)
