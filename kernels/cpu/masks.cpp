@@ -39,6 +39,21 @@ struct Mask {
     int64_t steps_left;  // for explorations, so that they never take longer than a walk
 };
 
+// The bits of a mask while it is made. Most masks allow few tokens: their bits are cleared one by one, and never leave.
+struct Scratch {
+    std::vector<uint32_t> bits;
+    bool is_clear = false;
+    void clear(size_t num_words) {
+        if (!is_clear || bits.size() != num_words) bits.assign(num_words, 0);
+        is_clear = false;
+    }
+    void forget(const int32_t* ids, int64_t count) {
+        for (int64_t i = 0; i < count; i++) bits[static_cast<size_t>(ids[i] >> 5)] = 0;
+        is_clear = true;
+    }
+};
+thread_local Scratch scratch;
+
 enum Verdict { kLeave, kTake, kWalk };
 
 // What of a bucket is allowed behind `state`: nothing, the tokens of at most `whole` characters, or that is not clear.
@@ -278,12 +293,18 @@ LMPROG_EXPORT int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton) 
     return automaton->inner.num_bytes() + automaton->groups.num_bytes();
 }
 
-LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, uint32_t* bits, int32_t* ids,
+LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, int32_t* ids,
                                   int64_t max_ids, lmprog_mask_result* result) {
     return growing(automaton, [&] {
-        Mask out{bits, ids, max_ids, most, 0, 0, kMaxSteps};
+        scratch.clear(static_cast<size_t>(automaton->vocabulary.num_words));
+        Mask out{scratch.bits.data(), ids, max_ids, most, 0, 0, kMaxSteps};
         fill(*automaton, state, out);
+        if (out.count <= max_ids) scratch.forget(ids, out.count);
         *result = {out.count, out.worst};
         return int64_t{0};
     });
+}
+
+LMPROG_EXPORT void lmprog_mask_bits(uint32_t* bits) {
+    std::copy(scratch.bits.begin(), scratch.bits.end(), bits);
 }

@@ -96,10 +96,13 @@ int64_t lmprog_automaton_collect(lmprog_automaton* automaton, const uint32_t* st
                                  uint32_t* moved);
 int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton); /* an estimate */
 
-/* Writes the mask of `state` into zeroed `bits`; only tokens whose next state costs at most `most` are allowed.
- * The first `max_ids` allowed ids go to `ids`, unsorted. Returns 0, or LMPROG_MASKS_LIMIT. */
-int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, uint32_t* bits, int32_t* ids,
-                    int64_t max_ids, lmprog_mask_result* result);
+/* Makes the mask of `state`; only tokens whose next state costs at most `most` are allowed. The first `max_ids` allowed
+ * ids go to `ids`, unsorted. Where there are more, `lmprog_mask_bits` has them all. Returns 0, or LMPROG_MASKS_LIMIT. */
+int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, int32_t* ids, int64_t max_ids,
+                    lmprog_mask_result* result);
+
+/* The bits of the last mask that this thread made, if it had more than `max_ids` tokens: `num_words` of them. */
+void lmprog_mask_bits(uint32_t* bits);
 
 #ifdef __cplusplus
 }

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from lmprog.constraints import charset, tables
 from lmprog.constraints.charset import CharSet
+from lmprog.constraints.constraint import bit_row
 from lmprog.constraints.leaves import Leaf
 from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.trie import NODE, Trie, build_trie
@@ -178,15 +179,6 @@ def _with_bits(bucket: Bucket, num_words: int) -> Bucket:
     return Bucket(
         bucket.groups, bucket.lead, bucket.trie, bucket.by_length, bucket.length_start, bits
     )
-
-
-def bit_row(ids: Sequence[int] | NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
-    row = np.zeros(num_words, np.uint32)
-    where = np.asarray(ids, np.int64)
-    np.bitwise_or.at(
-        row, where >> 5, (np.uint32(1) << (where & 31).astype(np.uint32)).astype(np.uint32)
-    )
-    return row
 
 
 _SIZES = ("groups", "lead", "deepest", "nodes", "order", "lengths")

@@ -9,7 +9,7 @@ no automaton, tokenizer or compiler: `compiler.py` makes constraints; `regular.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -20,7 +20,6 @@ NARROW = 512
 """A mask that allows at most this many tokens carries their ids beside its bits."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class MaskRow:
     """The tokens allowed next. Shared and read-only: copy before modifying.
 
@@ -28,12 +27,44 @@ class MaskRow:
     same tokens in ascending order if there are at most `NARROW` of them, else None.
     """
 
-    bits: NDArray[np.uint32]
-    ids: NDArray[np.int32] | None
-    count: int
+    __slots__ = ("_bits", "count", "ids", "num_words")
+
+    def __init__(self, bits: NDArray[np.uint32], ids: NDArray[np.int32] | None, count: int) -> None:
+        self._bits: NDArray[np.uint32] | None = bits
+        self.ids = ids
+        self.count = count
+        self.num_words = len(bits)
+
+    @classmethod
+    def narrow(cls, ids: NDArray[np.int32], num_words: int) -> MaskRow:
+        """Of few tokens. Its bits are made when they are first asked for: most never are."""
+        made = cls.__new__(cls)
+        made._bits, made.ids, made.count, made.num_words = None, ids, len(ids), num_words
+        return made
+
+    @property
+    def bits(self) -> NDArray[np.uint32]:
+        if self._bits is None:
+            assert self.ids is not None, "a row has its bits or its ids"
+            self._bits = bit_row(self.ids, self.num_words)
+            self._bits.flags.writeable = False
+        return self._bits
 
     def allows(self, token: int) -> bool:
-        return token >> 5 < len(self.bits) and bool(int(self.bits[token >> 5]) >> (token & 31) & 1)
+        if self.ids is not None:
+            at = int(self.ids.searchsorted(token))
+            return at < self.count and int(self.ids[at]) == token
+        bits = self.bits
+        return token >> 5 < len(bits) and bool(int(bits[token >> 5]) >> (token & 31) & 1)
+
+
+def bit_row(ids: Sequence[int] | NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
+    row = np.zeros(num_words, np.uint32)
+    where = np.asarray(ids, np.int64)
+    np.bitwise_or.at(
+        row, where >> 5, (np.uint32(1) << (where & 31).astype(np.uint32)).astype(np.uint32)
+    )
+    return row
 
 
 Check: TypeAlias = Callable[[], None]

@@ -17,8 +17,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from lmprog.constraints.buckets import bit_row
-from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, State
+from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, State, bit_row
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, NotSupported
 

@@ -93,7 +93,8 @@ def _kernel() -> ctypes.CDLL | None:
         function = getattr(found, f"lmprog_automaton_{name}")
         function.restype, function.argtypes = result, arguments
     found.lmprog_mask.restype = _LONG
-    found.lmprog_mask.argtypes = [_POINTER, state, _LONG, _POINTER, _POINTER, _LONG, _POINTER]
+    found.lmprog_mask.argtypes = [_POINTER, state, _LONG, _POINTER, _LONG, _POINTER]
+    found.lmprog_mask_bits.restype, found.lmprog_mask_bits.argtypes = None, [_POINTER]
     return found
 
 
@@ -241,21 +242,15 @@ class NativeMaskEngine:
         return int(self._kernel.lmprog_automaton_cost(self._handle, state))
 
     def raw_mask(self, state: int, most: int = UNREACHABLE) -> RawMask:
-        bits = np.zeros(self._num_words, np.uint32)
-        done = self._mask(
-            self._handle,
-            state,
-            most,
-            bits.ctypes.data,
-            self._ids_at,
-            NARROW,
-            self._result_at,
-        )
+        done = self._mask(self._handle, state, most, self._ids_at, NARROW, self._result_at)
         if done < 0:
             raise self._failure(done)
         count: int = self._result.count
-        ids = np.sort(self._ids[:count]) if count <= NARROW else None
-        return RawMask(bits, ids, count, self._result.worst)
+        if count <= NARROW:
+            return RawMask(None, np.sort(self._ids[:count]), count, self._result.worst)
+        bits = np.empty(self._num_words, np.uint32)
+        self._kernel.lmprog_mask_bits(bits.ctypes.data)
+        return RawMask(bits, None, count, self._result.worst)
 
 
 def native_engine(

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.constraints.buckets import bit_row
-from lmprog.constraints.constraint import NARROW, MaskRow
+from lmprog.constraints.constraint import NARROW, MaskRow, bit_row
 
 _MAX_ROWS = 256
 
@@ -88,9 +87,12 @@ class Pieces:
     def row(self, ids: Sequence[int] | NDArray[np.int32]) -> MaskRow:
         """A mask that allows these tokens, which must be distinct."""
         ordered = np.sort(np.asarray(ids, np.int32))
+        ordered.flags.writeable = False
+        if len(ordered) <= NARROW:
+            return MaskRow.narrow(ordered, self._num_words)
         bits = bit_row(ordered, self._num_words)
-        bits.flags.writeable = ordered.flags.writeable = False
-        return MaskRow(bits, ordered if len(ordered) <= NARROW else None, len(ordered))
+        bits.flags.writeable = False
+        return MaskRow(bits, None, len(ordered))
 
     def along(self, text: bytes) -> MaskRow:
         """The tokens that start with `text`, and those that `text` starts with."""
@@ -112,19 +114,22 @@ def without(row: MaskRow, tokens: Sequence[int]) -> MaskRow:
     gone = [token for token in dict.fromkeys(tokens) if row.allows(token)]
     if not gone:
         return row
+    if row.ids is not None:
+        return MaskRow.narrow(row.ids[~np.isin(row.ids, gone)], row.num_words)
     bits = row.bits.copy()
     for token in gone:
         bits[token >> 5] &= ~np.uint32(1 << (token & 31))
-    ids = None if row.ids is None else row.ids[~np.isin(row.ids, gone)]
-    return MaskRow(bits, ids, row.count - len(gone))
+    return MaskRow(bits, None, row.count - len(gone))
 
 
 def united(row: MaskRow, other: MaskRow) -> MaskRow:
     """The union of two masks of one vocabulary."""
+    if row.ids is not None and other.ids is not None:
+        ids = np.union1d(row.ids, other.ids)
+        if len(ids) <= NARROW:
+            return MaskRow.narrow(ids, row.num_words)
     bits = row.bits | other.bits
-    count = int(np.bitwise_count(bits).sum())
-    is_narrow = row.ids is not None and other.ids is not None and count <= NARROW
-    return MaskRow(bits, np.union1d(row.ids, other.ids) if is_narrow else None, count)  # type: ignore[arg-type]
+    return MaskRow(bits, None, int(np.bitwise_count(bits).sum()))
 
 
 def _after(text: bytes) -> bytes:

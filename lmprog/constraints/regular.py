@@ -66,7 +66,7 @@ class RegularConstraint:
         row = state.row
         if row is None:
             made = self._call(lambda: self._engine.raw_mask(state.number))
-            row = state.row = _shared(made)
+            row = state.row = _shared(made, self._vocabulary.num_words)
             state.worst = made.worst
             self._with_mask[state] = None
             if len(self._with_mask) + len(self._narrowed) > self._max_masks:
@@ -80,7 +80,8 @@ class RegularConstraint:
         if found is not None:
             self._narrowed.move_to_end((state, budget))
             return found
-        row = _shared(self._call(lambda: self._engine.raw_mask(state.number, budget - 1)))
+        made = self._call(lambda: self._engine.raw_mask(state.number, budget - 1))
+        row = _shared(made, self._vocabulary.num_words)
         self._narrowed[state, budget] = row
         if len(self._with_mask) + len(self._narrowed) > self._max_masks:
             self._drop_mask()
@@ -174,8 +175,10 @@ class RegularConstraint:
                 self._with_mask[state] = None
 
 
-def _shared(made: RawMask) -> MaskRow:
-    made.bits.flags.writeable = False
-    if made.ids is not None:
-        made.ids.flags.writeable = False
-    return MaskRow(made.bits, made.ids, made.count)
+def _shared(made: RawMask, num_words: int) -> MaskRow:
+    if made.bits is not None:
+        made.bits.flags.writeable = False
+        return MaskRow(made.bits, None, made.count)
+    assert made.ids is not None, "a mask has its bits or its ids"
+    made.ids.flags.writeable = False
+    return MaskRow.narrow(made.ids, num_words)

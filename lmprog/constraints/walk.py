@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.constraints.automaton import DEAD, ByteAutomaton, LazyAutomaton
-from lmprog.constraints.buckets import bit_row
-from lmprog.constraints.constraint import NARROW, CompileLimits
+from lmprog.constraints.constraint import NARROW, CompileLimits, bit_row
 from lmprog.constraints.leaves import UNREACHABLE
 from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.trie import Trie
@@ -28,7 +27,8 @@ class RawMask:
     token.
     """
 
-    bits: NDArray[np.uint32]
+    bits: NDArray[np.uint32] | None
+    """None where there are ids."""
     ids: NDArray[np.int32] | None
     count: int
     worst: int
@@ -104,12 +104,9 @@ class PlainEngine(LazyAutomaton):
         if self.is_final(state):
             found.append(np.array(self._vocabulary.eos_ids, np.int32))
         ids = np.sort(np.concatenate(found))
-        return RawMask(
-            bit_row(ids, self._vocabulary.num_words),
-            ids if len(ids) <= NARROW else None,
-            len(ids),
-            worst,
-        )
+        if len(ids) <= NARROW:
+            return RawMask(None, ids, len(ids), worst)
+        return RawMask(bit_row(ids, self._vocabulary.num_words), None, len(ids), worst)
 
     def _walk(self, levels: _Levels, state: int, most: int) -> tuple[NDArray[np.int32], int]:
         trie = levels.trie

@@ -17,7 +17,7 @@ from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.constraints.walk import PlainEngine
+from lmprog.constraints.walk import PlainEngine, RawMask
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from tests.constraints.conftest import EOS, make_vocabulary
 from tests.constraints.random_patterns import random_pattern
@@ -174,11 +174,7 @@ def test_buckets_taken_whole_are_what_a_walk_would_find(rng: random.Random) -> N
                     ours.ids is None or theirs.ids is None or np.array_equal(ours.ids, theirs.ids)
                 )
                 compared += 1
-            tokens = [
-                t
-                for t in np.nonzero(np.unpackbits(theirs.bits.view(np.uint8), bitorder="little"))[0]
-                if t != EOS
-            ]
+            tokens = [token for token in tokens_of(theirs) if token != EOS]
             if not tokens:
                 break
             text = vocabulary.bytes_of(int(rng.choice(tokens))) or b""
@@ -248,6 +244,34 @@ def test_a_forbidden_token_raises(small: Vocabulary) -> None:
     for token in (EOS, 1 + ord("b"), len(small), -1):
         with pytest.raises(ValueError, match="not allowed"):
             constraint.advance(constraint.start, token)
+
+
+def tokens_of(mask: RawMask) -> list[int]:
+    if mask.ids is not None:
+        return mask.ids.tolist()
+    assert mask.bits is not None
+    return np.nonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little"))[0].tolist()
+
+
+def test_the_ids_and_the_bits_of_a_mask_say_the_same(real: Vocabulary) -> None:
+    """Narrow masks have ids, and bits only when they are asked for; wide ones have bits. They come
+    in turn here, since the kernel makes all of a thread's masks in one place."""
+    seen = set()
+    texts = [b"", b"{", b'{"a": "', b'{"a": "b', b'{"a": "b"', b'{"a": "b", "c": ', b'{"a": "b"']
+    for _ in range(2):
+        constraint = compile_constraint(wire.JsonSchema('{"type": "object"}'), real)
+        for text in texts:
+            state = constraint.advance_bytes(constraint.start, text)
+            assert state is not None
+            row = constraint.mask(state)
+            allowed = np.nonzero(np.unpackbits(row.bits.view(np.uint8), bitorder="little"))[0]
+            assert len(allowed) == row.count
+            assert row.ids is None or np.array_equal(allowed, row.ids)
+            assert not row.bits.flags.writeable
+            some = {*allowed[::97].tolist(), *range(0, len(real) + 64, 997)}
+            assert all(row.allows(token) == (token in set(allowed)) for token in some)
+            seen.add(row.ids is None)
+    assert seen == {True, False}
 
 
 def test_masks_are_shared_and_read_only(small: Vocabulary) -> None:

@@ -2,8 +2,8 @@
 
 Such a schema's net depends on its keywords and on few options, not on the document or its place in
 it, so it is built once per process. Least recently used first out, bounded by an estimate of bytes;
-thread-safe, but two threads may both build a part. Knows which schemas say the same everywhere; does
-not know what they mean.
+thread-safe, but two threads may both build a part. Knows which schemas say the same everywhere;
+does not know what they mean.
 """
 
 from __future__ import annotations
