@@ -299,7 +299,10 @@ LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, i
         scratch.clear(static_cast<size_t>(automaton->vocabulary.num_words));
         Mask out{scratch.bits.data(), ids, max_ids, most, 0, 0, kMaxSteps};
         fill(*automaton, state, out);
-        if (out.count <= max_ids) scratch.forget(ids, out.count);
+        if (out.count <= max_ids) {
+            std::sort(ids, ids + out.count);
+            scratch.forget(ids, out.count);
+        }
         *result = {out.count, out.worst};
         return int64_t{0};
     });

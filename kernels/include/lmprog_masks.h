@@ -96,8 +96,9 @@ int64_t lmprog_automaton_collect(lmprog_automaton* automaton, const uint32_t* st
                                  uint32_t* moved);
 int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton); /* an estimate */
 
-/* Makes the mask of `state`; only tokens whose next state costs at most `most` are allowed. The first `max_ids` allowed
- * ids go to `ids`, unsorted. Where there are more, `lmprog_mask_bits` has them all. Returns 0, or LMPROG_MASKS_LIMIT. */
+/* Makes the mask of `state`; only tokens whose next state costs at most `most` are allowed. Where these are at most
+ * `max_ids`, they go to `ids` in ascending order; where they are more, `lmprog_mask_bits` has them. Returns 0, or
+ * LMPROG_MASKS_LIMIT. */
 int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, int32_t* ids, int64_t max_ids,
                     lmprog_mask_result* result);
 

@@ -247,7 +247,7 @@ class NativeMaskEngine:
             raise self._failure(done)
         count: int = self._result.count
         if count <= NARROW:
-            return RawMask(None, np.sort(self._ids[:count]), count, self._result.worst)
+            return RawMask(None, self._ids[:count].copy(), count, self._result.worst)
         bits = np.empty(self._num_words, np.uint32)
         self._kernel.lmprog_mask_bits(bits.ctypes.data)
         return RawMask(bits, None, count, self._result.worst)
