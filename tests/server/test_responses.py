@@ -257,7 +257,9 @@ def test_what_is_wrong_is_refused_by_name(live: Live, body: dict[str, Any], para
 
 def test_messages_call_the_fields_by_this_dialects_names(live: Live) -> None:
     said = live.refused("/v1/responses", input="x", text={"format": {"type": "yaml"}})["message"]
-    assert said == "text.format.type is 'yaml'; it must be text, json_object or json_schema."
+    assert said == (
+        "text.format.type is 'yaml'; it must be text, json_object, json_schema or structural_tag."
+    )
 
 
 def kept(name: str, size: int = 10, caller: str = "") -> Kept:
