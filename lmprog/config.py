@@ -70,6 +70,9 @@ class RuntimeConfig:
     threads: int | None = None
     context_len: int | None = None
     kv_memory_mb: int | None = None
+    kv_idle_seconds: int = 900
+    """Seconds without work after which cached keys and values that no branch stands on are given
+    up, and the memory of all free pages goes back to the system; 0: never."""
     kv_disk_mb: int | None = None
     """Keys and values that memory has no place for are kept in a file of at most this size, and
     found again after a restart; None: they are not. The file holds prompts; its owner alone can

@@ -24,6 +24,10 @@ class PageAllocator:
     def num_free(self) -> int:
         return len(self._free)
 
+    def free_pages(self) -> list[int]:
+        """Their numbers, in ascending order."""
+        return sorted(self._free)
+
     def allocate(self, count: int) -> list[int] | None:
         """`count` pages; None, and nothing is allocated, when fewer are free."""
         assert count >= 0, f"{count} pages requested"

@@ -16,6 +16,7 @@ from typing import Any
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError
+from lmprog.runtime.idle_memory import IdleMemory
 from lmprog.runtime.loop import Loop, StepEngine
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
@@ -43,7 +44,7 @@ def assemble(
     `stage` is told what it is busy with, `resolved` what was decided where `config` left it open.
     """
     stage("imports its libraries")
-    from lmprog.runtime.engine.kept_pages import open_disk_store
+    from lmprog.runtime.engine.kept_pages import open_disk_store, page_release
     from lmprog.runtime.engine.selection import select_engine
 
     stage("loads the model")
@@ -93,8 +94,10 @@ def assemble(
         scheduler, calls, chat_template, welcome, time.monotonic, channel.counters
     )
     stepping: StepEngine[Any] = engine
+    give_back = page_release(engine) if config.kv_idle_seconds else None
+    idle = give_back and IdleMemory(scheduler, give_back, config.kv_idle_seconds)
     return Loop(
-        channel, interpreter, scheduler, stepping, selected.sampler, time.monotonic
+        channel, interpreter, scheduler, stepping, selected.sampler, time.monotonic, idle
     ), welcome
 
 

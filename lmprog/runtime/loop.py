@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.idle_memory import IdleMemory
 from lmprog.runtime.programs.inbox import Inbox
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.logits_requests import collect_requests
@@ -73,6 +74,7 @@ class Loop:
         engine: StepEngine[Logits],
         sampler: StepSampler[Logits],
         clock: Callable[[], float],
+        idle_memory: IdleMemory | None = None,
     ) -> None:
         self.channel = channel
         self.interpreter = interpreter
@@ -82,6 +84,7 @@ class Loop:
             plan, engine, sampler
         )
         self._clock = clock
+        self._idle_memory = idle_memory
         self._checked_at = 0
         self._stored_at = 0
         self._had_rows = False
@@ -97,6 +100,8 @@ class Loop:
         if self.scheduler.idle:
             self._check_invariants()
             self._store_recent()
+            if self._idle_memory is not None:
+                self._idle_memory.turn(self._clock())
 
     def stop(self) -> None:
         """After the last step: what was computed goes to the second tier, if there is one."""

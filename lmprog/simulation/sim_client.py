@@ -39,6 +39,8 @@ class SimClient:
         self.open: dict[int, BranchMirror] = {}
         self.calls: dict[int, IssuedCall] = {}
         self.num_replies = 0
+        self.silent_until = 0
+        """Number of the step until which its programs think."""
         self._numbers = 0
         self._prefixes = [
             "".join(rng.choices("abcdefgh ", k=rng.randrange(4, 40))) for _ in range(4)
@@ -53,6 +55,14 @@ class SimClient:
         ops: list[wire.Op] = []
         for _ in range(self.rng.randrange(1, 5)):
             ops += self._one()
+        return ops
+
+    def flood(self) -> list[wire.Op]:
+        """A frame of questions that are answered without the model, in the number's range."""
+        ops: list[wire.Op] = []
+        for _ in range(50):
+            ops.append(wire.Encode(self._number(), self._words(12)))
+            ops.append(wire.Describe(self._number()))
         return ops
 
     def leave(self) -> list[wire.Op]:

@@ -45,6 +45,12 @@ class Scenario:
     seconds_per_token: float
     num_handles: int = 0
     """Pages of a second tier; 0: there is none."""
+    floods: float = 0.0
+    """Chance per client and step of a frame of a hundred questions that need no model."""
+    pauses: float = 0.0
+    """Chance per client and step that its programs think for some thirty steps."""
+    seconds_per_look: float = 0.0
+    """Time that passes whenever the runtime looks at its clock: messages then take time too."""
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -70,6 +76,9 @@ def draw(rng: random.Random) -> Scenario:
         seconds_per_step=rng.choice([0.0, 0.005, 0.1]),
         seconds_per_token=rng.choice([0.0, 0.0001, 0.01]),
         num_handles=rng.choice([0, 3, 20, 200]),
+        floods=rng.choice([0.0, 0.0, 0.02]),
+        pauses=rng.choice([0.0, 0.05]),
+        seconds_per_look=rng.choice([0.0, 0.0, 0.0005]),
     )
 
 
@@ -120,8 +129,9 @@ class World:
             wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 1, 1, 0
         )
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self.clock)
+        self.sampler = PlainSampler()
         self.loop = Loop(
-            self.channel, self.interpreter, self.scheduler, self, PlainSampler(), self.clock
+            self.channel, self.interpreter, self.scheduler, self, self.sampler, self.clock
         )
         self.clients = [
             self._client(b"client-%d" % number) for number in range(self.scenario.num_clients)
@@ -136,6 +146,7 @@ class World:
         return self._trace.hexdigest()[:16]
 
     def clock(self) -> float:
+        self.now += self.scenario.seconds_per_look
         return self.now
 
     def forward(self, batch: Batch) -> Floats:
@@ -149,7 +160,12 @@ class World:
         """Clients act, a fault may strike, the loop runs one step, the invariants are checked."""
         rng, scenario = self.rng, self.scenario
         for client in self.clients:
-            if rng.random() < scenario.busy and len(client.waiting) < 12:
+            if rng.random() < scenario.pauses:
+                client.silent_until = self.steps + int(rng.expovariate(1 / 30))
+            if rng.random() < scenario.floods:
+                self.channel.inbox += [(client.name, op) for op in client.flood()]
+            is_silent = self.steps < client.silent_until
+            if not is_silent and rng.random() < scenario.busy and len(client.waiting) < 12:
                 self.channel.inbox += [(client.name, op) for op in client.act()]
         if rng.random() < scenario.faults:
             self._fault()
@@ -163,7 +179,8 @@ class World:
         for _ in range(most):
             tier = self.scheduler.tier
             is_loading = tier is not None and tier.pages_held()
-            if self.scheduler.idle and not self.channel.inbox and not is_loading:
+            is_said = not self.channel.inbox and not self.loop.inbox.num_ops
+            if self.scheduler.idle and is_said and not is_loading:
                 break
             self._turn()
         for client in self.clients:
@@ -171,6 +188,8 @@ class World:
             assert not unanswered, f"never answered: {unanswered[:3]}"
             self.channel.inbox.append((client.name, Gone()))
         self._turn()
+        while self.loop.inbox.num_ops:
+            self._turn()
         tree, pages = self.scheduler.tree, self.scheduler.pages
         assert not self.interpreter.clients, "vanished clients are forgotten"
         assert tree.num_evictable == tree.num_cached, "nothing is locked when nothing runs"

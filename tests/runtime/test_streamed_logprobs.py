@@ -8,7 +8,7 @@ import pytest
 
 from lmprog import wire
 
-from .talk import Talk, done, text
+from .talk import GREEDY, Talk, done, text
 
 
 def sampling(stop: tuple[str, ...], n: int = 1) -> wire.SamplingParams:
@@ -45,3 +45,17 @@ def test_nothing_is_told_where_nothing_was_asked_for() -> None:
     plain = wire.SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     replies = talk.ask(wire.Open(1), text(1, "hello"), wire.Generate(1, 2, plain, stream=True))
     assert all(reply.logprobs == () for reply in replies if isinstance(reply, wire.Delta))
+
+
+def test_text_that_was_held_back_for_a_stop_comes_with_the_last_delta() -> None:
+    talk = Talk()
+    plain = done(talk.ask(wire.Open(1), text(1, "abc"), wire.Generate(1, 1, GREEDY)))[1]
+    told = plain.outputs[0].text
+    begun = wire.SamplingParams(
+        temperature=0.0, max_tokens=5, ignore_eos=True, stop=(told[-2:] + "never",)
+    )
+    replies = talk.ask(wire.Open(2), text(2, "abc"), wire.Generate(2, 2, begun, stream=True))
+    deltas = [reply.text for reply in replies if isinstance(reply, wire.Delta)]
+    assert done(replies)[2].outputs[0].text == told
+    assert "".join(deltas) == told
+    assert deltas[-1] == told[-2:]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmprog.config import RuntimeConfig
@@ -50,6 +51,13 @@ def open_disk_store(config: RuntimeConfig, engine: object) -> DiskStore | None:
     if not store.num_handles:
         log.warning("kv_disk_mb = %d holds no page", config.kv_disk_mb)
     return store
+
+
+def page_release(engine: object) -> Callable[[Sequence[int]], None] | None:
+    """Returns the memory of pages to the system; None where this engine cannot."""
+    if not isinstance(engine, NativeEngine) or not engine.has_page_memory:
+        return None
+    return engine.page_memory().give_back
 
 
 def _free_file(

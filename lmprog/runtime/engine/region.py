@@ -63,6 +63,7 @@ class Region:
         self.num_bytes = num_bytes
         self._taken = 0
         whole = allocate(num_bytes) if memory is None else memory
+        self._whole = whole
         self._memory: Bytes = np.frombuffer(whole, np.uint8)[:num_bytes]
 
     def take(self, num_bytes: int) -> Bytes:
@@ -72,3 +73,13 @@ class Region:
             raise ValueError(f"the region holds {self.num_bytes} bytes, {end} were asked for")
         self._taken = aligned(end)
         return self._memory[start:end]
+
+    def give_back(self, part: Bytes, start: int, end: int) -> None:
+        """Returns the system's pages inside bytes `start .. end` of `part`, which was taken from
+        here, to the system. They are zeros from now on.
+        """
+        begin = part.ctypes.data - self._memory.ctypes.data
+        first = -(-(begin + start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (begin + end) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._whole.madvise(mmap.MADV_DONTNEED, first, last - first)

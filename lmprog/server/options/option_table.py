@@ -84,6 +84,8 @@ _HELP: Mapping[str, str] = {
     "threads": "processor threads; default: all cores; small steps of small models use one",
     "context_len": "most tokens of one branch; default: the model's",
     "kv_memory_mb": "memory for keys and values; default: by model and machine",
+    "kv_idle_seconds": "seconds without work after which cached keys and values are given up and "
+    "their memory goes back to the system; 0: never",
     "kv_disk_mb": "size of a file for keys and values that memory has no place for, found again "
     "after a restart; default: none is kept",
     "kv_disk_folder": "where that file is; default: the folder kv of the cache",

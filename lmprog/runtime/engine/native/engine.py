@@ -134,16 +134,21 @@ class NativeEngine:
         kernels = Path(self._library._name).name
         return f"{kernels} {self.path} {self.dtype} {self.memory.kv_dtype} {self._shape!r}"
 
+    @property
+    def has_page_memory(self) -> bool:
+        """Whether a page is a stretch of bytes of its own."""
+        return self.memory.page_size % BLOCK_SLOTS == 0
+
     def page_memory(self) -> NativePageMemory:
         """The contents of pages as bytes; raises NotSupported where pages have no bytes of their
         own.
         """
-        if self.memory.page_size % BLOCK_SLOTS:
+        if not self.has_page_memory:
             raise NotSupported(
                 f"a second tier needs a page size that is a multiple of {BLOCK_SLOTS}, not "
                 f"{self.memory.page_size}"
             )
-        return NativePageMemory(self._kv_parts, self.memory.num_pages)
+        return NativePageMemory(self._pool, self._kv_parts, self.memory.num_pages)
 
     def sample(self, call: object) -> None:
         """Runs a sampler's call, which it has filled, on this engine's threads."""
@@ -188,7 +193,7 @@ class NativeEngine:
         layers = (interface.CLayer * shape.num_layers)()
         slots = self.memory.num_pages * self.memory.page_size
         sizes = [int(size(byref(attention), slots)) for size in _kv_sizes(self._library)]
-        pool = Region(sum(map(aligned, sizes)) * shape.num_layers)
+        self._pool = pool = Region(sum(map(aligned, sizes)) * shape.num_layers)
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             for name, part in parts.items():
                 setattr(layer, name, part.ctypes.data)
@@ -203,7 +208,7 @@ class NativeEngine:
         ropes = (interface.CRope * len(shape.ropes))(
             *(self._rope(rope, shape) for rope in shape.ropes)
         )
-        self._held += [pool, layers, ropes, packed]
+        self._held += [layers, ropes, packed]
         return interface.CModel(
             vocab=shape.vocab_size,
             hidden=shape.hidden,

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.runtime.engine.region import Region
+
 BLOCK_SLOTS = 16
 
 
 class NativePageMemory:
-    """`parts`: the memory of all pages, one array for each layer's keys and one for its values."""
+    """`parts` of `region`: all pages, one array for each layer's keys and one for its values."""
 
-    def __init__(self, parts: Sequence[NDArray[np.uint8]], num_pages: int) -> None:
+    def __init__(self, region: Region, parts: Sequence[NDArray[np.uint8]], num_pages: int) -> None:
+        self._region = region
         self._parts = [part.reshape(num_pages, -1) for part in parts]
         ends = np.cumsum([part.shape[1] for part in self._parts]).tolist()
         self._places = [
@@ -37,3 +40,17 @@ class NativePageMemory:
         given = np.frombuffer(contents, np.uint8)
         for place, part in zip(self._places, self._parts, strict=True):
             part[page] = given[place]
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Returns the memory of these pages, in ascending order, to the system."""
+        for first, last in _runs(pages):
+            for part in self._parts:
+                width = part.shape[1]
+                self._region.give_back(part, first * width, last * width)
+
+
+def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges (first, end) of consecutive numbers."""
+    numbers = np.asarray(pages, np.int64)
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks) if len(run)]

@@ -1,0 +1,49 @@
+"""Gives memory back to the system when a runtime has had no work for a while.
+
+The cached prefixes that no branch stands on are given up (where there is a second tier, it has
+them), the memory of all free pages goes back, and so does what the allocator of C keeps. Knows the
+scheduler's tree and pages, and who can return their memory; has no clock of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Sequence
+
+from lmprog.runtime.scheduling.scheduler import Scheduler
+
+
+class IdleMemory:
+    """`give_back` returns the memory of pages. It happens once after `seconds` of each pause."""
+
+    def __init__(
+        self, scheduler: Scheduler, give_back: Callable[[Sequence[int]], None], seconds: float
+    ) -> None:
+        self._scheduler = scheduler
+        self._give_back = give_back
+        self._seconds = seconds
+        self._steps = -1
+        self._since = 0.0
+        self._is_done = False
+
+    def turn(self, now: float) -> None:
+        """A turn without work."""
+        steps = self._scheduler.stats.steps
+        if steps != self._steps:
+            self._steps, self._since, self._is_done = steps, now, False
+        if self._is_done or now - self._since < self._seconds:
+            return
+        self._is_done = True
+        tree = self._scheduler.tree
+        self._scheduler.stats.evicted_pages += tree.evict(tree.num_evictable - tree.num_pinned)
+        self._give_back(self._scheduler.pages.free_pages())
+        gc.collect()
+        _trim()
+
+
+def _trim() -> None:
+    """Has the allocator of C return what it keeps; nothing where it is not glibc's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,142 @@
+"""Plants each bug in a copy of the package and asks the tests: `python -m tests.mutation`.
+
+    python -m tests.mutation [--only WORDS] [--part I/N] [--seconds S]
+
+A bug counts as found where the tests of its room fail, or, if they pass, where the simulation does,
+within so many seconds of processor time together. Exit code 1 where one survives. Some ten minutes
+of one processor: for the night, not for `make test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.mutation.call_mutants import CALL_MUTANTS
+from tests.mutation.memory_mutants import MEMORY_MUTANTS
+from tests.mutation.mutant import ROOMS, Mutant
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("lmprog", "kernels", "tests", "benchmarks", "pyproject.toml", "docs", "README.md")
+SECONDS = 60
+WAIT = 900
+"""Seconds by the wall clock after which a run counts as hanging; the machine may be busy."""
+SIMULATION = (
+    "import logging; logging.getLogger('lmprog').setLevel(60)\n"
+    "from itertools import count\n"
+    "from lmprog.simulation.command import run_world\n"
+    "for seed in count(): run_world(seed, 200)\n"
+)
+MUTANTS = [*MEMORY_MUTANTS, *CALL_MUTANTS]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", default="", help="mutants whose name or room contains this")
+    parser.add_argument("--after", type=int, default=0, help="leave out so many of the first")
+    parser.add_argument("--part", default="1/1", help="every N-th mutant, from the I-th on")
+    parser.add_argument("--seconds", type=int, default=SECONDS)
+    asked = parser.parse_args()
+    first, _, parts = asked.part.partition("/")
+    chosen = [one for one in MUTANTS if asked.only in one.name or asked.only == one.room]
+    chosen = chosen[asked.after :][int(first) - 1 :: int(parts)]
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="lmprog-mutants-") as folder:
+        house = copied(Path(folder))
+        for one in chosen:
+            found, seconds = trial(one, house, asked.seconds)
+            print(
+                f"{found or 'SURVIVED':>10}  {seconds:5.1f} s  {one.room}: {one.name}", flush=True
+            )
+            if found is None:
+                survivors.append(one)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} found")
+    return 1 if survivors else 0
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the checkout, as far as tests of the runtime need it."""
+    for name in COPIED:
+        place = ROOT / name
+        if place.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(place, folder / name, ignore=ignored)
+        else:
+            shutil.copy(place, folder / name)
+    return folder
+
+
+def trial(one: Mutant, house: Path, seconds: float) -> tuple[str | None, float]:
+    """What found the bug, None for nothing, and how many seconds of processor time that took."""
+    place = house / "lmprog" / one.path
+    source = place.read_text()
+    before = _spent()
+    place.write_text(one.planted_in(source))
+    try:
+        tests = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "pytest_timeout",
+            "-p",
+            "no:cacheprovider",
+        ]
+        if _fails([*tests, *ROOMS[one.room].split()], house, seconds):
+            return "tests", _spent() - before
+        left = seconds - (_spent() - before)
+        if left > 1 and _fails([sys.executable, "-c", SIMULATION], house, left):
+            return "simulation", _spent() - before
+        return None, _spent() - before
+    finally:
+        place.write_text(source)
+
+
+def _fails(command: list[str], house: Path, seconds: float) -> bool:
+    """Whether the command ends by itself, and not well, before its processor time is up."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 1))
+
+    try:
+        done = subprocess.run(
+            command,
+            cwd=house,
+            env={**_environment(), "PYTHONPATH": str(house)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=limit,
+            timeout=WAIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 1
+
+
+def _environment() -> dict[str, str]:
+    """Without plugins that these tests do not use: they take longer to load than most tests."""
+    quick = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**os.environ, **quick}
+
+
+def _spent() -> float:
+    """Processor time of the children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

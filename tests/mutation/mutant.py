@@ -1,0 +1,44 @@
+"""A planted bug: one small replacement in one source file, and the tests that should notice it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROOMS = {
+    "radix": "tests/radix/test_radix_pages.py tests/radix/test_radix_tree.py "
+    "tests/radix/test_radix_tails.py tests/radix/test_tree_view.py "
+    "tests/radix/test_radix_references.py tests/radix/test_radix_sequences.py",
+    "scheduling": "tests/runtime/test_scheduler.py tests/runtime/test_short_memory.py",
+    "programs": "tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
+    "tests/runtime/test_streamed_logprobs.py tests/runtime/test_usage.py",
+    "branch": "tests/runtime/test_branch.py tests/runtime/test_interpreter.py",
+    "inbox": "tests/runtime/test_inbox.py tests/runtime/test_loop.py",
+    "select": "tests/runtime/test_interpreter.py tests/runtime/test_select_is_exact.py",
+    "generation": "tests/runtime/test_interpreter.py tests/runtime/test_scheduler.py "
+    "tests/runtime/test_spelling.py",
+    "healing": "tests/runtime/test_healing.py",
+    "sampler": "tests/sampler",
+    "text": "tests/text/test_text.py",
+    "transport": "tests/wire/test_channels.py tests/wire/test_zeromq.py tests/wire/test_messages.py",
+    "tier": "tests/tier/test_second_tier.py tests/tier/test_page_file.py",
+}
+"""The tests of each room, quick ones first. Where they notice nothing the simulation is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """In `path`, below `lmprog/`, `old`, which is there once, becomes `new`."""
+
+    name: str
+    room: str
+    path: str
+    old: str
+    new: str
+
+    def planted_in(self, source: str) -> str:
+        """Raises ValueError where the source has changed."""
+        if source.count(self.old) != 1:
+            raise ValueError(
+                f"{self.name}: {self.old!r} is {source.count(self.old)} times in {self.path}"
+            )
+        return source.replace(self.old, self.new)

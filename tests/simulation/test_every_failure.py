@@ -1,0 +1,29 @@
+"""Whatever fails, at any moment, fails cleanly: a short form of `python -m
+tests.simulation.every_failure`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.simulation.constrained_failures import CONSTRAINED_KINDS
+from tests.simulation.every_failure import KINDS, strike_all
+
+
+def test_every_so_many_calls_of_each_kind_fail_cleanly() -> None:
+    logging.getLogger("lmprog").setLevel(logging.CRITICAL + 1)
+    points = strike_all(1, steps=12, every=20)
+    assert {kind.__name__ for kind in [*KINDS, *CONSTRAINED_KINDS]} - set(points) <= {
+        "fail_tier_read"
+    }
+
+
+def test_a_failure_that_is_not_clean_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger("lmprog").setLevel(logging.CRITICAL + 1)
+    monkeypatch.setattr(
+        "lmprog.runtime.scheduling.page_tables.PageTables._discard", lambda *_: None
+    )
+    with pytest.raises(AssertionError, match="fail_forward at call"):
+        strike_all(1, steps=15, every=2)
