@@ -9,7 +9,7 @@ ROOMS = {
     "tests/radix/test_radix_tails.py tests/radix/test_tree_view.py "
     "tests/radix/test_radix_references.py tests/radix/test_radix_sequences.py",
     "scheduling": "tests/runtime/test_scheduler.py tests/runtime/test_short_memory.py",
-    "programs": "tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
+    "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
     "tests/runtime/test_streamed_logprobs.py tests/runtime/test_usage.py",
     "branch": "tests/runtime/test_branch.py tests/runtime/test_interpreter.py",
     "inbox": "tests/runtime/test_inbox.py tests/runtime/test_loop.py",

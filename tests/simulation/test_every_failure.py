@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from lmprog.runtime.programs.completion import CallCompletion
 from tests.simulation.constrained_failures import CONSTRAINED_KINDS
 from tests.simulation.every_failure import KINDS, strike_all
 
@@ -22,8 +23,11 @@ def test_every_so_many_calls_of_each_kind_fail_cleanly() -> None:
 
 def test_a_failure_that_is_not_clean_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("lmprog").setLevel(logging.CRITICAL + 1)
+    original = CallCompletion.fail
     monkeypatch.setattr(
-        "lmprog.runtime.scheduling.page_tables.PageTables._discard", lambda *_: None
+        CallCompletion,
+        "fail",
+        lambda self, call, error: None if error.code == "model" else original(self, call, error),
     )
     with pytest.raises(AssertionError, match="fail_forward at call"):
         strike_all(1, steps=15, every=2)
