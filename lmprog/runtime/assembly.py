@@ -16,13 +16,13 @@ from typing import Any
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError
-from lmprog.runtime.idle_memory import IdleMemory
 from lmprog.runtime.loop import Loop, StepEngine
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
+from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.call_derivation import tool_support

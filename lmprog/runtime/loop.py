@@ -12,9 +12,9 @@ from typing import Protocol, TypeVar
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.batch import Batch, build_batch
-from lmprog.runtime.idle_memory import IdleMemory
 from lmprog.runtime.programs.inbox import Inbox
 from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.progress import Progress

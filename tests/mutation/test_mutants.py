@@ -31,4 +31,4 @@ def test_a_bug_is_found_and_no_bug_is_not(tmp_path: Path) -> None:
     newest = next(one for one in MUTANTS if one.name == "the newest is evicted first")
     assert trial(newest, house, 60)[0] == "tests"
     harmless = Mutant("none", "inbox", "radix/pages.py", "a stack: ", "a pile: ")
-    assert trial(harmless, house, 12)[0] is None
+    assert trial(harmless, house, 5)[0] is None

@@ -11,7 +11,7 @@ import pytest
 from lmprog.radix import PageAllocator
 from lmprog.runtime.engine.native.page_memory import NativePageMemory
 from lmprog.runtime.engine.region import Region
-from lmprog.runtime.idle_memory import IdleMemory
+from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from tests.runtime.rig import Rig, SchedulerConfig
 
 PAGES, WIDTH = 64, 40_000
