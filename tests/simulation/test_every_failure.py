@@ -13,8 +13,13 @@ from tests.simulation.constrained_failures import CONSTRAINED_KINDS
 from tests.simulation.every_failure import KINDS, strike_all
 
 
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Hundreds of failures are logged with their traces."""
+    caplog.set_level(logging.CRITICAL + 1, logger="lmprog")
+
+
 def test_every_so_many_calls_of_each_kind_fail_cleanly() -> None:
-    logging.getLogger("lmprog").setLevel(logging.CRITICAL + 1)
     points = strike_all(1, steps=12, every=20)
     assert {kind.__name__ for kind in [*KINDS, *CONSTRAINED_KINDS]} - set(points) <= {
         "fail_tier_read"
@@ -22,7 +27,6 @@ def test_every_so_many_calls_of_each_kind_fail_cleanly() -> None:
 
 
 def test_a_failure_that_is_not_clean_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    logging.getLogger("lmprog").setLevel(logging.CRITICAL + 1)
     original = CallCompletion.fail
     monkeypatch.setattr(
         CallCompletion,

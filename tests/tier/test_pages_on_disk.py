@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -80,8 +81,11 @@ def answers(backend: RuntimeBackend) -> list[list[str]]:
 
 
 @pytest.fixture(autouse=True)
-def _whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a disk and a processor cost while the suite runs is chance."""
+def _as_everywhere(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What a disk and a processor cost while the suite runs is chance; so is what other tests have
+    left of the log.
+    """
+    caplog.set_level(logging.WARNING, logger="lmprog")
     monkeypatch.setattr(SecondTier, "_is_worth", lambda self, num_tokens, num_pages: True)
 
 
