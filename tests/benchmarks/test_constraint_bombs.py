@@ -28,5 +28,6 @@ def test_fifty_hard_constraints_are_answered_and_cost_others_little() -> None:
     assert all(
         "1000000000" in refusal.message or "repeat" in refusal.message for refusal in bench.refused
     )
-    assert len(beside) == len(alone), "every step that brings the streams text still does"
+    # A step may wait for a constraint and bring the text of two; hardly any does.
+    assert len(beside) >= 0.95 * len(alone), "steps still bring the streams text"
     assert beside[int(0.99 * len(beside))] <= alone[int(0.99 * len(alone))] + MORE_MS

@@ -1,0 +1,138 @@
+"""The units of the package: which modules belong together, which units they may import, and through
+which modules each library enters. `tests/test_architecture.py` holds the code to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Modules (each with all below it), and the units that they may import besides themselves."""
+
+    modules: str
+    may_import: str = ""
+
+
+# Below: the ground that everything stands on; then the client's side; then the runtime, from the
+# tree to the tensors.
+UNITS = {
+    "errors": Unit("lmprog.errors"),
+    "config": Unit("lmprog.config"),
+    "wire": Unit("lmprog.wire"),
+    "native": Unit("lmprog.native"),
+    "weight_cache": Unit("lmprog.weight_cache", "native"),
+    "transport": Unit("lmprog.transport", "errors wire"),
+    "launch": Unit("lmprog.launch", "errors config wire transport"),
+    "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
+    "calls": Unit("lmprog.calls", "errors wire"),
+    # the client's side: no tokens, no tensors, no sockets
+    "backends": Unit("lmprog.backends lmprog.testing", "errors config wire transport launch fleet"),
+    "ops": Unit("lmprog.lang.ops", "errors wire"),
+    "streaming": Unit("lmprog.lang.streaming", "errors wire backends ops"),
+    "branches": Unit("lmprog.lang.branches", "errors wire backends ops streaming"),
+    "runs": Unit("lmprog.lang.runs", "errors wire backends ops streaming branches"),
+    "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends ops branches runs"),
+    "lang": Unit("lmprog.lang", "errors wire backends ops streaming branches runs rehearsal"),
+    "facade": Unit(
+        "lmprog lmprog.grammar", "errors lang backends ops streaming branches runs constraint"
+    ),
+    # integers and strings: everything here is tested without torch
+    "radix": Unit("lmprog.radix", "errors"),
+    "constraints": Unit("lmprog.constraints", "errors native wire"),
+    "documents": Unit("lmprog.runtime.documents", "errors"),
+    "text": Unit("lmprog.runtime.text", "errors wire documents calls"),
+    "tier": Unit("lmprog.runtime.tier", "radix"),
+    "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
+    "programs": Unit(
+        "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
+    ),
+    "constraint": Unit("lmprog.constrained", "errors wire ops constraints programs"),
+    # tensors: they see batches, never requests
+    "engine": Unit(
+        "lmprog.runtime.engine",
+        "errors config native weight_cache wire documents tier scheduling batch",
+    ),
+    "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
+    "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling programs batch"),
+    # what puts the parts together
+    "simulation": Unit(
+        "lmprog.simulation",
+        "errors config wire transport radix constraints text tier scheduling programs batch loop",
+    ),
+    "process": Unit(
+        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
+        "errors config wire transport launch text scheduling programs loop engine batch",
+    ),
+    "quality": Unit("lmprog.runtime.quality", "errors config text engine batch"),
+    # the gateway: a client of the wire, with no tokens and no tensors
+    "options": Unit("lmprog.server.options", "errors config"),
+    "http": Unit("lmprog.server.http", "errors wire options"),
+    "fairness": Unit("lmprog.server.fairness", "errors wire options"),
+    "link": Unit(
+        "lmprog.server.runtime_link lmprog.server.exchange",
+        "errors wire transport launch fairness",
+    ),
+    "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
+    "gateway": Unit(
+        "lmprog.server.gateway lmprog.server.guard lmprog.server.routers",
+        "errors wire options http link fairness metrics",
+    ),
+    "operations": Unit(
+        "lmprog.server.operations lmprog.server.page",
+        "errors wire launch http link metrics gateway",
+    ),
+    "supervision": Unit(
+        "lmprog.server.supervision", "errors wire transport launch fleet metrics gateway"
+    ),
+    "dialects": Unit(
+        "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
+        "lmprog.server.programs lmprog.server.openapi",
+        "errors config wire calls options http link gateway operations",
+    ),
+    "server": Unit(
+        "lmprog.server",
+        "errors launch options http link metrics gateway operations supervision dialects",
+    ),
+    "gpu_report": Unit(
+        "lmprog.runtime.engine.device.report", "errors config wire scheduling engine batch"
+    ),
+    "cli": Unit(
+        "lmprog.cli",
+        "errors config wire native weight_cache transport launch gpu_report quality backends ops "
+        "branches runs lang facade constraint "
+        "simulation server options http gateway supervision",
+    ),
+}
+
+# Through which modules a library enters. What is not listed is not imported by `lmprog` at all.
+_HTTP_LIBRARIES = ("fastapi", "starlette", "uvicorn", "uvloop", "h11", "anyio", "prometheus_client")
+_MODEL_LIBRARIES = ("safetensors", "huggingface_hub", "transformers")
+_API_LIBRARIES = ("openai", "anthropic", "litellm", "httpx2", "jsonschema")
+DOORS = {
+    "zmq": "lmprog.transport",
+    "msgspec": "lmprog.wire lmprog.fleet lmprog.cli.run lmprog.launch.parent_pipe "
+    "lmprog.lang.ops.sampling "
+    "lmprog.backends.blackbox lmprog.server",
+    **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
+    "cuda": "lmprog.runtime.engine.device",
+    "torch": "lmprog.runtime.engine lmprog.cli.doctor",
+    "numpy": "lmprog.constraints lmprog.runtime.scheduling.logits_requests lmprog.runtime.engine "
+    "lmprog.runtime.quality lmprog.simulation",
+    "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.token_pieces "
+    "lmprog.runtime.text.quoting",
+    "jinja2": "lmprog.runtime.text.sandbox",
+    **dict.fromkeys(_MODEL_LIBRARIES, "lmprog.runtime.engine.model"),
+    "llguidance": "lmprog.constraints",
+    "pydantic": "lmprog.lang lmprog.server.http",
+    "pydantic_core": "lmprog.server.http",
+    "outlines": "lmprog.lang.ops.outlines_terms",
+    "yaml": "lmprog.server.options.configuration",
+    "opentelemetry": "lmprog.server.observability.tracing",
+    **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
+    "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.model lmprog.cli.batch",
+    "rich": "lmprog.cli",
+    "flashinfer": "lmprog.runtime.engine.device.flashinfer_reader",
+    "typing_extensions": "lmprog.lang lmprog.backends",
+}
