@@ -23,7 +23,7 @@ from lmprog.constraints.expression import whole
 from lmprog.constraints.finish import finish
 from lmprog.constraints.free_text import free_text_node
 from lmprog.constraints.grammar.read import grammar_node
-from lmprog.constraints.grammar.rules import NotOurs
+from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.native_masks import native_engine
@@ -60,7 +60,7 @@ def compile_constraint(
         net = regular_net(spec, vocabulary, limits, check)
         if isinstance(spec, wire.Grammar):
             _refuse_where_ambiguous(net, vocabulary, check)
-    except NotOurs as why:
+    except NeedsLlguidance as why:
         assert isinstance(spec, wire.Grammar), "only grammars may be left to the other engine"
         return LlguidanceConstraint(spec.text, vocabulary, limits, str(why))
     return RegularConstraint(_engine(net, vocabulary, limits), vocabulary, limits)
@@ -71,7 +71,9 @@ def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngi
 
 
 def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> None:
-    """Raises NotOurs if random texts show that the grammar is too ambiguous for this automaton."""
+    """Raises NeedsLlguidance if random texts show that the grammar is too ambiguous for this
+    automaton.
+    """
     rng = random.Random(0)
     try:
         probe = _engine(net, vocabulary, _PROBE_LIMITS)
@@ -92,7 +94,7 @@ def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> N
                     else rng.choice(following)
                 )
     except GrammarError as error:
-        raise NotOurs("the grammar is too ambiguous") from error
+        raise NeedsLlguidance("the grammar is too ambiguous") from error
 
 
 def regular_net(
@@ -101,7 +103,7 @@ def regular_net(
     limits: CompileLimits = DEFAULT_LIMITS,
     check: Check = never_stop,
 ) -> Net:
-    """Raises what `compile_constraint` raises, and NotOurs for a grammar."""
+    """Raises what `compile_constraint` raises, and NeedsLlguidance for a grammar."""
     builder = NetBuilder(limits, check)
     try:
         root = _root(spec, builder, limits)

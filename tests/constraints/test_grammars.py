@@ -16,7 +16,7 @@ from lmprog.constraints import llguidance_engine
 from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.grammar.read import grammar_node
-from lmprog.constraints.grammar.rules import NotOurs
+from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.net import NetBuilder
@@ -127,7 +127,7 @@ def test_our_reader_means_what_is_written(
     ],
 )
 def test_what_our_reader_does_not_take_says_why(text: str, word: str) -> None:
-    with pytest.raises(NotOurs, match=word):
+    with pytest.raises(NeedsLlguidance, match=word):
         grammar_node(text, NetBuilder(), CompileLimits())
 
 

@@ -1,5 +1,5 @@
 """Compiles context-free grammars (GBNF, and a subset of Lark) into nets with exactly their
 language.
 
-The entry point is `read.py`. `NotOurs` marks a grammar that is left to llguidance.
+The entry point is `read.py`. `NeedsLlguidance` marks a grammar that is left to llguidance.
 """

@@ -14,7 +14,7 @@ from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Chars
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.grammar.rules import (
-    NotOurs,
+    NeedsLlguidance,
     Part,
     RuleChoice,
     RuleRef,
@@ -48,7 +48,7 @@ _ROUNDS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?
 
 
 def read_gbnf(text: str, limits: CompileLimits) -> dict[str, Part]:
-    """Raises GrammarError for malformed grammars, NotOurs for counts beyond the limits."""
+    """Raises GrammarError for malformed grammars, NeedsLlguidance for counts beyond the limits."""
     return _Reader(text, limits).rules()
 
 
@@ -176,7 +176,7 @@ class _Reader:
         if most < bounds[0]:
             raise self._refuse("a count that ends before it begins")
         if most > self._limits.max_repeat:
-            raise NotOurs(f"the count {most:,} is more than {self._limits.max_repeat:,}")
+            raise NeedsLlguidance(f"the count {most:,} is more than {self._limits.max_repeat:,}")
         return bounds
 
     def _literal(self) -> Part:

@@ -19,7 +19,7 @@ from lmprog.constraints.expression import Chars, Expression, Repeat, alt, seq, w
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.grammar.lark_tokens import COMMON, LarkToken, lark_tokens
 from lmprog.constraints.grammar.rules import (
-    NotOurs,
+    NeedsLlguidance,
     Part,
     RuleChoice,
     RuleRef,
@@ -59,7 +59,7 @@ class _Template:
 
 
 def read_lark(text: str, limits: CompileLimits) -> LarkGrammar:
-    """Raises NotOurs, also for malformed grammars."""
+    """Raises NeedsLlguidance, also for malformed grammars."""
     return _Reader(lark_tokens(text), limits).grammar()
 
 
@@ -95,8 +95,10 @@ class _Reader:
     def _now(self) -> LarkToken:
         return self._tokens[self._at]
 
-    def _refuse(self, why: str) -> NotOurs:
-        return NotOurs(f"{why} at {self._now.text!r} in line {self._now.line} of the grammar")
+    def _refuse(self, why: str) -> NeedsLlguidance:
+        return NeedsLlguidance(
+            f"{why} at {self._now.text!r} in line {self._now.line} of the grammar"
+        )
 
     def _take(self, text: str) -> bool:
         is_there = self._now.kind == "mark" and self._now.text == text and not self._ends
@@ -207,7 +209,7 @@ class _Reader:
             pairs = {word: word for word in words[2:-1] if word != ","}
             rest = [] if words[:2] == ["common", "("] and words[-1:] == [")"] else words
         if rest or not pairs or not pairs.keys() <= COMMON.keys():
-            raise NotOurs(f"%import {' '.join(words)} is not supported")
+            raise NeedsLlguidance(f"%import {' '.join(words)} is not supported")
         for name, alias in pairs.items():
             self._terminals[alias] = whole(parse_pattern(COMMON[name], self._limits))
 
@@ -317,7 +319,7 @@ class _Reader:
         found = self._terminals.get(name)
         if found is None:
             if name not in self._bodies or name in self._open:
-                raise NotOurs(f"the terminal {name} is not defined, or by itself")
+                raise NeedsLlguidance(f"the terminal {name} is not defined, or by itself")
             self._open.add(name)
             found = self._terminals[name] = self._from(
                 self._bodies[name], self._terminal_alternatives
@@ -350,4 +352,6 @@ class _Reader:
         try:
             return whole(parse_pattern(f"(?{flags}){body}" if flags else body, self._limits))
         except GrammarError as error:
-            raise NotOurs(f"the regular expression /{body[:40]}/: {error.message}") from error
+            raise NeedsLlguidance(
+                f"the regular expression /{body[:40]}/: {error.message}"
+            ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lmprog.constraints.grammar.rules import NotOurs
+from lmprog.constraints.grammar.rules import NeedsLlguidance
 
 _TOKEN = re.compile(
     r"(?P<skip>[ \t\f\r]+|\s*//[^\n]*|\s*\#[^\n]*)|(?P<line>\n)"
@@ -61,13 +61,13 @@ class LarkToken:
 
 
 def lark_tokens(text: str) -> list[LarkToken]:
-    """Raises NotOurs for what is no token."""
+    """Raises NeedsLlguidance for what is no token."""
     out: list[LarkToken] = []
     at, fresh, line = 0, True, 1
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
-            raise NotOurs(f"{text[at : at + 10]!r} in line {line} of the grammar")
+            raise NeedsLlguidance(f"{text[at : at + 10]!r} in line {line} of the grammar")
         at = found.end()
         line += found.group().count("\n")
         kind = found.lastgroup or ""

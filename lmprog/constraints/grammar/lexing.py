@@ -16,7 +16,7 @@ from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.expression import Chars, Expression, Repeat
 from lmprog.constraints.grammar.rules import (
-    NotOurs,
+    NeedsLlguidance,
     Part,
     RuleChoice,
     RuleRef,
@@ -74,7 +74,9 @@ def _renamed(part: Part, old: str, new: str) -> Part:
 def refuse_where_greed_matters(
     rules: Rules, start: str, ignored: Many[RuleTerminal], priorities: Mapping[str, int]
 ) -> None:
-    """Raises NotOurs if longest match, or a terminal's priority, could change the language."""
+    """Raises NeedsLlguidance if longest match, or a terminal's priority, could change the
+    language.
+    """
     terminals = {
         part.name: part
         for rule in rules.values()
@@ -83,10 +85,10 @@ def refuse_where_greed_matters(
     }
     terminals |= {one.name: one for one in ignored}
     if len(terminals) > _MAX_TERMINALS:
-        raise NotOurs(f"more than {_MAX_TERMINALS} terminals")
+        raise NeedsLlguidance(f"more than {_MAX_TERMINALS} terminals")
     for one in terminals.values():
         if empty_expression(one.expression):
-            raise NotOurs(f"the terminal {one.name} may be empty")
+            raise NeedsLlguidance(f"the terminal {one.name} may be empty")
     behind = _Following(rules, {one.name for one in ignored}, set(terminals)).of_terminals()
     first = {name: _first(one.expression) for name, one in terminals.items()}
     distinct = {
@@ -109,7 +111,7 @@ def refuse_where_greed_matters(
             is_first = max(ranks) > min(priorities.get(name, 0) for name in others)
             # A terminal of higher priority ends where it can, whatever would be longer.
             if _differs(expression, other, charset.ALL if is_first else next_chars):
-                raise NotOurs(
+                raise NeedsLlguidance(
                     f"where {names[0]} ends depends on how greedy the lexer is, for {other_name}"
                 )
 

@@ -1,4 +1,6 @@
-"""Compiles a grammar's text into one node, or raises NotOurs. Detects the format from the text."""
+"""Compiles a grammar's text into one node, or raises NeedsLlguidance. Detects the format from the
+text.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.grammar import gbnf, lark
 from lmprog.constraints.grammar.lexing import refuse_where_greed_matters, with_ignored
 from lmprog.constraints.grammar.rules import (
-    NotOurs,
+    NeedsLlguidance,
     RuleLowering,
     reachable,
     without_left_recursion,
@@ -19,11 +21,11 @@ def is_gbnf(text: str) -> bool:
 
 
 def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
-    """Raises NotOurs if the grammar is not supported here (Lark: also if it is malformed),
+    """Raises NeedsLlguidance if the grammar is not supported here (Lark: also if it is malformed),
     GrammarError if it is malformed GBNF or too large.
     """
     if len(text) > limits.max_pattern_len:
-        raise NotOurs(
+        raise NeedsLlguidance(
             f"the grammar has {len(text)} characters; the limit is {limits.max_pattern_len}"
         )
     try:
@@ -39,4 +41,4 @@ def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
                 rules = with_ignored(rules, start, found.ignored)
         return RuleLowering(net, without_left_recursion(rules)).rule(start)
     except RecursionError as error:
-        raise NotOurs("the grammar nests too deeply") from error
+        raise NeedsLlguidance("the grammar nests too deeply") from error

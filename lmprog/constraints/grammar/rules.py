@@ -17,7 +17,7 @@ from lmprog.constraints.net import NetBuilder, Node
 from lmprog.errors import GrammarError
 
 
-class NotOurs(Exception):
+class NeedsLlguidance(Exception):
     """This grammar has no net, or a net might differ in meaning; the message says why."""
 
 
@@ -76,7 +76,7 @@ def parts_of(part: Part) -> Iterator[Part]:
 
 
 def reachable(rules: Rules, start: str) -> dict[str, Part]:
-    """The rules reachable from `start`. Raises NotOurs if one is missing."""
+    """The rules reachable from `start`. Raises NeedsLlguidance if one is missing."""
     found: dict[str, Part] = {}
     waiting = [start]
     while waiting:
@@ -84,7 +84,7 @@ def reachable(rules: Rules, start: str) -> dict[str, Part]:
         if name in found:
             continue
         if name not in rules:
-            raise NotOurs(f"there is no rule {name!r}")
+            raise NeedsLlguidance(f"there is no rule {name!r}")
         found[name] = rules[name]
         waiting += [part.rule for part in parts_of(rules[name]) if isinstance(part, RuleRef)]
     return found
@@ -122,7 +122,9 @@ def may_be_empty(part: Part, nullable: frozenset[str]) -> bool:
 
 
 def without_left_recursion(rules: Rules) -> dict[str, Part]:
-    """The same grammar without left recursion. Raises NotOurs unless the recursion is direct."""
+    """The same grammar without left recursion. Raises NeedsLlguidance unless the recursion is
+    direct.
+    """
     out = {name: _unrolled(name, part) for name, part in rules.items()}
     nullable = nullable_rules(out)
     begins = {name: set(_first_rules(part, nullable)) for name, part in out.items()}
@@ -132,7 +134,7 @@ def without_left_recursion(rules: Rules) -> dict[str, Part]:
         while waiting:
             other = waiting.pop()
             if other == name:
-                raise NotOurs(f"the rule {name!r} begins with itself by way of others")
+                raise NeedsLlguidance(f"the rule {name!r} begins with itself by way of others")
             if other not in seen:
                 seen.add(other)
                 waiting += begins[other]
