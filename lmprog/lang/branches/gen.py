@@ -61,6 +61,12 @@ class Gen(PendingCall, Generic[T]):
         return tp.captured(str(found)) if isinstance(tp, TextPattern) else {}
 
     @property
+    def example(self) -> str | None:
+        """A text of the pattern that was asked for, for rehearsals; None where there is none."""
+        tp = getattr(self._op, "tp", None)
+        return tp.example if isinstance(tp, TextPattern) else None
+
+    @property
     def meta(self) -> Meta:
         """Tokens, finish reason, work, log-probabilities of the (first) result; blocks."""
         return self.metas[0]

@@ -8,7 +8,6 @@ rules. Knows regular expressions; knows no automata and no branches.
 from __future__ import annotations
 
 import re
-import weakref
 from dataclasses import dataclass
 
 from lmprog.errors import InvalidParameter, ValidationFailed
@@ -16,7 +15,7 @@ from lmprog.errors import InvalidParameter, ValidationFailed
 MOST_TIMES = 1_000
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class TextPattern:
     """A pattern for `gen`; made by the functions of `lmprog.grammar`, joined by `+`."""
 
@@ -24,22 +23,21 @@ class TextPattern:
     """In Python's syntax, the names as groups."""
     names: tuple[str, ...]
     """What it captures, in order."""
-    example: str
-    """A text of it, for rehearsals; "" where none was found."""
+    example: str | None
+    """A text of it, for rehearsals; None where a piece gave none."""
 
     def __post_init__(self) -> None:
         for index, name in enumerate(self.names):
             if name in self.names[:index]:
                 raise _refused("name", name, "a name that the pattern does not have yet")
-        _ALIVE[self.source] = self
 
     def __add__(self, other: TextPattern | str) -> TextPattern:
         more = text(other) if isinstance(other, str) else other
         if not isinstance(more, TextPattern):
             return NotImplemented
-        return TextPattern(
-            self.source + more.source, self.names + more.names, self.example + more.example
-        )
+        examples = (self.example, more.example)
+        example = None if None in examples else "".join(filter(None, examples))
+        return TextPattern(self.source + more.source, self.names + more.names, example)
 
     def __radd__(self, other: str) -> TextPattern:
         return text(other) + self if isinstance(other, str) else NotImplemented
@@ -54,21 +52,12 @@ class TextPattern:
         return match.groupdict()
 
 
-_ALIVE: weakref.WeakValueDictionary[str, TextPattern] = weakref.WeakValueDictionary()
-
-
-def example_of(source: str) -> str | None:
-    """The example of a pattern that is still in use."""
-    pattern = _ALIVE.get(source)
-    return None if pattern is None else pattern.example or None
-
-
 def text(literal: str) -> TextPattern:
     """This very text. A plain string joined by `+` is the same."""
     return TextPattern(re.escape(literal), (), literal)
 
 
-def regex(expression: str, *, name: str | None = None, example: str = "") -> TextPattern:
+def regex(expression: str, *, name: str | None = None, example: str | None = None) -> TextPattern:
     """What matches a regular expression. `example` is a text of it, for rehearsals."""
     try:
         compiled = re.compile(expression)
@@ -77,7 +66,7 @@ def regex(expression: str, *, name: str | None = None, example: str = "") -> Tex
     if compiled.groupindex:
         first = next(iter(compiled.groupindex))
         raise _refused("regex", expression, f"one without named groups (name={first!r} captures)")
-    if example and compiled.fullmatch(example) is None:
+    if example is not None and compiled.fullmatch(example) is None:
         raise _refused("example", example, f"a text that matches {expression}")
     return _named(TextPattern(f"(?:{expression})", (), example), name)
 
@@ -95,7 +84,7 @@ def select(*options: str | TextPattern, name: str | None = None) -> TextPattern:
 def optional(piece: str | TextPattern, *, name: str | None = None) -> TextPattern:
     """The piece, or nothing."""
     inner = text(piece) if isinstance(piece, str) else piece
-    return _named(TextPattern(f"(?:{inner.source})?", inner.names, inner.example), name)
+    return _named(TextPattern(f"(?:{inner.source})?", inner.names, inner.example or ""), name)
 
 
 def one_or_more(piece: str | TextPattern, *, name: str | None = None) -> TextPattern:
@@ -126,7 +115,7 @@ def repeat(
     if at_most is not None and not max(at_least, 1) <= at_most <= MOST_TIMES:
         raise _refused("at_most", str(at_most), f"{max(at_least, 1)} <= x <= {MOST_TIMES}")
     times = f"{{{at_least},{'' if at_most is None else at_most}}}"
-    example = inner.example * max(at_least, 1)
+    example = "" if not at_least else None if inner.example is None else inner.example * at_least
     return _named(TextPattern(f"(?:{inner.source}){times}", (), example), name)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lmprog import wire
 from lmprog.backends.client import Client, running_loop
 from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, ProgramError
+from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.scope import Scope
-from lmprog.lang.branches.site import Site
 from lmprog.lang.rehearsal.graph import Graph
 from lmprog.lang.rehearsal.instances import placeholder
 from lmprog.lang.rehearsal.op_graph import Planned
@@ -84,12 +85,15 @@ class _Placeholders:
                 return ProgramError(
                     f"with placeholders for values this program makes more than {MAX_CALLS:,} calls"
                 )
-            name, site = self._asked_as(op.call)
+            gen = self._result_of(op.call)
+            name, site = (None, None) if gen is None else (gen.name, gen.site)
             planned = Planned(self._label(name, op), op, site)
             self.planned[op.call] = planned
         if isinstance(op, wire.Select):
             return TextAnswer(scores=(0.0, *(-1.0 for _ in op.choices[1:])))
-        return TextAnswer(texts=(placeholder(op.constraint, planned.mark),) * op.sampling.n)
+        example = None if gen is None else gen.example
+        text = placeholder(op.constraint, planned.mark) if example is None else example
+        return TextAnswer(texts=(text,) * op.sampling.n)
 
     def _label(self, name: str | None, op: wire.Generate | wire.Select) -> str:
         """The call's name, made unique; its kind and number if it has none."""
@@ -99,12 +103,14 @@ class _Placeholders:
         self._labels[name] = nth = self._labels.get(name, 0) + 1
         return name if nth == 1 else f"{name} ({nth})"
 
-    def _asked_as(self, call: int) -> tuple[str | None, Site | None]:
+    def _result_of(self, call: int) -> Gen[Any] | None:
         for scope in _with_nested(self.scope):
-            for gen in reversed(scope.gens):
-                if gen.call.id == call:
-                    return gen.name, gen.site
-        return None, None
+            found: Gen[Any] | None = next(
+                (gen for gen in reversed(scope.gens) if gen.call.id == call), None
+            )
+            if found is not None:
+                return found
+        return None
 
 
 def _with_nested(scope: Scope | None) -> Iterator[Scope]:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmprog import wire
-from lmprog.lang.ops.text_patterns import example_of
 
 _CANDIDATES = (
     "0", "1", "10", "100", "1000", "0.0", "0.00", "1.0", "yes", "no", "a", "A", "aa", "text",
@@ -38,7 +37,7 @@ def placeholder(constraint: wire.Constraint | None, mark: str) -> str:
     if isinstance(constraint, wire.Choices):
         return constraint.texts[0]
     if isinstance(constraint, wire.Regex):
-        return example_of(constraint.pattern) or _matching(constraint.pattern) or mark
+        return _matching(constraint.pattern) or mark
     if isinstance(constraint, wire.JsonSchema):
         schema = json.loads(constraint.schema)
         return json.dumps(instance(schema, schema), ensure_ascii=False)
