@@ -131,6 +131,8 @@ def test_no_request_fails_when_one_of_two_runtimes_is_killed_stopped_or_drained(
         without_any(server)
         server.signal(signal.SIGTERM)
         assert server.process.wait(120) == 0
+        server.until_read()
+        assert not [line for line in server.logged if "connection to the runtime is lost" in line]
 
 
 def without_any(server: Served) -> None:

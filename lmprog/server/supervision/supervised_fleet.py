@@ -113,11 +113,11 @@ class SupervisedFleet:
         """
         self._stopping.set()
         self._stopped.set()
+        self._gateway.link.close()  # on purpose: nobody is to wonder why it is lost
         channel = self._channel
         if channel is None:
             return True
         await in_thread(lambda: channel.close(grace))
-        self._gateway.link.close()
         return channel.ended_well
 
     # --- for the gateway --------------------------------------------------------------------------
