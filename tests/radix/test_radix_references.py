@@ -74,6 +74,14 @@ def test_a_salt_that_holds_nothing_leaves_nothing_behind(bench: Bench) -> None:
     assert not bench.tree._refs._roots
 
 
+def test_an_eviction_takes_no_more_of_a_leaf_than_was_asked_for(bench: Bench) -> None:
+    bench.add(1, 2, 3, 4)
+    bench.add(*range(10, 26))
+    assert bench.tree.evict(2) == 2  # all of the older leaf, and one page of the other
+    assert bench.length(1, 2, 3, 4) == 0
+    assert bench.length(*range(10, 26)) == 12
+
+
 def test_pinned_nodes_are_evicted_last(bench: Bench) -> None:
     pinned = bench.add(1, 1, 1, 1)
     bench.tree.pin(pinned)

@@ -67,6 +67,16 @@ def test_no_tail_is_taken_from_under_somebody_else(bench: Bench) -> None:
         bench.tree.unlock(node)
 
 
+def test_no_tail_is_taken_from_two_who_stand_on_the_same_node(bench: Bench) -> None:
+    node = bench.add(1, 2, 3, 4, 5, 6)
+    bench.tree.lock(node)
+    bench.tree.lock(node)
+    assert bench.tree.take_tail(node, 6) is None
+    assert bench.length(1, 2, 3, 4, 5, 6) == 6
+    bench.tree.unlock(node)
+    bench.tree.unlock(node)
+
+
 @pytest.mark.parametrize("length", [4, 5, 8])
 def test_a_tail_is_taken_only_at_the_end_and_inside_a_page(bench: Bench, length: int) -> None:
     node = bench.add(*range(6 if length == 5 else 8))

@@ -46,6 +46,17 @@ def test_no_pin_is_dropped_while_other_pages_can_be_evicted() -> None:
     assert pin.active
 
 
+def test_a_program_that_pins_again_can_lose_its_pins_again() -> None:
+    tree, nodes = tree_with(1, 2)
+    pins = Pins(tree)
+    first = pins.pin(nodes[1], 1)  # type: ignore[arg-type]
+    assert pins.drop_for(4) == [1]
+    second = pins.pin(nodes[2], 1)  # type: ignore[arg-type]
+    assert pins.drop_for(4) == [1]
+    assert (first.active, second.active) == (False, False)
+    tree.check()
+
+
 def test_a_pin_that_was_dropped_can_be_given_back_without_harm() -> None:
     tree, nodes = tree_with(1)
     pins = Pins(tree)
