@@ -8,7 +8,9 @@ ROOMS = {
     "radix": "tests/radix/test_radix_pages.py tests/radix/test_radix_tree.py "
     "tests/radix/test_radix_tails.py tests/radix/test_tree_view.py "
     "tests/radix/test_radix_references.py tests/radix/test_radix_sequences.py",
-    "scheduling": "tests/runtime/test_scheduler.py tests/runtime/test_short_memory.py",
+    "scheduling": "tests/runtime/test_client_shares.py tests/runtime/test_admission_order.py "
+    "tests/runtime/test_short_memory.py "
+    "tests/runtime/test_namespaces.py tests/runtime/test_scheduler.py",
     "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
     "tests/runtime/test_streamed_logprobs.py tests/runtime/test_usage.py",
     "branch": "tests/runtime/test_branch.py tests/runtime/test_interpreter.py",
