@@ -59,6 +59,14 @@ def test_a_generation_is_part_of_the_branch() -> None:
     assert replies[-1] == wire.TextIs(3, "ab" + first + "cd" + second, 14)
 
 
+def test_a_closed_branch_gives_its_pin_back() -> None:
+    talk = Talk()
+    talk.ask(wire.Open(1), text(1, "hello world"), wire.Generate(1, 1, GREEDY))
+    assert talk.scheduler.tree.num_pinned > 0
+    talk.ask(wire.Close(1))
+    assert talk.scheduler.tree.num_pinned == 0
+
+
 def test_nothing_that_was_computed_is_computed_again() -> None:
     talk = Talk()
     talk.ask(wire.Open(1), text(1, "abcdefgh"), wire.Generate(1, 1, GREEDY))

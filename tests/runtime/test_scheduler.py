@@ -189,6 +189,15 @@ def admitted(rig: Rig, sequences: list[Sequence]) -> list[int]:
     return sorted(range(len(sequences)), key=lambda at: sequences[at].admission_order)
 
 
+def test_the_oldest_keeps_its_place_when_memory_runs_short() -> None:
+    rig = Rig(config(num_pages=16, admission="unlimited"), context_len=64)
+    sequences = [rig.gen([first] * 4, 28) for first in (1, 2, 3)]
+    rig.run()
+    preempted = [one.num_memory_preemptions for one in sequences]
+    assert preempted[0] == 0
+    assert preempted[2] > 0
+
+
 def test_newcomers_wait_for_the_next_depth_first_sweep() -> None:
     rig = Rig(config(policy="dfs", max_rows=1))
     sequences = [rig.gen([first, 1, 2], 1) for first in (30, 10, 20)]
