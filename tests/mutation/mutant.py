@@ -21,7 +21,8 @@ ROOMS = {
     "healing": "tests/runtime/test_healing.py",
     "sampler": "tests/sampler",
     "text": "tests/text/test_text.py",
-    "transport": "tests/wire/test_channels.py tests/wire/test_zeromq.py tests/wire/test_messages.py",
+    "transport": "tests/wire/test_channels.py tests/wire/test_zeromq.py tests/wire/test_messages.py "
+    "tests/wire/test_access.py",
     "tier": "tests/tier/test_second_tier.py tests/tier/test_page_file.py",
 }
 """The tests of each room, quick ones first. Where they notice nothing the simulation is tried."""
