@@ -13,7 +13,7 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.device import attention_choice, evidence
+from lmprog.runtime.engine.device import attention_choice, evidence, flashinfer_reader
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 from lmprog.runtime.engine.device.flashinfer_reader import is_installed, paged_rows, why_not
@@ -129,6 +129,27 @@ def test_where_the_tree_kernels_are_wrong_another_attention_serves_and_the_log_s
     assert "flashinfer serves" in caplog.text
     with pytest.raises(NotSupported, match="tree attention is wrong"):
         choose("tree")
+
+
+@needs_compiler
+def test_another_release_of_flashinfer_is_looked_at_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
+    driver = EmulatedDriver(emulated_kernels(KEY))
+    looks: list[object] = []
+    few = _few(evidence.gathered)
+
+    def counted(*given: object, **more: object) -> object:
+        looks.append(given)
+        return few(*given, **more)  # type: ignore[operator]
+
+    monkeypatch.setattr(evidence, "gathered", counted)
+    with flashinfer_double():
+        for release in ("0.7.2", "0.7.2", "0.8.0"):
+            monkeypatch.setattr(flashinfer_reader, "version", lambda release=release: release)
+            attention_choice.right_attention(driver, KEY, shape(), "flashinfer", "a GPU")
+    assert len(looks) == 2
 
 
 @needs_compiler

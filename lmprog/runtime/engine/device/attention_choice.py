@@ -15,6 +15,7 @@ import torch
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape
+from lmprog.runtime.engine.device import flashinfer_reader
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
 from lmprog.runtime.engine.device.evidence import kept_evidence
 from lmprog.runtime.engine.device.flashinfer_reader import FlashInferPageReader, why_not
@@ -56,7 +57,9 @@ def right_attention(
     wrong: list[str] = []
     for name in names:
         reader_of = functools.partial(page_reader, name, device=driver.device)
-        evidence = kept_evidence(driver, key, device_name, name, reader_of)
+        # what was seen of one release of FlashInfer says nothing of another
+        seen = f"flashinfer {flashinfer_reader.version()}" if name == "flashinfer" else name
+        evidence = kept_evidence(driver, key, device_name, seen, reader_of)
         if evidence.is_right:
             if wrong:
                 log.warning("%s on %s; %s serves", "; ".join(wrong), device_name, name)

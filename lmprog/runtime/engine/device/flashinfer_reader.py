@@ -9,6 +9,7 @@ share is read once for each of them.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
@@ -30,6 +31,14 @@ _TYPES = (torch.bfloat16, torch.float16)
 def is_installed() -> bool:
     """Whether the package can be imported; it is not imported to find out."""
     return importlib.util.find_spec("flashinfer") is not None
+
+
+def version() -> str:
+    """The installed release; "unknown" where the package does not say."""
+    try:
+        return importlib.metadata.version("flashinfer-python")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def why_not(shape: AttentionShape) -> str | None:
