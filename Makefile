@@ -8,7 +8,7 @@ READY := $(VENV)/.lmprog-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-peers docs format clean distclean
+.PHONY: help setup demo test check bench bench-peers wheel docs format clean distclean
 
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
@@ -16,6 +16,7 @@ help:
 	@echo "make check      format, lint, types, and the rules of the architecture"
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
 	@echo "make bench-peers  compares with llama.cpp and OpenVINO in an environment of their own; writes docs/peers.md"
+	@echo "make wheel      builds a wheel with compiled kernels for this platform into dist/"
 	@echo "make docs       builds the site of the documentation into site/, warnings as errors"
 	@echo "make format     writes the format that 'make check' asks for"
 	@echo "make clean      removes what tools left behind; 'make distclean' the virtual environment too"
@@ -64,6 +65,9 @@ $(PEERS)/.ready:
 
 bench-peers: $(READY) $(PEERS)/.ready
 	$(BIN)/python -m benchmarks.peers.compare --peers $(PEERS)/bin/python --docs
+
+wheel: $(READY)
+	$(BIN)/python -m hatchling build -t wheel -d dist
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -1,11 +1,15 @@
-"""Builds and opens the C++ kernels: plain C libraries, compiled on this machine at first use.
+"""Builds and opens the C++ kernels: plain C libraries, brought by a wheel or compiled at first use.
 
 A library is a few translation units from `kernels/cpu`, each with its own instruction-set flags,
-linked into one shared object in the user's cache folder under a name that hashes sources, flags and
-compiler; so a second start opens it at once, and a changed source rebuilds it. A unit whose flags
-an old compiler does not know is compiled without them, which leaves its instruction set out of the
-library (`left_out`). `library(name)` is None where no compiler is found (or with
-`LMPROG_NATIVE=0`): every caller has a plain twin for that case.
+linked into one shared object. A wheel for this platform carries them (`prebuilt`), under a name
+that hashes sources and flags: only the very sources beside it are taken for made. Otherwise they
+are compiled into the user's cache folder, under a name that hashes the compiler too; so a second
+start opens them at once, and a changed source rebuilds them. A unit whose flags an old compiler
+does not know is compiled without them, which leaves its instruction set out of the library
+(`left_out`). `library(name)` is None where there is neither (or with `LMPROG_NATIVE=0`): every
+caller has a plain twin for that case.
+
+`LMPROG_NATIVE=build` compiles even where a wheel brought the library, for this machine's compiler.
 
 This module knows compilers and files. It does not know what the kernels compute, nor their
 signatures.
@@ -27,6 +31,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 log = logging.getLogger("lmprog")
 
@@ -98,6 +103,24 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "lmprog"
 
 
+def prebuilt(name: str) -> Path | None:
+    """The library that a wheel brought, or None: made of other sources, for another processor, or
+    not there."""
+    if os.environ.get("LMPROG_NATIVE") in ("0", "build"):
+        return None
+    brought = prebuilt_folder() / prebuilt_name(name)
+    return brought if brought.is_file() else None
+
+
+def prebuilt_folder() -> Path:
+    return Path(__file__).parent / "prebuilt"
+
+
+def prebuilt_name(name: str) -> str:
+    """Its file in a wheel: any compiler may have made it, of these sources for this processor."""
+    return f"{name}-{_digest('', LIBRARIES[name], kernels_folder())}.so"
+
+
 def compiler() -> str | None:
     """The C++ compiler that will be used, or None."""
     if os.environ.get("LMPROG_NATIVE") == "0":
@@ -120,6 +143,12 @@ def library(name: str) -> ctypes.CDLL | None:
 @functools.cache
 def _library(name: str, *_environment: str | None) -> ctypes.CDLL | None:
     """Once for each setting of the variables that decide about compilers."""
+    brought = prebuilt(name)
+    if brought is not None:
+        try:
+            return ctypes.CDLL(str(brought))
+        except OSError as error:
+            log.warning("the wheel's `%s` does not open, it is compiled here: %s", name, error)
     found = compiler()
     if found is None:
         log.warning("no C++ compiler: `%s` runs on its plain twin, which is slower", name)
@@ -130,6 +159,14 @@ def _library(name: str, *_environment: str | None) -> ctypes.CDLL | None:
         said = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
         log.warning("building `%s` failed, its plain twin is used instead: %s", name, said)
         return None
+
+
+def origin(name: str) -> Literal["wheel", "compiled"] | None:
+    """Where the opened library is from; None where there is none."""
+    opened = library(name)
+    if opened is None:
+        return None
+    return "wheel" if Path(opened._name).parent == prebuilt_folder() else "compiled"
 
 
 def buildable() -> list[str]:
@@ -162,7 +199,7 @@ def build(name: str, cxx: str) -> Path:
         built = Path(scratch) / "library.so"
         _finish(_start([cxx, "-shared", "-pthread", "-o", str(built), *map(str, objects)]))
         if unknown:  # before the library, which nobody builds again
-            _left_out_file(target).write_text("\n".join(dict.fromkeys(unknown)), "utf-8")
+            left_out_file(target).write_text("\n".join(dict.fromkeys(unknown)), "utf-8")
         os.replace(
             built, target
         )  # atomic: two processes that build at once both end with a whole file
@@ -172,20 +209,22 @@ def build(name: str, cxx: str) -> Path:
 def left_out(name: str) -> tuple[str, ...]:
     """Flags of instruction sets that `name` lacks because its compiler did not know them; () where
     it is not built."""
-    found = compiler()
-    if found is None or library(name) is None:
+    found = library(name)
+    if found is None:
         return ()
-    file = _left_out_file(_target(name, found))
+    file = left_out_file(Path(found._name))
     return tuple(file.read_text("utf-8").split()) if file.is_file() else ()
 
 
+def left_out_file(built: Path) -> Path:
+    """Where the flags are named that the compiler of `built` did not know; absent without any."""
+    return built.with_suffix(".left-out")
+
+
 def _target(name: str, cxx: str) -> Path:
-    digest = _digest(cxx, LIBRARIES[name], kernels_folder())
+    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    digest = _digest(version, LIBRARIES[name], kernels_folder())
     return cache_folder() / "native" / f"{name}-{digest}.so"
-
-
-def _left_out_file(target: Path) -> Path:
-    return target.with_suffix(".left-out")
 
 
 def _sources(units: Sequence[Unit], root: Path) -> list[Path]:
@@ -204,8 +243,7 @@ def _sources(units: Sequence[Unit], root: Path) -> list[Path]:
     return sorted(found)
 
 
-def _digest(cxx: str, units: Sequence[Unit], root: Path) -> str:
-    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
+def _digest(version: str, units: Sequence[Unit], root: Path) -> str:
     seen = hashlib.sha256(f"{version}|{_FLAGS}|{units}|{platform.machine()}".encode())
     for path in _sources(units, root):
         seen.update(path.read_bytes())
@@ -255,13 +293,19 @@ def _finish(job: subprocess.Popen[str]) -> None:
         raise subprocess.CalledProcessError(job.returncode, job.args, out, err)
 
 
+_SAID = {
+    "wheel": "from the wheel",
+    "compiled": "built",
+    None: "not built: its plain twin is used",
+}
+
+
 def main() -> None:
     """Builds everything there is to build (`python -m lmprog.native`), so that no first use has to
     wait for it.
     """
     for name in buildable():
-        state = "built" if library(name) else "not built: its plain twin is used"
-        sys.stdout.write(f"native {name}: {state}\n")
+        sys.stdout.write(f"native {name}: {_SAID[origin(name)]}\n")
 
 
 if __name__ == "__main__":

@@ -127,6 +127,8 @@ def compiler() -> Finding:
             "switched off by LMPROG_NATIVE=0",
             "unset LMPROG_NATIVE to use the native kernels",
         )
+    if all(native.prebuilt(name) for name in native.buildable()):
+        return Finding("ok", "none, and none needed: the wheel brought the kernels")
     return Finding(
         "warn",
         "no C++ compiler: everything runs on plain torch",
@@ -145,15 +147,17 @@ def kernels() -> Finding:
             f"not built: {', '.join(missing)}",
             "see the compiler above; plain torch is used instead",
         )
+    from_wheel = [name for name in names if native.origin(name) == "wheel"]
+    made = "from the wheel" if from_wheel == names else "built"
     unknown = dict.fromkeys(flag for name in names for flag in native.left_out(name))
     if unknown:
         return Finding(
             "warn",
-            f"built: {', '.join(names)}; left out, because the compiler does not know them: "
+            f"{made}: {', '.join(names)}; left out, because the compiler does not know them: "
             f"{', '.join(flag.removeprefix('-m') for flag in unknown)}",
             "a newer compiler (GCC 12, Clang 14) makes them, if this processor has them",
         )
-    return Finding("ok", f"built: {', '.join(names)}")
+    return Finding("ok", f"{made}: {', '.join(names)}")
 
 
 def engine() -> Finding:
