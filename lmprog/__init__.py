@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from lmprog.lang.ops.meta import Selected as Selected
     from lmprog.lang.ops.sampling import Sampling as Sampling
+    from lmprog.lang.ops.schema_regex import build_regex_from_object as build_regex_from_object
     from lmprog.lang.ops.spelling import assistant as assistant
     from lmprog.lang.ops.spelling import assistant_begin as assistant_begin
     from lmprog.lang.ops.spelling import assistant_end as assistant_end
@@ -109,6 +110,7 @@ _HOMES = {
     "constraint": "lmprog.constrained",
     "Partial": "lmprog.lang.streaming.partial",
     "Sampling": "lmprog.lang.ops.sampling",
+    "build_regex_from_object": "lmprog.lang.ops.schema_regex",
     "Selected": "lmprog.lang.ops.meta",
     "replay": "lmprog.lang.runs.run_replay",
     "set_default_backend": "lmprog.backends.default",

@@ -128,6 +128,7 @@ DOORS = {
     "pydantic": "lmprog.lang lmprog.server.http",
     "pydantic_core": "lmprog.server.http",
     "outlines": "lmprog.lang.ops.outlines_terms",
+    "outlines_core": "lmprog.lang.ops.schema_regex",
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),

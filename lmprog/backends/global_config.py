@@ -14,8 +14,8 @@ from lmprog.errors import NotSupported, UnknownName
 
 _FIXED: dict[str, tuple[object, str]] = {
     "verbosity": (0, "programs print nothing"),
-    "skip_special_tokens_in_output": (True, "special tokens are never part of a text"),
-    "spaces_between_special_tokens_in_out": (True, "special tokens are never part of a text"),
+    "skip_special_tokens_in_output": (True, "give gen(skip_special_tokens=False)"),
+    "spaces_between_special_tokens_in_out": (True, "tokens are joined as they are"),
     "enable_precache_with_tracing": (
         False,
         "a prefix is shared from the moment it is scheduled; nothing to do before",

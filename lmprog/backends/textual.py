@@ -250,6 +250,8 @@ class TextRuntime:
             )
         else:
             texts = tuple(answer.texts[place] for place in kept_first(op.keep, answer.texts))
+            if op.sampling.max_tokens == 0:
+                texts = ("",) * len(texts)
             if op.stream:
                 self._stream(op.call, texts)
             generated = sum(len(text.split()) for text in texts)

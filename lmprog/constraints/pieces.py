@@ -86,13 +86,7 @@ class Pieces:
 
     def row(self, ids: Sequence[int] | NDArray[np.int32]) -> MaskRow:
         """A mask that allows these tokens, which must be distinct."""
-        ordered = np.sort(np.asarray(ids, np.int32))
-        ordered.flags.writeable = False
-        if len(ordered) <= NARROW:
-            return MaskRow.narrow(ordered, self._num_words)
-        bits = bit_row(ordered, self._num_words)
-        bits.flags.writeable = False
-        return MaskRow(bits, None, len(ordered))
+        return mask_row(ids, self._num_words)
 
     def along(self, text: bytes) -> MaskRow:
         """The tokens that start with `text`, and those that `text` starts with."""
@@ -107,6 +101,17 @@ class Pieces:
             if len(self._rows) > _MAX_ROWS:
                 self._rows.popitem(last=False)
         return found
+
+
+def mask_row(ids: Sequence[int] | NDArray[np.int32], num_words: int) -> MaskRow:
+    """A mask that allows these tokens, which must be distinct."""
+    ordered = np.sort(np.asarray(ids, np.int32))
+    ordered.flags.writeable = False
+    if len(ordered) <= NARROW:
+        return MaskRow.narrow(ordered, num_words)
+    bits = bit_row(ordered, num_words)
+    bits.flags.writeable = False
+    return MaskRow(bits, None, len(ordered))
 
 
 def without(row: MaskRow, tokens: Sequence[int]) -> MaskRow:
@@ -129,6 +134,21 @@ def united(row: MaskRow, other: MaskRow) -> MaskRow:
         if len(ids) <= NARROW:
             return MaskRow.narrow(ids, row.num_words)
     bits = row.bits | other.bits
+    return MaskRow(bits, None, int(np.bitwise_count(bits).sum()))
+
+
+def both(row: MaskRow, other: MaskRow) -> MaskRow:
+    """What two masks of one vocabulary both allow."""
+    if row.ids is not None and other.ids is not None:
+        found = np.intersect1d(row.ids, other.ids, assume_unique=True)
+        return MaskRow.narrow(found, row.num_words)
+    narrow, wide = (row, other) if row.ids is not None else (other, row)
+    if narrow.ids is not None:
+        ids = narrow.ids[narrow.ids >> 5 < wide.num_words]
+        is_in = wide.bits[ids >> 5] >> (ids & 31).astype(np.uint32) & np.uint32(1)
+        return MaskRow.narrow(ids[is_in.astype(bool)], row.num_words)
+    words = min(row.num_words, other.num_words)
+    bits = row.bits[:words] & other.bits[:words]
     return MaskRow(bits, None, int(np.bitwise_count(bits).sum()))
 
 

@@ -25,7 +25,7 @@ Result: TypeAlias = dict[str, Any]
 Params: TypeAlias = Mapping[str, Any]
 
 _RENAMED = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
-_FIXED = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "no_stop_trim": False}
+_FIXED = {"spaces_between_special_tokens": True, "no_stop_trim": False}
 """What this runtime does in any case, with the value that says so."""
 
 

@@ -89,17 +89,23 @@ class CallDone(Message, frozen=True):
     outputs: tuple[Output, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    next_logprobs: tuple[tuple[int, str, float], ...] = ()
+    """Where nothing was to be generated and log-probabilities were asked for: the likeliest tokens
+    after the prompt, the best first."""
 
 
 class ScoredChoice(Message, frozen=True):
     """One option of a select: its score under the method, its probability among the options, and
-    its tokens' log-probabilities.
+    its tokens' log-probabilities, with and without the text before it.
     """
 
     score: float
     probability: float
     logprobs: tuple[float, ...] = ()
     baseline: tuple[float, ...] = ()
+    tokens: tuple[tuple[int, str], ...] = ()
+    """The id and the text of each token that has a log-probability; empty where they are not
+    known."""
 
 
 class Chosen(Message, frozen=True):

@@ -117,13 +117,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         ),
     ] = None
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=INT31)] | None,
+        Annotated[int, Meta(ge=0, le=INT31)] | None,
         SamplingOption(
-            "Most tokens of a result.",
+            "Most tokens of a result; 0 computes the prompt only.",
             _EVERY,
             unit="tokens",
-            note="with the prompt at most the context; 0 only with echo",
-            requests=Meta(ge=0, le=INT31),
+            note="with the prompt at most the context; 0 in /generate and with echo only",
             renamed={"responses": "max_output_tokens", "sglang": "max_new_tokens"},
         ),
     ] = 128
@@ -175,9 +174,34 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         Annotated[tuple[tuple[TokenId, Bias], ...], Meta(max_length=1024)],
         SamplingOption("Added to the logits of these tokens."),
     ] = ()
+    allowed_token_ids: Annotated[
+        Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=65_536)] | None,
+        SamplingOption(
+            "Only these tokens are sampled; the model's own end is one of them only where it is "
+            "named, or where a constraint's text is complete.",
+            _LOCAL - {"sglang"},
+            note="below the model's vocabulary",
+        ),
+    ] = None
+    bad_words: Annotated[
+        Annotated[tuple[StopText, ...], Meta(max_length=256)],
+        SamplingOption(
+            "The tokens that spell one of these texts, with or without a space before it, never "
+            "follow each other in a result.",
+            _LOCAL - {"sglang"},
+        ),
+    ] = ()
     ignore_eos: Annotated[
         bool, SamplingOption("The model's own end does not end a result.", _LOCAL)
     ] = False
+    skip_special_tokens: Annotated[
+        bool,
+        SamplingOption(
+            "Special tokens have no text in a result; false: their names. What ends a result is "
+            "not part of it.",
+            _LOCAL,
+        ),
+    ] = True
     jump: Annotated[
         Jump,
         SamplingOption(

@@ -39,7 +39,7 @@ def test_a_call_goes_over_its_branch_over_the_run_over_the_defaults() -> None:
     [
         ("temperature", -1, "0.0 <= x <= 100.0"),
         ("top_p", 0.0, "0.0 < x <= 1.0"),
-        ("max_tokens", 0, "1 <= x"),
+        ("max_tokens", -1, "0 <= x"),
         ("temperature", "hot", "0.0 <= x"),
         ("n", 1000, "1 <= x <= 128"),
         ("stop", [""], "a sequence"),

@@ -47,7 +47,8 @@ OUTPUT = wire.Output(
     seam="sea",
     rest="rst",
 )
-CHOICE = wire.ScoredChoice(-1.25, 0.75, (-2.5,), (-3.5,))
+NEXT = ((9175, "nx", -0.625),)
+CHOICE = wire.ScoredChoice(-1.25, 0.75, (-2.5,), (-3.5,), ((9173, "to"),))
 SHOWN_AS: Json = {
     **{f"Usage.{name}": getattr(USAGE, name) for name in USAGE.__struct_fields__},
     "Output.text": "a text",
@@ -62,10 +63,12 @@ SHOWN_AS: Json = {
     "TokenLogprob.logprob": -0.125,
     "TokenLogprob.top": -0.25,
     "CallDone.prompt_logprobs": -0.5,
+    "CallDone.next_logprobs": -0.625,
     "ScoredChoice.score": -1.25,
     "ScoredChoice.probability": 0.75,
     "ScoredChoice.logprobs": -2.5,
     "ScoredChoice.baseline": -3.5,
+    "ScoredChoice.tokens": 9173,
 }
 """A value of each field that nothing else in an answer has. `Output.logprobs`, `CallDone.outputs`
 and the like are seen by their parts.
@@ -78,7 +81,8 @@ _TIMES = {"Usage.queued_ms", "Usage.prefill_ms", "Usage.decode_ms"}
 _WORK = {"Usage.forced", "Usage.computed", "Usage.preemptions"}
 _SELECT = {name for name in SHOWN_AS if name.startswith(("Chosen", "ScoredChoice"))}
 _EXACT = {"Output.forced", "Output.seam", "Output.rest"}
-_OPENAIS = _TIMES | _WORK | _SELECT | _EXACT | {"Output.tokens", "TokenLogprob.token"}
+_OPENAIS = _TIMES | _WORK | _SELECT | _EXACT
+_OPENAIS |= {"Output.tokens", "TokenLogprob.token", "CallDone.next_logprobs"}
 CHAT: Json = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "stop": "halt"}
 GEN: Json = {
     "op": "gen",
@@ -171,7 +175,7 @@ class Answering:
                 replies = [wire.Welcome(wire.PROTOCOL_VERSION, "m", 4096, 256, 4, 64, 0)]
             case wire.Generate(call=call, stream=stream):
                 delta = wire.Delta(call, 0, OUTPUT.text, 2, OUTPUT.logprobs)
-                done = wire.CallDone(call, (OUTPUT,), USAGE, (PROMPT_LOGPROB,))
+                done = wire.CallDone(call, (OUTPUT,), USAGE, (PROMPT_LOGPROB,), NEXT)
                 replies = [delta, done] if stream else [done]
             case wire.Select(call=call):
                 replies = [wire.Chosen(call, 1, (CHOICE, CHOICE), USAGE)]

@@ -90,10 +90,10 @@ def test_a_foreign_field_that_asks_for_nothing_is_taken(runtime: Fake) -> None:
 
 
 def test_inside_of_sampling_params_foreign_fields_are_refused_too(runtime: Fake) -> None:
-    body = {"text": "x", "sampling_params": {"bad_words": ["y"]}}
+    body = {"text": "x", "sampling_params": {"documents": ["y"]}}
     status, answer, _ = posted(runtime, "/generate", body)
     assert status == 400
-    assert answer["error"]["param"] == "sampling_params.bad_words"
+    assert answer["error"]["param"] == "sampling_params.documents"
 
 
 @pytest.mark.parametrize(

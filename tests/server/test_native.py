@@ -237,7 +237,10 @@ def test_abort_needs_to_know_what(live: Live) -> None:
         ({"text": "a", "sampling_params": {"regex": "("}}, "regex"),
         ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias"),
         ({"text": "a", "sampling_params": {"logit_bias": {"99999999": 1}}}, "logit_bias"),
-        ({"text": "a", "sampling_params": {"skip_special_tokens": False}}, "skip_special_tokens"),
+        (
+            {"text": "a", "sampling_params": {"allowed_token_ids": []}},
+            "sampling_params.allowed_token_ids",
+        ),
         ({"text": "a", "extra_key": "mine"}, "cache_salt"),
         ({"text": "a " * 200_000}, "text"),
         ({"text": ""}, "text"),

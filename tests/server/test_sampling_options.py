@@ -22,7 +22,7 @@ from lmprog import wire
 from lmprog.lang.ops.sampling import ALIASES, SamplingKeywords, sampling_of
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.server.http import option_fields
-from lmprog.server.http.limits import LIMITS
+from lmprog.server.http.limits import LIMITS, value_type
 from lmprog.simulation.plain_sampler import PlainSampler
 from tests.server.fake_runtime import Fake, asking
 
@@ -138,8 +138,9 @@ def value_of(name: str) -> Any:
         return not line.default
     if get_origin(line.type) is Literal:
         return next(value for value in get_args(line.type) if value != line.default)
-    if isinstance(line.default, tuple):
-        as_json = msgspec.json.schema(line.type)["items"]
+    shape = msgspec.json.schema(value_type(line))
+    if shape["type"] == "array":
+        as_json = shape["items"]
         if as_json["type"] == "array":
             return ((7, 1.5), (9, -2.25))
         return (7, 9) if as_json["type"] == "integer" else ("zzz", "yyy")

@@ -19,6 +19,7 @@ from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.kept_order import in_kept_order, keeps_first, sampling_to_request
 from lmprog.backends.blackbox.output_checks import can_be_checked, fits
+from lmprog.backends.blackbox.prefilling import prefill_request, prefilled
 from lmprog.backends.blackbox.retry_policy import RetryCounters
 from lmprog.backends.blackbox.speculation import (
     ReadyAnswer,
@@ -27,10 +28,7 @@ from lmprog.backends.blackbox.speculation import (
     may_speculate,
 )
 from lmprog.backends.blackbox.stop_strings import Certain
-from lmprog.backends.blackbox.transcript import (
-    ChatPrompt,
-    Prompt,
-)
+from lmprog.backends.blackbox.transcript import ChatPrompt, Prompt
 from lmprog.errors import (
     InvalidParameter,
     LmprogError,
@@ -89,6 +87,8 @@ class CallAnswers:
         state of the branch has changed.
         """
         _refuse_layout(op.constraint)
+        if op.sampling.max_tokens == 0:
+            return await self._prefilled(state, op)
         ready = (
             None
             if state.speculated is None
@@ -121,6 +121,16 @@ class CallAnswers:
         return state.with_result(outputs[0].text, output=outputs[0]), wire.CallDone(
             op.call, outputs, _sum(spent, answer.usage)
         )
+
+    async def _prefilled(
+        self, state: AnswerState, op: wire.Generate
+    ) -> tuple[AnswerState, wire.CallDone | LmprogError]:
+        prompt = state.transcript.prompt(self.api.kind)
+        refused = self._refusal(prompt, state)
+        if refused is not None:
+            return state, refused
+        answer = await self._request(prefill_request(prompt, op), None)
+        return state, prefilled(op, answer)
 
     def drop(self, speculated: Speculated) -> None:
         """Counts speculated text that was discarded."""

@@ -78,6 +78,7 @@ class ProgramsApi:
                 option["probability"],
                 tuple(option.get("logprobs") or ()),
                 tuple(option.get("baseline") or ()),
+                tuple((token, text) for token, text in option.get("tokens") or ()),
             )
             for option in result["options"]
         )

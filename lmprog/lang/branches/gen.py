@@ -87,6 +87,7 @@ class Gen(PendingCall, Generic[T]):
                 usage=reply.usage,
                 logprobs=output.logprobs,
                 prompt_logprobs=reply.prompt_logprobs,
+                next_logprobs=reply.next_logprobs,
                 reasoning_tokens=thought if index == 0 else None,
             )
             for index, output in enumerate(reply.outputs)

@@ -24,7 +24,7 @@ def meta_info(gen: Gen[Any]) -> dict[str, Any]:
     if meta.finish == "select":
         chosen: Selected = gen.value
         info["normalized_prompt_logprobs"] = list(chosen.scores.values())
-        info["input_token_logprobs"] = [list(logprobs) for logprobs in chosen.logprobs.values()]
+        info["input_token_logprobs"] = [_triples(chosen, text) for text in chosen.logprobs]
     if meta.logprobs:
         info["output_token_logprobs"] = [
             (item.logprob, item.token, item.text) for item in meta.logprobs
@@ -39,4 +39,15 @@ def meta_info(gen: Gen[Any]) -> dict[str, Any]:
         info["input_top_logprobs"] = [
             [(lp, token, text) for token, text, lp in item.top] for item in meta.prompt_logprobs
         ]
+    if meta.next_logprobs:
+        info["next_token_logprobs"] = [(lp, token, text) for token, text, lp in meta.next_logprobs]
     return info
+
+
+def _triples(chosen: Selected, text: str) -> list[tuple[float, int | None, str | None]]:
+    """The tokens of one option: log-probability, id and text, where they are known."""
+    tokens = chosen.tokens[text] or [(None, None)] * len(chosen.logprobs[text])
+    return [
+        (logprob, token, name)
+        for logprob, (token, name) in zip(chosen.logprobs[text], tokens, strict=True)
+    ]

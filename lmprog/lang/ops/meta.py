@@ -17,6 +17,8 @@ class Selected(str):
     """Each option's probability among the options; they sum to 1."""
     logprobs: dict[str, tuple[float, ...]]
     """The log-probabilities of each option's tokens after the branch's text."""
+    tokens: dict[str, tuple[tuple[int, str], ...]]
+    """The id and text of each of these tokens; empty where a service does not tell them."""
     baselines: dict[str, tuple[float, ...]]
     """The same without the branch's text; empty unless the method looks at it."""
 
@@ -27,6 +29,7 @@ class Selected(str):
         made.scores = {text: option.score for text, option in options.items()}
         made.probabilities = {text: option.probability for text, option in options.items()}
         made.logprobs = {text: option.logprobs for text, option in options.items()}
+        made.tokens = {text: option.tokens for text, option in options.items()}
         made.baselines = {text: option.baseline for text, option in options.items()}
         return made
 
@@ -41,6 +44,9 @@ class Meta:
     usage: wire.Usage
     logprobs: tuple[wire.TokenLogprob, ...] = ()
     prompt_logprobs: tuple[wire.TokenLogprob, ...] = ()
+    next_logprobs: tuple[tuple[int, str, float], ...] = ()
+    """With `max_tokens=0` and `logprobs`: the likeliest tokens after the prompt, as token, text and
+    log-probability, the best first."""
     reasoning_tokens: int | None = None
     """Of the first result, where its reasoning is told apart; None elsewhere, or where the backend
     does not stream.

@@ -45,7 +45,10 @@ class SamplingKeywords(TypedDict, total=False):
     presence_penalty: float
     repetition_penalty: float
     logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Iterable[int] | None
+    bad_words: Strings | None
     ignore_eos: bool
+    skip_special_tokens: bool
     jump: wire.Jump
     logprobs: int | None
     prompt_logprobs: int | None
@@ -93,7 +96,7 @@ def _plain(name: str, value: object) -> object:
     """`value` in its wire form: lists become tuples, a single stop string a tuple of one, a bias
     its items.
     """
-    if name in ("stop", "stop_regex"):
+    if name in ("stop", "stop_regex", "bad_words"):
         return (
             ()
             if value is None
@@ -101,8 +104,10 @@ def _plain(name: str, value: object) -> object:
             if isinstance(value, str)
             else tuple(typing.cast(Sequence[str], value))
         )
-    if name == "stop_token_ids":
-        return () if value is None else tuple(typing.cast(Iterable[int], value))
+    if name == "stop_token_ids" and value is None:
+        return ()
+    if name in ("stop_token_ids", "allowed_token_ids") and value is not None:
+        return tuple(typing.cast(Iterable[int], value))
     if name == "logit_bias":
         pairs = (
             value.items()

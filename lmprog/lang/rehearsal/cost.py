@@ -182,7 +182,9 @@ class _Sizes:
         return (
             max(self.options(op))
             if isinstance(op, wire.Select)
-            else op.sampling.max_tokens or self._context_len
+            else self._context_len
+            if op.sampling.max_tokens is None
+            else op.sampling.max_tokens
         )
 
     def length(self, atoms: Sequence[Atom]) -> int:

@@ -137,6 +137,13 @@ def logprob_of(scored: ScoredToken, tokenizer: Tokenizer) -> TokenLogprob:
     return TokenLogprob(scored.token, tokenizer.token_text(scored.token), scored.logprob, top)
 
 
+def next_logprobs(task: Generation, tokenizer: Tokenizer) -> tuple[tuple[int, str, float], ...]:
+    """The likeliest tokens after a prompt that nothing is generated after, where wanted."""
+    if task.settings.max_tokens or not task.logprobs:
+        return ()
+    return logprob_of(task.logprobs[0], tokenizer).top
+
+
 def failed(call_id: int | None, error: LmprogError) -> Failed:
     """The last reply of a call that ended with `error`."""
     return Failed(call_id, error.code, error.message, error.details())

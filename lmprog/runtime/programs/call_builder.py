@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from lmprog import wire
 from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.pieces import mask_row
 from lmprog.errors import InvalidParameter, NotSupported, UnsatisfiableConstraint
 from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, SelectRun
 from lmprog.runtime.programs.branch import RuntimeBranch
@@ -26,6 +27,7 @@ from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
 from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings, Scoring
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGroup
+from lmprog.runtime.scheduling.token_rules import BannedSequences, TokenRules
 from lmprog.runtime.text.chunked_encoder import ChunkedEncoder
 from lmprog.runtime.text.cuts import Cutter
 from lmprog.runtime.text.stream import TextStream
@@ -121,6 +123,7 @@ class CallBuilder:
         sampling = op.sampling.scored() if is_ranked else op.sampling
         self.texts.check_ids(sampling.stop_token_ids, "stop_token_ids")
         self.texts.check_ids([token for token, _ in sampling.logit_bias], "logit_bias")
+        self.texts.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
         prompt = self._prompt(branch)
         constraint = call.constraint.result() if call.constraint is not None else None
         settings = self._settings(branch, prompt, op, sampling, constraint)
@@ -143,6 +146,7 @@ class CallBuilder:
                 may_stop,
                 sampling.min_tokens,
                 seam,
+                not sampling.skip_special_tokens,
             )
             for _ in range(sampling.n)
         ]
@@ -195,6 +199,19 @@ class CallBuilder:
             self._forcing,
             seam,
             self._healer.stops(sampling, constraint),
+            self._rules(sampling),
+        )
+
+    def _rules(self, sampling: wire.SamplingParams) -> TokenRules | None:
+        """What the call says of single tokens. Raises `InvalidParameter`."""
+        if sampling.allowed_token_ids is None and not sampling.bad_words:
+            return None
+        size = self._limits.vocab_size
+        allowed, num_words = sampling.allowed_token_ids, -(-size // 32)
+        return TokenRules(
+            None if allowed is None else mask_row(sorted(set(allowed)), num_words),
+            mask_row([token for token in self.tokenizer.eos_ids if token < size], num_words),
+            BannedSequences(self.texts.spellings(sampling.bad_words)),
         )
 
     # --- the judge of a gen

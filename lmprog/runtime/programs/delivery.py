@@ -14,6 +14,7 @@ from lmprog.runtime.programs.active_call import (
     GenerateRun,
     SelectRun,
     logprob_of,
+    next_logprobs,
     output_of,
     usage_of,
 )
@@ -203,7 +204,8 @@ class Delivery:
         tasks = [one.task for one in run.group.sequences if isinstance(one.task, Generation)]
         scored = tuple(logprob_of(one, self._tokenizer) for one in tasks[first].prompt_logprobs)
         self._scheduler.stats.forced_tokens += sum(task.forced for task in tasks)
-        done = wire.CallDone(call.id, outputs, usage_of(run.group), scored)
+        following = next_logprobs(tasks[first], self._tokenizer)
+        done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following)
         self._completion.finish(call, done, [output.text for output in outputs])
 
     # --- selects
@@ -216,7 +218,7 @@ class Delivery:
         if any(other.state is not SequenceState.ENDED for other in run.group.sequences):
             return
         run.group.timing.first_token = run.group.timing.ended = now
-        options = read_scores(run.ballot, op.method)
+        options = read_scores(run.ballot, op.method, self._tokenizer.token_text)
         index = choose(options, op.temperature, self._calls.seed(op.seed))
         choice = op.choices[index]
         tokens = self._calls.option_tokens(call.branch, choice)

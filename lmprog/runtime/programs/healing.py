@@ -27,7 +27,8 @@ What is healed, and what is not:
 - The prompt's only token is kept: something must precede the first sampled token.
 - A `select` is not healed: its options are tokenised together with the text before them, which has
   the same effect exactly.
-- Where log-probabilities of the prompt are wanted, its tokens are kept.
+- Where log-probabilities of the prompt are wanted, its tokens are kept; also where only some tokens
+  may be sampled at all, and where nothing is to be generated.
 - Where the prompt, `max_tokens` and a seam spelled byte by byte would not fit the context, nothing
   is healed.
 
@@ -88,6 +89,8 @@ class Healer:
             not (op.heal and branch.ends_literal)
             or len(prompt) < 2
             or sampling.prompt_logprobs is not None
+            or sampling.allowed_token_ids is not None
+            or max_tokens == 0
         ):
             return None
         piece = self._tokenizer.token_bytes(prompt[-1])

@@ -64,7 +64,7 @@ class ResultSelector:
         """The judge has scored all results: its probabilities become their scores."""
         for index, ballot in self.ballots.items():
             found = self.finished[index]
-            verdict = read_scores(ballot, "token_length_normalized")[0].probability
+            verdict = read_scores(ballot, "token_length_normalized", str)[0].probability
             self.finished[index] = FinishedResult(found.tokens, found.ended, verdict)
 
     def is_hopeless(self, total: float) -> bool:

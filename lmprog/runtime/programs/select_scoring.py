@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lmprog.runtime.scheduling.generation import Scoring
@@ -48,6 +48,8 @@ class Ballot:
     baselines: tuple[OptionPlace, ...]
     first: int
     """Position of the first scored token."""
+    tokens: tuple[tuple[int, ...], ...]
+    """The scored tokens of each option."""
 
 
 def make_ballot(
@@ -70,11 +72,16 @@ def make_ballot(
         ScoredSequence(draft.tokens, Scoring(draft.first, tuple(draft.finals)))
         for draft in drafts.values()
     )
-    return Ballot(made, tuple(places), tuple(baselines), first)
+    scored = tuple(tuple(option[first:]) for option in options)
+    return Ballot(made, tuple(places), tuple(baselines), first, scored)
 
 
-def read_scores(ballot: Ballot, method: SelectMethod) -> tuple[ScoredChoice, ...]:
-    """Scores, probabilities and log-probabilities of all options, once all sequences are scored."""
+def read_scores(
+    ballot: Ballot, method: SelectMethod, name_of: Callable[[int], str]
+) -> tuple[ScoredChoice, ...]:
+    """Scores, probabilities and log-probabilities of all options, once all sequences are scored.
+    `name_of` gives a token's text.
+    """
     given = [_logprobs(ballot, place) for place in ballot.places]
     alone = [_logprobs(ballot, place) for place in ballot.baselines]
     if method == "unconditional_likelihood_normalized":
@@ -89,9 +96,15 @@ def read_scores(ballot: Ballot, method: SelectMethod) -> tuple[ScoredChoice, ...
     probabilities = softmax(scores)
     baselines: list[list[float]] = alone or [[]] * len(given)
     return tuple(
-        ScoredChoice(score, probability, tuple(logprobs), tuple(baseline))
-        for score, probability, logprobs, baseline in zip(
-            scores, probabilities, given, baselines, strict=True
+        ScoredChoice(
+            score,
+            probability,
+            tuple(logprobs),
+            tuple(baseline),
+            tuple((token, name_of(token)) for token in tokens),
+        )
+        for score, probability, logprobs, baseline, tokens in zip(
+            scores, probabilities, given, baselines, ballot.tokens, strict=True
         )
     )
 

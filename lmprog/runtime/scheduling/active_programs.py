@@ -107,7 +107,7 @@ class ActivePrograms:
         if was_running:
             place.size += added_tokens(sequence)
             if isinstance(sequence.task, Generation):
-                part = sequence.num_generated / sequence.task.settings.max_tokens
+                part = sequence.num_generated / max(1, sequence.task.settings.max_tokens)
                 self._generated_part += MEAN_WEIGHT * (part - self._generated_part)
         if not place.num_open:
             place.paused_at = now

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from lmprog.constraints.constraint import NO_STATE, Constraint, MaskRow, State
 from lmprog.constraints.seam import Seam, Stops
 from lmprog.runtime.scheduling.sampling_requests import Likely
+from lmprog.runtime.scheduling.token_rules import TokenRules
 from lmprog.wire import FinishReason, SamplingParams
 
 Forcing = Callable[[Constraint, State, "array[int]"], tuple[int, ...]]
@@ -44,13 +45,15 @@ class GenerationSettings:
     seam: Seam | None = None
     stops: Stops | None = None
     """Only with a constraint: where its text may end, a stop string may begin."""
+    rules: TokenRules | None = None
 
     @property
     def jump(self) -> Forcing | None:
         """What finds the forced tokens that are appended without sampling. None: every token is
-        sampled, as `jump="exact"` asks, or as log-probabilities need it.
+        sampled, as `jump="exact"` asks, or as log-probabilities and rules of tokens need it.
         """
-        every = self.sampling.jump == "exact" or self.sampling.logprobs is not None
+        asked = self.sampling
+        every = asked.jump == "exact" or asked.logprobs is not None or self.rules is not None
         return None if every else self.forcing
 
 
@@ -116,6 +119,8 @@ class Generation:
             settings.constraint is None
             and settings.seam is None
             and sampling.prompt_logprobs is None
+            and settings.rules is None
+            and settings.max_tokens > 0
             and not self.has_penalties
         )
         """Its tokens are sampled one by one, and nothing forces, masks or penalizes any."""
@@ -132,8 +137,13 @@ class Generation:
 
     def mask(self) -> MaskRow | None:
         """The tokens that may be sampled now; None where all may. May raise `GrammarError`, as
-        `Constraint` says.
+        `Constraint` says, and `UnsatisfiableConstraint`, as `TokenRules` says.
         """
+        row, rules = self._constrained(), self.settings.rules
+        return row if rules is None else rules.narrowed(row)
+
+    def _constrained(self) -> MaskRow | None:
+        """What seam, constraint and stops allow."""
         settings = self.settings
         if settings.seam is not None and self.is_healing:
             return settings.seam.mask(self.seam_bytes, self.left)
@@ -164,11 +174,9 @@ class Generation:
         row = constraint.mask(self.guide)
         if constraint.mask(self.guide, self.left) is row or constraint.forced(self.guide):
             return None
-        return (
-            settings.stops.beside(row, self.left)
-            if settings.stops is not None and self._may_stop
-            else row
-        )
+        if settings.stops is not None and self._may_stop:
+            row = settings.stops.beside(row, self.left)
+        return row if settings.rules is None else settings.rules.narrowed(row)
 
     @property
     def _may_stop(self) -> bool:
@@ -196,10 +204,21 @@ class Generation:
         """Tokens that may still be generated."""
         return self.settings.max_tokens - self.generated
 
-    def banned(self) -> tuple[int, ...]:
-        """Tokens that would end a generation that is still too short, or that must never end it."""
+    def banned(self, tokens: array[int]) -> tuple[int, ...]:
+        """Tokens that would end a generation that is still too short, or that must never end it;
+        and those that would complete a banned sequence. `tokens` are all so far.
+        """
         is_early = self.generated < self.settings.sampling.min_tokens
-        return self._early_bans if is_early else self._bans
+        ends = self._early_bans if is_early else self._bans
+        rules = self.settings.rules
+        if rules is None or rules.banned is None:
+            return ends
+        found = rules.banned.after(tokens, self.prompt_len)
+        seam = self.settings.seam
+        if seam is not None and self.is_healing:  # the prompt's own text is not banned
+            rest = len(seam.text) - self.seam_bytes
+            found = tuple(one for one in found if len(seam.pieces.bytes_of(one)) > rest)
+        return ends + found
 
     @property
     def may_end(self) -> bool:
@@ -230,6 +249,9 @@ class Generation:
                 self.finish = "length"
             return 1
         settings, constraint = self.settings, self.settings.constraint
+        if not settings.max_tokens:
+            self.finish = "length"
+            return 0
         if settings.seam is not None and self.is_healing:
             return self._heal(settings.seam, token, tokens)
         if token in settings.eos_ids or (

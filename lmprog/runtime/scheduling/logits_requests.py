@@ -50,7 +50,7 @@ def collect_requests(plan: Plan) -> LogitsRequests:
         if isinstance(task, Generation) and task.is_plain and end == len(sequence.tokens):
             sample_of.append(len(samples))
             scores_of.append(_NONE)
-            samples.append(_plain_request(task, first_logit + num_logits - 1))
+            samples.append(_plain_request(row, task, first_logit + num_logits - 1))
             first_logit += num_logits
             continue
         first_score = len(scores)
@@ -91,10 +91,9 @@ def known_targets(row: Row) -> tuple[int, ...]:
     return tuple(tokens[row.logits_from + 1 : end])
 
 
-def _plain_request(task: Generation, logit: int) -> SampleRequest:
-    return SampleRequest(
-        logit, task.settings.sampling, task.seed, task.steps, (), (), task.banned()
-    )
+def _plain_request(row: Row, task: Generation, logit: int) -> SampleRequest:
+    banned = task.banned(row.sequence.tokens)
+    return SampleRequest(logit, task.settings.sampling, task.seed, task.steps, (), (), banned)
 
 
 def _known_scores(row: Row, logit: int) -> list[ScoreRequest]:
@@ -116,6 +115,6 @@ def _sample_request(row: Row, task: Generation, logit: int) -> SampleRequest:
         step=task.steps,
         prompt=tokens[: task.prompt_len] if needs_history else (),
         generated=tokens[task.prompt_len :] if needs_history else (),
-        banned=task.banned(),
+        banned=task.banned(tokens),
         mask=task.mask(),
     )

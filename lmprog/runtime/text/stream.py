@@ -40,7 +40,8 @@ class TextStream:
     `may_stop` says whether the generation may end with the text before a stop; where it may not,
     the stop is ordinary text. No stop begins before the end of the first `min_tokens` tokens.
     `seam` is prompt text that the first tokens repeat (`healing.py`): it is not given out again, no
-    stop is found in it, and tokens inside it do not count.
+    stop is found in it, and tokens inside it do not count. With `names_special` the text of a
+    special token is its name.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class TextStream:
         "_length",
         "_may_stop",
         "_min_tokens",
+        "_names_special",
         "_seam",
         "_stop_at",
         "_tokenizer",
@@ -69,8 +71,10 @@ class TextStream:
         may_stop: Callable[[str], bool] | None = None,
         min_tokens: int = 0,
         seam: str = "",
+        names_special: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
+        self._names_special = names_special
         self._may_stop = may_stop
         self._min_tokens = min_tokens
         self._seam = seam
@@ -105,7 +109,9 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """Takes a token; returns the text that is certain now. After a stop it does nothing."""
-        piece = self._tokenizer.token_bytes(token) or b""
+        piece = self._tokenizer.token_bytes(token)
+        if piece is None:
+            piece = self._tokenizer.token_text(token).encode() if self._names_special else b""
         if self._is_simple:
             try:
                 new = piece.decode()
@@ -227,7 +233,13 @@ class TextStream:
 
     def copy(self) -> TextStream:
         """An independent stream that has read the same tokens."""
-        other = TextStream(self._tokenizer, (), (), self._may_stop, self._min_tokens, self._seam)
+        other = TextStream(
+            self._tokenizer,
+            may_stop=self._may_stop,
+            min_tokens=self._min_tokens,
+            seam=self._seam,
+            names_special=self._names_special,
+        )
         other._unread, other.num_tokens = self._unread, self.num_tokens
         other._is_simple = self._is_simple
         other._decoder.setstate(self._decoder.getstate())

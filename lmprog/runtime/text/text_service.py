@@ -68,6 +68,26 @@ class TextService:
                 allowed=f"0..{size - 1}",
             )
 
+    def spellings(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """The tokens of each word inside a text: by itself, and after a space. Raises
+        `InvalidParameter` for a word that has none.
+        """
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            bare = word.lstrip(" ") or word
+            for text in (bare, " " + bare):
+                tokens = tuple(self._tokenizer.encode(text, start=False))
+                self.check_ids(tokens, "bad_words")
+                if not tokens:
+                    raise InvalidParameter(
+                        f"bad_words has {word!r}, and the model has no tokens for it.",
+                        name="bad_words",
+                        value=word,
+                        allowed="texts that have tokens",
+                    )
+                found.append(tokens)
+        return found
+
     def tokens_of(self, piece: wire.TokensPiece) -> tuple[array[int], str]:
         """Token ids given instead of text: as they are, and their text."""
         self.check_ids(piece.ids, "input_ids")

@@ -26,7 +26,6 @@ class ForeignField:
 
 
 _LEAVE = "leave it out"
-_TEXTS = "texts hold no special tokens; leave it out"
 _LORA = "this server serves one model without adapters; leave it out"
 _REASONING = "thinking is part of the text here; leave it out"
 _BEAMS = "there is no beam search; use n, or best_of of /v1/completions"
@@ -41,13 +40,10 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "best_of": ForeignField("it belongs to /v1/completions; use n", (1,)),
     "echo": ForeignField("it belongs to /v1/completions"),
     "suffix": ForeignField("put what is to be filled into the prompt"),
-    "bad_words": ForeignField("use logit_bias, with the ids of their tokens"),
-    "allowed_token_ids": ForeignField("use structured_outputs.choice, or logit_bias"),
     "logits_processors": ForeignField("use logit_bias or structured_outputs"),
     "custom_logit_processor": ForeignField("use logit_bias or structured_outputs"),
     "custom_params": ForeignField(_LEAVE),
     "truncate_prompt_tokens": ForeignField("it belongs to /v1/completions; shorten the chat"),
-    "skip_special_tokens": ForeignField(_TEXTS, (True,)),
     "return_token_ids": ForeignField("/v1/completions and /generate give ids"),
     "return_tokens_as_token_ids": ForeignField(_IDS),
     "return_hidden_states": ForeignField(_LEAVE),

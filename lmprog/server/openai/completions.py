@@ -59,7 +59,6 @@ class Completions:
     head: RunningAnswers
     n: int
     """Results given for each prompt; of `best_of`, if that is more."""
-    max_tokens: int
     echo: bool
     prompt_logprobs: int | None
     """The request's field of this name."""
@@ -96,7 +95,7 @@ def router(gateway: Gateway) -> GatewayRouter:
             choices = [
                 choice for at, done in enumerate(dones) for choice in _choices(asked, run, at, done)
             ]
-        whole = _completion(asked, choices, _usage(asked, dones))
+        whole = _completion(asked, choices, answers.usage_of(dones))
         return Response(answers.encoded(whole), headers=headers, media_type="application/json")
 
     return made
@@ -130,7 +129,7 @@ def understood(
             "return_token_ids",
         )
     decided = {
-        "max_tokens": max(1, most),
+        "max_tokens": most,
         "n": best_of,
         "logprobs": 0 if best_of > n else body.logprobs,
         "prompt_logprobs": _prompt_logprobs(body),
@@ -156,7 +155,6 @@ def understood(
         texts=texts,
         head=head,
         n=n,
-        max_tokens=most,
         echo=echo,
         prompt_logprobs=body.prompt_logprobs,
         wants_token_ids=bool(body.return_token_ids),
@@ -239,16 +237,6 @@ def _completion(
     )
 
 
-def _usage(asked: Completions, dones: Sequence[wire.CallDone]) -> answers.UsageBody:
-    """Where nothing was to be generated, the one token that the runtime makes all the same is
-    not counted.
-    """
-    usage = answers.usage_of(dones)
-    if asked.max_tokens:
-        return usage
-    return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
-
-
 def _choices(
     asked: Completions, run: RunningRequest, place: int, done: wire.CallDone
 ) -> list[answers.TextChoice]:
@@ -259,18 +247,20 @@ def _choices(
     prompt = _prompt_text(asked, run, place) if asked.echo else ""
     choices = []
     for index, output in enumerate(outputs):
-        text = output.text if asked.max_tokens else ""
         logprobs = _logprobs(asked, done, output, prompt)
-        reason = answers.finish_of(output) if asked.max_tokens else "length"
+        reason = answers.finish_of(output)
         number = place * asked.n + index
         stopped_by = answers.stop_reason_of(output, asked.prompts[place].sampling)
         scored = answers.prompt_logprobs(done, asked.prompt_logprobs)
-        choice = answers.TextChoice(number, prompt + text, reason, logprobs, stopped_by, scored)
+        choice = answers.TextChoice(
+            number, prompt + output.text, reason, logprobs, stopped_by, scored
+        )
         if asked.wants_token_ids:
             (piece,) = asked.prompts[place].pieces
             assert isinstance(piece, wire.TokensPiece)
-            own = output.tokens if asked.max_tokens else ()
-            choice = msgspec.structs.replace(choice, token_ids=own, prompt_token_ids=piece.ids)
+            choice = msgspec.structs.replace(
+                choice, token_ids=output.tokens, prompt_token_ids=piece.ids
+            )
         choices.append(choice)
     return choices
 
@@ -286,11 +276,10 @@ def _logprobs(
     sampling = asked.prompts[0].sampling
     if sampling.logprobs is None or sampling.n > asked.n:
         return None
-    own = output.logprobs if asked.max_tokens else ()
     if not asked.echo:
-        return answers.text_logprobs(own)
+        return answers.text_logprobs(output.logprobs)
     first = prompt[: max(0, len(prompt) - sum(len(one.text) for one in done.prompt_logprobs))]
-    return answers.text_logprobs([None, *done.prompt_logprobs, *own], first)
+    return answers.text_logprobs([None, *done.prompt_logprobs, *output.logprobs], first)
 
 
 def _streamed(logprobs: Sequence[wire.TokenLogprob], offset: int) -> answers.TextLogprobs | None:
@@ -313,7 +302,7 @@ async def _events(
     with running(gateway, request, asked.prompts, True, cache_salt) as run:
         async for piece in run.pieces():
             number = piece.prompt * asked.n + piece.index
-            if piece.done is None and asked.max_tokens:
+            if piece.done is None:
                 echoed = (
                     _prompt_text(asked, run, piece.prompt)
                     if asked.echo and number not in begun
@@ -323,7 +312,7 @@ async def _events(
                 begun[number] = begun.get(number, 0) + sum(len(one.text) for one in piece.logprobs)
                 choice = answers.TextChoice(number, echoed + piece.text, None, logprobs)
                 yield event(_completion(asked, [choice], silent))
-            elif piece.done is not None:
+            else:
                 dones.append(piece.done)
                 for choice in _choices(asked, run, piece.prompt, piece.done):
                     rest = "" if choice.index in begun or not asked.echo else choice.text
@@ -332,5 +321,5 @@ async def _events(
                     )
                     yield event(_completion(asked, [last], silent))
         if asked.wants_usage:
-            yield event(_completion(asked, [], _usage(asked, dones)))
+            yield event(_completion(asked, [], answers.usage_of(dones)))
         yield END

@@ -27,12 +27,14 @@ def result_of(asked: NamedCall, reply: wire.Reply) -> dict[str, Any]:
     match reply:
         case wire.CallDone():
             outputs = [_output(output) for output in reply.outputs]
+            following = [_likely(*one) for one in reply.next_logprobs]
             return {
                 "type": "gen",
                 "text": reply.outputs[0].text,
                 "outputs": outputs,
                 "usage": usage_of(reply.usage),
                 **_logprobs("prompt_logprobs", reply.prompt_logprobs),
+                **({"next_logprobs": following} if following else {}),
             }
         case wire.Chosen():
             options = [
@@ -42,6 +44,7 @@ def result_of(asked: NamedCall, reply: wire.Reply) -> dict[str, Any]:
                     "probability": option.probability,
                     "logprobs": option.logprobs,
                     **({"baseline": option.baseline} if option.baseline else {}),
+                    **({"tokens": option.tokens} if option.tokens else {}),
                 }
                 for text, option in zip(asked.choices, reply.options, strict=True)
             ]
@@ -92,6 +95,10 @@ def _output(output: wire.Output) -> dict[str, Any]:
     return {**made, **_logprobs("logprobs", output.logprobs)}
 
 
+def _likely(token: int, text: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "text": text, "logprob": logprob}
+
+
 def _logprobs(name: str, given: Sequence[wire.TokenLogprob]) -> dict[str, Any]:
     """Nothing where none were asked for."""
     found = [
@@ -99,10 +106,7 @@ def _logprobs(name: str, given: Sequence[wire.TokenLogprob]) -> dict[str, Any]:
             "token": one.token,
             "text": one.text,
             "logprob": one.logprob,
-            "top": [
-                {"token": token, "text": text, "logprob": logprob}
-                for token, text, logprob in one.top
-            ],
+            "top": [_likely(*likely) for likely in one.top],
         }
         for one in given
     ]

@@ -129,8 +129,6 @@ class Translator:
             if getattr(op, name) is not None:
                 raise self._wrong(f"{name} belongs to the program, not to a gen", name)
         max_tokens = MAX_TOKENS if op.max_tokens is None else op.max_tokens
-        if max_tokens == 0:
-            raise self._wrong("max_tokens is 0; it must be at least 1", "max_tokens")
         branch = self._branch(op.branch)
         count = op.n or 1
         call = self._call(op.call, branch, NamedCall(op.call, self._at, "gen"), count)

@@ -61,26 +61,19 @@ def results(
     made = []
     for index, output in enumerate(done.outputs):
         rid = prompt.rid if count == 1 else f"{prompt.rid}_{index}"
-        tokens = output.tokens if prompt.generates else ()
         meta: dict[str, Any] = {
             "id": rid,
-            "finish_reason": finish_reason(output)
-            if prompt.generates
-            else {"type": "length", "length": 0},
+            "finish_reason": finish_reason(output),
             "prompt_tokens": done.usage.prompt,
-            "completion_tokens": len(tokens),
+            "completion_tokens": len(output.tokens),
             "cached_tokens": done.usage.cached,
             "e2e_latency": seconds,
         }
         if prompt.logprobs is not None:
-            _add_logprobs(meta, prompt, done, output.logprobs if prompt.generates else (), first)
-        made.append(
-            {
-                "text": output.text if prompt.generates else "",
-                "output_ids": tokens,
-                "meta_info": meta,
-            }
-        )
+            _add_logprobs(meta, prompt, done, output.logprobs, first)
+        kept = output.stopped_by if prompt.params.no_stop_trim else ""
+        text = output.text + (kept if isinstance(kept, str) else "")
+        made.append({"text": text, "output_ids": output.tokens, "meta_info": meta})
     return made
 
 
@@ -129,6 +122,8 @@ def _add_logprobs(
     meta["input_token_logprobs"] = scored
     if prompt.logprobs:
         meta["input_top_logprobs"] = tops
+    if done.next_logprobs:
+        meta["next_token_logprobs"] = _likely(done.next_logprobs, prompt.texts)
     _add_generated(meta, prompt, generated)
 
 
@@ -146,4 +141,8 @@ def _row(one: wire.TokenLogprob, with_text: bool) -> Row:
 
 
 def _top(one: wire.TokenLogprob, with_text: bool) -> list[Row]:
-    return [(logprob, token, text if with_text else None) for token, text, logprob in one.top]
+    return _likely(one.top, with_text)
+
+
+def _likely(given: Sequence[tuple[int, str, float]], with_text: bool) -> list[Row]:
+    return [(logprob, token, text if with_text else None) for token, text, logprob in given]

@@ -29,7 +29,7 @@ Token = Annotated[int, within("prompt[]")]
 
 class GenerateSampling(SGLangOptions, kw_only=True):
     """`max_new_tokens` 0 generates nothing: it computes the prompt, for the cache or its
-    likelihood.
+    likelihood. `no_stop_trim`: a text ends with the stop text that ended it.
     """
 
     max_new_tokens: Annotated[int, within("max_tokens")] | None = 128
@@ -40,9 +40,8 @@ class GenerateSampling(SGLangOptions, kw_only=True):
     whitespace: wire.Whitespace | None = None
     whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
     order: Literal["declared", "any"] | None = None
-    skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    """Has no meaning here: special tokens are never part of a text."""
+    """Has no meaning here: tokens are joined as they are."""
     no_stop_trim: bool = False
 
     def constraint(self) -> wire.Constraint | None:
@@ -72,9 +71,8 @@ class GenerateSampling(SGLangOptions, kw_only=True):
         self, logprobs: int | None, prompt_logprobs: int | None, start: int
     ) -> wire.SamplingParams:
         """As the wire says it; what is null has SGLang's default."""
-        most = self.max_new_tokens
         decided = {
-            "max_tokens": None if most is None else max(1, most),
+            "max_tokens": self.max_new_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
             "prompt_logprobs_start": max(0, start),
@@ -119,10 +117,6 @@ class GeneratePrompt:
     def results(self) -> int:
         return self.params.n or 1
 
-    @property
-    def generates(self) -> bool:
-        return self.params.max_new_tokens != 0
-
     def gen(
         self, branch: int, call: int, stream: bool, priority: int, timeout: float | None
     ) -> wire.Generate:
@@ -147,15 +141,6 @@ def prompts_of(
     made = []
     for at, piece in enumerate(pieces):
         params = _each(body.sampling_params, at, count, "sampling_params") or GenerateSampling()
-        if not params.skip_special_tokens:
-            raise refused(
-                "skip_special_tokens must be true: texts hold no special tokens.",
-                "skip_special_tokens",
-            )
-        if params.no_stop_trim:
-            raise refused(
-                "no_stop_trim must be false: texts end before their stop.", "no_stop_trim"
-            )
         wants = bool(_each(body.return_logprob, at, count, "return_logprob"))
         start = _each(body.logprob_start_len, at, count, "logprob_start_len")
         if start is None:  # who generates nothing can only mean the prompt
