@@ -64,6 +64,13 @@ class RuntimeConfig:
     """None: native where a compiler is found and the architecture is known to it."""
     quantize: Literal["int8", "int4"] | None = None
     """Weights rounded to 8 bits (one scale an output) or 4 (one scale 32 inputs); native only."""
+    tp: int = 1
+    """Tensor parallelism: processes (ranks) that compute each step together, with a part of every
+    layer's weights and heads each; torch engine only. `threads` and `kv_memory_mb` are of all
+    ranks of a machine together."""
+    tp_ranks: Literal["local", "torchrun"] = "local"
+    """Who starts the ranks: the runtime, on this machine, or torchrun and its like, which say by
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT who is who; only there on several machines."""
     attention: Literal["native", "reference", "tree", "flashinfer"] | None = None
     """On the processor: native, or the reference, which asks for the torch engine. On a device:
     tree (our kernels), flashinfer or the reference; None: the first that is right there."""

@@ -61,9 +61,10 @@ UNITS = {
         "lmprog.simulation",
         "errors config wire transport radix constraints text tier scheduling programs batch loop",
     ),
+    "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
-        "errors config wire transport launch text scheduling programs loop engine batch",
+        "errors config wire transport launch text scheduling programs loop engine batch ranks",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text engine batch"),
     # the gateway: a client of the wire, with no tokens and no tensors

@@ -18,6 +18,8 @@ from types import FrameType
 
 from lmprog.cli.arguments import options_of
 from lmprog.launch import RuntimeProcess
+from lmprog.launch.other_rank import become_other_rank
+from lmprog.launch.runtime_process import configured
 
 STOP_GRACE = 30.0
 """Seconds that the runtime has for an orderly shutdown."""
@@ -26,6 +28,7 @@ _LOOK = 0.2  # poll interval in seconds for whether the runtime still runs
 
 
 def run(given: argparse.Namespace) -> int:
+    become_other_rank(configured(given.model, options_of(given)))
     stop = threading.Event()
     with _signals_put_back():
         _on_signals(_interrupt)

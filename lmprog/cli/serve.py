@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from lmprog.cli.arguments import given_options
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
+from lmprog.launch.other_rank import become_other_rank
+from lmprog.launch.runtime_process import configured
 from lmprog.server.options.option_table import options
 from lmprog.server.options.server_settings import ServerSettings
 
@@ -36,15 +38,16 @@ _LAST_SECONDS = 1.5
 def run(given: argparse.Namespace) -> int:
     if given.no_http or given.address is not None:
         return _without_http(given)
-    from lmprog.server.options.configuration import configured
+    from lmprog.server.options import configuration
 
     flags = given_options(given)
-    chosen = configured(flags, os.environ, given.config, Path.cwd())
+    chosen = configuration.configured(flags, os.environ, given.config, Path.cwd())
     if given.print_config:
         print(*chosen.lines(), sep="\n")
         chosen.settings()  # after the output: raises for contradictory options
         return 0
     settings = chosen.settings()
+    _become_other_rank(settings, chosen)
     _log(given.verbose)
     return _serve(chosen.model, settings, _supervise(settings, chosen))
 
@@ -85,6 +88,17 @@ def _supervise(settings: ServerSettings, chosen: Configuration) -> Supervise:
     return several_runtimes(
         lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options), settings.replicas
     )
+
+
+def _become_other_rank(settings: ServerSettings, chosen: Configuration) -> None:
+    """Does not return where torchrun started this process as another rank than 0."""
+    config = configured(chosen.model, chosen.runtime_options())
+    if config.tp_ranks == "torchrun" and (settings.replicas > 1 or settings.join):
+        raise InvalidParameter(
+            "--tp-ranks torchrun is for one runtime, without --replicas and --join.",
+            name="tp_ranks",
+        )
+    become_other_rank(config)
 
 
 def _join(settings: ServerSettings, chosen: Configuration, options: Mapping[str, Any]) -> Supervise:

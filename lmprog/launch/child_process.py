@@ -54,7 +54,7 @@ class Child:
                     stderr=log if keep_log else sys.stderr,
                     pass_fds=(ready_write, parent_read),
                     start_new_session=True,  # Ctrl-C in a terminal is the parent's business
-                    env={**_environment(), FOLDER_VARIABLE: str(folder)},
+                    env={**environment_of_children(), FOLDER_VARIABLE: str(folder)},
                 )
         except BaseException:
             os.close(self._ready_fd)
@@ -223,7 +223,7 @@ def _how(code: int) -> str:
     return f"was ended by {name}{more}"
 
 
-def _environment() -> dict[str, str]:
+def environment_of_children() -> dict[str, str]:
     """Ours, with the path of this package where it is not installed, since the child ignores the
     current folder.
 

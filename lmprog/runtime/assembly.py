@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
@@ -31,24 +31,30 @@ from lmprog.runtime.text.generation_config import suggested_sampling
 from lmprog.runtime.text.tokenizer import PieceTokenizer, load_tokenizer
 from lmprog.transport import RuntimeChannel
 
+if TYPE_CHECKING:
+    from lmprog.runtime.engine.sharded.rank_group import RankGroup
+    from lmprog.runtime.ranks.leading import Led
+
 
 def assemble(
     config: RuntimeConfig,
     channel: RuntimeChannel,
     stage: Callable[[str], None] = lambda _: None,
     resolved: Callable[[str, str], None] = lambda _name, _value: None,
+    ranks: RankGroup | None = None,
 ) -> tuple[Loop, wire.Welcome]:
     """A loop that serves `channel` with the model of `config`. Raises ModelError and its like, all
     worded for users.
 
     `stage` is told what it is busy with, `resolved` what was decided where `config` left it open.
+    `ranks` are those that compute the model together with this process, which leads them.
     """
     stage("imports its libraries")
     from lmprog.runtime.engine.kept_pages import open_disk_store, page_release
     from lmprog.runtime.engine.selection import select_engine
 
     stage("loads the model")
-    selected = select_engine(config)
+    selected = select_engine(config, ranks)
     engine = selected.engine
     resolved("device", selected.device)
     resolved("engine", engine.label)
@@ -99,6 +105,23 @@ def assemble(
     return Loop(
         channel, interpreter, scheduler, stepping, selected.sampler, time.monotonic, idle
     ), welcome
+
+
+def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | None:
+    """The ranks that `config` asks for, joined and watched; None where this process computes alone.
+    Raises InvalidParameter for what they cannot do.
+    """
+    from lmprog.runtime.engine.model.locate import locate
+    from lmprog.runtime.engine.sharded.shard import check_ranks, shardable_shape
+
+    check_ranks(config)
+    if config.tp == 1:
+        return None
+    shardable_shape(config, locate(config.model))  # raises before anything is started
+    from lmprog.runtime.ranks.leading import lead
+
+    stage("waits for its ranks")
+    return lead(config)
 
 
 def _tool_support(

@@ -40,10 +40,12 @@ def main() -> int:
         config = config_from_json(arguments.config_json)
         keys = None if arguments.keys is None else keys_of_runtime(Path(arguments.keys))
         channel = ZmqRuntimeChannel(arguments.address, keys)
-        from lmprog.runtime.assembly import assemble
+        from lmprog.runtime.assembly import assemble, joined_ranks
 
+        led = joined_ranks(config, parent.stage)
         resolved: dict[str, str] = {}
-        loop, welcome = assemble(config, channel, parent.stage, resolved.__setitem__)
+        group = None if led is None else led.group
+        loop, welcome = assemble(config, channel, parent.stage, resolved.__setitem__, group)
     except LmprogError as error:
         parent.failed(error)
         return 1
@@ -68,6 +70,8 @@ def main() -> int:
     channel.say_goodbye("The runtime was told to stop.")
     loop.stop()
     channel.close()
+    if led is not None:
+        led.ranks.end()
     return 0
 
 

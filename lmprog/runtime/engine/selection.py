@@ -1,18 +1,23 @@
-"""Which engine a configuration gets: a device's with its own sampler, or the processor's."""
+"""Which engine a configuration gets: a device's with its own sampler, the processor's, or that of
+several processes together.
+"""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmprog.config import RuntimeConfig
-from lmprog.errors import NotSupported
+from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.engine import InferenceEngine, load_engine
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
+
+if TYPE_CHECKING:
+    from lmprog.runtime.engine.sharded.rank_group import RankGroup
 
 log = logging.getLogger("lmprog")
 
@@ -34,10 +39,22 @@ class SelectedEngine:
     device: str
 
 
-def select_engine(config: RuntimeConfig) -> SelectedEngine:
+def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> SelectedEngine:
     """The engine that `config` asks for, loaded. With device "auto" a GPU that cannot run this
-    model, or whose results are wrong, is left alone, and the log says why.
+    model, or whose results are wrong, is left alone, and the log says why. `ranks` compute it
+    together where `config.tp` asks for more than one; this process leads them.
     """
+    if ranks is not None:
+        from lmprog.runtime.engine.sharded.sharded_engine import load_sharded_engine
+
+        sharded = load_sharded_engine(config, ranks)
+        return SelectedEngine(sharded, _sampler_for(sharded), "cpu")
+    if config.tp != 1:
+        raise InvalidParameter(
+            f"tp = {config.tp} is for a runtime, which starts the ranks",
+            name="tp",
+            value=config.tp,
+        )
     device = chosen_device(config.device)
     if device != "cpu":
         from lmprog.runtime.engine.device.loading import load_device_engine

@@ -32,7 +32,7 @@ from lmprog.runtime.engine.resolution import computable, context_length, data_ty
 
 log = logging.getLogger("lmprog")
 
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -134,7 +134,7 @@ def load_torch_engine(config: RuntimeConfig, folder: Path | None) -> TorchEngine
             config.threads, loaded.num_weights, loaded.num_weights * loaded.dtype.itemsize
         )
         shape = loaded.model.attention_shape(
-            _DTYPES[config.kv_dtype] if config.kv_dtype else loaded.dtype
+            DTYPES[config.kv_dtype] if config.kv_dtype else loaded.dtype
         )
         page_size = config.scheduler.page_size
         pages = num_pages(
@@ -147,7 +147,7 @@ def load_torch_engine(config: RuntimeConfig, folder: Path | None) -> TorchEngine
 def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     if folder is None:
         shape = dummy_shape(config.model)
-        dtype = _DTYPES[computable(config.dtype or "float32")]
+        dtype = DTYPES[computable(config.dtype or "float32")]
         return _native(shape, None, context_length(config, shape.context_len), dtype)
     described = read_config(folder)
     own = _own_shape(described, folder)
@@ -156,7 +156,7 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
             own,
             folder,
             context_length(config, own.context_len),
-            _DTYPES[data_type(config, described, folder, frozenset())],
+            DTYPES[data_type(config, described, folder, frozenset())],
         )
     # imports transformers: seconds that few models need
     from lmprog.runtime.engine.model.fallback import (
@@ -166,7 +166,7 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     from lmprog.runtime.engine.model.selfcheck import check
 
     foreign = foreign_config(folder)
-    dtype = _DTYPES[data_type(config, described, folder, frozenset())]
+    dtype = DTYPES[data_type(config, described, folder, frozenset())]
     model = Fallback(folder, foreign, dtype)
     check(model, folder, dtype)
     return Loaded(

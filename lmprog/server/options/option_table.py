@@ -79,9 +79,14 @@ _HELP: Mapping[str, str] = {
     "engine": "what computes the model; default: native where a compiler is found and the "
     "architecture is known",
     "quantize": "round weights to 8 or 4 bits (native engine)",
+    "tp": "tensor parallelism: processes that compute the model together, each with a part of its "
+    "weights (torch engine)",
+    "tp_ranks": "who starts them: the runtime, on this machine, or torchrun (RANK, WORLD_SIZE, "
+    "MASTER_ADDR, MASTER_PORT), on several",
     "attention": "processor: native, reference (asks for the torch engine); device: tree, "
     "flashinfer, reference; default: the best that is right on this machine",
-    "threads": "processor threads; default: all cores; small steps of small models use one",
+    "threads": "processor threads, of all ranks here; default: all cores; small steps of small "
+    "models use one",
     "context_len": "most tokens of one branch; default: the model's",
     "kv_memory_mb": "memory for keys and values; default: by model and machine",
     "kv_idle_seconds": "seconds without work after which cached keys and values are given up and "

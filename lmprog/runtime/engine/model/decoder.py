@@ -86,11 +86,11 @@ class Decoder:
         )
 
     def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
-        """Logits of the tokens that `batch` wants. # [L, vocab] float32"""
+        """Logits of the tokens that `batch` wants. # [L, vocab] float32 (float64 stays that)"""
         attention.plan(batch)
         weights = self.weights
         turns = self._rotations[torch.from_numpy(batch.positions)]  # [T, 1, head_dim / 2]
-        x = F.embedding(torch.from_numpy(batch.tokens), weights.embedding)  # [T, hidden]
+        x = self._embedded(torch.from_numpy(batch.tokens))
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             attended = self._attend(index, layer, x, turns, attention)
@@ -99,12 +99,23 @@ class Decoder:
                     batch.logit_tokens
                 )  # what follows concerns each token alone
                 x, attended = x[wanted], attended[wanted]
-            x.addmm_(attended, layer.out)
-            if layer.out_bias is not None:
-                x.add_(layer.out_bias)
+            self._add_product(x, attended, layer.out, layer.out_bias)
             self._feed_forward(layer, x)
-        x = F.rms_norm(x, (self.shape.hidden,), weights.norm, self.shape.norm_eps)
-        return torch.mm(x, weights.head).float()
+        return self._logits(F.rms_norm(x, (self.shape.hidden,), weights.norm, self.shape.norm_eps))
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """The tokens' own numbers, which this step may change. # [T, hidden]"""
+        return F.embedding(tokens, self.weights.embedding)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Of normalized tokens. # [L, vocab]"""
+        return wide(torch.mm(x, self.weights.head))
+
+    def _add_product(self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Adds a half's last product to the residual `x` in place."""
+        x.addmm_(inputs, weight)
+        if bias is not None:
+            x.add_(bias)
 
     def _attend(
         self, index: int, layer: LayerWeights, x: Tensor, turns: Tensor, attention: AttentionBackend
@@ -124,23 +135,29 @@ class Decoder:
     def _feed_forward(self, layer: LayerWeights, x: Tensor) -> None:
         """Adds the layer's second half to `x` in place."""
         gate, up = _product(self._normalized(x), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        x.addmm_(F.silu(gate).mul_(up), layer.down)
-        if layer.down_bias is not None:
-            x.add_(layer.down_bias)
+        self._add_product(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
 
     def _normalized(self, x: Tensor) -> Tensor:
-        """Each token divided by its length (see `_eps`), measured in float32. # [T, hidden]"""
-        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        """Each token divided by its length (see `_eps`), measured in float32 at least.
+        # [T, hidden]
+        """
+        exact = torch.promote_types(x.dtype, torch.float32)
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact)
         length.hypot_(self._eps)
-        return x / length if x.dtype == torch.float32 else (x / length).to(x.dtype)
+        return x / length if x.dtype == exact else (x / length).to(x.dtype)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
+def wide(x: Tensor) -> Tensor:
+    """In float32, or in float64 where it has that: nothing is rounded away for the judge."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
 def _rotated(qk: Tensor, turns: Tensor) -> Tensor:
-    """Every pair turned by its token's angle, in float32: in place where `qk` is that already."""
-    exact = qk if qk.dtype == torch.float32 else qk.float()
+    """Every pair turned by its token's angle, in float32 at least: in place where `qk` has it."""
+    exact = wide(qk)
     torch.view_as_complex(exact.view(*qk.shape[:-1], -1, 2)).mul_(turns)
     return exact if exact is qk else exact.to(qk.dtype)

@@ -29,16 +29,16 @@ def load_weights(
     """
     checkpoint = stored_weights(folder)
     checkpoint.check(expected(shape), shape.tied_head)
-    return fused(shape, dtype, lambda name: _tensor(checkpoint.array(name)), progress)
+    return fused(shape, dtype, lambda name: as_tensor(checkpoint.array(name)), progress)
 
 
 def random_weights(shape: ModelShape, dtype: torch.dtype, seed: int) -> Weights:
     """Weights drawn from `seed`: a model that computes like any other and says nothing sensible."""
     source = RandomSource(expected(shape), seed)
-    return fused(shape, dtype, lambda name: _tensor(source.array(name)), progress=False)
+    return fused(shape, dtype, lambda name: as_tensor(source.array(name)), progress=False)
 
 
-def _tensor(array: NDArray[Any]) -> Tensor:
+def as_tensor(array: NDArray[Any]) -> Tensor:
     """A tensor in the array's memory; 16 bits without a type are bfloat16."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor

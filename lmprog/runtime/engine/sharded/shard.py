@@ -1,0 +1,191 @@
+"""Which part of a model a rank has: heads of attention, columns of the feed-forward, tokens of the
+vocabulary.
+
+A product whose outputs are split is followed by one whose inputs are split alike, so that a layer
+needs two sums over all ranks and nothing else. Knows shapes and names of weights; computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.config import RuntimeConfig
+from lmprog.errors import InvalidParameter
+from lmprog.runtime.engine.model.locate import dummy_shape
+from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+class WeightSource(Protocol):
+    """Where whole weights come from: a checkpoint, or random numbers."""
+
+    def array(self, name: str) -> NDArray[Any]: ...
+    def release(self, name: str, first: int, end: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of rank `rank` of `size`. Several ranks share a key/value head where there are fewer
+    of them than ranks: each keeps a copy of it.
+    """
+
+    shape: ModelShape
+    """Of the whole model."""
+    rank: int
+    size: int
+
+    @property
+    def heads(self) -> slice:
+        return _even(self.shape.num_heads, self.rank, self.size)
+
+    @property
+    def kv_heads(self) -> slice:
+        count = self.shape.num_kv_heads
+        if count >= self.size:
+            return _even(count, self.rank, self.size)
+        first = self.rank * count // self.size
+        return slice(first, first + 1)
+
+    @property
+    def inner(self) -> slice:
+        return _even(self.shape.inner, self.rank, self.size)
+
+    @property
+    def vocabulary(self) -> slice:
+        """As many tokens for each rank, but for the last ones."""
+        each, last = self.vocabulary_part, self.shape.vocab_size
+        return slice(min(self.rank * each, last), min((self.rank + 1) * each, last))
+
+    @property
+    def vocabulary_part(self) -> int:
+        return -(-self.shape.vocab_size // self.size)
+
+    @property
+    def local_shape(self) -> ModelShape:
+        """What the rank's own decoder computes."""
+        return replace(
+            self.shape,
+            num_heads=_count(self.heads),
+            num_kv_heads=_count(self.kv_heads),
+            inner=_count(self.inner),
+        )
+
+    def part_of(self, name: str) -> tuple[slice, slice]:
+        """The rows and columns of a weight that the rank has; of a vector the rows alone count."""
+        whole, dim = slice(None), self.shape.head_dim
+        queries, keys = _times(self.heads, dim), _times(self.kv_heads, dim)
+        kind = name.rpartition(".layers.")[2].partition(".")[2] if ".layers." in name else name
+        parts: Mapping[str, tuple[slice, slice]] = {
+            EMBEDDING: (self.vocabulary, whole),
+            HEAD: (self.vocabulary, whole),
+            "self_attn.q_proj": (queries, whole),
+            "self_attn.k_proj": (keys, whole),
+            "self_attn.v_proj": (keys, whole),
+            "self_attn.o_proj": (whole, queries),
+            "mlp.gate_proj": (self.inner, whole),
+            "mlp.up_proj": (self.inner, whole),
+            "mlp.down_proj": (whole, self.inner),
+        }
+        return parts.get(kind) or parts.get(kind.rpartition(".")[0]) or (whole, whole)
+
+
+class ShardSource:
+    """Gives a rank's parts of weights. The memory that held the rest is released at once, so that
+    the peak is the rank's own parts and one whole weight.
+    """
+
+    def __init__(self, source: WeightSource, shard: Shard) -> None:
+        self._source = source
+        self._shard = shard
+
+    def array(self, name: str) -> NDArray[Any]:
+        whole = self._source.array(name)
+        rows, columns = self._shard.part_of(name)
+        part = np.array(whole[rows, columns] if whole.ndim == 2 else whole[rows], order="C")
+        self._source.release(name, 0, len(whole))
+        return part
+
+
+def check_ranks(config: RuntimeConfig) -> None:
+    """Raises InvalidParameter for what `tp` ranks cannot do together with other options."""
+    if config.tp < 1:
+        raise _refused("tp", config.tp, f"tp = {config.tp} must be at least 1")
+    if config.tp == 1:
+        if config.tp_ranks != "local":
+            says = f"tp_ranks = {config.tp_ranks!r} is for tp of 2 and more"
+            raise _refused("tp_ranks", config.tp_ranks, says)
+        return
+    only = f"tp = {config.tp} is computed by the torch engine on processors"
+    if config.engine == "native":
+        raise _refused("engine", config.engine, f"{only}; leave out engine = 'native'")
+    if config.quantize is not None:
+        raise _refused("quantize", config.quantize, f"{only}, which has no quantized weights")
+    if config.kv_disk_mb is not None:
+        says = f"{only}, which keeps no pages on disk; leave out kv_disk_mb"
+        raise _refused("kv_disk_mb", config.kv_disk_mb, says)
+    if config.device not in ("cpu", "auto"):
+        raise _refused("device", config.device, f"{only}; device = {config.device!r} is none")
+    if config.attention not in (None, "native", "reference"):
+        raise _refused("attention", config.attention, f"{only}: attention is native or reference")
+
+
+def shardable_shape(config: RuntimeConfig, folder: Path | None) -> ModelShape:
+    """The shape of the checkpoint in `folder`, or of a dummy. Raises InvalidParameter where so many
+    ranks cannot compute it, ModelError where nobody can.
+    """
+    if folder is None:
+        shape = dummy_shape(config.model)
+    else:
+        described = read_config(folder)
+        name = described["model_type"]
+        if name not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            says = f"tp = {config.tp} is for models of the torch decoder ({known}), not for {name}"
+            raise _refused("tp", config.tp, says)
+        shape = read_shape(described)
+    check_heads(shape, config.tp)
+    return shape
+
+
+def check_heads(shape: ModelShape, size: int) -> None:
+    """Raises InvalidParameter where the model's heads cannot be spread over so many ranks."""
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    fits = heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+    if not fits:
+        possible = [
+            n
+            for n in range(2, heads + 1)
+            if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+        ]
+        says = (
+            f"{heads} heads with {kv_heads} key/value heads cannot be spread evenly over tp = "
+            f"{size} ranks"
+        )
+        allowed = ", ".join(map(str, possible))
+        raise InvalidParameter(
+            f"{says}; this model allows {allowed}", name="tp", value=size, allowed=allowed
+        )
+
+
+def _refused(name: str, value: str | int, says: str) -> InvalidParameter:
+    return InvalidParameter(says, name=name, value=value)
+
+
+def _even(count: int, rank: int, size: int) -> slice:
+    return slice(rank * count // size, (rank + 1) * count // size)
+
+
+def _times(part: slice, each: int) -> slice:
+    return slice(part.start * each, part.stop * each)
+
+
+def _count(part: slice) -> int:
+    return int(part.stop - part.start)

@@ -1,0 +1,71 @@
+"""The torch decoder on one rank: what it computes with its part of each layer, it sums with the
+others.
+
+All ranks hold the same residual. Two sums a layer, where a half ends, and one gathering of logits,
+whose parts only rank 0 needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmprog.runtime.engine.model.decoder import Decoder, Weights, wide
+from lmprog.runtime.engine.model.fusing import fused
+from lmprog.runtime.engine.model.weights import as_tensor
+from lmprog.runtime.engine.sharded.shard import EMBEDDING, Shard, ShardSource, WeightSource
+
+
+class PartSums(Protocol):
+    """What a rank's decoder needs of the others (`RankGroup`)."""
+
+    def sum(self, part: Tensor) -> None: ...
+    def gather(self, part: Tensor) -> list[Tensor]: ...
+
+
+class ShardedDecoder(Decoder):
+    """See `Decoder`. Every rank is given the same batches in the same order."""
+
+    def __init__(self, shard: Shard, weights: Weights, context_len: int, group: PartSums) -> None:
+        super().__init__(shard.local_shape, weights, context_len)
+        self._part = shard.vocabulary_part
+        self._group = group
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return super()._embedded(tokens).to(self.weights.norm.dtype)
+
+    def _add_product(self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        part = torch.mm(inputs, weight)
+        self._group.sum(part)
+        x.add_(part)
+        if bias is not None:
+            x.add_(bias)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Of the whole vocabulary at rank 0; of nothing elsewhere."""
+        own = wide(torch.mm(x, self.weights.head))
+        if len(own):
+            own = F.pad(own, (0, self._part - own.shape[1]))
+            parts = self._group.gather(own.contiguous())
+            if parts:
+                return torch.cat(parts, 1)[:, : self.vocab_size].contiguous()
+        return own.new_empty(len(own), self.vocab_size)
+
+
+def shard_weights(shard: Shard, dtype: torch.dtype, source: WeightSource) -> Weights:
+    """A rank's part of the weights. The embedding stays in the memory that `source` has it in, a
+    mapped file where it can be: a step reads the rows of its tokens alone.
+    """
+    parts = ShardSource(source, shard)
+
+    def read(name: str) -> Tensor:
+        if name == EMBEDDING and not shard.shape.tied_head:
+            return torch.empty(0, shard.shape.hidden)  # no part of it is needed as the head
+        return as_tensor(parts.array(name))
+
+    local = fused(shard.local_shape, dtype, read, progress=None)
+    return replace(local, embedding=as_tensor(source.array(EMBEDDING)))
