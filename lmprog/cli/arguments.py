@@ -199,8 +199,22 @@ def _add_sim(commands: _Commands) -> None:
     sim.add_argument(
         "--worlds",
         type=_positive,
-        default=100,
-        help="how many, each with the next seed (default: 100)",
+        help="how many, each with the next seed (default: 100, or as many as --hours allow)",
+    )
+    sim.add_argument("--hours", type=float, help="start no more worlds after this time")
+    sim.add_argument("--processes", type=_positive, default=1, help="that run worlds (default: 1)")
+    sim.add_argument(
+        "--check-every",
+        type=_positive,
+        default=16,
+        metavar="N",
+        help="check everything after every N-th step, after the others what the step touched "
+        "(default: 16)",
+    )
+    sim.add_argument(
+        "--record",
+        metavar="FILE",
+        help="append a line of JSON for each 50 worlds: seeds, steps, violations",
     )
 
 

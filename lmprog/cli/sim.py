@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import argparse
 import logging
+from pathlib import Path
 
 from lmprog.simulation.command import main
+from lmprog.simulation.world_runs import SimulationRun
 
 
 def run(given: argparse.Namespace) -> int:
-    """Exit code 1 on the first violation."""
+    """Exit code 1 where there was a violation."""
     # The faults that it injects on purpose are logged like any others; that would only clutter
     # the output.
     logging.getLogger("lmprog").setLevel(logging.CRITICAL)
-    return main(given.seed, given.steps, given.worlds)
+    worlds = 100 if given.worlds is None and given.hours is None else given.worlds
+    return main(
+        SimulationRun(
+            seed=given.seed,
+            steps=given.steps,
+            worlds=worlds,
+            hours=given.hours,
+            processes=given.processes,
+            full_check_every=given.check_every,
+            record=None if given.record is None else Path(given.record),
+        )
+    )

@@ -25,7 +25,7 @@ def audit(page_size: int, refs: References) -> int:
     todo = list(roots)
     while todo:
         node = todo.pop()
-        _check_counters(node)
+        check_counters(node)
         for token, child in node.children.items():
             assert child.first_token == token, f"{child} is stored under {token}"
             assert (child.parent, child.begin, child.salt) == (node, node.end, node.salt)
@@ -33,7 +33,7 @@ def audit(page_size: int, refs: References) -> int:
             todo.append(child)
     owed = 0
     for node in nodes:
-        _check_pages(node, page_size)
+        check_pages(node, page_size)
         owed += node.reserves_page
     for node in refs.discarded:
         assert (node.alive, node.reserves_page, node.children) == (False, False, {})
@@ -55,7 +55,8 @@ def pages_of(nodes: list[Node]) -> list[int]:
     return pages
 
 
-def _check_counters(node: Node) -> None:
+def check_counters(node: Node) -> None:
+    """Locks, pins and children of one node."""
     children = node.children.values()
     assert node.alive
     assert node.locks == node.locks_here + sum(child.locks for child in children), (
@@ -67,7 +68,8 @@ def _check_counters(node: Node) -> None:
     assert node.tail_child is None or node.children[node.tail_child.first_token] is node.tail_child
 
 
-def _check_pages(node: Node, page_size: int) -> None:
+def check_pages(node: Node, page_size: int) -> None:
+    """The pages of one node that is not a root."""
     inside = node.end % page_size > 0
     assert 4 * (node.end - node.begin) == len(node.key) > 0
     last = node.end // page_size + (inside and not node.children)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from lmprog.radix.audit import audit, pages_of
+from lmprog.radix.audit import audit, check_counters, check_pages, pages_of
 from lmprog.radix.node import TOKEN_BYTES, Node, Tokens, can_end_at, subtree
 from lmprog.radix.pages import PageAllocator
 from lmprog.radix.references import References
@@ -249,6 +249,12 @@ class RadixTree:
     def pages_held(self) -> list[int]:
         """The pages of the tree, in no particular order."""
         return pages_of([*self.walk(), *self._refs.discarded])
+
+    def check_node(self, node: Node) -> None:
+        """Check one node; AssertionError if an invariant is broken."""
+        check_counters(node)
+        if node.parent is not None:
+            check_pages(node, self._page_size)
 
     def check(self) -> None:
         """Check all invariants; AssertionError at the first broken one."""

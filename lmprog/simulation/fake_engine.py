@@ -8,16 +8,20 @@ same from the token list alone: no pages, no batch, no cache. Integers and numpy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.runtime.engine.batch import Batch
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_STEP = np.uint64(0xBF58476D1CE4E5B9)
-_SEED = np.uint64(7)
+_MASK = 2**64 - 1
+_MIX, _STEP, _SEED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 7
+_UINT_MIX, _UINT_STEP = np.uint64(_MIX), np.uint64(_STEP)
+_WEIGHTS = (np.arange(1, 1 << 16, dtype=np.uint64) * _UINT_MIX) | np.uint64(1)
+"""What the contents of each position count in the logits."""
 
 Floats = NDArray[np.float32]
 PageContents = tuple[NDArray[np.uint64], NDArray[np.bool_]]
@@ -36,8 +40,10 @@ class FakeEngine:
         self._page_size = page_size
         self._vocab_size = vocab_size
         # Unwritten slots hold junk, so that reading one shows.
-        self._slots = np.arange(num_pages * page_size, dtype=np.uint64) * _STEP + np.uint64(12345)
-        self._bad = np.zeros(num_pages * page_size, bool)
+        num_slots = num_pages * page_size
+        self._slots = np.arange(num_slots, dtype=np.uint64) * _UINT_STEP + np.uint64(12345)
+        self._bad = np.zeros(num_slots, bool)
+        self._slots_of_page = np.arange(num_slots).reshape(num_pages, page_size)
         self.poison: set[int] = set()
         self.bad_row: int | None = None
         self.fail_next = False
@@ -66,81 +72,101 @@ class FakeEngine:
         if len(batch.copies):
             self._slots[batch.copies[:, 1]] = self._slots[batch.copies[:, 0]]
             self._bad[batch.copies[:, 1]] = self._bad[batch.copies[:, 0]]
-        targets: dict[int, list[int]] = {}
-        for token, slot in zip(
-            batch.write_tokens.tolist(), batch.write_slots.tolist(), strict=True
-        ):
-            targets.setdefault(token, []).append(slot)
-        logit_rows = {int(token): index for index, token in enumerate(batch.logit_tokens)}
-        logits = np.zeros((len(logit_rows), self._vocab_size), np.float32)
+        write_slots = batch.write_slots.tolist()
+        targets = [[slot] for slot in write_slots[: len(batch.tokens)]]
+        mirrors = zip(batch.write_tokens.tolist(), write_slots, strict=True)
+        for token, slot in islice(mirrors, len(targets), None):
+            targets[token].append(slot)
+        wanted = set(batch.logit_tokens.tolist())
+        totals: list[int | None] = []  # in the order of tokens, which is that of the wanted logits
         for row in range(batch.num_rows):
-            self._run_row(batch, row, targets, logit_rows, logits)
+            self._run_row(batch, row, targets, wanted, totals)
         self.bad_row = None
+        logits = _logits([total or 0 for total in totals], self._vocab_size)
+        for index, total in enumerate(totals):
+            if total is None:
+                logits[index] = np.nan
         return logits
 
     def _run_row(
         self,
         batch: Batch,
         row: int,
-        targets: dict[int, list[int]],
-        logit_rows: dict[int, int],
-        logits: Floats,
+        targets: list[list[int]],
+        wanted: set[int],
+        totals: list[int | None],
     ) -> None:
-        begin, end = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
-        pages = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]].astype(np.int64)
-        readable = int(batch.kv_lens[row])
-        bad_row = self.bad_row if end - 1 in logit_rows else None
-        index = np.arange(readable)
-        slots = pages[index // self._page_size] * self._page_size + index % self._page_size
-        for token in range(begin, end):
-            position, value = int(batch.positions[token]), int(batch.tokens[token])
-            before = self._slots[slots[position - 1]] if position else _SEED
-            not_finite = (
-                value in self.poison or row == bad_row or bool(self._bad[slots[:position]].any())
-            )
-            self._slots[targets[token]] = mix(before, value)
-            self._bad[targets[token]] = not_finite
-            if token in logit_rows:
-                logits[logit_rows[token]] = (
-                    np.nan
-                    if not_finite
-                    else _logits(self._slots[slots[: position + 1]], self._vocab_size)
-                )
+        """Writes the row's slots, and appends to `totals` for each of its tokens whose logits are
+        wanted; None: they are not finite.
+        """
+        begin, end = batch.row_starts[row : row + 2].tolist()
+        first = batch.positions.item(begin)
+        pages = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]]
+        slots = self._slots_of_page[pages].ravel()
+        not_finite = (row == self.bad_row and end - 1 in wanted) or bool(
+            self._bad[slots[:first]].any()
+        )
+        for token, value in enumerate(batch.tokens[begin:end].tolist(), begin):
+            position = first + token - begin
+            if position:
+                last = slots.item(position - 1)
+                before = self._slots.item(last)
+                not_finite = not_finite or self._bad.item(last)
+            else:
+                before = _SEED
+            not_finite = not_finite or value in self.poison
+            contents = mix(before, value)
+            for slot in targets[token]:
+                self._slots[slot], self._bad[slot] = contents, not_finite
+            if token in wanted:
+                read = self._slots[slots[: position + 1]]
+                totals.append(None if not_finite else np.dot(read, _WEIGHTS[: position + 1]).item())
 
 
-def mix(before: np.uint64, token: int) -> np.uint64:
+def mix(before: int, token: int) -> int:
     """The contents of a slot: a hash of everything before it and its token."""
-    with np.errstate(over="ignore"):
-        mixed = (before ^ np.uint64(token + 1) * _MIX) * _STEP
-    return np.uint64(mixed ^ (mixed >> np.uint64(29)))
+    mixed = ((before ^ ((token + 1) * _MIX & _MASK)) * _STEP) & _MASK
+    return mixed ^ (mixed >> 29)
 
 
 class Reference:
     """The fake model on one token list, without any page."""
 
-    def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, tokens: Iterable[int], vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._contents: list[np.uint64] = []
+        self._last, self._total, self._length = _SEED, 0, 0
         for token in tokens:
             self.append(token)
 
     def append(self, token: int) -> None:
-        self._contents.append(mix(self._contents[-1] if self._contents else _SEED, token))
+        self._last = mix(self._last, token)
+        self._length += 1
+        self._total = (self._total + self._last * (self._length * _MIX | 1)) & _MASK
+
+    def copy(self) -> Reference:
+        """Another one with the same tokens."""
+        other = Reference((), self._vocab_size)
+        other._last, other._total, other._length = self._last, self._total, self._length
+        return other
 
     def logits(self) -> Floats:
         """The logits after the tokens so far."""
-        return _logits(np.array(self._contents, np.uint64), self._vocab_size)
+        row: Floats = _logits([self._total], self._vocab_size)[0]
+        return row
 
 
-def reference_logits(tokens: Sequence[int], vocab_size: int) -> Floats:
+def reference_logits(tokens: Iterable[int], vocab_size: int) -> Floats:
     """The fake model's logits after `tokens`, computed without any page."""
     return Reference(tokens, vocab_size).logits()
 
 
-def _logits(contents: NDArray[np.uint64], vocab_size: int) -> Floats:
-    with np.errstate(over="ignore"):
-        weights = (np.arange(1, len(contents) + 1, dtype=np.uint64) * _MIX) | np.uint64(1)
-        total = np.uint64((contents * weights).sum(dtype=np.uint64))
-        spread = (np.arange(vocab_size, dtype=np.uint64) * _MIX ^ total) * _STEP
-        spread ^= spread >> np.uint64(31)
+def _logits(totals: list[int], vocab_size: int) -> Floats:
+    """A row for each weighted sum of contents."""
+    spread = (_columns(vocab_size) ^ np.array(totals, np.uint64)[:, None]) * _UINT_STEP
+    spread ^= spread >> np.uint64(31)
     return ((spread >> np.uint64(40)).astype(np.float64) / 2**22).astype(np.float32)
+
+
+@cache
+def _columns(vocab_size: int) -> NDArray[np.uint64]:
+    return np.arange(vocab_size, dtype=np.uint64) * _UINT_MIX

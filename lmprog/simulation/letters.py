@@ -8,6 +8,8 @@ from lmprog.runtime.text.tokenizer import ByteStream
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?"
 """Token i is letter i; the token after the last letter ends a text."""
+_TOKENS = {letter: token for token, letter in enumerate(ALPHABET)}
+_OTHER = _TOKENS["?"]
 
 
 class LetterTokenizer:
@@ -18,7 +20,7 @@ class LetterTokenizer:
     prefix: tuple[int, ...] = ()
 
     def encode(self, text: str, start: bool = True) -> list[int]:
-        return [ALPHABET.index(letter if letter in ALPHABET else "?") for letter in text]
+        return [_TOKENS.get(letter, _OTHER) for letter in text]
 
     def encode_quoting(
         self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True

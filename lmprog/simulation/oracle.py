@@ -5,6 +5,7 @@ scheduler, no cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Expected:
 def generated(prompt: str, op: wire.Generate, seed: int) -> Expected:
     """The text that `op` generates after `prompt`."""
     sampling = op.sampling
-    reference = Reference(LETTERS.encode(prompt), LETTERS.vocab_size)
+    reference = _reading(prompt).copy()
     text = ""
     assert sampling.max_tokens is not None
     for step in range(sampling.max_tokens):
@@ -52,11 +53,16 @@ def generated(prompt: str, op: wire.Generate, seed: int) -> Expected:
     return Expected(text, "length")
 
 
+@lru_cache(64)
+def _reading(prompt: str) -> Reference:
+    return Reference(LETTERS.encode(prompt), LETTERS.vocab_size)
+
+
 def scores(prompt: str, op: wire.Select) -> list[float]:
     """The mean log-probability of each option after `prompt`."""
     found = []
     for option in op.choices:
-        reference = Reference(LETTERS.encode(prompt), LETTERS.vocab_size)
+        reference = _reading(prompt).copy()
         logprobs = []
         for token in LETTERS.encode(option):
             logprobs.append(float(log_softmax(reference.logits())[token]))

@@ -45,14 +45,7 @@ def log_softmax(row: Floats) -> NDArray[np.float64]:
 def _sample(row: Floats, request: SampleRequest) -> SampleResult | None:
     if not np.isfinite(row).all():
         return None
-    allowed = np.ones(len(row), bool)
-    if request.mask is not None:
-        bits = np.unpackbits(request.mask.bits.view(np.uint8), bitorder="little")[: len(row)]
-        allowed = bits.astype(bool)
-    unbanned = allowed.copy()
-    unbanned[list(request.banned)] = False
-    allowed = unbanned if unbanned.any() else allowed
-    kept = np.where(allowed, row, -np.inf)
+    kept = _allowed(row, request)
     for biased, bias in request.sampling.logit_bias:
         kept[biased] += bias
     if request.sampling.temperature == 0.0:
@@ -68,6 +61,20 @@ def _sample(row: Floats, request: SampleRequest) -> SampleResult | None:
         return SampleResult(token, float("nan"))
     likely = log_softmax(row)
     return SampleResult(token, float(likely[token]), _top(likely, request.sampling.logprobs))
+
+
+def _allowed(row: Floats, request: SampleRequest) -> Floats:
+    """A copy of `row` with -inf where the token must not be sampled."""
+    kept = row.copy()
+    if request.mask is not None:
+        bits = np.unpackbits(request.mask.bits.view(np.uint8), bitorder="little")[: len(row)]
+        kept[bits == 0] = -np.inf
+    if request.banned:
+        unbanned = kept.copy()
+        unbanned[list(request.banned)] = -np.inf
+        if unbanned.max() > -np.inf:
+            return unbanned
+    return kept
 
 
 def _score(logits: Floats, score: ScoreRequest) -> ScoreResult | None:

@@ -22,6 +22,7 @@ _WEIGHTS = {
     "refer": 3,
     "contest": 1,
 }
+FLOOD_OPS = 100
 
 
 class SimClient:
@@ -38,6 +39,7 @@ class SimClient:
         self.checks = checks
         self.open: dict[int, BranchMirror] = {}
         self.calls: dict[int, IssuedCall] = {}
+        self._unanswered: dict[int, IssuedCall] = {}
         self.num_replies = 0
         self.silent_until = 0
         """Number of the step until which its programs think."""
@@ -48,7 +50,12 @@ class SimClient:
 
     @property
     def waiting(self) -> list[IssuedCall]:
-        return [issued for issued in self.calls.values() if not issued.ended]
+        """Calls without their last reply, in the order of issue."""
+        return list(self._unanswered.values())
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._unanswered)
 
     def act(self) -> list[wire.Op]:
         """A few random ops, as one frame."""
@@ -59,11 +66,10 @@ class SimClient:
 
     def flood(self) -> list[wire.Op]:
         """A frame of questions that are answered without the model, in the number's range."""
-        ops: list[wire.Op] = []
-        for _ in range(50):
-            ops.append(wire.Encode(self._number(), self._words(12)))
-            ops.append(wire.Describe(self._number()))
-        return ops
+        ops: list[wire.Op] = [
+            wire.Encode(self._number(), self._words(12)) for _ in range(FLOOD_OPS - 1)
+        ]
+        return [*ops, wire.Describe(self._number())]
 
     def leave(self) -> list[wire.Op]:
         """Closes every branch."""
@@ -85,6 +91,7 @@ class SimClient:
             issued.deltas[reply.index] = issued.deltas.get(reply.index, "") + reply.text
             return
         issued.ended = True
+        del self._unanswered[reply.call]
         if isinstance(reply, wire.Failed):
             issued.failed = reply.code
             self.checks.check_failure(issued, reply)
@@ -134,11 +141,11 @@ class SimClient:
             del self.open[mirror.number]
             self._closed(mirror)
             return [wire.Close(mirror.number)]
-        if kind == "cancel" and self.waiting:
+        if kind == "cancel" and self._unanswered:
             issued = rng.choice(self.waiting)
             issued.cancelled = True
             return [wire.Cancel(issued.op.call)]
-        if kind == "contest" and len(self.waiting) > 1:
+        if kind == "contest" and self.num_waiting > 1:
             entrants = rng.sample(self.waiting, 2)
             for issued in entrants:
                 issued.cancelled = True  # if it loses
@@ -228,7 +235,7 @@ class SimClient:
         issued = IssuedCall(
             op, mirror, len(mirror.script), self.checks.clock(), self.checks.num_faults()
         )
-        self.calls[op.call] = issued
+        self.calls[op.call] = self._unanswered[op.call] = issued
         mirror.script.append(issued)
         return op
 

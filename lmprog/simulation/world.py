@@ -28,6 +28,7 @@ from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.reply_checks import ReplyChecks
 from lmprog.simulation.sim_client import SimClient
+from lmprog.simulation.step_checks import check_running
 from lmprog.transport.channel import ClientId, Gone
 
 CONTEXT = 120
@@ -105,12 +106,19 @@ class SimChannel:
 class World:
     """One seed's world: `step`, then `settle`. Both raise AssertionError on any violation."""
 
-    def __init__(self, seed: int, scenario: Scenario | None = None) -> None:
+    def __init__(
+        self, seed: int, scenario: Scenario | None = None, full_check_every: int = 1
+    ) -> None:
+        """After each step what it touched is checked, after every `full_check_every`-th and at the
+        end everything.
+        """
         self.seed = seed
+        self._full_check_every = full_check_every
         self.rng = random.Random(seed)
         self.scenario = scenario or draw(self.rng)
         self.now = 0.0
         self.steps = 0
+        self.num_passes = 0
         self.most_preemptions = 0
         config = self.scenario.scheduler
         tokenizer = LetterTokenizer()
@@ -151,6 +159,7 @@ class World:
 
     def forward(self, batch: Batch) -> Floats:
         """The fake engine's, which takes time."""
+        self.num_passes += 1
         self.now += self.scenario.seconds_per_step + self.scenario.seconds_per_token * len(
             batch.tokens
         )
@@ -165,7 +174,7 @@ class World:
             if rng.random() < scenario.floods:
                 self.channel.inbox += [(client.name, op) for op in client.flood()]
             is_silent = self.steps < client.silent_until
-            if not is_silent and rng.random() < scenario.busy and len(client.waiting) < 12:
+            if not is_silent and rng.random() < scenario.busy and client.num_waiting < 12:
                 self.channel.inbox += [(client.name, op) for op in client.act()]
         if rng.random() < scenario.faults:
             self._fault()
@@ -192,6 +201,7 @@ class World:
             self._turn()
         tree, pages = self.scheduler.tree, self.scheduler.pages
         assert not self.interpreter.clients, "vanished clients are forgotten"
+        self.scheduler.check()
         assert tree.num_evictable == tree.num_cached, "nothing is locked when nothing runs"
         tree.clear()
         assert pages.num_free == pages.num_pages, "all pages are freed"
@@ -230,13 +240,23 @@ class World:
         self.loop.step()
         self._check_progress(self.scheduler.stats.steps > before)
         self._check_overtaking()
-        self.scheduler.check()
+        self._check_invariants()
         sent, self.channel.sent = self.channel.sent, []
-        self._trace.update(repr((self.steps, self.scheduler.stats.computed_tokens, sent)).encode())
+        self._trace.update(b"%d %d " % (self.steps, self.scheduler.stats.computed_tokens))
+        if not sent:
+            return
         clients = {client.name: client for client in self.clients}
         for name, reply in sent:
+            if not isinstance(reply, wire.Described):  # it names the process
+                self._trace.update(wire.encode((reply,)))
             if name in clients:
                 clients[name].receive(reply)
+
+    def _check_invariants(self) -> None:
+        check_running(self.scheduler)
+        assert not self.scheduler.stats.invariant_failures, "the loop found a broken invariant"
+        if self.steps % self._full_check_every == 0:
+            self.scheduler.check()
 
     def _check_progress(self, moved: bool) -> None:
         """If any sequence waits or runs, some sequence makes progress."""
@@ -246,25 +266,27 @@ class World:
         costs, config = self.scheduler.costs, self.scenario.scheduler
         bound = costs.per_token * config.num_pages * config.page_size + 40.0
         assert self.now - self._moved_at <= bound, "sequences wait and none makes progress"
-        bound = self.scenario.scheduler.num_pages.bit_length() + 1
+        most = self.scenario.scheduler.num_pages.bit_length() + 1
         for sequence in self.scheduler.running:
             self.most_preemptions = max(self.most_preemptions, sequence.num_memory_preemptions)
-            assert sequence.num_memory_preemptions <= bound, (
-                f"a sequence was preempted {sequence.num_memory_preemptions} times, bound {bound}"
+            assert sequence.num_memory_preemptions <= most, (
+                f"a sequence was preempted {sequence.num_memory_preemptions} times, bound {most}"
             )
 
     def _check_overtaking(self) -> None:
         """Bounded waiting: no sequence is overtaken by one of its client that came too much
         later.
         """
+        admitted = [one for one in self.scheduler.running if one not in self._seen_running]
+        self._seen_running = set(self.scheduler.running)
+        if not admitted:
+            return
         order = self.scheduler.waiting.order
         waiting: dict[object, list[Sequence]] = {}
         for sequence in self.scheduler.waiting:
             if not sequence.admission_order:
                 waiting.setdefault(sequence.group.client, []).append(sequence)
-        for sequence in self.scheduler.running:
-            if sequence in self._seen_running:
-                continue
+        for sequence in admitted:
             for other in waiting.get(sequence.group.client, ()):
                 higher = sequence.group.priority - other.group.priority
                 if order.policy == "dfs":
@@ -274,7 +296,6 @@ class World:
                 seconds = sequence.queued_at - other.queued_at
                 bound = order.overtaking_bound(higher)
                 assert seconds <= bound, f"overtaken by {seconds:.3f} s, bound {bound:.3f} s"
-        self._seen_running = set(self.scheduler.running)
 
 
 def _no_template() -> ChatTemplate:

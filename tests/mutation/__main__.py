@@ -30,7 +30,7 @@ WAIT = 900
 SIMULATION = (
     "import logging; logging.getLogger('lmprog').setLevel(60)\n"
     "from itertools import count\n"
-    "from lmprog.simulation.command import run_world\n"
+    "from lmprog.simulation.world_runs import run_world\n"
     "for seed in count(): run_world(seed, 200)\n"
 )
 MUTANTS = [*MEMORY_MUTANTS, *CALL_MUTANTS]

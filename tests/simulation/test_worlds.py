@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
-from lmprog.simulation.command import main, run_world
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.simulation import world
+from lmprog.simulation.command import main
+from lmprog.simulation.world_runs import SimulationRun, run_world, tallies
 
 SHARDS = 16
 STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "208000"))
@@ -43,8 +48,48 @@ def test_different_seeds_are_different_worlds() -> None:
     assert len({run_world(seed, 50).trace for seed in range(5)}) == 5
 
 
-def test_the_command_says_what_it_ran() -> None:
+@pytest.mark.parametrize("seed", range(20, 25))
+def test_how_often_everything_is_checked_changes_nothing(seed: int) -> None:
+    assert run_world(seed, 100, 1).trace == run_world(seed, 100, 1_000).trace
+
+
+def test_the_command_says_what_it_ran(tmp_path: Path) -> None:
     said: list[str] = []
-    assert main(seed=7, steps=100, worlds=3, say=said.append) == 0
-    assert "3 worlds from seed 7" in said[0]
+    record = tmp_path / "record.jsonl"
+    assert main(SimulationRun(seed=7, steps=40, worlds=60, record=record), said.append) == 0
+    assert "60 worlds from seed 7" in said[0]
     assert "no violation" in said[0]
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [(line["seed"], line["worlds"]) for line in lines] == [(7, 50), (57, 10)]
+    assert all(line["violations"] == [] and line["steps"] > 40 for line in lines)
+
+
+def test_several_processes_run_the_same_worlds() -> None:
+    one, two = (
+        [(tally.seed, tally.steps, tally.last_trace) for tally in tallies(asked)]
+        for asked in (
+            SimulationRun(steps=4, worlds=110, processes=1),
+            SimulationRun(steps=4, worlds=110, processes=2),
+        )
+    )
+    assert one == two
+
+
+def test_no_world_is_started_after_the_time_is_over() -> None:
+    assert list(tallies(SimulationRun(worlds=None, hours=0.0))) == []
+    ran = list(tallies(SimulationRun(worlds=None, hours=1e-9, steps=1)))
+    assert len(ran) <= 1
+
+
+def test_a_violation_ends_its_world_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(scheduler: Scheduler) -> None:
+        assert scheduler.config.page_size != 16, "no large pages"
+
+    monkeypatch.setattr(world, "check_running", check)
+    said: list[str] = []
+    assert main(SimulationRun(seed=7, steps=5, worlds=20), said.append) == 1
+    assert "VIOLATION  seed " in said[0]
+    assert "no large pages" in said[0]
+    assert "replay: lmprog sim --seed" in said[0]
+    assert "20 worlds from seed 7" in said[-1]
+    assert f"{len(said) - 1} violations" in said[-1]
