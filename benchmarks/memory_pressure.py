@@ -27,13 +27,13 @@ from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
-from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageKey
+from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
 from lmprog.wire import SamplingParams
 
 FIXED = 0.004
 PER_TOKEN = 0.00015
-SECONDS_PER_PAGE = 0.0002
-"""Of the second tier, to store and load a page: what the page cache of a small machine takes."""
+PAGE_COSTS = PageCosts(0.0001, 0.0001)
+"""Of the second tier, to store and to load a page: what the page cache of a small machine takes."""
 CONTEXT = 4096
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -54,11 +54,11 @@ class Chat:
 
 class VirtualStore:
     """A second tier of `num_handles` pages without contents. Loads come one after the other, and
-    take `SECONDS_PER_PAGE` of virtual time for each page."""
+    take virtual time for each page."""
 
     def __init__(self, num_handles: int, clock: Callable[[], float]) -> None:
         self.num_handles = num_handles
-        self.seconds_per_page = SECONDS_PER_PAGE
+        self.costs = PAGE_COSTS
         self._clock = clock
         self._ready_at = 0.0
         self._num_loads = 0
@@ -67,11 +67,11 @@ class VirtualStore:
     def known(self) -> list[KnownPage]:
         return []
 
-    def store(self, handle: int, page: int, key: PageKey) -> bool:
+    def store(self, handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
         return True
 
     def load(self, handles: Items[int], pages: Items[int], keys: Items[PageKey]) -> int:
-        self._ready_at = max(self._ready_at, self._clock()) + SECONDS_PER_PAGE * len(pages)
+        self._ready_at = max(self._ready_at, self._clock()) + PAGE_COSTS.load * len(pages)
         self._num_loads += 1
         ticket = self._num_loads
         self._loads.append((self._ready_at, LoadEnd(ticket, len(pages))))
@@ -83,9 +83,9 @@ class VirtualStore:
         self._loads = [(at, end) for at, end in self._loads if at > now]
         return ended
 
-    def forget(self, handles: Items[int]) -> None: ...
+    def abandon(self, ticket: int) -> None: ...
 
-    def wait_for_room(self) -> None: ...
+    def forget(self, handles: Items[int]) -> None: ...
 
     def close(self) -> None: ...
 

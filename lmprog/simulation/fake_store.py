@@ -11,8 +11,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageKey
+from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
 from lmprog.simulation.fake_engine import FakeEngine, PageContents
+
+HANGS = 1000
+"""Turns of a load that the tier abandons before it ends."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,8 @@ class FakeStore:
         self._rng = rng
         self._faults = faults
         self.num_handles = num_handles
-        self.seconds_per_page = rng.choice([0.0, 0.01, 1.0])
+        seconds = rng.choice([0.0, 0.01, 1.0])
+        self.costs = PageCosts(seconds / 2, seconds / 2)
         self.kept: dict[int, KeptPage] = {}
         self._pending: list[PendingLoad] = []
         self._num_loads = self._num_stored = 0
@@ -54,7 +58,7 @@ class FakeStore:
             if one.contents is not None or self._rng.random() < 0.5
         ]
 
-    def store(self, handle: int, page: int, key: PageKey) -> bool:
+    def store(self, handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
         if self._rng.random() < self._faults:
             return False
         lost = self._rng.random() < self._faults
@@ -71,7 +75,7 @@ class FakeStore:
             if one is None or one.contents is None or not key.is_served_by(one.key):
                 break
             found.append(one.contents)
-        turns = self._rng.choice([0, 0, 1, 5])
+        turns = self._rng.choice([0, 0, 1, 5, HANGS if self._rng.random() < self._faults else 0])
         self._pending.append(PendingLoad(self._num_loads, turns, list(pages), found))
         return self._num_loads
 
@@ -88,12 +92,14 @@ class FakeStore:
                 self._engine.write_page(page, contents)
         return [LoadEnd(one.ticket, len(one.contents)) for one in ended]
 
+    def abandon(self, ticket: int) -> None:
+        for one in self._pending:
+            if one.ticket == ticket:
+                one.pages.clear()
+
     def forget(self, handles: Sequence[int]) -> None:
         for handle in handles:
             self.kept.pop(handle, None)
-
-    def wait_for_room(self) -> None:
-        """It has room."""
 
     def close(self) -> None:
         """Everything is written at once."""

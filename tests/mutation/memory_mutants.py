@@ -381,15 +381,15 @@ MEMORY_MUTANTS = [
         "costs do not matter",
         "tier",
         _TIER + "second_tier.py",
-        "        if computing >= num_pages * self._store.seconds_per_page:",
+        "        if saved >= cost:",
         "        if True:",
     ),
     Mutant(
         "contents are not checked",
         "tier",
         _TIER + "page_file.py",
-        "        return contents if _sum(contents) == found[2] else None",
-        "        return contents",
+        "return is_whole and _sum(_block_sums(into)) == found[2]",
+        "return is_whole",
     ),
     Mutant(
         "any record serves any key",

@@ -20,6 +20,11 @@ def opened(place: Path, identity: bytes = b"i" * 32) -> PageFile:
     return PageFile(place, identity, PAGE, PAGE_BYTES)
 
 
+def read(file: PageFile, handle: int, key: PageKey) -> bytes | None:
+    into = bytearray(PAGE_BYTES)
+    return bytes(into) if file.read(handle, key, into) else None
+
+
 def contents(number: int) -> bytes:
     return bytes([number]) * PAGE_BYTES
 
@@ -37,7 +42,7 @@ def test_what_was_written_is_known_and_read_after_opening_again(tmp_path: Path) 
     assert [(one.handle, one.key, one.age) for one in file.known()] == [
         (number, key, number + 1) for number, key in enumerate(KEYS)
     ]
-    assert [file.read(number, key) for number, key in enumerate(KEYS)] == [
+    assert [read(file, number, key) for number, key in enumerate(KEYS)] == [
         contents(number) for number in range(3)
     ]
 
@@ -48,11 +53,11 @@ def test_a_record_is_read_as_what_it_is_or_as_its_beginning_and_as_nothing_else(
     written(tmp_path / "a.kv")
     file = opened(tmp_path / "a.kv")
     key = KEYS[1]
-    assert file.read(1, PageKey(key.index, key.parent, key.tokens[:8])) == contents(1)
-    assert file.read(1, PageKey(key.index, key.parent, key.tokens[:8] + b"other...")) is None
-    assert file.read(1, PageKey(key.index, ROOT, key.tokens)) is None
-    assert file.read(0, key) is None
-    assert file.read(7, key) is None
+    assert read(file, 1, PageKey(key.index, key.parent, key.tokens[:8])) == contents(1)
+    assert read(file, 1, PageKey(key.index, key.parent, key.tokens[:8] + b"other...")) is None
+    assert read(file, 1, PageKey(key.index, ROOT, key.tokens)) is None
+    assert read(file, 0, key) is None
+    assert read(file, 7, key) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -68,7 +73,7 @@ def test_no_damaged_byte_is_ever_believed(tmp_path: Path, seed: int) -> None:
         place.write_bytes(damaged)
         file = opened(place)
         for number, key in enumerate(KEYS):
-            assert file.read(number, key) in (None, contents(number))
+            assert read(file, number, key) in (None, contents(number))
         assert {one.key for one in file.known()} <= set(KEYS)
         file.close()
 
@@ -80,7 +85,7 @@ def test_a_file_cut_anywhere_gives_what_is_whole(tmp_path: Path) -> None:
     for length in range(0, len(whole), 37):
         place.write_bytes(whole[:length])
         file = opened(place)
-        found = [file.read(number, key) for number, key in enumerate(KEYS)]
+        found = [read(file, number, key) for number, key in enumerate(KEYS)]
         file.close()
         assert all(one in (None, contents(number)) for number, one in enumerate(found))
         if length >= HEADER_BYTES:
@@ -101,9 +106,9 @@ def test_a_write_that_stops_half_way_leaves_nothing_or_what_was_there(tmp_path: 
     for length in range(HEADER_BYTES, HEADER_BYTES + file.record_bytes, 11):
         place.write_bytes(after[:length] + before[length:])
         file = opened(place)
-        assert file.read(0, KEYS[0]) in (None, contents(0))
-        assert file.read(0, other) in (None, contents(9))
-        assert file.read(1, KEYS[1]) == contents(1)
+        assert read(file, 0, KEYS[0]) in (None, contents(0))
+        assert read(file, 0, other) in (None, contents(9))
+        assert read(file, 1, KEYS[1]) == contents(1)
         file.close()
 
 
@@ -112,7 +117,7 @@ def test_a_file_made_by_something_else_is_begun_anew(tmp_path: Path) -> None:
     file = opened(tmp_path / "a.kv", identity=b"j" * 32)
     assert file.is_new
     assert list(file.known()) == []
-    assert file.read(0, KEYS[0]) is None
+    assert read(file, 0, KEYS[0]) is None
 
 
 def test_a_file_serves_one_process_at_a_time(tmp_path: Path) -> None:

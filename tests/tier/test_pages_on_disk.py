@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from lmprog.launch import greet
 from lmprog.native import compiler
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.engine.kept_pages import open_disk_store
-from lmprog.runtime.tier import disk_store
-from lmprog.runtime.tier.page_file import HEADER_BYTES, PageFile
+from lmprog.runtime.tier import disk_store, second_tier
+from lmprog.runtime.tier.page_file import HEADER_BYTES, Contents, PageFile
+from lmprog.runtime.tier.page_store import PageKey
 from lmprog.runtime.tier.second_tier import SecondTier
 from lmprog.transport import LocalRuntimeChannel
 
@@ -86,7 +87,7 @@ def _as_everywhere(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFix
     left of the log.
     """
     caplog.set_level(logging.WARNING, logger="lmprog")
-    monkeypatch.setattr(SecondTier, "_is_worth", lambda self, num_tokens, num_pages: True)
+    monkeypatch.setattr(SecondTier, "_is_worth", lambda self, saved, cost: True)
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +138,14 @@ def test_every_so_many_writes_fail(
     count = 0
     original = PageFile._write
 
-    def write(self: PageFile, contents: bytes, place: int) -> None:
+    def write(self: PageFile, parts: Sequence[Contents], place: int) -> None:
         nonlocal count
         count += place > 0
         if place and count % every == 0:
-            original(self, contents[: len(contents) // 2], place)  # the disk is full
+            whole = b"".join(parts)
+            original(self, [whole[: len(whole) // 2]], place)  # the disk is full
             raise OSError(28, "No space left on device")
-        original(self, contents, place)
+        original(self, parts, place)
 
     monkeypatch.setattr(PageFile, "_write", write)
     monkeypatch.setattr(disk_store, "RETRY_SECONDS", 0.0)
@@ -158,7 +160,7 @@ def test_every_so_many_writes_fail(
 def test_after_a_failed_write_nothing_is_written_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def write(self: PageFile, contents: bytes, place: int) -> None:
+    def write(self: PageFile, parts: Sequence[Contents], place: int) -> None:
         if place:
             raise OSError(28, "No space left on device")
 
@@ -166,6 +168,26 @@ def test_after_a_failed_write_nothing_is_written_for_a_while(
     with runtime(tmp_path) as backend:
         answers(backend)
     assert caplog.text.count("No space left on device") == 1
+
+
+def test_a_disk_that_hangs_holds_nobody_up(
+    tmp_path: Path, expected: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, original = threading.Event(), PageFile.read
+
+    def read(self: PageFile, handle: int, key: PageKey, into: bytearray) -> bool:
+        goes_on.wait()
+        return original(self, handle, key, into)
+
+    monkeypatch.setattr(PageFile, "read", read)
+    monkeypatch.setattr(second_tier, "MOST_LOAD_SECONDS", 0.05)
+    with runtime(tmp_path) as backend:
+        assert answers(backend) == expected
+        assert answers(backend) == expected
+        assert figures(backend)["tier_pages_loaded"] == 0
+        assert figures(backend)["tier_pages_abandoned"] > 0
+        goes_on.set()
+        assert answers(backend) == expected
 
 
 def test_a_damaged_file_costs_time_only(tmp_path: Path, expected: list[list[str]]) -> None:

@@ -8,6 +8,7 @@ from array import array
 import pytest
 
 from lmprog.radix import PageAllocator, RadixTree
+from lmprog.runtime.tier.page_store import PageCosts
 from lmprog.runtime.tier.second_tier import SecondTier
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.fake_store import FakeStore
@@ -24,11 +25,12 @@ class Pool:
         self.pages = PageAllocator(num_pages)
         self.tree = RadixTree(PAGE, self.pages)
         self.store = FakeStore(self.engine, num_handles, random.Random(1), faults)
-        self.store.seconds_per_page = 0.0
+        self.store.costs = PageCosts(0.0, 0.0)
+        self.now = 0.0
         self.tier = self.opened()
 
     def opened(self) -> SecondTier:
-        return SecondTier(self.store, self.tree, self.pages, lambda: 1.0)
+        return SecondTier(self.store, self.tree, self.pages, lambda: 1.0, lambda: self.now)
 
     def compute(self, tokens: array[int], salt: str = "") -> None:
         """Enters `tokens`; the slots hold the tokens themselves."""
@@ -184,19 +186,56 @@ def test_pages_that_others_computed_meanwhile_are_kept_once() -> None:
 
 def test_what_costs_more_to_store_than_to_compute_is_not_stored() -> None:
     pool = Pool()
-    pool.store.seconds_per_page = 4.1
+    pool.store.costs = PageCosts(4.0, 0.1)
     pool.compute(LONG)
     pool.tree.clear()
     assert pool.tier.num_pages == 0
-    pool.store.seconds_per_page = 3.4  # the last page is half full
+    pool.store.costs = PageCosts(3.3, 0.1)  # the last page is half full
     pool.compute(LONG)
     pool.tree.clear()
     assert pool.tier.num_pages == 4
 
 
+def test_pages_that_never_come_back_are_not_stored_where_storing_costs_something() -> None:
+    pool = Pool()
+    pool.store.costs = PageCosts(1.0, 0.1)
+    for number in range(900):
+        pool.compute(text(number, 1, 2, 3))
+        pool.tree.clear()
+    stored = pool.tier.counters.stored
+    assert stored < 700
+    pool.store.costs = PageCosts(0.01, 0.01)  # cheap enough even so
+    pool.compute(text(901, 1, 2, 3))
+    pool.tree.clear()
+    assert pool.tier.counters.stored == stored + 1
+
+
+def test_a_load_that_hangs_is_abandoned_and_nothing_is_loaded_until_it_ends() -> None:
+    pool = Pool()
+    pool.compute(LONG)
+    pool.tree.clear()
+    free = pool.pages.num_free
+    ticket = pool.tier.fetch(LONG, "", 14, pool.free)
+    assert ticket is not None
+    pool.store._pending[0].turns_left = 3
+    pool.now = 28.9  # a second and twice 14 for the tokens
+    pool.tier.collect()
+    assert pool.tier.is_loading(ticket)
+    pool.now = 29.1
+    pool.tier.collect()
+    assert not pool.tier.is_loading(ticket)
+    assert (pool.pages.num_free, pool.tier.counters.abandoned) == (free, 4)
+    assert pool.tier.fetch(LONG, "", 14, pool.free) is None
+    assert pool.tier.cost_of_return() == 1.0, "what does not come back must be computed"
+    for _ in range(3):
+        pool.tier.collect()
+    assert pool.tree.num_cached == 0, "what came too late was dropped"
+    assert pool.bring_back(LONG) == 14
+
+
 def test_costs_are_measured_again_now_and_then() -> None:
     pool = Pool()
-    pool.store.seconds_per_page = 100.0
+    pool.store.costs = PageCosts(50.0, 50.0)
     for number in range(64):
         pool.compute(text(number, 1, 2, 3))
         pool.tree.clear()

@@ -64,9 +64,11 @@ class Scheduler:
         self.pages = PageAllocator(config.num_pages)
         self.tree = RadixTree(config.page_size, self.pages)
         self.costs = StepCosts()
+        self._work = 0.0
+        self._clock = clock or self._work_done
         self.tier = None
         if store is not None:
-            self.tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost)
+            self.tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self._clock)
         self.tables = PageTables(config, self.tree, self.pages, self.tier)
         self.pins = Pins(self.tree)
         self.programs = ActivePrograms(self.longest_sequence, self.costs, self.tier)
@@ -81,8 +83,6 @@ class Scheduler:
         """In the order of first admission."""
         self.step = 0
         self._admissions = 0
-        self._work = 0.0
-        self._clock = clock or self._work_done
         self._step_began = 0.0
         self._step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from lmprog.runtime.tier.page_file import HEADER_BYTES, PageFile
-from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageKey, PageMemory
+from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey, PageMemory
+from lmprog.runtime.tier.staging import StagingBuffers
 
 log = logging.getLogger("lmprog")
 
@@ -26,37 +27,8 @@ RETRY_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 """What is not written so long after the end is given up."""
 MEASURED = 16
-"""Pages last written, and last read. The fastest of them counts: the others waited for processors.
+"""Pages last copied, written, read. The fastest of them counts: the others waited for processors.
 """
-
-
-class BytesUnderWay:
-    """Counts bytes under way in one direction."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._bytes = 0
-        self._changed = threading.Condition()
-
-    def try_add(self, num_bytes: int) -> bool:
-        """False, and nothing is added, where it would be too much."""
-        with self._changed:
-            if self._bytes and self._bytes + num_bytes > self._most:
-                return False
-            self._bytes += num_bytes
-            return True
-
-    def add(self, num_bytes: int) -> None:
-        """Waits until there is room."""
-        with self._changed:
-            while self._bytes and self._bytes + num_bytes > self._most:
-                self._changed.wait()
-            self._bytes += num_bytes
-
-    def remove(self, num_bytes: int) -> None:
-        with self._changed:
-            self._bytes -= num_bytes
-            self._changed.notify_all()
 
 
 class DiskStore:
@@ -65,22 +37,22 @@ class DiskStore:
     def __init__(self, file: PageFile, memory: PageMemory, most_bytes: int) -> None:
         """The file grows to `most_bytes` at most, the header included."""
         self.num_handles = max(0, (most_bytes - HEADER_BYTES) // file.record_bytes)
-        self.seconds_per_page = 0.0
         self._memory = memory
         self._file = file
         file.resize(self.num_handles)
         self._known = list(file.known())
         self._age = max((one.age for one in self._known), default=0)
         self._num_loads = 0
-        self._waits = False
+        self._abandoned: set[int] = set()
         self._refused_until = 0.0
         self._measures: dict[str, deque[float]] = {
-            what: deque(maxlen=MEASURED) for what in ("write", "read")
+            what: deque(maxlen=MEASURED) for what in ("copy", "write", "read", "enter")
         }
-        self._writing = BytesUnderWay(MOST_STAGED_BYTES)
-        self._reading = BytesUnderWay(MOST_STAGED_BYTES)
-        self._read: deque[tuple[int, bytes] | LoadEnd] = deque()
-        """Pages with their contents, and after the last one of a load its end."""
+        self._best = dict.fromkeys(self._measures, 0.0)
+        self._writing = StagingBuffers(memory.page_bytes, MOST_STAGED_BYTES)
+        self._reading = StagingBuffers(memory.page_bytes, MOST_STAGED_BYTES)
+        self._read: deque[tuple[int, int, bytearray] | LoadEnd] = deque()
+        """Loads, pages and their contents, and after the last page of a load its end."""
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="lmprog-kv-disk", daemon=True)
         self._thread.start()
@@ -89,17 +61,21 @@ class DiskStore:
         known, self._known = self._known, []
         return known
 
-    def store(self, handle: int, page: int, key: PageKey) -> bool:
-        if time.monotonic() < self._refused_until:
+    @property
+    def costs(self) -> PageCosts:
+        """The parts that the loop does are in them, too."""
+        best = self._best
+        return PageCosts(best["copy"] + best["write"], best["read"] + best["enter"])
+
+    def store(self, handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
+        began = time.perf_counter()
+        if time.monotonic() < self._refused_until or (contents := self._writing.take(wait)) is None:
             return False
-        if self._waits:
-            self._writing.add(self._memory.page_bytes)
-        elif not self._writing.try_add(self._memory.page_bytes):
-            return False
-        contents = self._memory.read(page)
+        self._memory.read(page, contents)
         self._age += 1
         age = self._age
         self._todo.put(lambda: self._write(handle, key, age, contents))
+        self._measured("copy", began)
         return True
 
     def load(self, handles: Sequence[int], pages: Sequence[int], keys: Sequence[PageKey]) -> int:
@@ -114,17 +90,21 @@ class DiskStore:
             one = self._read.popleft()
             if isinstance(one, LoadEnd):
                 ended.append(one)
+                self._abandoned.discard(one.ticket)
                 continue
-            page, contents = one
-            self._memory.write(page, contents)
-            self._reading.remove(len(contents))
+            began = time.perf_counter()
+            ticket, page, contents = one
+            if ticket not in self._abandoned:
+                self._memory.write(page, contents)
+            self._reading.give(contents)
+            self._measured("enter", began)
         return ended
+
+    def abandon(self, ticket: int) -> None:
+        self._abandoned.add(ticket)
 
     def forget(self, handles: Sequence[int]) -> None:
         self._todo.put(lambda: self._erase(handles))
-
-    def wait_for_room(self) -> None:
-        self._waits = True
 
     def close(self) -> None:
         self._todo.put(None)
@@ -137,7 +117,7 @@ class DiskStore:
             do()
         self._file.close()
 
-    def _write(self, handle: int, key: PageKey, age: int, contents: bytes) -> None:
+    def _write(self, handle: int, key: PageKey, age: int, contents: bytearray) -> None:
         began = time.perf_counter()
         try:
             self._file.write(handle, key, age, contents)
@@ -145,25 +125,38 @@ class DiskStore:
         except OSError as error:
             self._failed("written", error)
         finally:
-            self._writing.remove(len(contents))
+            self._writing.give(contents)
 
     def _load(self, ticket: int, wanted: list[tuple[int, int, PageKey]]) -> None:
         num_good = 0
         try:
             for handle, page, key in wanted:
-                began = time.perf_counter()
-                contents = self._file.read(handle, key)
+                if ticket in self._abandoned:
+                    break
+                contents = self._read_page(handle, key)
                 if contents is None:
                     log.warning("a page of the second tier is not what was stored; it is dropped")
                     break
-                self._measured("read", began)
-                self._reading.add(len(contents))
-                self._read.append((page, contents))
+                self._read.append((ticket, page, contents))
                 num_good += 1
         except OSError as error:
             self._failed("read", error)
         finally:
             self._read.append(LoadEnd(ticket, num_good))
+
+    def _read_page(self, handle: int, key: PageKey) -> bytearray | None:
+        contents = self._reading.take(None)
+        assert contents is not None, "it waits until there is one"
+        began, is_good = time.perf_counter(), False
+        try:
+            is_good = self._file.read(handle, key, contents)
+        finally:
+            if not is_good:
+                self._reading.give(contents)
+        if not is_good:
+            return None
+        self._measured("read", began)
+        return contents
 
     def _erase(self, handles: Sequence[int]) -> None:
         try:
@@ -179,6 +172,7 @@ class DiskStore:
         self._refused_until = now + RETRY_SECONDS
 
     def _measured(self, what: str, began: float) -> None:
-        """Both add up to the cost of a page."""
-        self._measures[what].append(time.perf_counter() - began)
-        self.seconds_per_page = sum(min(some, default=0.0) for some in self._measures.values())
+        """One of the parts; each is measured by one thread alone."""
+        measures = self._measures[what]
+        measures.append(time.perf_counter() - began)
+        self._best[what] = min(measures)

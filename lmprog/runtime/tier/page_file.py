@@ -1,9 +1,10 @@
 """The file of a second tier: a header, then one record of fixed size for each handle.
 
-A record has the key of its page, a sum over that, the page's contents and a sum over those. So a
-record that was half written when the process or the machine died is known as such, and nothing that
-was read is believed without its sums. The header names what the pages were made by (`identity`); a
-file made by anything else is begun anew. Knows bytes and files; a lock keeps other processes out.
+A record has the key of its page, a checksum over that, the page's contents and a checksum over
+those. So a record that was half written when the process or the machine died is known as such, and
+nothing that was read is believed without its checksums. The header names what the pages were made
+by (`identity`); a file made by anything else is begun anew. Knows bytes and files; a lock keeps
+other processes out.
 """
 
 from __future__ import annotations
@@ -13,16 +14,22 @@ import fcntl
 import hashlib
 import os
 import struct
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from lmprog.runtime.tier.page_store import ID_BYTES, TOKEN_BYTES, KnownPage, PageKey
 
 MAGIC = b"lmprog-kv-pages\n"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4096
 ALIGNMENT = 64
 SUM_BYTES = 16
+SUMMED_BYTES = 1 << 16
+"""Contents are summed in blocks of this size."""
+
+Contents: TypeAlias = "bytes | bytearray"
 
 _HEADER = struct.Struct(f"<{len(MAGIC)}sIII32s")
 _META = struct.Struct(f"<QI{ID_BYTES}sI{SUM_BYTES}s")
@@ -50,7 +57,7 @@ class PageFile:
             self.is_new = os.pread(self._file, len(header), 0) != header
             if self.is_new:
                 os.ftruncate(self._file, 0)
-                self._write(header.ljust(HEADER_BYTES, b"\0"), 0)
+                self._write([header.ljust(HEADER_BYTES, b"\0")], 0)
         except OSError:
             self.close()
             raise
@@ -78,25 +85,29 @@ class PageFile:
                 age, key, _ = found
                 yield KnownPage(handle, key, age)
 
-    def write(self, handle: int, key: PageKey, age: int, contents: bytes) -> None:
+    def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None:
         """One record."""
-        head = _META.pack(age, key.index, key.parent, len(key.tokens), _sum(contents))
+        sums = _sum(_block_sums(contents))
+        head = _META.pack(age, key.index, key.parent, len(key.tokens), sums)
         head += key.tokens.ljust(self._room, b"\0")
-        record = (head + _sum(head)).ljust(self._meta_bytes, b"\0") + contents
-        self._write(record, self._place_of(handle))
+        meta = (head + _sum(head)).ljust(self._meta_bytes, b"\0")
+        self._write([meta, contents], self._place_of(handle))
 
-    def read(self, handle: int, key: PageKey) -> bytes | None:
-        """The contents of a page that holds `key`; None where the record is not that, or torn."""
-        record = os.pread(self._file, self._meta_bytes + self.page_bytes, self._place_of(handle))
-        found = self._parsed(record[: self._meta_bytes])
+    def read(self, handle: int, key: PageKey, into: bytearray) -> bool:
+        """Reads the contents of a page that holds `key`; False where the record is not that, or
+        torn. Then `into` may hold anything.
+        """
+        meta = bytearray(self._meta_bytes)
+        num_read = os.preadv(self._file, [meta, into], self._place_of(handle))
+        found = self._parsed(bytes(meta))
         if found is None or not key.is_served_by(found[1]):
-            return None
-        contents = record[self._meta_bytes :]
-        return contents if _sum(contents) == found[2] else None
+            return False
+        is_whole = num_read == self._meta_bytes + self.page_bytes
+        return is_whole and _sum(_block_sums(into)) == found[2]
 
     def erase(self, handle: int) -> None:
         """The record is none any more."""
-        self._write(bytes(self._meta_bytes), self._place_of(handle))
+        self._write([bytes(self._meta_bytes)], self._place_of(handle))
 
     def close(self) -> None:
         os.close(self._file)
@@ -113,14 +124,23 @@ class PageFile:
     def _place_of(self, handle: int) -> int:
         return HEADER_BYTES + handle * self.record_bytes
 
-    def _write(self, contents: bytes, place: int) -> None:
-        written = os.pwrite(self._file, contents, place)
-        if written != len(contents):
-            raise OSError(f"only {written:,} of {len(contents):,} bytes could be written")
+    def _write(self, parts: Sequence[Contents], place: int) -> None:
+        """The parts, one after the other."""
+        written, wanted = os.pwritev(self._file, parts, place), sum(map(len, parts))
+        if written != wanted:
+            raise OSError(f"only {written:,} of {wanted:,} bytes could be written")
 
 
-def _sum(contents: bytes) -> bytes:
-    return hashlib.blake2b(contents, digest_size=SUM_BYTES).digest()
+def _sum(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=SUM_BYTES).digest()
+
+
+def _block_sums(contents: Contents) -> bytes:
+    """The CRC of each block, which takes a fifth of the time of a cryptographic sum of all."""
+    whole = memoryview(contents)
+    starts = range(0, len(whole), SUMMED_BYTES)
+    blocks = [zlib.crc32(whole[start : start + SUMMED_BYTES]) for start in starts]
+    return struct.pack(f"<{len(blocks)}I", *blocks)
 
 
 def _aligned(num_bytes: int) -> int:

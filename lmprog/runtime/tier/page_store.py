@@ -55,15 +55,23 @@ class LoadEnd:
     num_good: int
 
 
+@dataclass(frozen=True, slots=True)
+class PageCosts:
+    """Seconds to store a page, and to load one."""
+
+    store: float
+    load: float
+
+
 class PageMemory(Protocol):
     """The pool's pages as bytes; only between two steps."""
 
     @property
     def page_bytes(self) -> int: ...
 
-    def read(self, page: int) -> bytes: ...
+    def read(self, page: int, into: bytearray) -> None: ...
 
-    def write(self, page: int, contents: bytes) -> None: ...
+    def write(self, page: int, contents: bytearray) -> None: ...
 
 
 class PageStore(Protocol):
@@ -73,14 +81,16 @@ class PageStore(Protocol):
     def num_handles(self) -> int: ...
 
     @property
-    def seconds_per_page(self) -> float:
-        """Measured: to store a page and to load it again."""
+    def costs(self) -> PageCosts:
+        """Measured."""
 
     def known(self) -> list[KnownPage]:
         """What it had when it was opened."""
 
-    def store(self, handle: int, page: int, key: PageKey) -> bool:
-        """Copies `page` as it is now. False: nothing is kept, try again later."""
+    def store(self, handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
+        """Copies `page` as it is now. False: nothing is kept, try again later. Waits `wait` seconds
+        at most where too much is under way.
+        """
 
     def load(self, handles: Sequence[int], pages: Sequence[int], keys: Sequence[PageKey]) -> int:
         """Begins to copy handles to pages, which are the store's until `finished` says so.
@@ -92,14 +102,14 @@ class PageStore(Protocol):
     def finished(self) -> list[LoadEnd]:
         """Loads that have ended since the last time."""
 
+    def abandon(self, ticket: int) -> None:
+        """The pages of that load are not written from now on. It still ends, some time."""
+
     def forget(self, handles: Sequence[int]) -> None:
         """Their contents are wrong, and must not be known when the store is opened again."""
 
-    def wait_for_room(self) -> None:
-        """From now on `store` waits where it would refuse because too much is under way."""
-
     def close(self) -> None:
-        """Waits until everything stored is written."""
+        """Waits a while for everything stored to be written."""
 
 
 def root_of(salt: str) -> bytes:

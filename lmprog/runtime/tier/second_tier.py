@@ -5,9 +5,11 @@ to the token, with its own least-recently-used order. A path of the pool's tree 
 not, or be stored alone, once the pool has evicted it. Whatever is loaded enters the pool's tree as
 if it had been computed.
 
-A page is stored where computing its tokens again is expected to cost more than storing and loading
-it, and loaded where that still holds. What follows a public prefix privately is not stored: its
-keys (see `scheduling.namespaces`) mean something to one runtime only.
+A page is loaded where computing its tokens again costs more, and stored where that is expected to
+save more than storing costs: a page that was stored comes back with a chance that is measured, too.
+A load that takes far longer than computing would have taken is abandoned, and nothing is loaded
+until it ends: a disk that hangs holds nobody up for ever. What follows a public prefix privately is
+not stored: its keys (see `scheduling.namespaces`) mean something to one runtime only.
 
 Knows tokens, pages, handles and measured costs; knows no sequence, no file and no thread.
 """
@@ -26,6 +28,14 @@ MOST_LOADS = 8
 """Loads under way at a time."""
 DECLINED_IN_TURN = 64
 """One in so many decisions against storing or loading is taken the other way."""
+MOST_LOAD_SECONDS = 1.0
+"""A load is abandoned after that and twice the time that computing its tokens takes."""
+ASSUMED_PAGES = 256.0
+"""As many pages count as stored, and loaded once each, before any were."""
+REMEMBERED_PAGES = 2048
+"""Pages stored after which what was counted before weighs half."""
+CLOSE_WAIT = 1.0
+"""Seconds that a page waits for room at the end, before the rest is given up."""
 
 
 @dataclass(slots=True)
@@ -36,6 +46,8 @@ class TierCounters:
     loaded: int = 0
     lost: int = 0
     """Asked for, and not what was stored."""
+    abandoned: int = 0
+    """Asked for, and not there in time."""
     found: int = 0
     """Known to the store when it was opened."""
 
@@ -54,6 +66,8 @@ class TierLoad:
     known: list[int]
     pages: list[int]
     stored: Node
+    ends: float
+    """When it is abandoned."""
 
     @property
     def end(self) -> int:
@@ -63,7 +77,8 @@ class TierLoad:
 class SecondTier:
     """Stores what `tree` evicts, loads what is asked for.
 
-    `cost_per_token` says how many seconds computing a token takes, as measured so far.
+    `cost_per_token` says how many seconds computing a token takes, as measured so far. `clock` is
+    in seconds.
     """
 
     def __init__(
@@ -72,17 +87,23 @@ class SecondTier:
         tree: RadixTree,
         pages: PageAllocator,
         cost_per_token: Callable[[], float],
+        clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._tree = tree
         self._pages = pages
         self._page_size = page_size = tree.page_size
         self._cost_per_token = cost_per_token
+        self._clock = clock
         self.counters = TierCounters()
         self._num_declined = 0
         self._handles = PageAllocator(store.num_handles)
         self.index = RadixTree(page_size, self._handles)
         self._loads: dict[int, TierLoad] = {}
+        self._abandoned: set[int] = set()
+        """Loads that have not ended all the same."""
+        self._recent_stored = self._recent_loaded = ASSUMED_PAGES
+        self._store_wait = 0.0
         self.counters.found = rebuild(self.index, self._handles, store.known(), page_size)
         tree.on_evict = self.save
 
@@ -93,7 +114,10 @@ class SecondTier:
 
     def cost_of_return(self) -> float:
         """Seconds for a token that comes back, computed again or loaded."""
-        return min(self._cost_per_token(), self._store.seconds_per_page / self._page_size)
+        if self._abandoned:
+            return self._cost_per_token()
+        costs = self._store.costs
+        return min(self._cost_per_token(), (costs.store + costs.load) / self._page_size)
 
     def is_cheap(self) -> bool:
         """Whether what was evicted comes back for less than half of what computing it costs."""
@@ -111,16 +135,22 @@ class SecondTier:
     # --- storing
 
     def save(self, node: Node) -> bool:
-        """Stores the path to `node`, a leaf of the pool's tree, as far as it is not stored and is
-        worth it. False where the store takes no more now.
+        """Stores the path to `node`, a leaf of the pool's tree that is about to go, as far as it is
+        not stored and is worth it. False where the store takes no more now.
         """
+        return self._save(node, self._recent_loaded / self._recent_stored)
+
+    def _save(self, node: Node, returns: float) -> bool:
+        """`returns`: how often a page is expected to come back."""
         if node.saved_to >= node.end:
             return True
         tokens, pages = _contents(node, self._page_size)
         salt = root_of(node.salt).hex()
         found = self.index.match(tokens, salt)
         missing = len(tokens) - found.length
-        if not missing or not self._is_worth(missing, self._num_pages(found.length, len(tokens))):
+        num_pages, costs = self._num_pages(found.length, len(tokens)), self._store.costs
+        saved = returns * (missing * self._cost_per_token() - num_pages * costs.load)
+        if not missing or not self._is_worth(saved, num_pages * costs.store):
             node.saved_to = node.end
             return True
         lock = self.index.lock(found.node, found.length)
@@ -138,7 +168,7 @@ class SecondTier:
         """
         before = self.counters.stored
         for node in self._tree.newest_first():
-            if not (node.children or self.save(node)) or not has_time():
+            if not (node.children or self._save(node, 1.0)) or not has_time():
                 break
         return self.counters.stored > before
 
@@ -159,11 +189,14 @@ class SecondTier:
         keys = page_keys(root_of(salt), tokens.tobytes(), self._page_size)[first:]
         count = 0
         for handle, page, key in zip(handles, pages[first:], keys, strict=False):
-            if not self._store.store(handle, page, key):
+            if not self._store.store(handle, page, key, self._store_wait):
                 break
             count += 1
         self._handles.free(handles[count:])
         self.counters.stored += count
+        past = 0.5 ** (count / REMEMBERED_PAGES)
+        self._recent_stored = self._recent_stored * past + count
+        self._recent_loaded *= past
         return handles[:count]
 
     # --- loading
@@ -179,7 +212,10 @@ class SecondTier:
         match = self._tree.match(tokens, salt, limit)
         gain = stored.length - match.length
         first, count = len(match.pages), self._num_pages(match.length, stored.length)
-        if gain <= 0 or not self._is_worth(gain, count):
+        computing = gain * self._cost_per_token()
+        if gain <= 0 or self._abandoned:
+            return None
+        if not self._is_worth(computing, count * self._store.costs.load):
             return None
         for ticket, load in self._loads.items():
             if load.stored is stored.node and load.end >= stored.length:
@@ -198,8 +234,9 @@ class SecondTier:
         last = self.index.partial_page(locked, stored.length)  # making room may have moved it
         if last is not None:
             handles.append(last)
+        ends = self._clock() + MOST_LOAD_SECONDS + 2.0 * computing
         load = TierLoad(
-            tokens[: stored.length], salt, match.length, node, match.pages, pages, locked
+            tokens[: stored.length], salt, match.length, node, match.pages, pages, locked, ends
         )
         keys = page_keys(root_of(salt), load.tokens.tobytes(), self._page_size)[first:]
         ticket = self._store.load(handles, pages, keys)
@@ -213,7 +250,24 @@ class SecondTier:
     def collect(self) -> None:
         """What has been loaded since the last time enters the pool's tree."""
         for done in self._store.finished():
-            self._finish(self._loads.pop(done.ticket), done)
+            load = self._loads.pop(done.ticket, None)
+            self._abandoned.discard(done.ticket)
+            if load is not None:
+                self._finish(load, done)
+        if self._loads:
+            now = self._clock()
+            for ticket in [one for one, load in self._loads.items() if load.ends < now]:
+                self._abandon(ticket)
+
+    def _abandon(self, ticket: int) -> None:
+        """Nobody waits for that load any more, and its pages are free."""
+        self._store.abandon(ticket)
+        self._abandoned.add(ticket)
+        load = self._loads.pop(ticket)
+        self._pages.free(load.pages)
+        self._tree.unlock(load.node)
+        self.index.unlock(load.stored)
+        self.counters.abandoned += len(load.pages)
 
     def _finish(self, load: TierLoad, done: LoadEnd) -> None:
         size, first = self._page_size, len(load.known)
@@ -227,6 +281,7 @@ class SecondTier:
                 inserted.node.saved_to = end
             self._pages.free(load.pages[: taken_from - first])
             self.counters.loaded += len(table) - taken_from
+            self._recent_loaded += len(table) - taken_from
             self._pages.free(load.pages[done.num_good :])
         else:
             self._pages.free(load.pages)
@@ -243,10 +298,9 @@ class SecondTier:
         """Pages that hold the positions `start .. end`, and those before `start` in its page."""
         return -(-end // self._page_size) - start // self._page_size
 
-    def _is_worth(self, num_tokens: int, num_pages: int) -> bool:
-        """By measured costs. Now and then against them, so that they are measured again."""
-        computing = num_tokens * self._cost_per_token()
-        if computing >= num_pages * self._store.seconds_per_page:
+    def _is_worth(self, saved: float, cost: float) -> bool:
+        """By measured seconds. Now and then against them, so that they are measured again."""
+        if saved >= cost:
             return True
         self._num_declined += 1
         return self._num_declined % DECLINED_IN_TURN == 0
@@ -265,7 +319,7 @@ class SecondTier:
 
     def close(self, has_time: Callable[[], bool]) -> None:
         """Stores what the pool has, while there is time. Nothing is stored any more after it."""
-        self._store.wait_for_room()
+        self._store_wait = CLOSE_WAIT
         self.save_recent(has_time)
         self._tree.on_evict = None
         self._store.close()

@@ -28,14 +28,13 @@ class NativePageMemory:
         ]
         self.page_bytes = int(ends[-1])
 
-    def read(self, page: int) -> bytes:
-        """A copy of the page."""
-        contents = np.empty(self.page_bytes, np.uint8)
+    def read(self, page: int, into: bytearray) -> None:
+        """Copies the page."""
+        contents = np.frombuffer(into, np.uint8)
         for place, part in zip(self._places, self._parts, strict=True):
             contents[place] = part[page]
-        return contents.tobytes()
 
-    def write(self, page: int, contents: bytes) -> None:
+    def write(self, page: int, contents: bytes | bytearray) -> None:
         """Nothing may read the page meanwhile."""
         given = np.frombuffer(contents, np.uint8)
         for place, part in zip(self._places, self._parts, strict=True):
