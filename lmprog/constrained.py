@@ -58,6 +58,11 @@ class Constrained:
         """ "lmprog", or "llguidance" for the grammars that docs/constraints.md lists."""
         return self._constraint.engine
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What of the schema is never written, where `strict=False`; one reason each."""
+        return self._constraint.left_out
+
     def accepts(self, text: str) -> bool:
         """Whether `text` is a complete match."""
         state = self._constraint.advance_bytes(

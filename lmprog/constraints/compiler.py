@@ -56,14 +56,16 @@ def compile_constraint(
     place, and whatever `check` raises, which is called about every ten microseconds.
     """
     vocabulary.prepare()
+    builder = NetBuilder(limits, check)
     try:
-        net = regular_net(spec, vocabulary, limits, check)
+        net = _net_of(spec, builder, vocabulary, limits)
         if isinstance(spec, wire.Grammar):
             _refuse_where_ambiguous(net, vocabulary, check)
     except NeedsLlguidance as why:
         assert isinstance(spec, wire.Grammar), "only grammars may be left to the other engine"
         return LlguidanceConstraint(spec.text, vocabulary, limits, str(why))
-    return RegularConstraint(_engine(net, vocabulary, limits), vocabulary, limits)
+    engine = _engine(net, vocabulary, limits)
+    return RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
 
 
 def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngine:
@@ -104,7 +106,12 @@ def regular_net(
     check: Check = never_stop,
 ) -> Net:
     """Raises what `compile_constraint` raises, and NeedsLlguidance for a grammar."""
-    builder = NetBuilder(limits, check)
+    return _net_of(spec, NetBuilder(limits, check), vocabulary, limits)
+
+
+def _net_of(
+    spec: wire.Constraint, builder: NetBuilder, vocabulary: Vocabulary, limits: CompileLimits
+) -> Net:
     try:
         root = _root(spec, builder, limits)
     except RecursionError as error:
@@ -112,6 +119,8 @@ def regular_net(
     try:
         return finish(builder, root, vocabulary.alphabet)
     except UnsatisfiableConstraint as error:
+        if builder.left_out:
+            raise next(iter(builder.left_out.values())) from error
         if isinstance(spec, wire.JsonSchema):
             raise UnsatisfiableConstraint(why_nothing_fits(spec, limits)) from error
         raise

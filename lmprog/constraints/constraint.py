@@ -118,6 +118,9 @@ class Constraint(Protocol):
     `GrammarError` when a single step exceeds the limits; only the call that owns the guide fails.
     """
 
+    left_out: tuple[str, ...]
+    """What of a schema that need not be enforced exactly it does not take; one reason each."""
+
     @property
     def engine(self) -> str:
         """ "lmprog" or "llguidance"."""

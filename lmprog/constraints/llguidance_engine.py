@@ -41,6 +41,7 @@ class _Node(State):
 
 class LlguidanceConstraint:
     engine = "llguidance"
+    left_out: tuple[str, ...] = ()
 
     def __init__(
         self, text: str, vocabulary: Vocabulary, limits: CompileLimits, why: str = ""

@@ -19,7 +19,7 @@ from typing import NewType, TypeAlias
 
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
 from lmprog.constraints.leaves import Edge, Leaf, LeafSource, leaf
-from lmprog.errors import GrammarError
+from lmprog.errors import GrammarError, UnsupportedSchema
 
 Node = NewType("Node", int)
 
@@ -52,6 +52,8 @@ class NetBuilder:
         self.parts: list[NetPart] = []
         """What nodes of kind PART refer to, counted from 1."""
         self._part_nodes = self._part_states = 0
+        self.left_out: dict[str, UnsupportedSchema] = {}
+        """What of a schema the net does not take, though it should, by the reason."""
         self.holes: dict[Node, int] = {}
         """By node, where its argument is."""
         self.is_recursive = False
@@ -100,6 +102,9 @@ class NetBuilder:
         self._known, self._texts, self._strings = {}, {}, {}
         self.check = never_stop
         return NetPart(self, root)
+
+    def leave_out(self, why: UnsupportedSchema) -> None:
+        self.left_out.setdefault(why.message, why.with_traceback(None))
 
     def _count_states(self, more: int) -> None:
         self.num_states += more

@@ -27,8 +27,15 @@ _Found = TypeVar("_Found")
 class RegularConstraint:
     engine = "lmprog"
 
-    def __init__(self, engine: MaskEngine, vocabulary: Vocabulary, limits: CompileLimits) -> None:
+    def __init__(
+        self,
+        engine: MaskEngine,
+        vocabulary: Vocabulary,
+        limits: CompileLimits,
+        left_out: tuple[str, ...] = (),
+    ) -> None:
         self._engine = engine
+        self.left_out = left_out
         self._vocabulary = vocabulary
         self._tokens = vocabulary.tokens
         self._states: WeakValueDictionary[int, State] = WeakValueDictionary()

@@ -16,12 +16,15 @@ class Regex(Message, frozen=True):
 class JsonSchema(Message, frozen=True):
     """`schema` is JSON text, so that the order of its properties is kept. `whitespace_pattern`: a
     regular expression of what stands wherever JSON may have white space, instead of `whitespace`.
+    `strict` false: what of the schema cannot be enforced exactly is left out, so that fewer valid
+    instances are written and never an invalid one; the answer says what.
     """
 
     schema: Annotated[str, Meta(max_length=1_048_576)]
     whitespace: Whitespace = "fixed"
     any_order: bool = False
     whitespace_pattern: Annotated[str, Meta(max_length=1024)] | None = None
+    strict: bool = True
 
 
 class Choices(Message, frozen=True):

@@ -85,6 +85,10 @@ class Delta(Message, frozen=True):
 
 
 class CallDone(Message, frozen=True):
+    """`left_out`: what of its schema the constraint does not write, where the schema is not
+    `strict`; one reason each.
+    """
+
     call: Id
     outputs: tuple[Output, ...]
     usage: Usage
@@ -92,6 +96,7 @@ class CallDone(Message, frozen=True):
     next_logprobs: tuple[tuple[int, str, float], ...] = ()
     """Where nothing was to be generated and log-probabilities were asked for: the likeliest tokens
     after the prompt, the best first."""
+    left_out: tuple[str, ...] = ()
 
 
 class ScoredChoice(Message, frozen=True):

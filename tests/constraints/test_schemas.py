@@ -42,13 +42,6 @@ def test_a_schema_takes_its_valid_instances_and_no_others(
     schema: Any, valid: list[Any], invalid: list[Any], small: Vocabulary
 ) -> None:
     judge = jsonschema.Draft202012Validator(schema)
-    if schema == {"oneOf": [{"multipleOf": 3}, {"multipleOf": 5}], "type": "integer"}:
-        with pytest.raises(
-            UnsupportedSchema
-        ) as caught:  # they overlap, and multipleOf has no complement
-            compiled(schema, small)
-        assert (caught.value.keyword, caught.value.path) == ("multipleOf", "#/oneOf/1/multipleOf")
-        return
     constraint = compiled(schema, small)
     for instance in valid:
         assert judge.is_valid(instance), instance
@@ -85,7 +78,7 @@ def test_a_known_format_is_enforced(name: str, small: Vocabulary) -> None:
         ({"minItems": -1}, "minItems", "#/minItems"),
         ({"$dynamicRef": "#a"}, "$dynamicRef", "#/$dynamicRef"),
         ({"properties": {"a/b": {"multipleOf": 0}}}, "multipleOf", "#/properties/a~1b/multipleOf"),
-        ({"not": {"multipleOf": 3}}, "multipleOf", "#/not/multipleOf"),
+        ({"not": {"unevaluatedItems": False}}, "unevaluatedItems", "#/not/unevaluatedItems"),
         ({"properties": {"a": 5}}, "a", "#/properties/a"),
         ({"allOf": []}, "allOf", "#/allOf"),
         ({"\0notPattern": "x"}, "\0notPattern", "#"),

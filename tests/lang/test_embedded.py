@@ -34,6 +34,20 @@ def runtime() -> Iterator[Runtime]:
         yield made
 
 
+LOOKS_AHEAD = {"properties": {"a": {"type": "string", "pattern": "^(?!x)y"}}}
+
+
+@lmprog.function
+def lenient(s: lmprog.Branch) -> tuple[str, ...]:
+    s += "JSON: "
+    return s.gen(schema=LOOKS_AHEAD, strict=False, max_tokens=60).meta.left_out
+
+
+def test_a_result_says_what_of_its_schema_was_left_out(runtime: Runtime) -> None:
+    (reason,) = lenient.run(backend=runtime).value
+    assert "#/properties/a/pattern" in reason
+
+
 @lmprog.function
 async def program(s: lmprog.Branch) -> tuple[str, list[int], str]:
     s.system("You are kind.")

@@ -49,6 +49,7 @@ OUTPUT = wire.Output(
 )
 NEXT = ((9175, "nx", -0.625),)
 CHOICE = wire.ScoredChoice(-1.25, 0.75, (-2.5,), (-3.5,), ((9173, "to"),))
+LEFT_OUT = "contains at #/contains: too many"
 SHOWN_AS: Json = {
     **{f"Usage.{name}": getattr(USAGE, name) for name in USAGE.__struct_fields__},
     "Output.text": "a text",
@@ -64,6 +65,7 @@ SHOWN_AS: Json = {
     "TokenLogprob.top": -0.25,
     "CallDone.prompt_logprobs": -0.5,
     "CallDone.next_logprobs": -0.625,
+    "CallDone.left_out": LEFT_OUT,
     "ScoredChoice.score": -1.25,
     "ScoredChoice.probability": 0.75,
     "ScoredChoice.logprobs": -2.5,
@@ -127,6 +129,7 @@ ROUTES: dict[str, tuple[str, Json, set[str]]] = {
         },
         {
             *(_OPENAIS | {"Output.finish", "CallDone.prompt_logprobs", "Usage.prompt"}),
+            "CallDone.left_out",  # nothing in a message asks for less than its schema
             *(name for name in SHOWN_AS if name.startswith("TokenLogprob")),
         },
     ),
@@ -175,7 +178,7 @@ class Answering:
                 replies = [wire.Welcome(wire.PROTOCOL_VERSION, "m", 4096, 256, 4, 64, 0)]
             case wire.Generate(call=call, stream=stream):
                 delta = wire.Delta(call, 0, OUTPUT.text, 2, OUTPUT.logprobs)
-                done = wire.CallDone(call, (OUTPUT,), USAGE, (PROMPT_LOGPROB,), NEXT)
+                done = wire.CallDone(call, (OUTPUT,), USAGE, (PROMPT_LOGPROB,), NEXT, (LEFT_OUT,))
                 replies = [delta, done] if stream else [done]
             case wire.Select(call=call):
                 replies = [wire.Chosen(call, 1, (CHOICE, CHOICE), USAGE)]

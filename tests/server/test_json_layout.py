@@ -51,9 +51,23 @@ def test_sglang_says_it_among_the_sampling_parameters() -> None:
     assert made == wire.JsonSchema(TEXT, any_order=True, whitespace_pattern=" ")
 
 
+def test_a_schema_that_need_not_be_enforced_whole_says_so_in_every_spelling() -> None:
+    lenient = wire.JsonSchema(TEXT, strict=False)
+    assert asked(json_schema=SCHEMA, strict=False) == lenient
+    named = {"name": "x", "schema": SCHEMA, "strict": False}
+    assert asked(response_format={"type": "json_schema", "json_schema": named}) == lenient
+    said = msgspec.convert({"json_schema": TEXT, "strict": False}, GenerateSampling)
+    assert said.constraint() == lenient
+    for strict in (True, None):
+        named = {"name": "x", "schema": SCHEMA, "strict": strict}
+        format_ = {"type": "json_schema", "json_schema": named}
+        assert asked(response_format=format_) == wire.JsonSchema(TEXT)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"regex": "a", "strict": False}, "strict"),
         ({"whitespace": "compact"}, "whitespace"),
         ({"regex": "a", "order": "any"}, "order"),
         ({"json_schema": SCHEMA, "whitespace": "compact", "whitespace_pattern": ""}, "whitespace"),

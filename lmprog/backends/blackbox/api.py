@@ -36,6 +36,8 @@ class ApiAnswer:
 
     outputs: tuple[wire.Output, ...]
     usage: wire.Usage
+    left_out: tuple[str, ...] = ()
+    """What of its schema the constraint does not write; see `wire.CallDone`."""
 
 
 class Api(Protocol):

@@ -119,7 +119,7 @@ class CallAnswers:
             for index, output in enumerate(outputs):
                 on_text(index, output.text, 1)
         return state.with_result(outputs[0].text, output=outputs[0]), wire.CallDone(
-            op.call, outputs, _sum(spent, answer.usage)
+            op.call, outputs, _sum(spent, answer.usage), left_out=answer.left_out
         )
 
     async def _prefilled(
@@ -361,9 +361,10 @@ def _refuse_layout(constraint: wire.Constraint | None) -> None:
     """Raises `NotSupported` for a layout of JSON (whitespace, order), which no API has a field
     for.
     """
-    if isinstance(constraint, wire.JsonSchema) and constraint != wire.JsonSchema(constraint.schema):
+    if not isinstance(constraint, wire.JsonSchema):
+        return
+    if constraint != wire.JsonSchema(constraint.schema, strict=constraint.strict):
         raise NotSupported(
-            "whitespace and order of JSON cannot be asked of an API; leave them out, or use "
-            "a backend "
-            "on lmprog's runtime"
+            "whitespace and order of JSON cannot be asked of an API; leave them out, or use a "
+            "backend on lmprog's runtime"
         )

@@ -56,10 +56,14 @@ class ProgramsApi:
             gen["logprobs"] = sampling.logprobs
         if request.constraint is not None:
             gen.update(structured_outputs(request.constraint))
+            if isinstance(request.constraint, wire.JsonSchema) and not request.constraint.strict:
+                gen["strict"] = False
         body = _program(request.prompt, gen)
         result = await (self._post(body) if on_text is None else self._stream(body, on_text))
         return ApiAnswer(
-            tuple(_output(output) for output in result["outputs"]), _usage(result["usage"])
+            tuple(_output(output) for output in result["outputs"]),
+            _usage(result["usage"]),
+            tuple(result.get("constraint_left_out") or ()),
         )
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
 from lmprog.constraints.schema.flat import ArrayFacet
@@ -25,6 +27,7 @@ class ArrayBuilder:
         self._facet = facet
         self._comma = comma
         self._compile = compile_schemas
+        self._contains = [one for one in facet.contains if one.asserts]
         self._num_first = max((len(items.prefix) for items in facet.items), default=0)
 
     def schemas(self, index: int) -> list[Located]:
@@ -42,9 +45,9 @@ class ArrayBuilder:
         facet = self._facet
         if facet.high is not None and facet.high < facet.low:
             return FAIL, False
-        if facet.contains:
+        if self._contains:
             return self._containing(), facet.low == 0 and all(
-                one.low == 0 for one in facet.contains
+                one.low == 0 for one in self._contains
             )
         return self._counted(), facet.low == 0
 
@@ -70,45 +73,58 @@ class ArrayBuilder:
         return tail
 
     def _containing(self) -> Node:
-        """Counts items and `contains` matches, each only up to its bound."""
-        facet = self._facet
-        if len(facet.contains) > 1:
-            raise UnsupportedSchema(
-                "more than one contains", keyword="contains", path=facet.contains[1].schema.path
-            )
-        contains = facet.contains[0]
+        """Counts items and the matches of each `contains`, each only up to its bound."""
+        facet, contains = self._facet, self._contains
         last_item = max(facet.low, (facet.high or 0), self._num_first, 1)
-        last_match = contains.low if contains.high is None else contains.high
-        if (last_item + 1) * (last_match + 1) > _MAX_CELLS:
-            raise UnsupportedSchema(
-                "contains with bounds this large", keyword="contains", path=contains.schema.path
-            )
-        cells = {
-            (i, m): self._net.hole() for i in range(last_item + 1) for m in range(last_match + 1)
-        }
+        last_item = max(last_item, *(one.begin for one in contains))
+        most = [one.low if one.high is None else one.high for one in contains]
+        num_cells = (last_item + 1) * math.prod(last + 1 for last in most)
+        if num_cells << len(contains) > _MAX_CELLS:
+            raise self._too_large()
+        counts = list(itertools.product(*(range(last + 1) for last in most)))
+        cells = {(i, matches): self._net.hole() for i in range(last_item + 1) for matches in counts}
         for (index, matches), hole in cells.items():
-            schemas = self.schemas(index)
+            enough = all(m >= one.low for m, one in zip(matches, contains, strict=True))
+            ways = [EMPTY] if index >= max(facet.low, 1) and enough else []
             after = min(index + 1, last_item)
             comma = self._comma if index else EMPTY
-            ways = [EMPTY] if index >= max(facet.low, 1) and matches >= contains.low else []
             if facet.high is None or index < facet.high:
-                if contains.high is None or matches < contains.high:
-                    matching = self._compile([*schemas, contains.schema])
-                    ways.append(
-                        self._net.seq([comma, matching, cells[after, min(matches + 1, last_match)]])
+                for item, matching in self._items_by_matches(index, matches):
+                    following = tuple(
+                        min(m + (i in matching), last)
+                        for i, (m, last) in enumerate(zip(matches, most, strict=True))
                     )
-                other = self._other(schemas, contains.schema, exactly=contains.high is not None)
-                ways.append(self._net.seq([comma, other, cells[after, matches]]))
+                    ways.append(self._net.seq([comma, item, cells[after, following]]))
             self._net.fill(hole, self._net.alt(ways))
-        return cells[0, 0]
+        return cells[0, (0,) * len(contains)]
 
-    def _other(self, schemas: list[Located], wanted: Located, exactly: bool) -> Node:
-        """An item not counted as a match: any, unless an upper bound requires a non-match."""
-        if not exactly:
-            return self._compile(schemas)
-        return self._compile(
-            [*schemas, wanted.sibling(f"{wanted.path}/\0others", {"not": wanted.value})]
+    def _too_large(self) -> UnsupportedSchema:
+        path = self._contains[0].schema.path
+        return UnsupportedSchema(
+            f"contains at {path}: bounds this large, or this many of them",
+            keyword="contains",
+            path=path,
         )
+
+    def _items_by_matches(
+        self, index: int, matches: tuple[int, ...]
+    ) -> Iterator[tuple[Node, frozenset[int]]]:
+        """The item at `index`, for each set of `contains` that it may count for. One that counts
+        for no upper bound may match all the same.
+        """
+        counted = [i for i, one in enumerate(self._contains) if index >= one.begin]
+        for chosen in itertools.product((True, False), repeat=len(counted)):
+            matching = frozenset(i for i, is_match in zip(counted, chosen, strict=True) if is_match)
+            tops = [(self._contains[i].high, matches[i]) for i in matching]
+            if any(high is not None and seen >= high for high, seen in tops):
+                continue
+            schemas = self.schemas(index) + [self._contains[i].schema for i in sorted(matching)]
+            for i in counted:
+                wanted = self._contains[i].schema
+                if i not in matching and self._contains[i].high is not None:
+                    path = f"{wanted.path}/\0others"
+                    schemas.append(wanted.sibling(path, {"not": wanted.value}))
+            yield self._compile(schemas), matching
 
 
 def unique_content(net: NetBuilder, values: Sequence[Node], comma: Node, facet: ArrayFacet) -> Node:
@@ -134,3 +150,31 @@ def unique_content(net: NetBuilder, values: Sequence[Node], comma: Node, facet: 
             ]
         nodes[used] = net.alt(ways) if size <= most else FAIL
     return nodes[0]
+
+
+def repeating_content(
+    net: NetBuilder, values: Sequence[Node], comma: Node, facet: ArrayFacet
+) -> Node:
+    """Items of `values`, one of them at least twice: for each, how often it was seen so far."""
+    path = facet.repeats or "#"
+    last = max(facet.low, facet.high or 0, 2)
+    if 3 * last * len(values) > _MAX_CELLS:
+        raise UnsupportedSchema(
+            f"the negation of uniqueItems at {path}: bounds this large, or too many values",
+            keyword="uniqueItems",
+            path=path,
+        )
+    anything = net.alt(values)
+    starts = []
+    for value in values:
+        cells = {(i, seen): net.hole() for i in range(last + 1) for seen in range(3)}
+        for (index, seen), hole in cells.items():
+            ways = [EMPTY] if seen == 2 and index >= facet.low else []
+            if facet.high is None or index < facet.high:
+                begun, after = comma if index else EMPTY, min(index + 1, last)
+                ways.append(net.seq([begun, anything, cells[after, seen]]))
+                if seen < 2:
+                    ways.append(net.seq([begun, value, cells[after, seen + 1]]))
+            net.fill(hole, net.alt(ways))
+        starts.append(cells[0, 0])
+    return net.alt(starts)

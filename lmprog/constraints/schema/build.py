@@ -7,11 +7,10 @@ Knows how the parts fit together; the other modules know JSON's types.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from decimal import Decimal
-from itertools import pairwise
 
 from lmprog import wire
 from lmprog.constraints.constraint import CompileLimits
@@ -20,9 +19,9 @@ from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE
-from lmprog.constraints.schema.arrays import ArrayBuilder, unique_content
+from lmprog.constraints.schema.arrays import ArrayBuilder, repeating_content, unique_content
 from lmprog.constraints.schema.expand import Disjoint, Expander
-from lmprog.constraints.schema.flat import Bound, Flat, NumberFacet, StringFacet, type_of
+from lmprog.constraints.schema.flat import ArrayFacet, Flat, StringFacet, type_of, without_values
 from lmprog.constraints.schema.instances import InstanceChecker
 from lmprog.constraints.schema.layout import Layout, white_space
 from lmprog.constraints.schema.literals import literal
@@ -46,9 +45,12 @@ def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -
     document = Document(spec.schema)
     builder = SchemaBuilder(document, spec, net, limits)
     try:
-        return builder.compile([document.root], 0)
+        root = builder.compile([document.root], 0)
     except RecursionError as error:
         raise UnsupportedSchema("the schema nests too deeply", keyword="", path="#") from error
+    if root == FAIL and net.left_out:
+        raise next(iter(net.left_out.values()))
+    return root
 
 
 class SchemaBuilder:
@@ -72,10 +74,13 @@ class SchemaBuilder:
         self._shares = shares
         said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
         self._options = (*said, formats, limits)
-        self._expander = Expander(document, _weakly(self._are_disjoint), net.check)
+        self._strict = spec.strict
+        exact = Expander(document, _weakly(self._are_disjoint), net.check)
+        self._expander = exact if spec.strict else exact.lenient(net.leave_out)
         pattern = spec.whitespace_pattern
         everywhere = None if pattern is None else white_space(pattern, net, limits)
-        self._checker = InstanceChecker(self._expander.expand, limits, formats)
+        # Exactly even so: how many items match `contains` must not be underrated.
+        self._checker = InstanceChecker(exact.expand, limits, formats)
         self._layout = Layout(net, spec.whitespace, everywhere)
         self._in_string = Lowering(net, json_string=True)
         self._plain = Lowering(net, json_string=False)
@@ -106,19 +111,36 @@ class SchemaBuilder:
             raise UnsupportedSchema(
                 f"schemas nest too deeply at {path[:200]}", keyword="$ref", path=path
             )
-        if self._shares and all(name[0] == "[" for name in names):
+        if self._strict and self._shares and all(name[0] == "[" for name in names):
             shared = (key, self._options)
             made = _SHARED_PARTS.get(shared, lambda: self._part(schemas, depth))
             node = self._built[key] = self._net.part(made)
             return node
         self._open[key] = None
-        flats = self._expander.expand(schemas)
-        node = self._net.alt(self._flat(flat, depth) for flat in flats)
+        node = self._if_possible(lambda: self._conjunction(schemas, depth))
         hole = self._open.pop(key)
         if hole is not None:
             self._net.fill(hole, node)
         self._built[key] = node
         return node
+
+    def _conjunction(self, schemas: Sequence[Located], depth: int) -> Node:
+        flats = self._expander.expand(schemas)
+        if self._strict:
+            return self._net.alt(self._flat(flat, depth) for flat in flats)
+        return self._net.alt(
+            self._if_possible(functools.partial(self._flat, flat, depth)) for flat in flats
+        )
+
+    def _if_possible(self, make: Callable[[], Node]) -> Node:
+        """The node; where what it stands for is not supported, and that is allowed, no text."""
+        try:
+            return make()
+        except UnsupportedSchema as why:
+            if self._strict:
+                raise
+            self._net.leave_out(why)
+            return FAIL
 
     def _part(self, schemas: Sequence[Located], depth: int) -> NetPart:
         """The same as a net of its own."""
@@ -128,9 +150,12 @@ class SchemaBuilder:
 
     def _flat(self, flat: Flat, depth: int) -> Node:
         if flat.values is not None:
-            return self._net.alt(self._value(flat, value, depth) for value in flat.values)
+            return self._net.alt(
+                self._if_possible(functools.partial(self._value, flat, value, depth))
+                for value in flat.values
+            )
         if flat.not_values:
-            return self._net.alt(self._flat(one, depth) for one in _without_values(flat))
+            return self._net.alt(self._flat(one, depth) for one in without_values(flat))
         build: dict[str, Callable[[], Node]] = {
             "null": lambda: self._net.text(b"null"),
             "boolean": lambda: self._net.alt([self._net.text(b"true"), self._net.text(b"false")]),
@@ -159,15 +184,15 @@ class SchemaBuilder:
                 else bounded_number(flat.number, self._net)
             )
         except TooManyDigits:
-            path = f"{flat.path}/multipleOf"
+            of_multiples = flat.number.multiples or flat.number.not_multiples
             raise UnsupportedSchema(
                 f"number bounds or multiples at {flat.path} need too many digits or states",
-                keyword="multipleOf" if flat.number.multiples else "minimum",
-                path=path if flat.number.multiples else f"{flat.path}/minimum",
+                keyword="multipleOf" if of_multiples else "minimum",
+                path=f"{flat.path}/multipleOf" if of_multiples else f"{flat.path}/minimum",
             ) from None
 
     def _string(self, flat: Flat) -> Node:
-        facet = flat.string if self._formats else replace(flat.string, formats=())
+        facet = flat.string if self._formats else replace(flat.string, formats=(), not_formats=())
         return self._lower_string(text_set(facet, self._limits), flat)
 
     def _lower_string(self, texts: TextSet, flat: Flat) -> Node:
@@ -185,21 +210,30 @@ class SchemaBuilder:
         builder = ArrayBuilder(
             self._net, facet, layout.comma(depth), lambda schemas: self.compile(schemas, depth + 1)
         )
-        if facet.unique and (facet.high is None or facet.high > 1):
-            if facet.contains or any(items.prefix for items in facet.items):
-                raise UnsupportedSchema(
-                    f"uniqueItems at {facet.unique} beside prefixItems or contains",
-                    keyword="uniqueItems",
-                    path=facet.unique,
-                )
-            values = self._finite_values(builder.schemas(0), depth + 1, facet.unique)
-            content, may_be_empty = (
-                unique_content(self._net, values, layout.comma(depth), facet),
-                facet.low == 0,
-            )
+        if facet.repeats or (facet.unique and (facet.high is None or facet.high > 1)):
+            content, may_be_empty = self._compared_items(builder, facet, depth)
         else:
             content, may_be_empty = builder.content()
         return self._bracketed(b"[]", content, may_be_empty, depth)
+
+    def _compared_items(
+        self, builder: ArrayBuilder, facet: ArrayFacet, depth: int
+    ) -> tuple[Node, bool]:
+        """The content of an array whose items have to differ, or not all to differ."""
+        path = facet.unique or facet.repeats or "#"
+        if facet.unique and facet.repeats:
+            return FAIL, False
+        if any(one.asserts for one in facet.contains) or any(items.prefix for items in facet.items):
+            raise UnsupportedSchema(
+                f"uniqueItems at {path} beside prefixItems or contains",
+                keyword="uniqueItems",
+                path=path,
+            )
+        values = self._finite_values(builder.schemas(0), depth + 1, path)
+        comma = self._layout.comma(depth)
+        if facet.repeats:
+            return repeating_content(self._net, values, comma, facet), False
+        return unique_content(self._net, values, comma, facet), facet.low == 0
 
     def _bracketed(self, brackets: bytes, content: Node, may_be_empty: bool, depth: int) -> Node:
         ways = [self._layout.enclosed(brackets, depth, content)]
@@ -243,7 +277,9 @@ class SchemaBuilder:
                 continue
             excluded = tuple(value for value in flat.not_values if isinstance(value, str))
             facet = flat.string.join(StringFacet(excluded=excluded))
-            texts = text_set(facet if self._formats else replace(facet, formats=()), self._limits)
+            texts = text_set(
+                facet if self._formats else replace(facet, formats=(), not_formats=()), self._limits
+            )
             if flat.values is None:
                 out.append(texts)
             else:
@@ -295,40 +331,3 @@ def _weakly(method: Disjoint) -> Disjoint:
 
 def _exactly(value: str) -> TextSet:
     return TextSet((expression_of(value),))
-
-
-def _without_values(flat: Flat) -> list[Flat]:
-    """Replaces excluded values per type: numbers by open intervals, strings by text exclusions."""
-    out: list[Flat] = []
-    for kind in sorted(flat.types):
-        values = [value for value in flat.not_values if type_of(value) == kind]
-        rest = replace(flat, types=frozenset([kind]), not_values=())
-        if not values:
-            out.append(rest)
-        elif kind in ("null", "boolean"):
-            everything: tuple[Json, ...] = (None,) if kind == "null" else (True, False)
-            out.append(rest.only(tuple(value for value in everything if value not in values)))
-        elif kind == "string":
-            excluded = StringFacet(excluded=tuple(str(value) for value in values))
-            out.append(replace(rest, string=rest.string.join(excluded)))
-        elif kind == "number":
-            out += _between(
-                rest,
-                sorted({Decimal(value) for value in values if isinstance(value, int | Decimal)}),
-            )
-        else:
-            raise UnsupportedSchema(
-                f"an array or object as a negated value at {flat.path}",
-                keyword="not",
-                path=f"{flat.path}/not",
-            )
-    return out
-
-
-def _between(flat: Flat, values: list[Decimal]) -> list[Flat]:
-    """The open intervals between the excluded numbers."""
-    edges: list[Bound | None] = [None, *(Bound(value, True) for value in values), None]
-    return [
-        replace(flat, number=flat.number.join(NumberFacet(low=low, high=high)))
-        for low, high in pairwise(edges)
-    ]

@@ -24,6 +24,7 @@ from lmprog.constraints.schema.keywords import (
 )
 from lmprog.constraints.schema.negate import complement
 from lmprog.constraints.schema.schema_document import Document, Json, Located
+from lmprog.errors import UnsupportedSchema
 
 _MAX_ALTERNATIVES = 512
 _REFUSED = frozenset(["$dynamicRef", "$recursiveRef", "disallow", "extends"])
@@ -34,6 +35,7 @@ _JOINED = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
 The others add properties by negation, which declares nothing."""
 
 Disjoint = Callable[[Located, Located], bool]
+LeaveOut = Callable[[UnsupportedSchema], None]
 
 
 class Expander:
@@ -45,7 +47,14 @@ class Expander:
         self._check = check
         self._document = document
         self._disjoint = disjoint
+        self._leave_out: LeaveOut | None = None
         self._following: list[str] = []
+
+    def lenient(self, leave_out: LeaveOut) -> Expander:
+        """One that leaves out alternatives where exactness is not possible, and says so."""
+        other = Expander(self._document, self._disjoint, self._check)
+        other._leave_out = leave_out
+        return other
 
     def expand(self, schemas: Sequence[Located]) -> list[Flat]:
         """The alternatives of the conjunction of all `schemas`."""
@@ -74,6 +83,19 @@ class Expander:
         finally:
             self._following.pop()
 
+    def _apply_or_nothing(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        """For one of several alternatives: none of its own where it may be left out."""
+        try:
+            return self._apply(at, flats)
+        except UnsupportedSchema as why:
+            if self._leave_out is None:
+                raise
+            self._leave_out(why)
+            return []
+
+    def _complement(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        return self._apply(complement(at, self._document, self._leave_out), flats)
+
     def _keywords(self, at: Located, flats: list[Flat]) -> list[Flat]:
         schema = keywords_of(at)
         if _APPLICATORS.keys().isdisjoint(schema):
@@ -91,11 +113,13 @@ class Expander:
             flats = self._few(at, keyword, _APPLICATORS[keyword](self, at, flats))
         return flats
 
-    @staticmethod
-    def _few(at: Located, keyword: str, flats: list[Flat]) -> list[Flat]:
+    def _few(self, at: Located, keyword: str, flats: list[Flat]) -> list[Flat]:
         if len(flats) > _MAX_ALTERNATIVES:
-            raise refuse(at, keyword, f"more than {_MAX_ALTERNATIVES} alternatives")
-        return flats
+            why = refuse(at, keyword, f"more than {_MAX_ALTERNATIVES} alternatives")
+            if self._leave_out is None:
+                raise why
+            self._leave_out(why)
+        return flats[:_MAX_ALTERNATIVES]
 
     def _assertions(self, at: Located, flats: list[Flat]) -> list[Flat]:
         schema = keywords_of(at)
@@ -127,17 +151,19 @@ class Expander:
 
     def _any_of(self, at: Located, flats: list[Flat]) -> list[Flat]:
         return [
-            flat for branch in self._branches(at, "anyOf") for flat in self._apply(branch, flats)
+            flat
+            for branch in self._branches(at, "anyOf")
+            for flat in self._apply_or_nothing(branch, flats)
         ]
 
     def _one_of(self, at: Located, flats: list[Flat]) -> list[Flat]:
         branches = self._branches(at, "oneOf")
         out: list[Flat] = []
         for i, branch in enumerate(branches):
-            chosen = self._apply(branch, flats)
+            chosen = self._apply_or_nothing(branch, flats)
             for k, other in enumerate(branches):
                 if i != k and chosen and not self._are_disjoint(branch, other):
-                    chosen = self._apply(complement(other, self._document), chosen)
+                    chosen = self._complement(other, chosen)
             out += chosen
         return out
 
@@ -148,7 +174,7 @@ class Expander:
         ) or self._disjoint(left, right)
 
     def _not(self, at: Located, flats: list[Flat]) -> list[Flat]:
-        return self._apply(complement(at.child("not"), self._document), flats)
+        return self._complement(at.child("not"), flats)
 
     def _if(self, at: Located, flats: list[Flat]) -> list[Flat]:
         """Either `if` and `then` hold, or `if` does not and `else` does."""
@@ -156,8 +182,8 @@ class Expander:
         if not {"then", "else", "unevaluatedProperties", "unevaluatedItems"} & schema.keys():
             return flats  # asserts nothing, and no `unevaluated...` keyword needs its annotations
         condition = at.child("if")
-        holds = self._apply(condition, flats)
-        fails = self._apply(complement(condition, self._document), flats)
+        holds = self._apply_or_nothing(condition, flats)
+        fails = self._complement(condition, flats)
         if "then" in schema:
             holds = self._apply(at.child("then"), holds)
         if "else" in schema:
@@ -181,7 +207,7 @@ class Expander:
                 there = self._apply(
                     at.sibling(f"{path}/present", {"type": "object", "required": [name]}), flats
                 )
-                there = self._apply(at.child(keyword, name), there)
+                there = self._apply_or_nothing(at.child(keyword, name), there)
             flats = self._apply(absent, flats) + there
         return flats
 
@@ -203,15 +229,24 @@ def _closed(flat: Flat, at: Located) -> Flat:
                 flat, object=flat.object.join(ObjectFacet(properties=(closed,), path=at.path))
             )
     if "unevaluatedItems" in schema:
-        if flat.array.contains:
-            raise refuse(at, "unevaluatedItems", "not supported beside contains")
         told = [items for items in flat.array.items if not _negated([*items.prefix, items.rest])]
         if all(items.rest is None for items in told):
             length = max((len(items.prefix) for items in told), default=0)
             anything = at.sibling(f"{at.path}/unevaluatedItems/\0any", True)
-            closed_items = Items((anything,) * length, at.child("unevaluatedItems"))
+            closed_items = Items((anything,) * length, _unevaluated_item(flat, at))
             flat = replace(flat, array=flat.array.join(ArrayFacet(items=(closed_items,))))
     return flat
+
+
+def _unevaluated_item(flat: Flat, at: Located) -> Located:
+    """An item that no keyword describes by its place: one that `contains` matches is evaluated."""
+    rest = at.child("unevaluatedItems")
+    matched = [one.schema for one in flat.array.contains if not _negated([one.schema])]
+    if not matched:
+        return rest
+    ways: list[Json] = [rest.value, *(schema.value for schema in matched)]
+    path = "+".join([rest.path, *(schema.path for schema in matched)])
+    return at.sibling(f"{at.path}/unevaluatedItems/\0or/{path}", {"anyOf": ways})
 
 
 def _schemas_of(group: Properties) -> list[Located | None]:

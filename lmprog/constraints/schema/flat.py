@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import pairwise
 
 from lmprog.constraints.schema.schema_document import Json, Located, same_json
+from lmprog.errors import UnsupportedSchema
 
 TYPES = frozenset(["null", "boolean", "number", "string", "array", "object"])
 
@@ -27,6 +29,7 @@ class NumberFacet:
     low: Bound | None = None
     high: Bound | None = None
     multiples: tuple[Decimal, ...] = ()
+    not_multiples: tuple[Decimal, ...] = ()
 
     def join(self, other: NumberFacet) -> NumberFacet:
         lows = [bound for bound in (self.low, other.low) if bound]
@@ -37,6 +40,7 @@ class NumberFacet:
             max(lows, key=lambda bound: (bound.value, bound.exclusive), default=None),
             min(highs, key=lambda bound: (bound.value, not bound.exclusive), default=None),
             tuple(dict.fromkeys(self.multiples + other.multiples)),
+            tuple(dict.fromkeys(self.not_multiples + other.not_multiples)),
         )
 
 
@@ -56,6 +60,7 @@ class StringFacet:
     not_patterns: tuple[Sourced, ...] = ()
     formats: tuple[Sourced, ...] = ()
     excluded: tuple[str, ...] = ()
+    not_formats: tuple[Sourced, ...] = ()
 
     def join(self, other: StringFacet) -> StringFacet:
         highs = [high for high in (self.high, other.high) if high is not None]
@@ -66,6 +71,7 @@ class StringFacet:
             _merged(self.not_patterns, other.not_patterns),
             _merged(self.formats, other.formats),
             tuple(dict.fromkeys(self.excluded + other.excluded)),
+            _merged(self.not_formats, other.not_formats),
         )
 
 
@@ -79,9 +85,17 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
+    """How many items match a schema, of those at `begin` and later."""
+
     schema: Located
     low: int
     high: int | None
+    begin: int = 0
+
+    @property
+    def asserts(self) -> bool:
+        """Else it only says which items are evaluated."""
+        return self.low > 0 or self.high is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,7 @@ class ArrayFacet:
     high: int | None = None
     unique: str | None = None  # path of the schema that requires unique items
     contains: tuple[Contains, ...] = ()
+    repeats: str | None = None  # path of the negated schema that requires two equal items
 
     def join(self, other: ArrayFacet) -> ArrayFacet:
         highs = [high for high in (self.high, other.high) if high is not None]
@@ -100,6 +115,7 @@ class ArrayFacet:
             min(highs) if highs else None,
             self.unique or other.unique,
             self.contains + other.contains,
+            self.repeats or other.repeats,
         )
 
 
@@ -216,3 +232,40 @@ def type_of(value: Json) -> str:
 def _merged(left: tuple[Sourced, ...], right: tuple[Sourced, ...]) -> tuple[Sourced, ...]:
     """The union without duplicates, in order."""
     return tuple({item.text: item for item in reversed(left + right)}.values())[::-1]
+
+
+def without_values(flat: Flat) -> list[Flat]:
+    """Replaces excluded values per type: numbers by open intervals, strings by text exclusions."""
+    out: list[Flat] = []
+    for kind in sorted(flat.types):
+        values = [value for value in flat.not_values if type_of(value) == kind]
+        rest = replace(flat, types=frozenset([kind]), not_values=())
+        if not values:
+            out.append(rest)
+        elif kind in ("null", "boolean"):
+            everything: tuple[Json, ...] = (None,) if kind == "null" else (True, False)
+            out.append(rest.only(tuple(value for value in everything if value not in values)))
+        elif kind == "string":
+            excluded = StringFacet(excluded=tuple(str(value) for value in values))
+            out.append(replace(rest, string=rest.string.join(excluded)))
+        elif kind == "number":
+            out += _between(
+                rest,
+                sorted({Decimal(value) for value in values if isinstance(value, int | Decimal)}),
+            )
+        else:
+            raise UnsupportedSchema(
+                f"an array or object as a negated value at {flat.path}",
+                keyword="not",
+                path=f"{flat.path}/not",
+            )
+    return out
+
+
+def _between(flat: Flat, values: list[Decimal]) -> list[Flat]:
+    """The open intervals between the excluded numbers."""
+    edges: list[Bound | None] = [None, *(Bound(value, True) for value in values), None]
+    return [
+        replace(flat, number=flat.number.join(NumberFacet(low=low, high=high)))
+        for low, high in pairwise(edges)
+    ]

@@ -49,7 +49,9 @@ class InstanceChecker:
         if flat.values is not None and not any(same_json(value, one) for one in flat.values):
             return False
         if isinstance(value, str):
-            facet = flat.string if self._formats else replace(flat.string, formats=())
+            facet = (
+                flat.string if self._formats else replace(flat.string, formats=(), not_formats=())
+            )
             return contains(text_set(facet, self._limits), value)
         if isinstance(value, list):
             return self._array(flat.array, value)
@@ -66,14 +68,18 @@ class InstanceChecker:
         if len(items) < facet.low or (facet.high is not None and len(items) > facet.high):
             return False
         pairs = ((one, other) for at, one in enumerate(items) for other in items[:at])
-        if facet.unique and any(same_json(one, other) for one, other in pairs):
-            return False
+        if facet.unique or facet.repeats:
+            repeats = any(same_json(one, other) for one, other in pairs)
+            if (facet.unique and repeats) or (facet.repeats and not repeats):
+                return False
         for at, item in enumerate(items):
             told = [one.prefix[at] if at < len(one.prefix) else one.rest for one in facet.items]
             if not self._fits([schema for schema in told if schema is not None], item):
                 return False
         for wanted in facet.contains:
-            count = sum(self._fits([wanted.schema], item) for item in items)
+            if not wanted.asserts:
+                continue
+            count = sum(self._fits([wanted.schema], item) for item in items[wanted.begin :])
             if count < wanted.low or (wanted.high is not None and count > wanted.high):
                 return False
         return True
@@ -119,4 +125,7 @@ def _number(facet: NumberFacet, value: Decimal) -> bool:
         return False
     if high and (value > high.value or (high.exclusive and value == high.value)):
         return False
-    return all(not Fraction(value) % Fraction(one) for one in facet.multiples)
+    exact = Fraction(value)
+    return all(not exact % Fraction(one) for one in facet.multiples) and all(
+        exact % Fraction(one) for one in facet.not_multiples
+    )

@@ -28,7 +28,8 @@ from lmprog.constraints.schema.schema_document import Json, Located
 from lmprog.errors import UnsupportedSchema
 
 NOT_PATTERN, NOT_VALUES, FRACTIONAL = "\0notPattern", "\0notValues", "\0fractional"
-WITNESS = "\0witness"
+NOT_FORMAT, NOT_MULTIPLE, REPEATS = "\0notFormat", "\0notMultiple", "\0repeats"
+WITNESS, CONTAINS_FROM = "\0witness", "\0containsFrom"
 """Keywords of our own, made by negation; documents with such keys are refused."""
 
 Keyword = Callable[[Flat, Json, Located], Flat]
@@ -120,11 +121,14 @@ def _bound(keyword: str) -> Keyword:
     return narrow
 
 
-def _multiple_of(flat: Flat, value: Json, at: Located) -> Flat:
-    number = _number(value, at, "multipleOf")
-    if number <= 0:
-        raise refuse(at, "multipleOf", "a number above 0 is expected")
-    return replace(flat, number=flat.number.join(NumberFacet(multiples=(number,))))
+def _multiple_of(make: Callable[[Decimal], NumberFacet]) -> Keyword:
+    def narrow(flat: Flat, value: Json, at: Located) -> Flat:
+        number = _number(value, at, "multipleOf")
+        if number <= 0:
+            raise refuse(at, "multipleOf", "a number above 0 is expected")
+        return replace(flat, number=flat.number.join(make(number)))
+
+    return narrow
 
 
 def _string(keyword: str, make: Callable[[Json, Located], StringFacet]) -> Keyword:
@@ -171,9 +175,8 @@ def _contains(_: Json, at: Located) -> ArrayFacet:
     schema = keywords_of(at)
     low = count(schema.get("minContains", 1), at, "minContains")
     high = count(schema["maxContains"], at, "maxContains") if "maxContains" in schema else None
-    if low == 0 and high is None:
-        return ArrayFacet()
-    return ArrayFacet(contains=(Contains(at.child("contains"), low, high),))
+    begin = count(schema.get(CONTAINS_FROM, 0), at, "prefixItems")
+    return ArrayFacet(contains=(Contains(at.child("contains"), low, high, begin),))
 
 
 def _object(make: Callable[[Json, Located], ObjectFacet]) -> Keyword:
@@ -223,7 +226,8 @@ ASSERTIONS: dict[str, Keyword] = {
         keyword: _bound(keyword)
         for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
     },
-    "multipleOf": _multiple_of,
+    "multipleOf": _multiple_of(lambda number: NumberFacet(multiples=(number,))),
+    NOT_MULTIPLE: _multiple_of(lambda number: NumberFacet(not_multiples=(number,))),
     "minLength": _string("minLength", lambda v, at: StringFacet(low=count(v, at, "minLength"))),
     "maxLength": _string("maxLength", lambda v, at: StringFacet(high=count(v, at, "maxLength"))),
     "pattern": _string(
@@ -232,6 +236,9 @@ ASSERTIONS: dict[str, Keyword] = {
     "format": _string("format", lambda v, at: StringFacet(formats=(_sourced(v, at, "format"),))),
     NOT_PATTERN: _string(
         NOT_PATTERN, lambda v, at: StringFacet(not_patterns=(_sourced(v, at, "not"),))
+    ),
+    NOT_FORMAT: _string(
+        NOT_FORMAT, lambda v, at: StringFacet(not_formats=(_sourced(v, at, "not"),))
     ),
     NOT_VALUES: _not_values,
     FRACTIONAL: lambda flat, _, at: replace(
@@ -243,6 +250,7 @@ ASSERTIONS: dict[str, Keyword] = {
     "maxItems": _array(lambda v, at: ArrayFacet(high=count(v, at, "maxItems"))),
     "uniqueItems": _array(_unique),
     "contains": _array(_contains),
+    REPEATS: _array(lambda v, at: ArrayFacet(repeats=f"{at.path}/not")),
     "properties": _object(properties_of),
     "patternProperties": _object(properties_of),
     "additionalProperties": _object(properties_of),

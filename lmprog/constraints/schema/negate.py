@@ -12,9 +12,13 @@ from collections.abc import Callable, Set
 
 from lmprog.constraints.schema.flat import TYPES
 from lmprog.constraints.schema.keywords import (
+    CONTAINS_FROM,
     FRACTIONAL,
+    NOT_FORMAT,
+    NOT_MULTIPLE,
     NOT_PATTERN,
     NOT_VALUES,
+    REPEATS,
     WITNESS,
     count,
     keywords_of,
@@ -23,7 +27,15 @@ from lmprog.constraints.schema.keywords import (
     strings,
 )
 from lmprog.constraints.schema.schema_document import Document, Json, Located
+from lmprog.errors import UnsupportedSchema
 
+_WITHOUT_COMPLEMENT = frozenset(
+    [
+        *("unevaluatedProperties", "unevaluatedItems", "disallow", "extends"),
+        *("$dynamicRef", "$recursiveRef", REPEATS),
+    ]
+)
+"""Keywords with a meaning that no list of alternatives negates."""
 _MAX_ONE_OF = 12
 """Branches of a `oneOf` whose pairs are taken one by one."""
 _ANNOTATIONS = frozenset(
@@ -49,13 +61,17 @@ _ANNOTATIONS = frozenset(
             "contentEncoding",
             "contentMediaType",
         ),
-        *("contentSchema", "minContains", "maxContains", "then", "else"),
+        *("contentSchema", "minContains", "maxContains", "then", "else", CONTAINS_FROM),
     ]
 )
 
 
-def complement(at: Located, document: Document) -> Located:
-    """The schema that accepts exactly the values that `at` rejects."""
+def complement(
+    at: Located, document: Document, leave_out: Callable[[UnsupportedSchema], None] | None = None
+) -> Located:
+    """The schema that accepts exactly the values that `at` rejects. With `leave_out`: fewer of
+    them where a keyword cannot be negated, of which it is told.
+    """
     path = f"{at.path}/\0not"
     if isinstance(at.value, bool):
         return at.sibling(path, not at.value)
@@ -66,18 +82,26 @@ def complement(at: Located, document: Document) -> Located:
         if keyword == "$ref":
             target = document.resolve(at, value)
             if len(at.value.keys() - _ANNOTATIONS) == 1:
-                return complement(target, document)
+                return complement(target, document, leave_out)
             branches.append({"not": target.value})
             continue
-        negated = _NEGATED.get(keyword)
-        if negated is None:
-            raise refuse(
-                at,
-                keyword,
-                "this keyword cannot be negated (in `not`, `if` or overlapping `oneOf`)",
-            )
-        branches += negated(value, at)
+        try:
+            branches += _negated(keyword, value, at)
+        except UnsupportedSchema as why:
+            if leave_out is None:
+                raise
+            leave_out(why)
     return at.sibling(path, {"anyOf": branches} if branches else False)
+
+
+def _negated(keyword: str, value: Json, at: Located) -> list[Json]:
+    if keyword in _NEGATED:
+        return _NEGATED[keyword](value, at)
+    if keyword in _WITHOUT_COMPLEMENT:
+        raise refuse(
+            at, keyword, "this keyword cannot be negated (in `not`, `if` or overlapping `oneOf`)"
+        )
+    return []  # unknown: nothing violates it
 
 
 def _type(value: Json, at: Located) -> list[Json]:
@@ -128,9 +152,20 @@ def _properties(value: Json, at: Located) -> list[Json]:
 
 
 def _items(value: Json, at: Located) -> list[Json]:
-    if "prefixItems" in keywords_of(at) or not isinstance(value, bool | dict):
-        raise refuse(at, "items", "cannot be negated beside prefixItems")
-    return [{"type": "array", "contains": {"not": value}}]
+    """Some item behind the first ones violates the schema; or a list of schemas, as older drafts
+    have it."""
+    if isinstance(value, list):
+        return _prefix_items(value, at)
+    return _behind(_list(keywords_of(at).get("prefixItems", []), at, "prefixItems"), value)
+
+
+def _additional_items(value: Json, at: Located) -> list[Json]:
+    first = keywords_of(at).get("items")
+    return _behind(first, value) if isinstance(first, list) else []
+
+
+def _behind(first: list[Json], value: Json) -> list[Json]:
+    return [{"type": "array", "contains": {"not": value}, CONTAINS_FROM: len(first)}]
 
 
 def _prefix_items(value: Json, at: Located) -> list[Json]:
@@ -143,9 +178,19 @@ def _prefix_items(value: Json, at: Located) -> list[Json]:
 
 
 def _contains(value: Json, at: Located) -> list[Json]:
-    if {"minContains", "maxContains"} & keywords_of(at).keys():
-        raise refuse(at, "contains", "cannot be negated with bounds")
-    return [{"type": "array", "items": {"not": value}}]
+    """Fewer items match, or more."""
+    schema = keywords_of(at)
+    low = count(schema.get("minContains", 1), at, "minContains")
+    most = count(schema["maxContains"], at, "maxContains") if "maxContains" in schema else None
+    out: list[Json] = []
+    if low == 1:
+        out.append({"type": "array", "items": {"not": value}})
+    elif low > 1:
+        fewer: Json = {"type": "array", "contains": value, "minContains": 0, "maxContains": low - 1}
+        out.append(fewer)
+    if most is not None:
+        out.append({"type": "array", "contains": value, "minContains": most + 1})
+    return out
 
 
 def _additional(value: Json, at: Located) -> list[Json]:
@@ -195,12 +240,18 @@ def _if(value: Json, at: Located) -> list[Json]:
 
 
 def _dependent(value: Json, at: Located) -> list[Json]:
-    """Some property is present and what depends on it does not hold."""
+    """Some property is present and what depends on it does not hold: names, or a schema."""
     out: list[Json] = []
-    for name, needed in mapping(value, at, "dependentSchemas").items():
-        then: Json = {"required": needed} if isinstance(needed, list) else needed
-        out.append({"type": "object", "required": [name], "not": then})
+    for name, needed in mapping(value, at, "dependencies").items():
+        names: Json = [needed] if isinstance(needed, str) else needed
+        then: Json = {"required": names} if isinstance(names, list) else names
+        broken: Json = {"type": "object", "required": [name], "not": then}
+        out.append(broken)
     return out
+
+
+def _unique(value: Json, at: Located) -> list[Json]:
+    return [{"type": "array", REPEATS: True}] if value is True else []
 
 
 def _list(value: Json, at: Located, keyword: str) -> list[Json]:
@@ -219,12 +270,16 @@ _NEGATED: dict[str, Callable[[Json, Located], list[Json]]] = {
     "exclusiveMaximum": _of_type("number", "minimum"),
     "minLength": _fewer("string", "minLength", "maxLength", -1),
     "maxLength": _fewer("string", "maxLength", "minLength", 1),
+    "multipleOf": _of_type("number", NOT_MULTIPLE),
     "pattern": _of_type("string", NOT_PATTERN),
+    "format": _of_type("string", NOT_FORMAT),
     "minItems": _fewer("array", "minItems", "maxItems", -1),
     "maxItems": _fewer("array", "maxItems", "minItems", 1),
     "items": _items,
     "prefixItems": _prefix_items,
+    "additionalItems": _additional_items,
     "contains": _contains,
+    "uniqueItems": _unique,
     "minProperties": _fewer("object", "minProperties", "maxProperties", -1),
     "maxProperties": _fewer("object", "maxProperties", "minProperties", 1),
     "required": _required,
@@ -235,6 +290,8 @@ _NEGATED: dict[str, Callable[[Json, Located], list[Json]]] = {
     WITNESS: _not_witness,
     "not": lambda value, at: [value],
     NOT_PATTERN: lambda value, at: [{"type": "string", "pattern": value}],
+    NOT_FORMAT: lambda value, at: [{"type": "string", "format": value}],
+    NOT_MULTIPLE: lambda value, at: [{"type": "number", "multipleOf": value}],
     NOT_VALUES: lambda value, at: [{"enum": value}],
     FRACTIONAL: lambda value, at: [_of(TYPES - {"number"}), {"type": "integer"}],
     "anyOf": lambda value, at: [
@@ -242,7 +299,6 @@ _NEGATED: dict[str, Callable[[Json, Located], list[Json]]] = {
     ],
     "oneOf": _one_of,
     "if": _if,
-    "dependentRequired": _dependent,
-    "dependentSchemas": _dependent,
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), _dependent),
     "allOf": lambda value, at: [{"not": branch} for branch in _list(value, at, "allOf")],
 }

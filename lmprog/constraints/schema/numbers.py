@@ -34,7 +34,9 @@ class TooManyDigits(Exception):
 
 def plain_number(facet: NumberFacet, limits: CompileLimits) -> Expression | None:
     """The expression for a facet that only distinguishes integers from numbers, else None."""
-    if facet.low or facet.high or facet.multiples or (facet.integer and facet.fractional):
+    if facet.low or facet.high or facet.multiples or facet.not_multiples:
+        return None
+    if facet.integer and facet.fractional:
         return None
     pattern = INTEGER if facet.integer else FRACTIONAL if facet.fractional else NUMBER
     return whole(parse_pattern(pattern, limits))
@@ -42,16 +44,30 @@ def plain_number(facet: NumberFacet, limits: CompileLimits) -> Expression | None
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Magnitudes within bounds (`high` None: unbounded); multiples of `step` / 10**scale if `step`
-    > 0.
-    """
+    """Magnitudes within bounds (`high` None: unbounded)."""
 
     low: Bound
     high: Bound | None
     integer: bool
     fractional: bool
+    steps: _Steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """In units of 10**-scale: numbers are multiples of `step` (0: of nothing) and of none of
+    `others`; `modulus` is the least common multiple of all of them, 0 if there are none.
+    """
+
     step: int
+    others: tuple[int, ...]
     scale: int
+    modulus: int
+
+    def take(self, remainder: int) -> bool:
+        return (not self.step or remainder % self.step == 0) and all(
+            remainder % other for other in self.others
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +83,18 @@ class _At:
     remainder: int
     leading_zero: bool
     fraction: bool = False  # a nonzero digit occurred after the point
+    finer: bool = False  # a nonzero digit occurred beyond the scale of all steps
 
 
 def bounded_number(facet: NumberFacet, net: NetBuilder) -> Node:
     """The node for numbers within the facet's bounds. Raises TooManyDigits."""
-    step, scale = _step(facet.multiples)
+    steps = _steps(facet)
     zero = Bound(Decimal(0), False)
     low, high = facet.low, facet.high
     nodes = []
     if high is None or high.value >= 0:
         above = low if low is not None and low.value >= 0 else zero
-        nodes.append(
-            _magnitudes(_Range(above, high, facet.integer, facet.fractional, step, scale), net)
-        )
+        nodes.append(_magnitudes(_Range(above, high, facet.integer, facet.fractional, steps), net))
     if low is None or low.value < 0:  # "-0" is not generated in addition to 0
         top = None if low is None else Bound(-low.value, low.exclusive)
         bottom = (
@@ -89,24 +104,26 @@ def bounded_number(facet: NumberFacet, net: NetBuilder) -> Node:
             net.seq(
                 [
                     net.text(b"-"),
-                    _magnitudes(
-                        _Range(bottom, top, facet.integer, facet.fractional, step, scale), net
-                    ),
+                    _magnitudes(_Range(bottom, top, facet.integer, facet.fractional, steps), net),
                 ]
             )
         )
     return net.alt(nodes)
 
 
-def _step(multiples: tuple[Decimal, ...]) -> tuple[int, int]:
-    """The combined `multipleOf` as an integer step in units of 10**-scale."""
-    if not multiples:
-        return 0, 0
-    scale = max(0, *(-int(number.as_tuple().exponent) for number in multiples))
+def _steps(facet: NumberFacet) -> _Steps:
+    """The combined `multipleOf`s as integers."""
+    every = facet.multiples + facet.not_multiples
+    if not every:
+        return _Steps(0, (), 0, 0)
+    scale = max(0, *(-int(number.as_tuple().exponent) for number in every))
     if scale > 12:
         raise TooManyDigits
-    steps = [int(Fraction(number) * 10**scale) for number in multiples]
-    return lcm(*steps), scale
+    wanted, others = (
+        [int(Fraction(number) * 10**scale) for number in numbers]
+        for numbers in (facet.multiples, facet.not_multiples)
+    )
+    return _Steps(lcm(*wanted) if wanted else 0, tuple(others), scale, lcm(*wanted, *others))
 
 
 def _digits(bound: Bound | None) -> tuple[str, str]:
@@ -126,8 +143,9 @@ class _Magnitudes:
         self._high = _digits(limits.high)
         # Beyond the longer bound, all further digits lead to the same state.
         self._longest = max(len(self._low[0]), len(self._high[0])) + 1
-        self._deepest = max(len(self._low[1]), len(self._high[1]), limits.scale)
-        if limits.step > _MAX_STATES // 4:
+        self._steps = limits.steps
+        self._deepest = max(len(self._low[1]), len(self._high[1]), self._steps.scale)
+        if self._steps.modulus > _MAX_STATES // 4:
             raise TooManyDigits
 
     def start(self) -> _At:
@@ -158,8 +176,8 @@ class _Magnitudes:
                 self._remainder(at.remainder * 10 + digit),
                 at.whole_digits == 0 and digit == 0,
             )
-        beyond_scale = self._range.step and at.fraction_digits >= self._range.scale
-        if beyond_scale and digit:
+        beyond_scale = self._steps.modulus and at.fraction_digits >= self._steps.scale
+        if beyond_scale and digit and self._steps.step:
             return None
         return _At(
             0,
@@ -176,10 +194,11 @@ class _Magnitudes:
             at.remainder if beyond_scale else self._remainder(at.remainder * 10 + digit),
             False,
             self._range.fractional and (at.fraction or digit != 0),
+            at.finer or bool(beyond_scale and digit),
         )
 
     def _remainder(self, value: int) -> int:
-        return value % self._range.step if self._range.step else 0
+        return value % self._steps.modulus if self._steps.modulus else 0
 
     @staticmethod
     def _settled(length: int, sign: int, digits: str) -> int:
@@ -205,10 +224,10 @@ class _Magnitudes:
             to_high > 0 or (to_high == 0 and self._range.high.exclusive)
         ):
             return False
-        if not self._range.step:
+        if not self._steps.modulus or at.finer:
             return True
-        missing = self._range.scale - min(read, self._range.scale)
-        return not at.remainder * int(10**missing) % self._range.step
+        missing = self._steps.scale - min(read, self._steps.scale)
+        return self._steps.take(at.remainder * int(10**missing))
 
 
 def _compared(sign: int, digit: int, digits: str, position: int) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.expression import Expression, somewhere, whole
+from lmprog.constraints.expression import ANYTHING, Expression, somewhere, whole
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import PatternDialect
 from lmprog.constraints.schema.flat import Sourced, StringFacet
-from lmprog.constraints.schema.formats import FORMATS
+from lmprog.constraints.schema.formats import FORMATS, LOOSE
 from lmprog.constraints.textset import TextSet
 from lmprog.errors import GrammarError, UnsupportedSchema
 
@@ -19,6 +19,7 @@ def text_set(facet: StringFacet, limits: CompileLimits) -> TextSet:
     within = [search_pattern(pattern, limits) for pattern in facet.patterns]
     within += [_format(one.text, limits) for one in facet.formats if one.text in FORMATS]
     outside = [search_pattern(pattern, limits) for pattern in facet.not_patterns]
+    outside += [_certainly_not(one, limits) for one in facet.not_formats]
     return TextSet(tuple(within), tuple(outside), facet.low, facet.high, facet.excluded)
 
 
@@ -36,6 +37,17 @@ def _search(pattern: str, path: str, limits: CompileLimits) -> Expression:
         raise UnsupportedSchema(
             f"{keyword} at {path}: {error.message}", keyword=keyword, path=path
         ) from error
+
+
+def _certainly_not(one: Sourced, limits: CompileLimits) -> Expression:
+    """Every string that may have the format. A format that is not enforced may be any string's."""
+    if one.text not in FORMATS:
+        return ANYTHING
+    if one.text not in LOOSE:
+        raise UnsupportedSchema(
+            f"format at {one.path}: {one.text!r} cannot be negated", keyword="format", path=one.path
+        )
+    return whole(parse_pattern(LOOSE[one.text], limits, PatternDialect.ECMA))
 
 
 @functools.lru_cache(maxsize=64)

@@ -89,6 +89,7 @@ class Gen(PendingCall, Generic[T]):
                 prompt_logprobs=reply.prompt_logprobs,
                 next_logprobs=reply.next_logprobs,
                 reasoning_tokens=thought if index == 0 else None,
+                left_out=reply.left_out,
             )
             for index, output in enumerate(reply.outputs)
         ]

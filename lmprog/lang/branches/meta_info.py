@@ -21,6 +21,8 @@ def meta_info(gen: Gen[Any]) -> dict[str, Any]:
     }
     if meta.reasoning_tokens is not None:
         info["reasoning_tokens"] = meta.reasoning_tokens
+    if meta.left_out:
+        info["constraint_left_out"] = list(meta.left_out)
     if meta.finish == "select":
         chosen: Selected = gen.value
         info["normalized_prompt_logprobs"] = list(chosen.scores.values())

@@ -1,4 +1,5 @@
-"""The layout of constrained JSON as keywords: white space and the order of properties.
+"""Keywords of constrained JSON: its layout (white space, the order of properties), and whether the
+schema has to be enforced whole.
 
 Shared by `gen` and `lmprog.constraint`. Knows the wire's types; compiles nothing.
 """
@@ -18,12 +19,14 @@ class JsonLayout(TypedDict, total=False):
     """`whitespace`: "fixed" (`", "` and `": "`, the default), "compact", "indented" or "flexible".
     `whitespace_pattern`: instead, a regular expression of what stands in each place where JSON may
     have white space (at most 32 characters). `order` of the properties: as "declared" (the
-    default), or "any".
+    default), or "any". `strict=False`: what of the schema cannot be enforced exactly is never
+    written, instead of refused; `Meta.left_out` says what.
     """
 
     whitespace: wire.Whitespace | None
     whitespace_pattern: str | None
     order: Order | None
+    strict: bool | None
 
 
 def with_layout(
@@ -36,7 +39,17 @@ def with_layout(
     pattern = options.pop("whitespace_pattern", None)
     whitespace = _taken("whitespace", options, get_args(wire.Whitespace))
     order = _taken("order", options, get_args(Order))
-    given = {"whitespace": whitespace, "whitespace_pattern": pattern, "order": order}
+    strict = options.pop("strict", None)
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidParameter(
+            "strict must be a boolean", name="strict", value=repr(strict)[:80], allowed="a boolean"
+        )
+    given = {
+        "whitespace": whitespace,
+        "whitespace_pattern": pattern,
+        "order": order,
+        "strict": strict,
+    }
     present = [name for name, value in given.items() if value is not None]
     if not present:
         return constraint
@@ -64,6 +77,7 @@ def with_layout(
         whitespace or "fixed",
         order == "any",
         constraint.whitespace_pattern if pattern is None and whitespace is None else pattern,
+        strict is not False,
     )
 
 

@@ -51,6 +51,8 @@ class Meta:
     """Of the first result, where its reasoning is told apart; None elsewhere, or where the backend
     does not stream.
     """
+    left_out: tuple[str, ...] = ()
+    """What of its schema was never written, where `strict=False`; one reason each."""
 
     @property
     def incomplete(self) -> bool:

@@ -205,7 +205,8 @@ class Delivery:
         scored = tuple(logprob_of(one, self._tokenizer) for one in tasks[first].prompt_logprobs)
         self._scheduler.stats.forced_tokens += sum(task.forced for task in tasks)
         following = next_logprobs(tasks[first], self._tokenizer)
-        done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following)
+        left_out = () if call.constraint is None else call.constraint.result().left_out
+        done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following, left_out)
         self._completion.finish(call, done, [output.text for output in outputs])
 
     # --- selects

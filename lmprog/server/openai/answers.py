@@ -12,6 +12,9 @@ from msgspec import UNSET, UnsetType
 
 from lmprog import wire
 
+LeftOut: TypeAlias = Sequence[str] | UnsetType
+"""What of its schema a text never has, where the schema is not `strict`; one reason each."""
+
 
 class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
@@ -74,6 +77,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: str
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | None = None
+    constraint_left_out: LeftOut = UNSET
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
@@ -111,6 +115,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    constraint_left_out: LeftOut = UNSET
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +146,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    constraint_left_out: LeftOut = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +167,10 @@ def usage_of(dones: Sequence[wire.CallDone]) -> UsageBody:
     generated = sum(done.usage.generated for done in dones)
     cached = sum(done.usage.cached for done in dones)
     return UsageBody(prompt, generated, prompt + generated, CachedTokens(cached))
+
+
+def left_out_of(done: wire.CallDone) -> LeftOut:
+    return done.left_out or UNSET
 
 
 def finish_of(output: wire.Output) -> str:

@@ -188,7 +188,11 @@ def _sampling(
 
 
 def _whole(chat: ChatCompletions, done: wire.CallDone) -> answers.ChatCompletion:
-    choices = [_choice(chat, index, output) for index, output in enumerate(done.outputs)]
+    left_out = answers.left_out_of(done)
+    choices = [
+        msgspec.structs.replace(_choice(chat, index, output), constraint_left_out=left_out)
+        for index, output in enumerate(done.outputs)
+    ]
     head = chat.head
     return answers.ChatCompletion(
         id=head.id,
@@ -238,8 +242,11 @@ async def _events(
                 if choices:
                     yield _chunk(chat, choices)
                 continue
+            left_out = answers.left_out_of(piece.done)
             for stream, output in zip(streams, piece.done.outputs, strict=True):
-                yield b"".join(_chunk(chat, [choice]) for choice in stream.end(output))
+                *parts, last = stream.end(output)
+                last = msgspec.structs.replace(last, constraint_left_out=left_out)
+                yield b"".join(_chunk(chat, [choice]) for choice in (*parts, last))
             if chat.wants_usage:
                 yield _chunk(chat, [], answers.usage_of([piece.done]))
             yield END

@@ -253,7 +253,13 @@ def _choices(
         stopped_by = answers.stop_reason_of(output, asked.prompts[place].sampling)
         scored = answers.prompt_logprobs(done, asked.prompt_logprobs)
         choice = answers.TextChoice(
-            number, prompt + output.text, reason, logprobs, stopped_by, scored
+            number,
+            prompt + output.text,
+            reason,
+            logprobs,
+            stopped_by,
+            scored,
+            constraint_left_out=answers.left_out_of(done),
         )
         if asked.wants_token_ids:
             (piece,) = asked.prompts[place].pieces

@@ -88,7 +88,11 @@ def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
                 )
             yield (
                 "response_format",
-                schema_of(given.json_schema.schema, "response_format.json_schema.schema"),
+                schema_of(
+                    given.json_schema.schema,
+                    "response_format.json_schema.schema",
+                    given.json_schema.strict is not False,
+                ),
             )
         case "structural_tag":
             said = {"structures": given.structures, "triggers": given.triggers}
@@ -122,12 +126,15 @@ def _structured(given: StructuredOutputs) -> Iterator[tuple[str, wire.Constraint
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """What a request says of how JSON is written, by the field that says it."""
+    """What a request says of how JSON is written, by the field that says it, and whether the
+    schema has to be enforced whole.
+    """
 
     whitespace: wire.Whitespace | None = None
     order: str | None = None
     patterns: tuple[tuple[str, str], ...] = ()
     """Fields with a pattern of white space."""
+    strict: bool | None = None
 
 
 def layout_of(asked: GenerationFields) -> JsonFields:
@@ -141,7 +148,7 @@ def layout_of(asked: GenerationFields) -> JsonFields:
         else given.whitespace_pattern,
     }
     said = tuple((name, text) for name, text in patterns.items() if text is not None)
-    return JsonFields(asked.whitespace, asked.order, said)
+    return JsonFields(asked.whitespace, asked.order, said, asked.strict)
 
 
 def laid_out(constraint: wire.Constraint | None, fields: JsonFields) -> wire.Constraint | None:
@@ -157,6 +164,7 @@ def laid_out(constraint: wire.Constraint | None, fields: JsonFields) -> wire.Con
             "conflicting_fields",
         )
     spelled += ["order"] if fields.order is not None else []
+    spelled += ["strict"] if fields.strict is not None else []
     if not spelled:
         return constraint
     if not isinstance(constraint, wire.JsonSchema):
@@ -166,6 +174,7 @@ def laid_out(constraint: wire.Constraint | None, fields: JsonFields) -> wire.Con
         whitespace=fields.whitespace or "fixed",
         any_order=fields.order == "any",
         whitespace_pattern=fields.patterns[0][1] if fields.patterns else None,
+        strict=constraint.strict if fields.strict is None else fields.strict,
     )
 
 
@@ -198,7 +207,9 @@ def tags_of(given: dict[str, Any] | str, field: str) -> wire.Constraint:
         raise refused(f"{field}: {error}.", place, "invalid_value") from None
 
 
-def schema_of(schema: dict[str, Any] | str | bool, field: str) -> wire.JsonSchema:
+def schema_of(
+    schema: dict[str, Any] | str | bool, field: str, strict: bool = True
+) -> wire.JsonSchema:
     """The schema as its text, in the order in which it was given. Raises HttpError for one that is
     too large.
     """
@@ -210,4 +221,4 @@ def schema_of(schema: dict[str, Any] | str | bool, field: str) -> wire.JsonSchem
             field,
             "invalid_value",
         )
-    return wire.JsonSchema(text)
+    return wire.JsonSchema(text, strict=strict)

@@ -97,6 +97,8 @@ class GenerationFields(OpenAIOptions, kw_only=True):
     whitespace: wire.Whitespace | None = None
     whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
     order: Literal["declared", "any"] | None = None
+    strict: bool | None = None
+    """False: what of the schema cannot be enforced exactly is never written, instead of refused."""
 
     @property
     def wants_usage(self) -> bool:

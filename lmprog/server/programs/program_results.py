@@ -33,6 +33,7 @@ def result_of(asked: NamedCall, reply: wire.Reply) -> dict[str, Any]:
                 "text": reply.outputs[0].text,
                 "outputs": outputs,
                 "usage": usage_of(reply.usage),
+                **({"constraint_left_out": reply.left_out} if reply.left_out else {}),
                 **_logprobs("prompt_logprobs", reply.prompt_logprobs),
                 **({"next_logprobs": following} if following else {}),
             }

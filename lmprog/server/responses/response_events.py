@@ -56,6 +56,8 @@ class Writer:
         self.state["status"] = status
         self.state["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
         self.state["usage"] = _usage(answers.usage_of([done]))
+        if done.left_out:
+            self.state["constraint_left_out"] = done.left_out
         return events + self._tell(f"response.{status}", response=self.state)
 
     def fail(self, status: str, code: str | None = None, message: str | None = None) -> None:

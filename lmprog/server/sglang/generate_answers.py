@@ -69,6 +69,8 @@ def results(
             "cached_tokens": done.usage.cached,
             "e2e_latency": seconds,
         }
+        if done.left_out:
+            meta["constraint_left_out"] = done.left_out
         if prompt.logprobs is not None:
             _add_logprobs(meta, prompt, done, output.logprobs, first)
         kept = output.stopped_by if prompt.params.no_stop_trim else ""

@@ -40,6 +40,7 @@ class GenerateSampling(SGLangOptions, kw_only=True):
     whitespace: wire.Whitespace | None = None
     whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
     order: Literal["declared", "any"] | None = None
+    strict: bool | None = None
     spaces_between_special_tokens: bool = True
     """Has no meaning here: tokens are joined as they are."""
     no_stop_trim: bool = False
@@ -51,7 +52,8 @@ class GenerateSampling(SGLangOptions, kw_only=True):
             raise refused(f"{' and '.join(given)} are given; give one of them.", given[1])
         pattern = self.whitespace_pattern
         patterns = () if pattern is None else (("whitespace_pattern", pattern),)
-        return laid_out(self._plain(), JsonFields(self.whitespace, self.order, patterns))
+        fields = JsonFields(self.whitespace, self.order, patterns, self.strict)
+        return laid_out(self._plain(), fields)
 
     def _plain(self) -> wire.Constraint | None:
         if self.regex is not None:

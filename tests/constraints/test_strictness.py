@@ -1,0 +1,132 @@
+"""`strict=False`: what of a schema cannot be enforced exactly is never written, and the constraint
+says what. Never an invalid instance, and without it nothing changes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+import lmprog
+from lmprog import wire
+from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.inspect import accepts, byte_vocabulary, example
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import InvalidParameter, RequestRejected, UnsupportedSchema
+from tests.constrained.writer import Writer, byte_tokenizer
+from tests.constraints.test_random_schemas import random_schema
+
+AHEAD = {"type": "string", "pattern": "^(?!x)y"}
+UNREACHABLE: list[tuple[dict[str, Any], list[Any], list[Any], str]] = [
+    (  # an optional property that cannot be written is not written
+        {"properties": {"a": AHEAD, "b": {"type": "integer"}}, "additionalProperties": False},
+        [{}, {"b": 1}],
+        [{"a": "y"}],
+        "#/properties/a/pattern",
+    ),
+    ({"anyOf": [AHEAD, {"type": "integer"}]}, [7], ["y"], "#/anyOf/0/pattern"),
+    ({"oneOf": [{"type": "null"}, AHEAD]}, [None], ["y"], "#/oneOf/1/pattern"),
+    (
+        {"if": {"type": "string"}, "then": AHEAD, "else": {"maximum": 3}},
+        [2],
+        ["y", 4],
+        "#/then/pattern",
+    ),
+    ({"type": "array", "items": AHEAD}, [[]], [["y"]], "#/items/pattern"),
+    ({"enum": ["y", "xy", 3], **AHEAD, "type": ["string", "integer"]}, [3], ["y"], "#/pattern"),
+    ({"not": {"type": "null", "$dynamicRef": "#a"}}, [1, "a"], [None], "#/not/$dynamicRef"),
+]
+
+
+def compiled(schema: Any, strict: bool, vocabulary: Vocabulary) -> Any:
+    return compile_constraint(wire.JsonSchema(json.dumps(schema), strict=strict), vocabulary)
+
+
+@pytest.mark.parametrize(("schema", "written", "not_written", "place"), UNREACHABLE)
+def test_what_is_not_exact_is_left_out_and_told(
+    schema: dict[str, Any],
+    written: list[Any],
+    not_written: list[Any],
+    place: str,
+    small: Vocabulary,
+) -> None:
+    with pytest.raises(UnsupportedSchema):
+        compiled(schema, True, small)
+    made = compiled(schema, False, small)
+    assert [reason for reason in made.left_out if place in reason]
+    assert all(accepts(made, json.dumps(one)) for one in written)
+    assert not any(accepts(made, json.dumps(one)) for one in not_written)
+
+
+def test_where_nothing_would_be_left_the_reason_is_the_error(small: Vocabulary) -> None:
+    schema = {"properties": {"a": AHEAD}, "required": ["a"], "type": "object"}
+    with pytest.raises(UnsupportedSchema) as caught:
+        compiled(schema, False, small)
+    assert caught.value.path == "#/properties/a/pattern"
+
+
+def test_what_is_exact_is_the_same_and_nothing_is_told(small: Vocabulary) -> None:
+    schema = {"properties": {"a": {"pattern": "^[ab]{1,3}$"}}, "maxProperties": 1, "type": "object"}
+    strict, lenient = compiled(schema, True, small), compiled(schema, False, small)
+    assert strict.left_out == lenient.left_out == ()
+    for instance in ({}, {"a": "ab"}, {"a": "abab"}, {"b": 1}, {"a": "a", "b": 1}):
+        text = json.dumps(instance)
+        assert accepts(strict, text) == accepts(lenient, text)
+
+
+def test_matches_of_contains_are_not_underrated(small: Vocabulary) -> None:
+    """That a value cannot be looked at does not make it one that does not match."""
+    upper = {"contains": AHEAD, "maxContains": 1}
+    with pytest.raises(UnsupportedSchema):  # the constant may have two matches
+        compiled({"const": ["y", "y"], **upper}, False, small)
+    made = compiled({"anyOf": [{"type": "array", **upper}, {"type": "null"}]}, False, small)
+    assert accepts(made, "null")
+    assert not accepts(made, '["y", "y"]')
+
+
+def test_outputs_of_random_schemas_are_valid(rng: random.Random) -> None:
+    vocabulary, told = byte_vocabulary(), 0
+    for _ in range(80):
+        schema = random_schema(rng, 2)
+        hard = {**AHEAD} if rng.random() < 0.5 else {"not": {"uniqueItems": True}}
+        schema = {"anyOf": [schema, hard]} if rng.random() < 0.5 else {"properties": {"a": hard}}
+        try:
+            made = compiled(schema, False, vocabulary)
+        except RequestRejected:
+            continue
+        told += bool(made.left_out)
+        for seed in range(2):
+            text = example(made, vocabulary, seed)
+            assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), (
+                schema,
+                text,
+            )
+    assert told > 30
+
+
+def test_the_keyword_reaches_the_compiler_from_the_language() -> None:
+    schema = UNREACHABLE[0][0]
+    with pytest.raises(UnsupportedSchema):
+        lmprog.constraint(schema=schema)
+    assert lmprog.constraint(schema=schema, strict=False).left_out
+    with pytest.raises(InvalidParameter, match="strict must be a boolean"):
+        lmprog.constraint(schema=schema, strict="no")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter, match="strict is an option of JSON only"):
+        lmprog.constraint(regex="a", strict=False)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_reply_of_a_generation_says_what_was_left_out(strict: bool) -> None:
+    schema = wire.JsonSchema(json.dumps({"properties": {"a": AHEAD}}), strict=strict)
+    params = wire.SamplingParams(max_tokens=40)
+    (reply,) = Writer(byte_tokenizer()).ask((schema, params))
+    if strict:
+        assert isinstance(reply, wire.Failed)
+        assert reply.details["path"] == "#/properties/a/pattern"
+    else:
+        assert isinstance(reply, wire.CallDone)
+        assert [reason for reason in reply.left_out if "#/properties/a/pattern" in reason]
