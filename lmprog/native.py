@@ -48,25 +48,39 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AS_WRITTEN = (
     "-ffp-contract=off",
 )  # no fused multiply-add where none is written: results must not depend on tiles
+_NEON = ("-march=armv8.2-a+dotprod",)
+_NEON_BF16 = ("-march=armv8.2-a+dotprod+bf16",)
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
+Family = Literal["x86-64", "arm64"]
+_FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("x86_64", "amd64"), "x86-64"),
+    **dict.fromkeys(("aarch64", "arm64"), "arm64"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One translation unit; `flags` are left out where the processor family is not x86-64."""
+    """One translation unit. `flags` choose its instruction set, and are left out on processors of
+    another family than `family`, where the unit is then empty; `always` are not."""
 
     source: str
     flags: tuple[str, ...] = ()
+    family: Family = "x86-64"
+    always: tuple[str, ...] = ()
 
 
 _AVX512_BYTES = (*_AVX512, "-mavx512vnni")
 _ATTENTION = (
     Unit("attention.cpp"),
-    Unit("attention_generic.cpp", _AS_WRITTEN),
-    Unit("attention_avx2.cpp", (*_AVX2, *_AS_WRITTEN)),
-    Unit("attention_avx512.cpp", (*_AVX512, *_AS_WRITTEN)),
-    Unit("attention_avx512bf16.cpp", (*_AVX512, "-mavx512bf16", *_AS_WRITTEN)),
+    Unit("attention_generic.cpp", always=_AS_WRITTEN),
+    Unit("attention_avx2.cpp", _AVX2, always=_AS_WRITTEN),
+    Unit("attention_avx512.cpp", _AVX512, always=_AS_WRITTEN),
+    Unit("attention_avx512bf16.cpp", (*_AVX512, "-mavx512bf16"), always=_AS_WRITTEN),
+    Unit("attention_neon.cpp", family="arm64", always=_AS_WRITTEN),
+    Unit("attention_neonbf16.cpp", _NEON_BF16, "arm64", _AS_WRITTEN),
 )
 
 LIBRARIES: dict[str, tuple[Unit, ...]] = {
@@ -77,12 +91,15 @@ LIBRARIES: dict[str, tuple[Unit, ...]] = {
         Unit("engine.cpp"),
         Unit("engine_step.cpp"),
         Unit("sampling.cpp"),
-        Unit("step_generic.cpp", _AS_WRITTEN),
-        Unit("step_avx2.cpp", (*_AVX2, *_AS_WRITTEN)),
-        Unit("step_avx2vnni.cpp", (*_AVX2, "-mavxvnni", *_AS_WRITTEN)),
-        Unit("step_avx512.cpp", (*_AVX512, *_AS_WRITTEN)),
-        Unit("step_avx512vnni.cpp", (*_AVX512_BYTES, *_AS_WRITTEN)),
-        Unit("step_avx512bf16.cpp", (*_AVX512_BYTES, "-mavx512bf16", *_AS_WRITTEN)),
+        Unit("step_generic.cpp", always=_AS_WRITTEN),
+        Unit("step_avx2.cpp", _AVX2, always=_AS_WRITTEN),
+        Unit("step_avx2vnni.cpp", (*_AVX2, "-mavxvnni"), always=_AS_WRITTEN),
+        Unit("step_avx512.cpp", _AVX512, always=_AS_WRITTEN),
+        Unit("step_avx512vnni.cpp", _AVX512_BYTES, always=_AS_WRITTEN),
+        Unit("step_avx512bf16.cpp", (*_AVX512_BYTES, "-mavx512bf16"), always=_AS_WRITTEN),
+        Unit("step_neon.cpp", family="arm64", always=_AS_WRITTEN),
+        Unit("step_neondot.cpp", _NEON, "arm64", _AS_WRITTEN),
+        Unit("step_neonbf16.cpp", _NEON_BF16, "arm64", _AS_WRITTEN),
     ),
 }
 
@@ -181,29 +198,42 @@ def buildable() -> list[str]:
 
 def build(name: str, cxx: str) -> Path:
     """Compiles `name` unless the cache holds it already, and returns the shared object's path."""
-    units, root = LIBRARIES[name], kernels_folder()
-    wide = platform.machine().lower() in ("x86_64", "amd64")
     target = _target(name, cxx)
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        objects = [Path(scratch) / f"{index}.o" for index in range(len(units))]
-        jobs = [
-            _compile(cxx, unit.flags if wide else (), root, unit.source, out)
-            for unit, out in zip(units, objects, strict=True)
-        ]
-        unknown: list[str] = []
-        for job, unit, out in zip(jobs, units, objects, strict=True):
-            unknown += _finish_or_leave_out(job, cxx, root, unit, out)
         built = Path(scratch) / "library.so"
-        _finish(_start([cxx, "-shared", "-pthread", "-o", str(built), *map(str, objects)]))
+        unknown = link(LIBRARIES[name], cxx, family(), built)
         if unknown:  # before the library, which nobody builds again
             left_out_file(target).write_text("\n".join(dict.fromkeys(unknown)), "utf-8")
         os.replace(
             built, target
         )  # atomic: two processes that build at once both end with a whole file
     return target
+
+
+def link(units: Sequence[Unit], cxx: str, family: Family | None, built: Path) -> list[str]:
+    """Compiles the units for processors of `family` into the shared object `built`, and returns the
+    flags that the compiler did not know."""
+    root = kernels_folder()
+    with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
+        objects = [Path(scratch) / f"{index}.o" for index in range(len(units))]
+        sets = [unit.flags if unit.family == family else () for unit in units]
+        jobs = [
+            _compile(cxx, (*flags, *unit.always), root, unit.source, out)
+            for unit, flags, out in zip(units, sets, objects, strict=True)
+        ]
+        unknown: list[str] = []
+        for job, unit, flags, out in zip(jobs, units, sets, objects, strict=True):
+            unknown += _finish_or_leave_out(job, cxx, root, unit, flags, out)
+        _finish(_start([cxx, "-shared", "-pthread", "-o", str(built), *map(str, objects)]))
+    return unknown
+
+
+def family() -> Family | None:
+    """Of this machine's processor; None: only the generic path is for it."""
+    return _FAMILIES.get(platform.machine().lower())
 
 
 def left_out(name: str) -> tuple[str, ...]:
@@ -258,29 +288,36 @@ def _compile(
 
 
 def _finish_or_leave_out(
-    job: subprocess.Popen[str], cxx: str, root: Path, unit: Unit, out: Path
+    job: subprocess.Popen[str],
+    cxx: str,
+    root: Path,
+    unit: Unit,
+    flags: Sequence[str],
+    out: Path,
 ) -> list[str]:
     """Waits for a unit. Where the compiler does not know its flags, compiles it without them, which
     makes it empty, and returns those."""
     try:
         _finish(job)
     except subprocess.CalledProcessError as error:
-        sets = [flag for flag in unit.flags if flag.startswith("-m")]
-        unknown = [flag for flag in sets if _is_unknown(flag, error.stderr)]
+        unknown = [flag for flag in flags if _is_unknown(flag, error.stderr)]
         if not unknown:
             raise
         log.warning("the compiler does not know %s: this path is left out", ", ".join(unknown))
-        _finish(_compile(cxx, (), root, unit.source, out))
+        _finish(_compile(cxx, unit.always, root, unit.source, out))
         return unknown
     return []
 
 
 def _is_unknown(flag: str, errors: str) -> bool:
-    """Whether a compiler's errors say that it does not know `flag`, as GCC or as Clang says it."""
-    said = re.compile(
-        rf"(unrecognized|unknown|unsupported)[^\n]*(option|argument)[^\n]*{re.escape(flag)}(?![\w-])"
-    )
-    return said.search(errors) is not None
+    """Whether a compiler's errors say that it does not know `flag`, or its value, as GCC or as
+    Clang says it."""
+    option, _, value = flag.partition("=")
+    refused = r"(unrecognized|unknown|unsupported|invalid)[^\n]*"
+    whole = rf"{refused}(option|argument)[^\n]*{re.escape(flag)}(?![\w-])"
+    of_value = rf"{refused}{re.escape(value)}[^\n]*{re.escape(option)}|{refused}{re.escape(flag)}"
+    said = f"{whole}|{of_value}" if value else whole
+    return re.search(said, errors) is not None
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:

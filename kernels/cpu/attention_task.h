@@ -60,6 +60,8 @@ const Kernels *kernels_generic();
 const Kernels *kernels_avx2();
 const Kernels *kernels_avx512();
 const Kernels *kernels_avx512bf16();
+const Kernels *kernels_neon();
+const Kernels *kernels_neonbf16();
 
 // Scratch of one worker, in this order: see attention_kernel.h.
 static constexpr long up16(long n) { return (n + 15) / 16 * 16; }

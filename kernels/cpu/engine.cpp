@@ -12,7 +12,8 @@ struct lmprog_engine {
 
 namespace {
 
-constexpr const char *kPaths[] = {"avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2", "generic"};
+constexpr const char *kPaths[] = {"avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2",
+                                  "neonbf16",   "neondot",    "neon",   "generic"};
 
 // The kernels of a path, NULL where this processor or this build lacks it.
 const StepKernels *step_kernels(const char *path) {
@@ -22,6 +23,9 @@ const StepKernels *step_kernels(const char *path) {
     if (!strcmp(path, "avx512")) return step_avx512();
     if (!strcmp(path, "avx2vnni")) return step_avx2vnni();
     if (!strcmp(path, "avx2")) return step_avx2();
+    if (!strcmp(path, "neonbf16")) return step_neonbf16();
+    if (!strcmp(path, "neondot")) return step_neondot();
+    if (!strcmp(path, "neon")) return step_neon();
     return step_generic();
 }
 

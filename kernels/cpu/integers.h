@@ -66,5 +66,28 @@ struct DotInt8 {
     static LMPROG_INLINE void put(X *to, long k, int value) { to[k] = static_cast<uint8_t>(value); }
 };
 
+// int8 with one instruction for four products of signed bytes, which nibbles are too: nothing is shifted.
+template <class Vector>
+struct SignedDotInt8 {
+    using V = Vector;
+    using X = int8_t;
+    using Sum = typename V::i;
+    using Word = typename V::w;
+    static constexpr int per_word = 4, x_per_word = 4, shift = 0;
+    static LMPROG_INLINE Sum zero() { return V::set1i(0); }
+    static LMPROG_INLINE Word ready(Word word) { return word; }
+    static LMPROG_INLINE Sum mac(Sum sum, Word word, const X *x) {
+        int32_t four;
+        memcpy(&four, x, 4);
+        return V::dot(sum, word, V::set1i(four));
+    }
+    static LMPROG_INLINE Sum mac_unsigned(Sum sum, Word word, const X *x) { return mac(sum, word, x); }
+    static LMPROG_INLINE typename V::f number(Sum sum, const int32_t *) { return V::to_f(sum); }
+    static LMPROG_INLINE typename V::f minus(Sum sum, int32_t shifted) {
+        return V::to_f(V::subi(sum, V::set1i(shifted)));
+    }
+    static LMPROG_INLINE void put(X *to, long k, int value) { to[k] = static_cast<int8_t>(value); }
+};
+
 }  // namespace
 }  // namespace lmprog

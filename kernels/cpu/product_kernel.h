@@ -11,20 +11,25 @@ namespace lmprog {
 namespace {
 
 // How many rows, and vectors of outputs for so many rows, are computed at once: what the registers hold.
-template <int Width>
+template <int Width, int Registers>
 struct Tiling;
 template <>
-struct Tiling<16> {  // 32 registers
+struct Tiling<16, 32> {
     static constexpr int rows = 12;
     static constexpr int vectors(int r) { return r <= 3 ? 8 : r <= 6 ? 4 : 2; }
 };
 template <>
-struct Tiling<8> {  // 16 registers
+struct Tiling<8, 16> {
     static constexpr int rows = 6;
     static constexpr int vectors(int r) { return r == 1 ? 8 : r == 2 ? 4 : 2; }
 };
 template <>
-struct Tiling<4> {
+struct Tiling<4, 32> {
+    static constexpr int rows = 6;
+    static constexpr int vectors(int r) { return r <= 3 ? 8 : 4; }
+};
+template <>
+struct Tiling<4, 16> {
     static constexpr int rows = 2;
     static constexpr int vectors(int r) { return r == 1 ? 8 : 4; }
 };
@@ -37,11 +42,11 @@ struct Product {
     using V = typename Way::V;
     using X = typename Way::X;
     static constexpr int kPerPanel = kPanel / V::width;
-    using Tile = Tiling<V::width>;
+    using Tile = Tiling<V::width, V::registers>;
 
     // Whether N words find room in registers beside the sums and an input.
     template <int R, int N>
-    static constexpr bool kWordsFirst = R * N + N < (V::width == 16 ? 32 : 16);
+    static constexpr bool kWordsFirst = R * N + N < V::registers;
 
     // Vectors vector .. vector + N, counted over the task's panels.
     template <int R, int N>
@@ -141,8 +146,11 @@ struct Groups {
     using V = typename Base::V;
     using X = typename Base::X;
     using F = typename V::f;
-    static constexpr int kPerPanel = kPanel / V::width, kRows = V::width == 16 ? 5 : 2;
-    static constexpr int kVectors = V::width == 16 ? 2 : 1;
+    // Whether the registers hold integer and float sums of many rows, beside words that may be kept as two.
+    static constexpr bool kMany =
+        V::registers == 32 && (V::width == 16 || sizeof(typename Base::Word) == sizeof(typename V::w));
+    static constexpr int kPerPanel = kPanel / V::width, kRows = kMany ? 5 : 2;
+    static constexpr int kVectors = kMany ? 2 : 1;
 
     template <int R>
     static void tile(const Multiply &m, int row, int panel, int vector) {

@@ -84,5 +84,8 @@ const StepKernels *step_avx2vnni();
 const StepKernels *step_avx512();
 const StepKernels *step_avx512vnni();
 const StepKernels *step_avx512bf16();
+const StepKernels *step_neon();
+const StepKernels *step_neondot();
+const StepKernels *step_neonbf16();
 
 }  // namespace lmprog

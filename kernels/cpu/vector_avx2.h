@@ -10,7 +10,7 @@ namespace {
 struct Avx2 {
     using f = __m256;
     using w = __m256i;
-    static constexpr int width = 8, max_rows = 6;
+    static constexpr int width = 8, registers = 16, max_rows = 6;
     static constexpr int vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }  // at most 12 sums
 
     static LMPROG_INLINE f zero() { return _mm256_setzero_ps(); }

@@ -14,7 +14,7 @@ namespace {
 struct Avx512 {
     using f = __m512;
     using w = __m512i;
-    static constexpr int width = 16, max_rows = 6;
+    static constexpr int width = 16, registers = 32, max_rows = 6;
     // Vectors of positions or columns computed at once for `rows` queries: 24 of the 32 registers hold sums.
     static constexpr int vectors(int rows) { return rows <= 3 ? 8 : 4; }
 

@@ -9,7 +9,7 @@ struct Generic {
     typedef float f __attribute__((vector_size(16)));
     typedef uint32_t w __attribute__((vector_size(16)));
     typedef int32_t i __attribute__((vector_size(16)));
-    static constexpr int width = 4, max_rows = 2;
+    static constexpr int width = 4, registers = 16, max_rows = 2;
     static constexpr int vectors(int rows) { return rows == 1 ? 8 : 4; }
 
     static LMPROG_INLINE f zero() { return set1(0); }

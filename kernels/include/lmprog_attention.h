@@ -23,7 +23,7 @@
  * Different paths agree to rounding only.
  *
  * ROUNDING. f32 memory: products and sums in f32. bf16 memory: keys and values are rounded to nearest even; the path
- * "avx512bf16" rounds queries and softmax weights to bf16 as well and sums in f32; the others keep both in f32.
+ * "avx512bf16" and "neonbf16" round queries and softmax weights to bf16 as well and sum in f32; the others keep both in f32.
  *
  * THREADS. One call at a time on a handle. A handle of one thread never starts one.
  */
@@ -81,7 +81,7 @@ typedef struct {
 LMPROG_API int64_t lmprog_attention_key_bytes(const lmprog_attention_shape *shape, int64_t num_slots);
 LMPROG_API int64_t lmprog_attention_value_bytes(const lmprog_attention_shape *shape, int64_t num_slots);
 
-/* `path` is "generic", "avx2", "avx512", "avx512bf16", or NULL for the best one of this processor. NULL is returned
+/* `path` is "generic", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", or NULL for the best one of this processor. NULL is returned
  * where this processor (or this build) lacks it. */
 LMPROG_API lmprog_attention *lmprog_attention_open(int32_t threads, const char *path);
 LMPROG_API const char *lmprog_attention_path(const lmprog_attention *handle);

@@ -14,8 +14,8 @@
  * cut into steps, on the number of threads, or on page numbers: every number is one chain of sums over its inputs in
  * their order, whatever is computed beside it. Different paths agree to rounding only.
  *
- * ROUNDING. Between products everything is f32. f32 weights: products and sums in f32. bf16 weights: the path
- * "avx512bf16" rounds inputs to bf16 as well and sums in f32, the others keep inputs in f32. int8 and int4 weights:
+ * ROUNDING. Between products everything is f32. f32 weights: products and sums in f32. bf16 weights: the paths
+ * "avx512bf16" and "neonbf16" round inputs to bf16 as well and sum in f32, the others keep inputs in f32. int8 and int4 weights:
  * each token's inputs are rounded to 8 bits with one scale; sums are exact integers (of 32 inputs for int4).
  *
  * THREADS. One call at a time on a handle. A handle of one thread never starts one.
@@ -98,8 +98,8 @@ LMPROG_API void lmprog_engine_pack(const lmprog_product *product, void *packed, 
 /* The numbers of one output as the product uses them. # [inputs] */
 LMPROG_API void lmprog_engine_unpack(const lmprog_product *product, const void *packed, int32_t output, float *to);
 
-/* `path` is "generic", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512bf16", or NULL for the best one of this
- * processor. NULL is returned where this processor (or this build) lacks it. `model` is copied, what it points to is not. */
+/* `path` is "generic", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512bf16", "neon", "neondot",
+ * "neonbf16", or NULL for the best one of this processor. NULL is returned where this processor (or this build) lacks it. `model` is copied, what it points to is not. */
 LMPROG_API lmprog_engine *lmprog_engine_open(const lmprog_model *model, int32_t threads, const char *path);
 LMPROG_API const char *lmprog_engine_path(const lmprog_engine *handle);
 LMPROG_API const char *lmprog_engine_best_path(void);

@@ -26,7 +26,10 @@ from lmprog.runtime.engine.device.report import gpu_line, gpu_report
 from lmprog.runtime.quality import quality_report, text_of
 
 _MODEL_FILES = ("config.json", "tokenizer.json")
-_PROCESSOR_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
+_PROCESSOR_FLAGS = (
+    *("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16"),
+    *("asimd", "asimddp", "bf16"),
+)
 _LEAST_MEMORY_GB = 2.0
 
 

@@ -66,7 +66,7 @@ def rounded_weight(weight: Floats, kind: str) -> Floats:
 
 def rounded_input(x: Floats, kind: str, path: str) -> Floats:
     """The inputs as the path rounds them."""
-    if kind == "bfloat16" and path == "avx512bf16":
+    if kind == "bfloat16" and path in interface.BF16_PATHS:
         return widened(narrowed(x))
     if kind in ("int8", "int4"):
         scale = np.abs(x).max(1, keepdims=True) / np.float32(127)

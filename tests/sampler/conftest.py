@@ -18,7 +18,7 @@ from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 
-JUDGED = ("avx512bf16", "avx2", "generic")
+JUDGED = ("avx512bf16", "avx2", "neon", "generic")
 """Instruction sets whose vectors differ; the others share them."""
 
 _turn: list[str] = []

@@ -21,7 +21,7 @@ from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
-from lmprog.runtime.engine.native.interface import best_path
+from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
 from lmprog.runtime.engine.native.packed_loading import packed_checkpoint, packed_random
 from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
 
@@ -140,5 +140,5 @@ def _described(config: RuntimeConfig, folder: Path | None) -> tuple[ModelShape, 
     if folder is None:
         return dummy_shape(config.model), computable(config.dtype or "float32")
     described = read_config(folder)
-    fast = frozenset({"bfloat16"} if best_path() == "avx512bf16" else ())
+    fast = frozenset({"bfloat16"} if best_path() in BF16_PATHS else ())
     return read_native_shape(described), data_type(config, described, folder, fast)

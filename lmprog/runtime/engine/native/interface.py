@@ -14,8 +14,14 @@ from lmprog.native import library
 F32, BF16, F16, INT8, INT4 = range(5)
 TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16, "int8": INT8, "int4": INT4}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-PATHS = ("avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2", "generic")
+PATHS = (
+    *("avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2"),
+    *("neonbf16", "neondot", "neon"),
+    "generic",
+)
 """Instruction sets, best first. `LMPROG_ENGINE_PATH` chooses one by hand."""
+BF16_PATHS = ("avx512bf16", "neonbf16")
+"""Those that multiply pairs of bfloat16 in one instruction; they round inputs to it too."""
 
 
 class CAttentionShape(ctypes.Structure):
