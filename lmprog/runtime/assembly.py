@@ -28,6 +28,7 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
 from lmprog.runtime.text.generation_config import suggested_sampling
+from lmprog.runtime.text.infilling import infill_texts
 from lmprog.runtime.text.tokenizer import PieceTokenizer, load_tokenizer
 from lmprog.transport import RuntimeChannel
 
@@ -95,6 +96,7 @@ def assemble(
         pid=os.getpid(),
         suggested=suggested_sampling(engine.location),
         tools=tools,
+        infill=infill_texts(tokenizer),
     )
     interpreter = Interpreter(
         scheduler, calls, chat_template, welcome, time.monotonic, channel.counters

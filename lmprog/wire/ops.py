@@ -162,10 +162,13 @@ class Contest(Message, frozen=True):
 
 
 class Read(Message, frozen=True):
-    """Reads the branch's text since its opening, after its ops so far."""
+    """Reads the branch's text since its opening, after its ops so far; `with_tokens`: its tokens
+    too, where a runtime has them.
+    """
 
     branch: Id
     call: Id
+    with_tokens: bool = False
 
 
 class Encode(Message, frozen=True):

@@ -21,6 +21,9 @@ class Welcome(Message, frozen=True):
     pid: int
     suggested: SuggestedSampling = SuggestedSampling()
     tools: ToolSupport = ToolSupport()
+    infill: tuple[str, ...] = ()
+    """The texts that a model which fills gaps expects before the beginning, between beginning and
+    end, and after the end; empty for other models."""
 
 
 class TokenLogprob(Message, frozen=True):
@@ -124,6 +127,8 @@ class TextIs(Message, frozen=True):
     call: Id
     text: str
     num_tokens: int
+    tokens: tuple[int, ...] = ()
+    """Where they were asked for."""
 
 
 class TokensAre(Message, frozen=True):

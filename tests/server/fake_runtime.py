@@ -48,6 +48,7 @@ class Fake:
     """
 
     suggested = wire.SuggestedSampling()
+    infill: tuple[str, ...] = ()
     sampler: type[PlainSampler] = PlainSampler
 
     def __init__(self, pace: float = 0.0, public: Sequence[Path] = (), **changes: Any) -> None:
@@ -69,7 +70,7 @@ class Fake:
         constraints = CallConstraints(tokenizer, tokenizer.vocab_size)
         calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(1))
         facts = (CONTEXT, tokenizer.vocab_size, 4, config.num_pages, 0, self.suggested)
-        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", *facts)
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", *facts, infill=self.infill)
         self.channel = LocalRuntimeChannel()
         self.interpreter = Interpreter(
             self.scheduler, calls, lambda: template, welcome, time.monotonic, self.channel.counters

@@ -173,12 +173,3 @@ def test_a_prompt_is_truncated_to_its_last_tokens_and_token_ids_are_given(live: 
     assert short["choices"][0]["token_ids"] == cut["choices"][0]["token_ids"]
     ids = live.ok("/v1/completions", prompt=rows[0], truncate_prompt_tokens=2, echo=True, **asked)
     assert ids["choices"][0]["prompt_token_ids"] == rows[0][-2:]
-
-
-def test_token_ids_are_refused_in_streams_and_in_chats(live: Live) -> None:
-    error = live.refused("/v1/completions", prompt="x", stream=True, return_token_ids=True)
-    assert error["param"] == "return_token_ids"
-    messages = [{"role": "user", "content": "x"}]
-    for name, value in (("return_token_ids", True), ("truncate_prompt_tokens", 3)):
-        error = live.refused("/v1/chat/completions", messages=messages, **{name: value})
-        assert "/v1/completions" in error["message"]

@@ -135,5 +135,6 @@ class BranchRunner:
         branch = call.branch
         self._calls.check_length(branch)
         text = "".join(branch.text)
-        num_tokens = len(branch.tokens_with(self._calls.encoder))
-        self._completion.finish(call, wire.TextIs(call.id, text, num_tokens), [text])
+        tokens = branch.tokens_with(self._calls.encoder)
+        wanted = tuple(tokens) if isinstance(call.op, wire.Read) and call.op.with_tokens else ()
+        self._completion.finish(call, wire.TextIs(call.id, text, len(tokens), wanted), [text])

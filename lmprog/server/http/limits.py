@@ -86,7 +86,9 @@ LIMITS: Mapping[str, Limit] = {
     "priority": Limit(-100, 100, "integer", "higher goes first"),
     "messages": Limit(1, 4096, "items"),
     "prompt": Limit(1, 1024, "items", "texts, each with its own results"),
-    "truncate_prompt_tokens": Limit(1, INT31, "tokens", "of /v1/completions; the last ones stay"),
+    "truncate_prompt_tokens": Limit(
+        1, INT31, "tokens", "of chats and completions; the last ones stay"
+    ),
     "prompt[]": Limit(0, INT31, "token id", "below the model's vocabulary"),
     "tools": Limit(0, 128, "items"),
     "name": Limit(1, 64, "characters", "of a tool or a schema"),

@@ -77,6 +77,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: str
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | None = None
+    token_ids: Sequence[int] | UnsetType = UNSET
     constraint_left_out: LeftOut = UNSET
 
 
@@ -101,6 +102,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageBody
     system_fingerprint: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -115,6 +117,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+    """Of the whole result, in its last chunk."""
     constraint_left_out: LeftOut = UNSET
 
 
@@ -126,6 +130,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: Sequence[ChunkChoice]
     system_fingerprint: str
     usage: UsageBody | UnsetType | None = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):

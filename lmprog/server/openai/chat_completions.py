@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -18,23 +19,24 @@ from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import sampling_of
-from lmprog.server.http.sse import END, EventStream, event, until_gone
+from lmprog.server.http.sse import END, event, until_gone
 from lmprog.server.openai import answers
+from lmprog.server.openai.answering_request import Started, answer_request
 from lmprog.server.openai.messages import ChatMessage, pieces_of
 from lmprog.server.openai.output_constraint import OutputConstraint, constraint_of
+from lmprog.server.openai.prompt_tokens import PromptFields, as_tokens, ids_of
 from lmprog.server.openai.running_request import (
     RequestPrompt,
     RunningAnswers,
+    RunningRequest,
     answering,
-    running,
-    warned,
 )
-from lmprog.server.openai.shared_fields import SILENT, GenerationFields, check_stream
+from lmprog.server.openai.shared_fields import SILENT, check_stream
 from lmprog.server.openai.tools import NamedTool, Tool, Toolbox, toolbox
 from lmprog.server.routers import GatewayRouter
 
 
-class ChatBody(GenerationFields, kw_only=True):
+class ChatBody(PromptFields, kw_only=True):
     messages: Annotated[list[ChatMessage], within("messages")]
     max_completion_tokens: Annotated[int, within("max_completion_tokens")] | None = None
     logprobs: bool | None = None
@@ -60,9 +62,14 @@ class ChatCompletions:
     box: Toolbox
     head: RunningAnswers
     wants_usage: bool
+    wants_token_ids: bool
     warnings: tuple[str, ...]
     names: dict[str, str]
     """The request's names for what the runtime may complain of."""
+
+    @property
+    def prompts(self) -> tuple[RequestPrompt, ...]:
+        return (self.prompt,)
 
 
 def router(gateway: Gateway) -> GatewayRouter:
@@ -79,15 +86,12 @@ def router(gateway: Gateway) -> GatewayRouter:
         body = read.body
         chat = understood(gateway, body, read.warnings)
         request.state.names = chat.names
-        headers = warned(chat.warnings)
-        if body.stream:
-            events = _events(gateway, request, chat, body.cache_salt)
-            return await EventStream.begin(request, events, gateway.settings, headers)
-        with running(gateway, request, [chat.prompt], False, body.cache_salt) as run:
-            (done,) = await until_gone(request, run.dones())
-        return Response(
-            answers.encoded(_whole(chat, done)), headers=headers, media_type="application/json"
-        )
+        if body.needs_tokens:
+            known = as_tokens(gateway, chat.prompts, body.truncate_prompt_tokens)
+            (prompt,) = await until_gone(request, known)
+            chat = replace(chat, prompt=prompt)
+        events, whole = partial(_events, chat), partial(_whole, chat)
+        return await answer_request(gateway, request, body, chat, events, whole)
 
     return made
 
@@ -123,7 +127,8 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     told = (*warnings, *made.warnings, *box.warnings)
-    return ChatCompletions(prompt, box, head, body.wants_usage, told, names)
+    wants_ids = bool(body.return_token_ids)
+    return ChatCompletions(prompt, box, head, body.wants_usage, wants_ids, told, names)
 
 
 def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Constraint | None]:
@@ -187,7 +192,10 @@ def _sampling(
     return msgspec.structs.replace(made, stop=(*made.stop, *box.stop)[:16])
 
 
-def _whole(chat: ChatCompletions, done: wire.CallDone) -> answers.ChatCompletion:
+def _whole(
+    chat: ChatCompletions, _: RunningRequest, dones: Sequence[wire.CallDone]
+) -> answers.ChatCompletion:
+    (done,) = dones
     left_out = answers.left_out_of(done)
     choices = [
         msgspec.structs.replace(_choice(chat, index, output), constraint_left_out=left_out)
@@ -202,10 +210,12 @@ def _whole(chat: ChatCompletions, done: wire.CallDone) -> answers.ChatCompletion
         usage=answers.usage_of([done]),
         system_fingerprint=head.system_fingerprint,
         prompt_logprobs=answers.prompt_logprobs(done, chat.prompt.sampling.prompt_logprobs),
+        prompt_token_ids=ids_of(chat.prompt) if chat.wants_token_ids else msgspec.UNSET,
     )
 
 
 def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.ChatChoice:
+    ids = output.tokens if chat.wants_token_ids else msgspec.UNSET
     content, calls = chat.box.read(output.text)
     logprobs = (
         None if chat.prompt.sampling.logprobs is None else answers.chat_logprobs(output.logprobs)
@@ -213,30 +223,28 @@ def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.C
     if not calls:
         message = answers.AnswerMessage("assistant", content)
         reason = answers.stop_reason_of(output, chat.prompt.sampling)
-        return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason)
+        return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason, ids)
     made = [
         answers.ToolCall(answers.Function(call.arguments, call.name), call.id, "function")
         for call in calls
     ]
     message = answers.AnswerMessage("assistant", content or None, None, made)
     finish = answers.finish_of(output)
-    return answers.ChatChoice(
-        index, message, "tool_calls" if finish == "stop" else finish, logprobs
-    )
+    reason = "tool_calls" if finish == "stop" else finish
+    return answers.ChatChoice(index, message, reason, logprobs, token_ids=ids)
 
 
-async def _events(
-    gateway: Gateway, request: Request, chat: ChatCompletions, cache_salt: str | None
-) -> AsyncGenerator[bytes, None]:
+async def _events(chat: ChatCompletions, started: Started) -> AsyncGenerator[bytes, None]:
     """The stream: roles, contents and calls as they come, ends, usage."""
     count = chat.prompt.sampling.n
     streams = [_ChoiceStream(chat, index) for index in range(count)]
-    with running(gateway, request, [chat.prompt], True, cache_salt) as run:
+    ids = ids_of(chat.prompt) if chat.wants_token_ids else msgspec.UNSET
+    with started() as run:
         begun = False
         async for piece in run.pieces():
             if not begun:
                 begun = True
-                yield b"".join(_chunk(chat, [stream.opening()]) for stream in streams)
+                yield b"".join(_chunk(chat, [stream.opening()], ids=ids) for stream in streams)
             if piece.done is None:
                 choices = streams[piece.index].add(piece.text, piece.logprobs)
                 if choices:
@@ -256,6 +264,7 @@ def _chunk(
     chat: ChatCompletions,
     choices: Sequence[answers.ChunkChoice],
     usage: answers.UsageBody | None = None,
+    ids: Sequence[int] | msgspec.UnsetType = msgspec.UNSET,
 ) -> bytes:
     """Where usage was asked for, every chunk has the field, and the last one its value."""
     head = chat.head
@@ -267,6 +276,7 @@ def _chunk(
             choices=choices,
             system_fingerprint=head.system_fingerprint,
             usage=usage if chat.wants_usage else msgspec.UNSET,
+            prompt_token_ids=ids,
         )
     )
 
@@ -278,6 +288,7 @@ class _ChoiceStream:
         self._index = index
         self._reader = chat.box.reader()
         self._sampling = chat.prompt.sampling
+        self._wants_ids = chat.wants_token_ids
         self._num_calls = 0
         self._id = chat.box.id
         self._named = chat.box.tools[0].name if chat.box.streams_arguments else None
@@ -312,7 +323,14 @@ class _ChoiceStream:
         stop_reason = None if self._num_calls else answers.stop_reason_of(output, self._sampling)
         return [
             *choices,
-            answers.ChunkChoice(self._index, answers.ChatDelta(), reason, None, stop_reason),
+            answers.ChunkChoice(
+                self._index,
+                answers.ChatDelta(),
+                reason,
+                None,
+                stop_reason,
+                output.tokens if self._wants_ids else msgspec.UNSET,
+            ),
         ]
 
     def _arguments(self, text: str) -> answers.ChunkChoice:

@@ -5,8 +5,9 @@ evaluations speak.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, TypeGuard
 
 import msgspec
 from starlette.requests import Request
@@ -19,33 +20,30 @@ from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import sampling_of
-from lmprog.server.http.sse import END, EventStream, event, until_gone
+from lmprog.server.http.sse import END, event, until_gone
 from lmprog.server.openai import answers
+from lmprog.server.openai.answering_request import Started, answer_request
 from lmprog.server.openai.output_constraint import constraint_of
-from lmprog.server.openai.prompt_tokens import tokens_of
+from lmprog.server.openai.prompt_tokens import PromptFields, as_tokens, ids_of
 from lmprog.server.openai.running_request import (
     RequestPrompt,
     RunningAnswers,
     RunningRequest,
     answering,
-    running,
-    warned,
 )
-from lmprog.server.openai.shared_fields import SILENT, GenerationFields, check_stream
+from lmprog.server.openai.shared_fields import SILENT, check_stream
 from lmprog.server.routers import GatewayRouter
 
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionBody(GenerationFields, kw_only=True):
+class CompletionBody(PromptFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: Annotated[int, within("logprobs")] | None = None
     echo: bool | None = None
     best_of: Annotated[int, within("best_of")] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, within("truncate_prompt_tokens")] | None = None
-    return_token_ids: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +78,13 @@ def router(gateway: Gateway) -> GatewayRouter:
     async def complete(request: Request, given: Given[CompletionBody]) -> Response:
         read = await given.read(gateway.settings, SILENT)
         body = read.body
-        if body.truncate_prompt_tokens is not None or body.return_token_ids:
-            most = body.truncate_prompt_tokens
-            rows = await until_gone(request, tokens_of(gateway, _prompts(body.prompt), most))
-            body.prompt = [list(row) for row in rows]
         asked = understood(gateway, body, read.warnings)
         request.state.names = asked.names
-        headers = warned(asked.warnings)
-        if body.stream:
-            events = _events(gateway, request, asked, body.cache_salt)
-            return await EventStream.begin(request, events, gateway.settings, headers)
-        with running(gateway, request, asked.prompts, False, body.cache_salt) as run:
-            dones = await until_gone(request, run.dones())
-            choices = [
-                choice for at, done in enumerate(dones) for choice in _choices(asked, run, at, done)
-            ]
-        whole = _completion(asked, choices, answers.usage_of(dones))
-        return Response(answers.encoded(whole), headers=headers, media_type="application/json")
+        if body.needs_tokens:
+            known = as_tokens(gateway, asked.prompts, body.truncate_prompt_tokens)
+            asked = replace(asked, prompts=await until_gone(request, known))
+        events, whole = partial(_events, asked), partial(_whole, asked)
+        return await answer_request(gateway, request, body, asked, events, whole)
 
     return made
 
@@ -106,12 +94,6 @@ def understood(
 ) -> Completions:
     """What a body asks for, as ops. Raises HttpError."""
     head = answering(gateway, body.model, "cmpl")
-    if body.suffix:
-        raise refused(
-            "suffix is not supported: put what is to be filled into the prompt.",
-            "suffix",
-            "not_supported",
-        )
     if body.add_special_tokens is False:
         raise unsupported("add_special_tokens", "give the prompt as token ids to leave them out")
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -123,11 +105,6 @@ def understood(
     n, best_of = _counts(body)
     made = constraint_of(body)
     check_stream(body)
-    if body.return_token_ids and body.stream:
-        raise refused(
-            "return_token_ids cannot be streamed; leave out stream or return_token_ids.",
-            "return_token_ids",
-        )
     decided = {
         "max_tokens": most,
         "n": best_of,
@@ -136,18 +113,22 @@ def understood(
     }
     sampling = sampling_of(body, "openai", decided, gateway.suggested)
     given = _prompts(body.prompt)
+
+    def is_known(one: str | tuple[int, ...]) -> TypeGuard[str]:
+        return isinstance(one, str) and body.truncate_prompt_tokens is None
+
     prompts = tuple(
         RequestPrompt(
-            pieces=(wire.TextPiece(one) if isinstance(one, str) else wire.TokensPiece(one),),
+            pieces=_pieces(gateway, body, one),
             sampling=sampling,
             constraint=made.constraint,
             priority=body.priority or 0,
-            reads=echo and not isinstance(one, str),
+            reads=echo and not is_known(one),
             includes_stop=bool(body.include_stop_str_in_output),
         )
         for one in given
     )
-    texts = tuple(one if isinstance(one, str) else None for one in given)
+    texts = tuple(one if is_known(one) else None for one in given)
     names = {"constraint": made.field or "prompt", "input_ids": "prompt"}
     everything = (*warnings, *made.warnings)
     return Completions(
@@ -162,6 +143,21 @@ def understood(
         warnings=everything,
         names=names,
     )
+
+
+def _pieces(
+    gateway: Gateway, body: CompletionBody, one: str | tuple[int, ...]
+) -> tuple[wire.Piece, ...]:
+    """A prompt as it is, or with a `suffix` as the model is used to fill gaps. Raises HttpError."""
+    prompt = wire.TextPiece(one) if isinstance(one, str) else wire.TokensPiece(one)
+    if not body.suffix:
+        return (prompt,)
+    if not gateway.info.infill:
+        raise unsupported("suffix", "this model has no tokens that mark a gap")
+    if body.echo:
+        raise refused("suffix and echo do not go together; leave out one.", "echo", "conflict")
+    before, between, after = (wire.TextPiece(text) for text in gateway.info.infill)
+    return (before, prompt, between, wire.TextPiece(body.suffix), after)
 
 
 def _counts(body: CompletionBody) -> tuple[int, int]:
@@ -262,11 +258,8 @@ def _choices(
             constraint_left_out=answers.left_out_of(done),
         )
         if asked.wants_token_ids:
-            (piece,) = asked.prompts[place].pieces
-            assert isinstance(piece, wire.TokensPiece)
-            choice = msgspec.structs.replace(
-                choice, token_ids=output.tokens, prompt_token_ids=piece.ids
-            )
+            ids = ids_of(asked.prompts[place])
+            choice = msgspec.structs.replace(choice, token_ids=output.tokens, prompt_token_ids=ids)
         choices.append(choice)
     return choices
 
@@ -297,15 +290,20 @@ def _mean_logprob(output: wire.Output) -> float:
     return sum(one.logprob for one in output.logprobs) / max(1, len(output.logprobs))
 
 
-async def _events(
-    gateway: Gateway, request: Request, asked: Completions, cache_salt: str | None
-) -> AsyncGenerator[bytes, None]:
+def _whole(
+    asked: Completions, run: RunningRequest, dones: Sequence[wire.CallDone]
+) -> answers.Completion:
+    choices = [choice for at, done in enumerate(dones) for choice in _choices(asked, run, at, done)]
+    return _completion(asked, choices, answers.usage_of(dones))
+
+
+async def _events(asked: Completions, started: Started) -> AsyncGenerator[bytes, None]:
     """The stream: texts as they come, ends, usage. With echo each choice begins with its prompt,
     and all log-probabilities come at its end, since those of the prompt are known only then."""
     silent = None if asked.wants_usage else msgspec.UNSET
     dones: list[wire.CallDone] = []
     begun: dict[int, int] = {}  # choice -> characters whose log-probabilities were sent
-    with running(gateway, request, asked.prompts, True, cache_salt) as run:
+    with started() as run:
         async for piece in run.pieces():
             number = piece.prompt * asked.n + piece.index
             if piece.done is None:
