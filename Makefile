@@ -8,11 +8,12 @@ READY := $(VENV)/.lmprog-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-peers wheel docs format clean distclean
+.PHONY: help setup demo test test-ray check bench bench-peers wheel docs format clean distclean
 
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
 	@echo "make test       runs the whole test suite (JOBS=$(JOBS) processes)"
+	@echo "make test-ray   installs the extra 'ray' too, and runs its tests on a cluster of this machine"
 	@echo "make check      format, lint, types, and the rules of the architecture"
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
 	@echo "make bench-peers  compares with llama.cpp and OpenVINO in an environment of their own; writes docs/peers.md"
@@ -45,6 +46,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+test-ray: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	$(BIN)/python -m pytest tests/ray
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lmprog import grammar as grammar
+    from lmprog import ray as ray
     from lmprog.backends.anthropic_backend import Anthropic as Anthropic
     from lmprog.backends.default import set_default_backend as set_default_backend
     from lmprog.backends.embedded import Runtime as Runtime
@@ -122,8 +123,8 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "grammar":
-        return importlib.import_module("lmprog.grammar")
+    if name in ("grammar", "ray"):
+        return importlib.import_module(f"lmprog.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'lmprog' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

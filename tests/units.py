@@ -26,9 +26,12 @@ UNITS = {
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
+    "ray": Unit("lmprog.ray", "errors transport launch fleet"),
     "calls": Unit("lmprog.calls", "errors wire"),
     # the client's side: no tokens, no tensors, no sockets
-    "backends": Unit("lmprog.backends lmprog.testing", "errors config wire transport launch fleet"),
+    "backends": Unit(
+        "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray"
+    ),
     "ops": Unit("lmprog.lang.ops", "errors wire"),
     "streaming": Unit("lmprog.lang.streaming", "errors wire backends ops"),
     "branches": Unit("lmprog.lang.branches", "errors wire backends ops streaming"),
@@ -36,7 +39,7 @@ UNITS = {
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends ops branches runs"),
     "lang": Unit("lmprog.lang", "errors wire backends ops streaming branches runs rehearsal"),
     "facade": Unit(
-        "lmprog lmprog.grammar", "errors lang backends ops streaming branches runs constraint"
+        "lmprog lmprog.grammar", "errors lang backends ops streaming branches runs constraint ray"
     ),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
@@ -103,7 +106,7 @@ UNITS = {
         "lmprog.cli",
         "errors config wire native weight_cache transport launch gpu_report quality backends ops "
         "branches runs lang facade constraint "
-        "simulation server options http gateway supervision",
+        "simulation server options http gateway supervision ray",
     ),
 }
 
@@ -135,6 +138,7 @@ DOORS = {
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
     "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.model lmprog.cli.batch",
     "rich": "lmprog.cli",
+    "ray": "lmprog.ray",
     "flashinfer": "lmprog.runtime.engine.device.flashinfer_reader",
     "typing_extensions": "lmprog.lang lmprog.backends",
 }

@@ -61,3 +61,19 @@ class Fleet(RuntimeBackend):
         fleet = cls(members=members, slots=slots)
         fleet.channel.wait_for(replicas)
         return fleet
+
+    @classmethod
+    def from_ray(
+        cls,
+        name: str = "default",
+        *,
+        address: str = "auto",
+        keys: CurveClient | str | None = None,
+        slots: int = DEFAULT_SLOTS,
+    ) -> Self:
+        """The replicas of the application `name` (`lmprog.ray.app`) that runs in a Ray cluster:
+        the one that this process is in, else the one at `address`.
+        """
+        from lmprog.ray.ray_cluster import joined_members
+
+        return cls(members=joined_members(name, address, client_keys(keys)), slots=slots)

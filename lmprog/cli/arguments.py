@@ -102,7 +102,10 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument(
         "--no-http", action="store_true", help="the runtime alone, for lmprog.connect(ADDRESS)"
     )
-    serve.add_argument("--address", help="the same, at tcp://127.0.0.1:PORT or ipc://PATH")
+    serve.add_argument(
+        "--address",
+        help="the same, at tcp://127.0.0.1:PORT or ipc://PATH; with --ray: of Ray's cluster",
+    )
     _add_configuration(serve)
 
 

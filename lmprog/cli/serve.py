@@ -25,18 +25,23 @@ from lmprog.launch.other_rank import become_other_rank
 from lmprog.launch.runtime_process import configured
 from lmprog.server.options.option_table import options
 from lmprog.server.options.server_settings import ServerSettings
+from lmprog.transport import client_keys
 
 if TYPE_CHECKING:
     from lmprog.server.options.configuration import Configuration
     from lmprog.server.service import Supervise
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+RAY_PREFIX = "ray:"
+"""Of `--join`: the name of an application of Ray Serve follows."""
+RAY_APPLICATION = "lmprog"
+"""The name of the application that `--ray` starts."""
 _LAST_SECONDS = 1.5
 """After a second signal: time for the final events of streams and for the runtime to stop."""
 
 
 def run(given: argparse.Namespace) -> int:
-    if given.no_http or given.address is not None:
+    if given.no_http or (given.address is not None and not given.ray):
         return _without_http(given)
     from lmprog.server.options import configuration
 
@@ -49,7 +54,7 @@ def run(given: argparse.Namespace) -> int:
     settings = chosen.settings()
     _become_other_rank(settings, chosen)
     _log(given.verbose)
-    return _serve(chosen.model, settings, _supervise(settings, chosen))
+    return _serve(chosen.model, settings, _supervise(settings, chosen, given.address))
 
 
 def _without_http(given: argparse.Namespace) -> int:
@@ -72,11 +77,13 @@ def _without_http(given: argparse.Namespace) -> int:
     return bare.run(given)
 
 
-def _supervise(settings: ServerSettings, chosen: Configuration) -> Supervise:
-    """One runtime, or several, or those that run elsewhere."""
+def _supervise(settings: ServerSettings, chosen: Configuration, cluster: str | None) -> Supervise:
+    """One runtime, or several, or those that run elsewhere; `cluster` is the address of Ray's."""
     options = chosen.runtime_options()
     if settings.join:
         return _join(settings, chosen, options)
+    if settings.ray:
+        return _on_ray(settings, chosen.model, options, cluster)
     if settings.replicas == 1:
         from lmprog.server.service import one_runtime
 
@@ -93,9 +100,9 @@ def _supervise(settings: ServerSettings, chosen: Configuration) -> Supervise:
 def _become_other_rank(settings: ServerSettings, chosen: Configuration) -> None:
     """Does not return where torchrun started this process as another rank than 0."""
     config = configured(chosen.model, chosen.runtime_options())
-    if config.tp_ranks == "torchrun" and (settings.replicas > 1 or settings.join):
+    if config.tp_ranks == "torchrun" and (settings.replicas > 1 or settings.join or settings.ray):
         raise InvalidParameter(
-            "--tp-ranks torchrun is for one runtime, without --replicas and --join.",
+            "--tp-ranks torchrun is for one runtime, without --replicas, --join and --ray.",
             name="tp_ranks",
         )
     become_other_rank(config)
@@ -103,7 +110,7 @@ def _become_other_rank(settings: ServerSettings, chosen: Configuration) -> None:
 
 def _join(settings: ServerSettings, chosen: Configuration, options: Mapping[str, Any]) -> Supervise:
     """Nothing is started: what is said of runtimes to start has no meaning."""
-    from lmprog.server.supervision.supervised_fleet import joined_runtimes
+    from lmprog.server.supervision.supervised_fleet import joined_runtimes, supervised
 
     said = list(options) + ["model"] * chosen.is_model_chosen
     if said:
@@ -111,9 +118,30 @@ def _join(settings: ServerSettings, chosen: Configuration, options: Mapping[str,
             f"--join serves runtimes that run already, which have their own {', '.join(said)}.",
             name=said[0],
         )
-    return joined_runtimes(
-        [one for text in settings.join for one in text.split(",")], settings.keys
-    )
+    addresses = [one for text in settings.join for one in text.split(",")]
+    if addresses[0].startswith(RAY_PREFIX) and len(addresses) == 1:
+        from lmprog.ray.ray_cluster import joined_members
+
+        name = addresses[0].removeprefix(RAY_PREFIX)
+        members = joined_members(name, "auto", client_keys(settings.keys))
+        return supervised(lambda: members)
+    return joined_runtimes(addresses, settings.keys)
+
+
+def _on_ray(
+    settings: ServerSettings, model: str, options: Mapping[str, Any], cluster: str | None
+) -> Supervise:
+    """The runtimes as replicas of an application that this server starts, and ends."""
+    from lmprog.ray.ray_cluster import enter, started_members
+    from lmprog.server.supervision.supervised_fleet import supervised
+
+    most = settings.max_replicas or settings.replicas
+    ranks = options.get("tp", 1)
+    arguments = {name: value for name, value in options.items() if name != "tp"}
+    arguments |= {"replicas": (settings.replicas, most), "keys": settings.keys}
+    arguments["tensor_parallel"] = ranks
+    leave = enter(cluster)
+    return supervised(lambda: started_members(RAY_APPLICATION, model, arguments, leave))
 
 
 def _serve(model: str, settings: ServerSettings, supervise: Supervise) -> int:

@@ -68,6 +68,8 @@ class FleetChannel:
         self._heard: queue.SimpleQueue[wire.Reply | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._first: wire.Welcome | None = None
+        self._why_not = ""
+        """Why a replica could not be reached last."""
         self._readers: list[ReplyReader] = []
         self.ended_well = True
         """What `close` found: whether everything that the members had started ended well."""
@@ -75,7 +77,9 @@ class FleetChannel:
         self._looker.start()
         if timeout is not None and not self.wait_for(1, timeout):
             self.close()
-            raise RuntimeGone(f"no replica of the fleet answered within {timeout:g} seconds")
+            raise RuntimeGone(
+                f"no replica of the fleet answered within {timeout:g} seconds. {self._why_not}"
+            )
 
     @property
     def info(self) -> wire.Welcome:
@@ -225,6 +229,7 @@ class FleetChannel:
             connection = member.dial()
         except LmprogError as error:
             log.debug("replica %s does not answer: %s", member.name, error)
+            self._why_not = str(error)
             self._closed.wait(DIAL_SECONDS)
             self._dialing.discard(member.name)
             return

@@ -141,20 +141,15 @@ def streams(served: Served, count: int, max_tokens: int) -> list[Stream]:
 @contextmanager
 def served(*arguments: str) -> Iterator[Served]:
     """The command with nano on any free port; ready, and gone with the block."""
+    with serving("nano", "--threads", "1", *arguments) as made:
+        yield made
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Served]:
+    """The command on any free port; ready, and gone with the block."""
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "lmprog.cli",
-            "serve",
-            "nano",
-            "--port",
-            "0",
-            "--threads",
-            "1",
-            *arguments,
-        ],
+        [sys.executable, "-P", "-m", "lmprog.cli", "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

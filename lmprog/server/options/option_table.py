@@ -53,8 +53,11 @@ _HELP: Mapping[str, str] = {
     "strict_api": "refuse unknown fields of requests",
     "ui_show_text": "show cached text on the page",
     "replicas": "runtimes to start; requests are spread over them, and survive the death of one",
+    "ray": "run the runtimes as replicas of a Ray Serve application: of a cluster on this machine "
+    "that is started for it, or of the one at --address (auto: that of this machine)",
+    "max_replicas": "with --ray: the most runtimes, started by what waits and runs",
     "join": "the address of a runtime that runs already (lmprog serve --address): serve it, and "
-    "start none; repeat it for several",
+    "start none; repeat it for several; ray:NAME: those of a Ray Serve application",
     "keys": "a folder of keys (lmprog fleet keys) for addresses beyond this machine",
     "max_running": "results that may be computed at once",
     "max_waiting": "results that may wait in the queue (calls, without HTTP)",

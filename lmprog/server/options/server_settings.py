@@ -64,8 +64,14 @@ class ServerSettings:
     replicas: int = 1
     """Runtimes that are started; with more than one, programs and requests are spread over them."""
 
+    ray: bool = False
+    """The runtimes are replicas of a Ray Serve application."""
+    max_replicas: int | None = None
+    """With `ray`: the most runtimes; more than `replicas` are started while there is much to do."""
     join: tuple[str, ...] = ()
-    """Addresses of runtimes that run already: they are served, and none is started."""
+    """Addresses of runtimes that run already: they are served, and none is started. `ray:NAME`:
+    those of a Ray Serve application.
+    """
     keys: str | None = None
     """A folder of CURVE keys, which addresses beyond this machine need."""
 
@@ -139,17 +145,7 @@ class ServerSettings:
                 )
         if any(not key for key in (*self.api_keys, self.admin_key or "x")):
             raise InvalidParameter("A key is empty; leave it out, or give one.", name="api_keys")
-        if self.keys and not self.join:
-            raise InvalidParameter(
-                "--keys is for --join and for --address; runtimes that are started here need none.",
-                name="keys",
-            )
-        if self.join and self.replicas > 1:
-            raise InvalidParameter(
-                "--join serves runtimes that run already, and --replicas starts some; use one of "
-                "them.",
-                name="replicas",
-            )
+        self._check_fleet()
         if not 0 < self.key_share < 1:
             raise _wrong("key_share", self.key_share, "above 0 and below 1")
         if self.max_priority is not None and not -100 <= self.max_priority <= 100:
@@ -162,6 +158,27 @@ class ServerSettings:
                 name="host",
                 value=self.host,
                 allowed="127.0.0.1 without keys",
+            )
+
+    def _check_fleet(self) -> None:
+        """Whether the options of several runtimes go together."""
+        if self.keys and not self.join and not self.ray:
+            raise InvalidParameter(
+                "--keys is for --join, --ray and --address; runtimes that are started here need "
+                "none.",
+                name="keys",
+            )
+        if self.join and (self.replicas > 1 or self.ray):
+            raise InvalidParameter(
+                "--join serves runtimes that run already, and --replicas and --ray start some; use "
+                "one of them.",
+                name="ray" if self.ray else "replicas",
+            )
+        if self.max_replicas is not None and (not self.ray or self.max_replicas < self.replicas):
+            raise InvalidParameter(
+                "--max-replicas is for --ray, and at least --replicas.",
+                name="max_replicas",
+                value=self.max_replicas,
             )
 
     @property

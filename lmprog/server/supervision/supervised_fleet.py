@@ -165,15 +165,20 @@ class SupervisedFleet:
                 self._gateway.meters.restarted()
 
 
+def supervised(
+    members: Callable[[], Members],
+) -> Callable[[Gateway, HangTimeouts], SupervisedFleet]:
+    """A fleet of any members; see `SupervisedFleet`."""
+    return lambda gateway, hang: SupervisedFleet(members, gateway, hang)
+
+
 def several_runtimes(
     launch: Callable[[], RuntimeProcess], replicas: int
 ) -> Callable[[Gateway, HangTimeouts], SupervisedFleet]:
     """`launch` starts a runtime and waits until it serves; it is called in threads, for each
     replica and every restart.
     """
-    return lambda gateway, hang: SupervisedFleet(
-        lambda: LocalMembers(launch, replicas), gateway, hang
-    )
+    return supervised(lambda: LocalMembers(launch, replicas))
 
 
 def joined_runtimes(
@@ -185,6 +190,4 @@ def joined_runtimes(
     found = client_keys(keys)
     for address in addresses:
         check(address, found is not None)
-    return lambda gateway, hang: SupervisedFleet(
-        lambda: FixedMembers(addresses, found), gateway, hang
-    )
+    return supervised(lambda: FixedMembers(addresses, found))

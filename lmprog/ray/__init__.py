@@ -1,0 +1,30 @@
+"""Runtimes as replicas of a Ray Serve application (`lmprog[ray]`)::
+
+    serve.run(lmprog.ray.app("MODEL", replicas=(2, 8)), name="stories")
+    with lmprog.Fleet.from_ray("stories") as fleet:
+        ...
+
+Ray decides where replicas run, starts dead ones again, scales them, and hands out processors and
+GPUs. Which replica a program goes to, its messages, and what happens when a replica dies are the
+fleet's: nothing of a program travels through Ray.
+
+`application` makes what Serve runs, `runtime_replica` is one of its actors, `directory` says where
+replicas are reached, `ray_members` reads it for a fleet, `ray_cluster` starts and joins clusters.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmprog.ray.application import app as app
+    from lmprog.ray.application import build as build
+
+__all__ = ["app", "build"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'lmprog.ray' has no attribute {name!r}")
+    return getattr(importlib.import_module("lmprog.ray.application"), name)

@@ -1,0 +1,190 @@
+"""Replicas of a real Ray cluster on this machine: programs survive whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmprog
+import lmprog.ray
+from lmprog.errors import RuntimeGone
+from lmprog.transport import write_keys
+from tests.ray.cluster import (
+    ENVIRONMENT,
+    OPTIONS,
+    SEEDS,
+    Load,
+    offspring,
+    parent_of,
+    running_cluster,
+    second_node,
+    story,
+    until,
+)
+from tests.server.process import serving
+
+os.environ.update(ENVIRONMENT)
+ray = pytest.importorskip("ray", reason="lmprog[ray] is not installed")
+serve = pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+NAME = "stories"
+SLOTS = 4
+SERVE_OPTIONS = ("--threads", "1", "--dtype", "float32")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with running_cluster():
+        yield
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, list[str]]:
+    """What each program ends with on a single runtime."""
+    with lmprog.Runtime("nano", **OPTIONS) as runtime:
+        return {seed: story.run(seed, backend=runtime).value for seed in SEEDS}
+
+
+def deploy(replicas: int | tuple[int, int] = 2, **changes: Any) -> None:
+    """Returns when the application runs."""
+    app = lmprog.ray.app("nano", replicas=replicas, slots=SLOTS, **{**OPTIONS, **changes})
+    serve.run(app, name=NAME, route_prefix=None)
+
+
+@pytest.fixture
+def fleet(cluster: None) -> Iterator[lmprog.Fleet]:
+    """Two replicas that serve, at the beginning of the test."""
+    deploy()
+    with lmprog.Fleet.from_ray(NAME, slots=SLOTS) as made:
+        until(lambda: len(names(made)) == 2, "two replicas serve")
+        yield made
+
+
+def names(fleet: lmprog.Fleet) -> set[str]:
+    return set(fleet.channel.loads)
+
+
+def runtime_of_busiest(fleet: lmprog.Fleet) -> tuple[str, int]:
+    """The name of a replica, and its runtime's process; waits until its figures are known."""
+    until(lambda: all("pid" in one.figures for one in fleet.channel.replicas()), "figures come")
+    state = max(fleet.channel.replicas(), key=lambda one: one.programs)
+    return state.name, int(state.figures["pid"])
+
+
+def replaced(fleet: lmprog.Fleet, name: str) -> bool:
+    return name not in names(fleet) and len(names(fleet)) == 2
+
+
+def test_programs_end_as_on_one_runtime(fleet: lmprog.Fleet, alone: dict[int, list[str]]) -> None:
+    with Load(fleet, alone) as load:
+        until(lambda: load.num_done >= 2 * len(SEEDS), "programs end")
+
+
+@pytest.mark.parametrize("killed", ["runtime", "actor"])
+def test_a_killed_replica_is_replaced_and_loses_no_program(
+    fleet: lmprog.Fleet, alone: dict[int, list[str]], killed: str
+) -> None:
+    with Load(fleet, alone) as load:
+        name, pid = runtime_of_busiest(fleet)
+        victim = pid if killed == "runtime" else parent_of(pid)
+        assert victim is not None
+        assert victim != os.getpid()
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: replaced(fleet, name), "the killed replica is replaced")
+        done = load.num_done
+        until(lambda: load.num_done >= done + len(SEEDS), "programs go on")
+    until(lambda: parent_of(pid) is None, "the killed replica's runtime ends")
+    assert fleet.channel.num_moved > 0
+
+
+def test_a_rolling_update_loses_no_program(
+    fleet: lmprog.Fleet, alone: dict[int, list[str]]
+) -> None:
+    before = names(fleet)
+    with Load(fleet, alone) as load:
+        deploy(kv_memory_mb=48)
+        until(lambda: len(names(fleet) - before) == 2, "both replicas are new")
+        until(lambda: not names(fleet) & before, "the old ones are gone")
+        done = load.num_done
+        until(lambda: load.num_done >= done + len(SEEDS), "programs go on")
+
+
+def test_replicas_follow_the_load_and_nothing_is_lost(
+    fleet: lmprog.Fleet, alone: dict[int, list[str]]
+) -> None:
+    quick = {
+        "upscale_delay_s": 1,
+        "downscale_delay_s": 2,
+        "look_back_period_s": 2,
+        "metrics_interval_s": 0.5,
+    }
+    deploy((2, 3), autoscaling=quick)
+    with Load(fleet, alone, threads=16):
+        until(lambda: len(names(fleet)) == 3, "a third replica is started")
+    with Load(fleet, alone, threads=1):
+        until(lambda: len(names(fleet)) == 2, "a replica is ended")
+
+
+def test_a_gateway_joins_the_replicas_of_an_application(
+    fleet: lmprog.Fleet, alone: dict[int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    with serving("--join", f"ray:{NAME}") as gateway:
+        backend = lmprog.RuntimeEndpoint(gateway.url)
+        assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
+        gateway.signal(signal.SIGTERM)
+        assert gateway.process.wait(120) == 0
+    assert story.run(SEEDS[0], backend=fleet).value == alone[SEEDS[0]]  # they are not the gateway's
+
+
+def test_a_replica_of_another_machine_needs_keys(
+    cluster: None, alone: dict[int, list[str]], tmp_path: Path
+) -> None:
+    from lmprog.ray.ray_members import RayMembers
+
+    keys = str(tmp_path / "keys")
+    write_keys(Path(keys))
+    with second_node("far"):
+        far = {"resources": {"resources": {"far": 0.1}}, **OPTIONS}
+        serve.run(lmprog.ray.app("nano", **far), name="far", route_prefix=None)
+        members = RayMembers("far")
+        until(lambda: len(members.current()) == 1, "the replica is in the directory")
+        with pytest.raises(RuntimeGone, match="another machine and has no keys"):
+            members.current()[0].dial()
+        members.close(0.0)
+        serve.run(lmprog.ray.app("nano", keys=keys, **far), name="far", route_prefix=None)
+        with lmprog.Fleet.from_ray("far", keys=keys) as fleet:
+            assert story.run(SEEDS[0], backend=fleet).value == alone[SEEDS[0]]
+        serve.delete("far")
+
+
+def test_a_replica_has_its_ranks_in_a_placement_group(cluster: None) -> None:
+    from ray.util import placement_group_table
+
+    with lmprog.Runtime("nano", tp=2, **{**OPTIONS, "threads": 2}) as runtime:
+        expected = story.run(SEEDS[0], backend=runtime).value
+    app = lmprog.ray.app("nano", tensor_parallel=2, **{**OPTIONS, "threads": 2})
+    serve.run(app, name="ranks", route_prefix=None)
+    with lmprog.Fleet.from_ray("ranks") as fleet:
+        assert story.run(SEEDS[0], backend=fleet).value == expected
+    groups = [one for one in placement_group_table().values() if one["state"] == "CREATED"]
+    assert [one["bundles"] for one in groups] == [{0: {"CPU": 1.0}, 1: {"CPU": 1.0}}]
+    serve.delete("ranks")
+
+
+def test_a_server_runs_its_replicas_on_a_cluster_of_its_own(alone: dict[int, list[str]]) -> None:
+    before = offspring()
+    with serving("nano", "--ray", "--replicas", "2", *SERVE_OPTIONS) as server:
+        server.until(lambda: len(server.http.get("/fleet").json()["replicas"]) == 2)
+        backend = lmprog.RuntimeEndpoint(server.url)
+        assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
+        started = offspring() - before
+        server.signal(signal.SIGTERM)
+        assert server.process.wait(120) == 0, "".join(server.logged)
+    until(lambda: not any(parent_of(pid) for pid in started), "all that was started ends")

@@ -1,0 +1,97 @@
+"""What of the room for Ray needs no cluster: how many replicas there should be, and who is listed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lmprog.errors import InvalidParameter, UnknownName
+from lmprog.ray.autoscaling import BUSY, TARGET, by_slots, wanted
+from lmprog.server.options.server_settings import ServerSettings
+
+
+@dataclass
+class Context:
+    """What Serve tells a policy."""
+
+    aggregated_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    target_num_replicas: int = 2
+
+
+def test_there_are_as_many_replicas_as_are_busy_to_the_target() -> None:
+    assert wanted([TARGET, TARGET], 2) == pytest.approx(2)
+    assert wanted([1.0, 1.0], 2) > 2  # Serve rounds up
+    assert wanted([0.0, 0.1], 2) < 1
+    assert wanted([], 3) == 3.0  # nothing is known yet: as it is
+
+
+def test_the_policy_reads_what_replicas_report() -> None:
+    busy = Context({BUSY: {"a": 4.0, "b": 3.0}})
+    assert by_slots(busy) == (pytest.approx(10.0), {})
+    assert by_slots(Context()) == (2.0, {})
+
+
+def test_importing_lmprog_imports_neither_ray_nor_the_fleet() -> None:
+    code = (
+        "import sys, lmprog; lmprog.function; lmprog.ray;"
+        "print([m for m in sys.modules if m.split('.')[0] == 'ray' or 'fleet' in m])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ray": True, "join": ("ray:stories",)}, "use one of them"),
+        ({"max_replicas": 3}, "is for --ray"),
+        ({"ray": True, "replicas": 3, "max_replicas": 2}, "at least --replicas"),
+        ({"keys": "folder"}, "is for --join, --ray"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        ServerSettings(**options)
+
+
+def test_replicas_are_listed_while_they_renew_and_until_they_leave() -> None:
+    pytest.importorskip("ray", reason="lmprog[ray] is not installed")
+    from lmprog.ray.directory import LEASE_SECONDS, Directory, ReplicaEntry
+
+    now = 0.0
+    directory = Directory(lambda: now)
+    one, other = ReplicaEntry("one", "ipc:///1", "node"), ReplicaEntry("two", "ipc:///2", "node")
+    directory.renew(other)
+    directory.renew(one)
+    assert directory.entries() == [one, other]
+    now = LEASE_SECONDS - 1
+    directory.renew(one)
+    now = LEASE_SECONDS + 1
+    assert directory.entries() == [one]
+    directory.leave("one")
+    assert directory.entries() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"replicas": 0}, InvalidParameter, "the least and the most"),
+        ({"replicas": (3, 2)}, InvalidParameter, "the least and the most"),
+        ({"tensor_parallel": 0}, InvalidParameter, "how many ranks"),
+        ({"tp": 2}, InvalidParameter, "how many ranks"),
+        ({"autoscaling": {"upscale_delay_s": 1}}, InvalidParameter, "needs room"),
+        ({"thread": 1}, UnknownName, "unknown runtime option 'thread'"),
+    ],
+)
+def test_an_application_with_wrong_options_is_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    with pytest.raises(error, match=message):
+        lmprog.ray.app("nano", **arguments)
