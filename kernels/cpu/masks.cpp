@@ -3,23 +3,27 @@
 // A bucket's tokens consist of characters of the same groups (lmprog_groups.h). From a state, all strings of such
 // characters are followed at once, character by character: up to some length all of them are allowed, or beyond it none
 // is, or some group is never allowed; then the bucket is taken by its ready mask, or left. Only where that does not
-// decide, its trie is walked. Knows bytes and token ids; the meaning of a constraint is the net's.
+// decide, its trie is walked. Inside JSON strings most tokens are allowed together (lmprog_strings.h). Knows bytes and token ids; the meaning of a constraint is the net's.
 #include "lmprog_masks.h"
 
 #include <new>
 
 #include "lmprog_groups.h"
+#include "lmprog_strings.h"
 
 #define LMPROG_EXPORT extern "C" __attribute__((visibility("default")))
 
 using lmprog::Automaton;
 using lmprog::Groups;
+using lmprog::InString;
+using lmprog::InStrings;
 using lmprog::Steps;
 
 struct lmprog_automaton {
-    lmprog_automaton(const lmprog_net& net, const lmprog_vocabulary& of) : inner(net), groups(inner, of), vocabulary(of) {}
+    lmprog_automaton(const lmprog_net& net, const lmprog_vocabulary& of) : inner(net), groups(inner, of), strings(inner, of), vocabulary(of) {}
     Automaton inner;
     Groups groups;
+    InStrings strings;
     const lmprog_vocabulary& vocabulary;
     std::vector<const uint32_t*> rows;  // by depth of the walk
     std::vector<uint32_t> here, next;   // of an exploration: the states after so many characters
@@ -45,6 +49,10 @@ struct Scratch {
     bool is_clear = false;
     void clear(size_t num_words) {
         if (!is_clear || bits.size() != num_words) bits.assign(num_words, 0);
+        is_clear = false;
+    }
+    void copy(const std::vector<uint32_t>& from) {
+        bits.assign(from.begin(), from.end());
         is_clear = false;
     }
     void forget(const int32_t* ids, int64_t count) {
@@ -196,8 +204,99 @@ void fill(lmprog_automaton& a, uint32_t state, Mask& out) {
         if (verdict == kTake) take(bucket, whole, vocabulary.num_words, out);
         if (verdict == kWalk) walk(a, bucket, root, out);
     }
-    for (int32_t i = 0; i < vocabulary.num_eos && a.inner.is_final(state); i++) {
-        const int32_t token = vocabulary.eos_ids[i];
+}
+
+// Where tokens that leave the string are looked for.
+struct Leaving {
+    lmprog_automaton& a;
+    const lmprog::TokenTrie& trie;
+    Mask& out;
+};
+
+bool has(const Mask& out, int32_t token) { return out.bits[token >> 5] >> (token & 31) & 1; }
+
+void put(Mask& out, int32_t token, bool allowed) {
+    if (has(out, token) == allowed) return;
+    out.bits[token >> 5] ^= 1u << (token & 31);
+    out.count += allowed ? 1 : -1;
+}
+
+// Walks a trie from `state`: body(next, node) says whether to go on below the node.
+template <class Body> void each_node(const Leaving& in, uint32_t state, Body body) {
+    lmprog_automaton& a = in.a;
+    if (a.rows.size() <= static_cast<size_t>(a.vocabulary.deepest)) a.rows.resize(a.vocabulary.deepest + 1);
+    a.rows[0] = a.inner.row(state);
+    for (size_t n = 0; n < in.trie.nodes.size();) {
+        const lmprog_trie_node& node = in.trie.nodes[n];
+        const uint32_t next = a.rows[node.depth - 1u][node.byte];
+        if (!body(next, n)) {
+            n += node.sub;
+            continue;
+        }
+        if (node.sub > 1) a.rows[node.depth] = a.inner.row(next);
+        n++;
+    }
+}
+
+// The token at a place of the trie, whose last byte leads to `next`.
+void put_at(const Leaving& in, uint32_t place, uint32_t next) {
+    const int64_t cost = in.a.inner.cost(next);
+    if (cost <= in.out.most) in.out.worst = std::max(in.out.worst, cost);
+    put(in.out, in.trie.order[place], cost <= in.out.most);
+}
+
+// Whether so many characters later the counter is what it would be by this position alone.
+bool is_left(const InString& before, const InString& after, int32_t characters) {
+    if (before.characters == lmprog::kNoLimit) return after.characters == lmprog::kNoLimit;
+    return after.characters == before.characters - characters;
+}
+
+int64_t num_inside(const lmprog_string_tokens& tokens, const InString& in) {
+    int64_t count = tokens.count[in.fits(tokens.kFew) ? tokens.kFew : in.characters];
+    for (const auto& [characters, token] : tokens.long_ones) count += in.fits(characters);
+    return count;
+}
+
+// The tokens that stay inside; returns how many.
+int64_t put_inside(const lmprog_string_tokens& tokens, const InString& in, Mask& out) {
+    scratch.copy(tokens.bits[in.fits(tokens.kFew) ? tokens.kFew : in.characters]);
+    out.bits = scratch.bits.data();
+    for (const auto& [characters, token] : tokens.long_ones)
+        if (in.fits(characters)) out.bits[token >> 5] |= 1u << (token & 31);
+    return num_inside(tokens, in);
+}
+
+// The mask of a state that is inside a string: what stays inside, what closes the string from anywhere in it, and then
+// the places from which that is not so.
+void fill_in_string(lmprog_automaton& a, uint32_t state, const InString& in, Mask& out) {
+    const lmprog_string_tokens& tokens = *a.vocabulary.strings[in.way];
+    out.count = put_inside(tokens, in, out);
+    out.worst = in.cost + tokens.dearest;
+    const Leaving closing{a, tokens.closing, out}, outside{a, tokens.outside, out};
+    each_node(closing, in.like, [&](uint32_t next, size_t n) {
+        const lmprog_trie_node& node = closing.trie.nodes[n];
+        if (!next) return false;
+        for (uint32_t k = node.first; k < node.first + node.own; k++)
+            if (in.fits(tokens.closing_characters[k])) put_at(closing, k, next);
+        return true;
+    });
+    if (in.kind == InString::kWholly) return;
+    each_node(outside, state, [&](uint32_t next, size_t n) {
+        const lmprog_trie_node& node = outside.trie.nodes[n];
+        if (!next) {
+            for (uint32_t k = node.first; k < outside.trie.end_of(n); k++) put(out, outside.trie.order[k], false);
+            return false;
+        }
+        const InString& there = a.strings.of(next);
+        if (there.kind == InString::kWholly && there.like == in.like && is_left(in, there, tokens.characters[n])) return false;
+        for (uint32_t k = node.first; k < node.first + node.own; k++) put_at(outside, k, next);
+        return true;
+    });
+}
+
+void add_eos(lmprog_automaton& a, uint32_t state, Mask& out) {
+    for (int32_t i = 0; i < a.vocabulary.num_eos && a.inner.is_final(state); i++) {
+        const int32_t token = a.vocabulary.eos_ids[i];
         out.bits[token >> 5] |= 1u << (token & 31);
         if (out.count < out.max_ids) out.ids[out.count] = token;
         out.count++;
@@ -222,6 +321,17 @@ template <class Body> int64_t growing(lmprog_automaton* automaton, Body body) {
 }
 
 }  // namespace
+
+LMPROG_EXPORT lmprog_string_tokens* lmprog_string_tokens_new(const lmprog_vocabulary* vocabulary,
+                                                             const lmprog_leaf_automaton* any) {
+    try {
+        return new lmprog_string_tokens(*vocabulary, *any);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+LMPROG_EXPORT void lmprog_string_tokens_free(lmprog_string_tokens* tokens) { delete tokens; }
 
 LMPROG_EXPORT lmprog_automaton* lmprog_automaton_new(const lmprog_net* net, const lmprog_vocabulary* vocabulary) {
     lmprog_automaton* made = nullptr;
@@ -281,6 +391,7 @@ LMPROG_EXPORT int64_t lmprog_automaton_collect(lmprog_automaton* automaton, cons
     return guarded([&] {
         automaton->inner = Automaton::collected(automaton->inner, states, count, needed, moved);
         automaton->groups.forget_states();
+        automaton->strings.forget_states();
         return int64_t{0};
     });
 }
@@ -290,20 +401,35 @@ LMPROG_EXPORT int64_t lmprog_automaton_states(const lmprog_automaton* automaton)
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton) {
-    return automaton->inner.num_bytes() + automaton->groups.num_bytes();
+    return automaton->inner.num_bytes() + automaton->groups.num_bytes() + automaton->strings.num_bytes();
 }
 
 LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, int32_t* ids,
                                   int64_t max_ids, lmprog_mask_result* result) {
     return growing(automaton, [&] {
-        scratch.clear(static_cast<size_t>(automaton->vocabulary.num_words));
-        Mask out{scratch.bits.data(), ids, max_ids, most, 0, 0, kMaxSteps};
-        fill(*automaton, state, out);
-        if (out.count <= max_ids) {
-            std::sort(ids, ids + out.count);
-            scratch.forget(ids, out.count);
+        const InString in = automaton->strings.of(state);  // by value: more states are looked at
+        const lmprog_string_tokens& tokens = *automaton->vocabulary.strings[in.way];
+        const bool is_wide = in.kind != InString::kNo && num_inside(tokens, in) > max_ids && in.cost + tokens.dearest <= most;
+        Mask out{nullptr, ids, max_ids, most, 0, 0, kMaxSteps};
+        if (is_wide && in.kind == InString::kWholly && in.like != state && in.fits(tokens.longest) &&
+            most >= lmprog::kUnreachable) {
+            *result = {0, 0, in.like};
+            return int64_t{0};
         }
-        *result = {out.count, out.worst};
+        if (is_wide) {
+            fill_in_string(*automaton, state, in, out);
+            add_eos(*automaton, state, out);
+        } else {
+            scratch.clear(static_cast<size_t>(automaton->vocabulary.num_words));
+            out.bits = scratch.bits.data();
+            fill(*automaton, state, out);
+            add_eos(*automaton, state, out);
+            if (out.count <= max_ids) {
+                std::sort(ids, ids + out.count);
+                scratch.forget(ids, out.count);
+            }
+        }
+        *result = {out.count, out.worst, 0};
         return int64_t{0};
     });
 }

@@ -17,7 +17,7 @@ struct lmprog_cover {
 namespace {
 
 enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kPart };
-enum LeafKind : uint8_t { kAutomaton, kText, kAllBut };
+enum LeafKind : uint8_t { kAutomaton, kText, kAllBut, kAnyCharacter };
 constexpr int64_t kUnreachable = int64_t{1} << 40;
 constexpr size_t kFewEdges = 2048;  // most nets have fewer
 
@@ -44,6 +44,7 @@ struct lmprog_net_build {
     std::vector<int32_t> num_edges;
     std::vector<uint8_t> final_state;
     std::vector<int64_t> state_cost;
+    std::vector<int32_t> string_state;
     std::vector<std::vector<int32_t>> leaf_start;  // by part and leaf
 
     // Nodes of all parts.
@@ -128,7 +129,18 @@ struct lmprog_net_build {
                 automaton(in.automata, size);
                 if (spelled) respell(first, edges_before);
         }
+        mark_strings(static_cast<LeafKind>(in.leaf_kind[at.leaf - 1]), first);
         return work + static_cast<int64_t>(edges.size() - edges_before) * 3 + num_states() - first;
+    }
+
+    // The states of the last leaf in which every content of a JSON string goes on. Without some bytes there are none.
+    void mark_strings(LeafKind kind, int32_t first) {
+        string_state.resize(num_edges.size(), -1);
+        if (spelled) return;
+        if (kind == kAnyCharacter) string_state[static_cast<size_t>(first)] = first;
+        if (kind != kAllBut) return;
+        const int32_t behind = num_states() - static_cast<int32_t>(any_text.num_states);
+        std::fill(string_state.begin() + first, string_state.begin() + behind + 1, behind);
     }
 
     void text_leaf(const uint8_t* text, int32_t size) {
@@ -346,7 +358,7 @@ struct lmprog_net_build {
         auto* out = reinterpret_cast<int32_t*>(std::copy(state_cost.begin(), state_cost.end(), costs));
         int32_t* items = out + 3 * size.num_nodes;
         int32_t* starts = items + size.num_items;
-        int32_t* edge = starts + size.num_states + 1;
+        int32_t* edge = std::copy(string_state.begin(), string_state.end(), starts + size.num_states + 1);
         auto* kinds = reinterpret_cast<uint8_t*>(edge + 3 * size.num_edges);
         copy_nodes(out, items, kinds);
         std::copy(final_state.begin(), final_state.end(), kinds + size.num_nodes);

@@ -76,6 +76,21 @@ class Automaton {
         return intern(all);
     }
 
+    // The state in the midst of a repetition that may end here and has no last round, with `rest` behind it.
+    uint32_t repeating(int32_t node, uint32_t rest) {
+        const uint32_t behind = frame(node, 0, kNoLimit, rest);
+        return after_closure(behind);
+    }
+
+    // The state at a final leaf state that reads on.
+    uint32_t reading_on(int32_t leaf_state, uint32_t frame) {
+        const Edge there{0, 0, leaf_state, frame};
+        return target(&there, 1);
+    }
+
+    const Frame& frame_of(uint32_t frame) const { return frames_[frame]; }
+    size_t num_positions(uint32_t state) const { return states_[state].length; }
+
     // The next states for the bytes low..high, as far as there are any: body(first, after last, state). Not to be nested.
     template <class Body> void each_move(uint32_t state, int32_t low, int32_t high, Body body) {
         edges_.clear();
@@ -165,6 +180,11 @@ class Automaton {
     }
 
     bool moves(int32_t leaf_state) const { return net_.edge_start[leaf_state] != net_.edge_start[leaf_state + 1]; }
+
+    uint32_t after_closure(uint32_t frame) {
+        target_ = frame_closure(frame);
+        return intern(target_);
+    }
 
     uint32_t* fill(uint32_t state) {
         uint32_t* row = blocks_.row();

@@ -28,6 +28,7 @@ typedef struct {
     const int32_t* edges;       /* [edges][3]: first byte, last byte, target leaf state */
     const uint8_t* final_state; /* [leaf states] */
     const int64_t* state_cost;  /* [leaf states] tokens */
+    const int32_t* string_state; /* [leaf states] see lmprog_nets.h */
     int32_t root;
     int32_t max_states;
     int64_t max_positions;
@@ -56,6 +57,18 @@ typedef struct {
     uint8_t lead, groups;
 } lmprog_bucket;
 
+/* One deterministic byte automaton; state 0 is its start. */
+typedef struct {
+    const int32_t* edges;      /* [edges][3]: first byte, last byte, target */
+    const int32_t* edge_start; /* [states + 1] */
+    const uint8_t* final;      /* [states] */
+    const int64_t* cost;       /* [states] fewest bytes to acceptance */
+    int64_t num_states;
+} lmprog_leaf_automaton;
+
+/* A vocabulary's tokens by what they do inside of a JSON string: lmprog_strings.h. */
+typedef struct lmprog_string_tokens lmprog_string_tokens;
+
 typedef struct {
     const lmprog_bucket* buckets;
     int32_t num_buckets;
@@ -68,12 +81,20 @@ typedef struct {
     int32_t group_start[LMPROG_NUM_GROUPS];
     const int32_t* edge_start;
     const int32_t* edges;
+    /* Where printable ASCII is never escaped; with every escape. */
+    const lmprog_string_tokens* strings[2];
 } lmprog_vocabulary;
 
 typedef struct {
     int64_t count; /* allowed tokens, end-of-sequence included */
-    int64_t worst; /* highest cost of a state that an allowed token leads to */
+    int64_t worst; /* at least the highest cost of a state that an allowed token leads to */
+    int64_t like;  /* not 0: no mask was made, it is the same as that of this state, which is not like another */
 } lmprog_mask_result;
+
+/* `any` is the automaton of all contents of strings, or of one of their characters. `strings` of the vocabulary are not
+ * read. NULL where memory is short. */
+lmprog_string_tokens* lmprog_string_tokens_new(const lmprog_vocabulary* vocabulary, const lmprog_leaf_automaton* any);
+void lmprog_string_tokens_free(lmprog_string_tokens* tokens);
 
 typedef struct lmprog_automaton lmprog_automaton;
 
@@ -96,7 +117,7 @@ int64_t lmprog_automaton_collect(lmprog_automaton* automaton, const uint32_t* st
                                  uint32_t* moved);
 int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton); /* an estimate */
 
-/* Makes the mask of `state`; only tokens whose next state costs at most `most` are allowed. Where these are at most
+/* Makes the mask of `state`, unless it is like that of another and `most` bars nothing; only tokens whose next state costs at most `most` are allowed. Where these are at most
  * `max_ids`, they go to `ids` in ascending order; where they are more, `lmprog_mask_bits` has them. Returns 0, or
  * LMPROG_MASKS_LIMIT. */
 int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, int32_t* ids, int64_t max_ids,

@@ -28,10 +28,11 @@ typedef struct {
     const uint8_t* kind;      /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 another part */
     const int32_t* num_args;  /* [nodes] */
     const int32_t* args;      /* those of all nodes, consecutive */
-    const uint8_t* leaf_kind; /* [leaves] 0 an automaton, 1 a text, 2 all contents of JSON strings but some names */
+    const uint8_t* leaf_kind; /* [leaves] 0 an automaton, 1 a text, 2 all contents of JSON strings but some names, 3 an
+                                 automaton of one character of a JSON string, whichever */
     const int32_t* leaf_size; /* [leaves] states; bytes; number of names */
     const uint8_t* texts;     /* of the leaves of kinds 1 and 2, consecutive; a zero byte ends each name */
-    lmprog_leaf_automata automata; /* of the leaves of kind 0, consecutive; targets count from each one's first state */
+    lmprog_leaf_automata automata; /* of the leaves of kinds 0 and 3, consecutive; targets count from each one's first state */
     int64_t num_nodes, num_leaves;
     int32_t root;
     int32_t is_recursive;     /* whether some node may come before its parts */
@@ -58,7 +59,9 @@ lmprog_net_build* lmprog_net_begin(const lmprog_net_part* const* parts, int32_t 
  * written, LMPROG_NETS_MEMORY where memory is short. */
 int64_t lmprog_net_step(lmprog_net_build* build, int64_t work, lmprog_net_sizes* sizes);
 /* The arrays of a finished build in one block, in this order: node_cost and state_cost (int64), args, items,
- * edge_start and edges (int32), kind and final (uint8). */
+ * edge_start, string_state and edges (int32), kind and final (uint8). `string_state` of a state from which every content
+ * of a JSON string goes on is the state in which every content may follow (final), or a character of it begins (not
+ * final); -1 for all other states. */
 void lmprog_net_copy(const lmprog_net_build* build, void* block);
 void lmprog_net_free(lmprog_net_build* build);
 

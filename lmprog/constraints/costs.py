@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import Check
-from lmprog.constraints.exclusion import all_but_leaf
+from lmprog.constraints.exclusion import all_but_leaf, any_text
 from lmprog.constraints.leaves import UNREACHABLE, AllBut, Leaf, LeafSource, leaf, text_leaf
 from lmprog.constraints.net import ALT, LEAF, PART, REPEAT, SEQ, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import ALL_BYTES, LONGEST_COVER, Alphabet, Net
@@ -119,6 +120,7 @@ def plain_net(builder: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
         edges=edges,
         final=joined.final,
         state_cost=np.array(state_cost, np.int64),
+        string_state=_string_states(net.leaves, first, alphabet),
         root=net.root,
     )
 
@@ -127,6 +129,22 @@ def _made(source: LeafSource) -> Leaf:
     if isinstance(source, bytes):
         return text_leaf(source)
     return all_but_leaf(source) if isinstance(source, AllBut) else source
+
+
+def _string_states(
+    leaves: Sequence[LeafSource], firsts: Sequence[int], alphabet: Alphabet
+) -> NDArray[np.int32]:
+    out = np.full(firsts[-1], -1, np.int32)
+    if not alphabet.single >= ALL_BYTES:
+        return out
+    for number, source in enumerate(leaves):
+        first = firsts[number]
+        if isinstance(source, AllBut):
+            behind = firsts[number + 1] - any_text().num_states
+            out[first : behind + 1] = behind
+        elif isinstance(source, Leaf) and source.is_any_character:
+            out[first] = first
+    return out
 
 
 def _joined(leaves: Sequence[Leaf], firsts: Sequence[int]) -> Leaf:

@@ -31,6 +31,8 @@ class Leaf:
     num_edges: NDArray[np.int32]  # [states]
     final: NDArray[np.uint8]  # [states]
     cost: NDArray[np.int64]  # [states] fewest bytes to acceptance
+    is_any_character: bool = False
+    """Whether this is one character of a JSON string, whichever it is and however it is written."""
 
     @property
     def num_states(self) -> int:

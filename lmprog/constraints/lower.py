@@ -9,11 +9,13 @@ no schemas.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from lmprog.constraints import charset
 from lmprog.constraints.charset import ByteRanges, CharSet
 from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Seq
-from lmprog.constraints.net import FAIL, ByteSets, NetBuilder, Node
+from lmprog.constraints.leaves import Leaf
+from lmprog.constraints.net import FAIL, ByteSets, NetBuilder, Node, byte_strings_leaf
 from lmprog.errors import GrammarError
 
 _SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 0x2F: "/", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
@@ -76,7 +78,15 @@ class Lowering:
     def chars(self, ranges: CharSet) -> Node:
         if not ranges:
             return FAIL
+        if self._json and ranges == charset.ALL:
+            return self._net.same_leaf(any_json_character())
         return self._net.byte_strings(json_char_bytes(ranges) if self._json else char_bytes(ranges))
+
+
+@functools.cache
+def any_json_character() -> Leaf:
+    """One character of a JSON string, however it is written."""
+    return replace(byte_strings_leaf(json_char_bytes(charset.ALL)), is_any_character=True)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -18,7 +18,9 @@ from lmprog import native
 from lmprog.constraints.automaton import MemoryFull, too_large
 from lmprog.constraints.buckets import NUM_GROUPS, group_bytes
 from lmprog.constraints.constraint import NARROW, CompileLimits
-from lmprog.constraints.leaves import UNREACHABLE
+from lmprog.constraints.exclusion import any_text
+from lmprog.constraints.leaves import UNREACHABLE, Leaf
+from lmprog.constraints.lower import any_json_character
 from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import RawMask
@@ -34,8 +36,7 @@ class _CNet(ctypes.Structure):
             (name, _POINTER)
             for name in ("kind", "args", "items", "node_cost", "edge_start", "edges")
         ),
-        ("final_state", _POINTER),
-        ("state_cost", _POINTER),
+        *((name, _POINTER) for name in ("final_state", "state_cost", "string_state")),
         ("root", _INT),
         ("max_states", _INT),
         ("max_positions", _LONG),
@@ -63,11 +64,19 @@ class _CVocabulary(ctypes.Structure):
         ("group_start", _INT * NUM_GROUPS),
         ("edge_start", _POINTER),
         ("edges", _POINTER),
+        ("strings", _POINTER * 2),
+    ]
+
+
+class _CLeaf(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("edges", "edge_start", "final", "cost")),
+        ("num_states", _LONG),
     ]
 
 
 class _CResult(ctypes.Structure):
-    _fields_ = [("count", _LONG), ("worst", _LONG)]
+    _fields_ = [("count", _LONG), ("worst", _LONG), ("like", _LONG)]
 
 
 @functools.cache
@@ -94,6 +103,10 @@ def _kernel() -> ctypes.CDLL | None:
         function.restype, function.argtypes = result, arguments
     found.lmprog_mask.restype = _LONG
     found.lmprog_mask.argtypes = [_POINTER, state, _LONG, _POINTER, _LONG, _POINTER]
+    found.lmprog_string_tokens_new.restype = _POINTER
+    found.lmprog_string_tokens_new.argtypes = [_POINTER, _POINTER]
+    found.lmprog_string_tokens_free.restype = None
+    found.lmprog_string_tokens_free.argtypes = [_POINTER]
     found.lmprog_mask_bits.restype, found.lmprog_mask_bits.argtypes = None, [_POINTER]
     return found
 
@@ -101,7 +114,7 @@ def _kernel() -> ctypes.CDLL | None:
 class _NativeVocabulary:
     """The C view of one vocabulary; owns the arrays that it points to."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, kernel: ctypes.CDLL, vocabulary: Vocabulary) -> None:
         buckets = vocabulary.index.buckets
         eos = np.array(vocabulary.eos_ids, np.int32)
         roots = np.full((len(buckets), 256), -1, np.int32)
@@ -133,6 +146,19 @@ class _NativeVocabulary:
             group.edges.ctypes.data,
         )
         self.pointer = ctypes.addressof(self._view)
+        self._view.strings = (_POINTER * 2)(
+            *(self._string_tokens(kernel, one) for one in (any_text(), any_json_character()))
+        )
+
+    def _string_tokens(self, kernel: ctypes.CDLL, any_content: Leaf) -> int:
+        starts = np.concatenate([[0], np.cumsum(any_content.num_edges)]).astype(np.int32)
+        arrays = any_content.edges, starts, any_content.final, any_content.cost
+        view = _CLeaf(*(one.ctypes.data for one in arrays), any_content.num_states)
+        made: int | None = kernel.lmprog_string_tokens_new(self.pointer, ctypes.byref(view))
+        if made is None:
+            raise MemoryError("no memory for the vocabulary's tokens")
+        weakref.finalize(self, kernel.lmprog_string_tokens_free, made)
+        return made
 
 
 _vocabularies: weakref.WeakKeyDictionary[Vocabulary, _NativeVocabulary] = (
@@ -140,10 +166,10 @@ _vocabularies: weakref.WeakKeyDictionary[Vocabulary, _NativeVocabulary] = (
 )
 
 
-def _native_vocabulary(vocabulary: Vocabulary) -> _NativeVocabulary:
+def _native_vocabulary(kernel: ctypes.CDLL, vocabulary: Vocabulary) -> _NativeVocabulary:
     found = _vocabularies.get(vocabulary)
     if found is None:
-        found = _vocabularies[vocabulary] = _NativeVocabulary(vocabulary)
+        found = _vocabularies[vocabulary] = _NativeVocabulary(kernel, vocabulary)
     return found
 
 
@@ -156,7 +182,7 @@ class NativeMaskEngine:
         self._kernel = kernel
         self._run, self._mask = kernel.lmprog_automaton_run, kernel.lmprog_mask
         self._net = net
-        self._vocabulary = _native_vocabulary(vocabulary)
+        self._vocabulary = _native_vocabulary(kernel, vocabulary)
         self._num_words = vocabulary.num_words
         self._limits = limits
         view = _CNet(
@@ -173,6 +199,7 @@ class NativeMaskEngine:
             ),
             net.final.ctypes.data,
             net.state_cost.ctypes.data,
+            net.string_state.ctypes.data,
             net.root,
             limits.max_states,
             limits.max_positions,
@@ -245,6 +272,8 @@ class NativeMaskEngine:
         done = self._mask(self._handle, state, most, self._ids_at, NARROW, self._result_at)
         if done < 0:
             raise self._failure(done)
+        if self._result.like:
+            return RawMask(None, None, 0, 0, self._result.like)
         count: int = self._result.count
         if count <= NARROW:
             return RawMask(None, self._ids[:count].copy(), count, self._result.worst)

@@ -22,7 +22,7 @@ from lmprog.constraints.net_arrays import ALL_BYTES, LONGEST_COVER, Alphabet, Ne
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _STEP = 500_000
 """Units of work, nanoseconds roughly, between two checks."""
-_AUTOMATON, _TEXT, _ALL_BUT = range(3)
+_AUTOMATON, _TEXT, _ALL_BUT, _ANY_CHARACTER = range(4)
 
 
 class _CAutomata(ctypes.Structure):
@@ -119,7 +119,7 @@ def _part(net: NetBuilder, root: Node) -> _CPart:
             sizes.append(len(source))
             texts.append(source)
         elif isinstance(source, Leaf):
-            kinds.append(_AUTOMATON)
+            kinds.append(_ANY_CHARACTER if source.is_any_character else _AUTOMATON)
             sizes.append(len(source.final))
             automata.append(source)
         else:
@@ -180,19 +180,21 @@ def native_net(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net | None:
 def _copied(kernel: ctypes.CDLL, build: int, sizes: _CSizes) -> Net:
     nodes, states = sizes.nodes, sizes.states
     longs = 8 * (nodes + states)
-    ints = 4 * (3 * nodes + sizes.items + states + 1 + 3 * sizes.edges)
+    ints = 4 * (3 * nodes + sizes.items + states + 1 + states + 3 * sizes.edges)
     block = np.empty(longs + ints + nodes + states, np.uint8)
     kernel.lmprog_net_copy(build, block.ctypes.data)
     costs = block[:longs].view(np.int64)
     numbers = block[longs : longs + ints].view(np.int32)
     begin_starts = 3 * nodes + sizes.items
-    begin_edges = begin_starts + states + 1
+    begin_strings = begin_starts + states + 1
+    begin_edges = begin_strings + states
     return Net(
         kind=block[longs + ints : longs + ints + nodes],
         args=numbers[: 3 * nodes].reshape(-1, 3),
         items=numbers[3 * nodes : begin_starts],
         node_cost=costs[:nodes],
-        edge_start=numbers[begin_starts:begin_edges],
+        edge_start=numbers[begin_starts:begin_strings],
+        string_state=numbers[begin_strings:begin_edges],
         edges=numbers[begin_edges:].reshape(-1, 3),
         final=block[longs + ints + nodes :],
         state_cost=costs[nodes:],

@@ -61,6 +61,7 @@ class NetBuilder:
         self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
         self._texts: dict[bytes, Node] = {}
         self._strings: dict[tuple[ByteSets, ...], Node] = {}
+        self._leaves: dict[Leaf, Node] = {}
         self._known_parts: dict[NetPart, Node] = {}
         assert self._node(SEQ, ()) == EMPTY
         assert self._node(ALT, ()) == FAIL
@@ -99,7 +100,7 @@ class NetBuilder:
         """This net as a part of others. Nothing is added to it any more."""
         assert not self.holes, "a hole was never filled"
         assert not self.parts, "a part has no parts"
-        self._known, self._texts, self._strings = {}, {}, {}
+        self._known, self._texts, self._strings, self._leaves = {}, {}, {}, {}
         self.check = never_stop
         return NetPart(self, root)
 
@@ -125,6 +126,13 @@ class NetBuilder:
         found = self._texts.get(value)
         if found is None:
             found = self._texts[value] = self.leaf(value)
+        return found
+
+    def same_leaf(self, made: Leaf) -> Node:
+        """A leaf that others hold too: its node is made once."""
+        found = self._leaves.get(made)
+        if found is None:
+            found = self._leaves[made] = self.leaf(made)
         return found
 
     def byte_strings(self, ranges: tuple[ByteSets, ...]) -> Node:

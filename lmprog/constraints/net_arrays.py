@@ -20,6 +20,10 @@ class Net:
     Node n is (kind[n], args[n, 0:3]): LEAF (state), SEQ and ALT (offset and length in `items`),
     REPEAT (child, low, high or -1). State q has the edges edge_start[q]..edge_start[q + 1]. Costs
     are in tokens.
+
+    From some states of leaves every content of a JSON string goes on. Their `string_state` is a
+    state of the same leaf: a final one in which any content may follow, or one that is not final,
+    where any character of it begins. It is -1 for all other states.
     """
 
     kind: NDArray[np.uint8]
@@ -30,6 +34,7 @@ class Net:
     edges: NDArray[np.int32]  # [edges, 3]: first byte, last byte, target state
     final: NDArray[np.uint8]
     state_cost: NDArray[np.int64]
+    string_state: NDArray[np.int32]
     root: int
 
 

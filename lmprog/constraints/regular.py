@@ -73,8 +73,12 @@ class RegularConstraint:
         row = state.row
         if row is None:
             made = self._call(lambda: self._engine.raw_mask(state.number))
-            row = state.row = _shared(made, self._vocabulary.num_words)
-            state.worst = made.worst
+            if made.like:
+                twin = self._state(made.like)
+                row, state.worst = self.mask(twin), twin.worst
+            else:
+                row, state.worst = _shared(made, self._vocabulary.num_words), made.worst
+            state.row = row
             self._with_mask[state] = None
             if len(self._with_mask) + len(self._narrowed) > self._max_masks:
                 self._drop_mask()

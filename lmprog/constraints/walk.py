@@ -23,15 +23,16 @@ from lmprog.constraints.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawMask:
-    """`ids` are ascending and include end-of-sequence; `worst` is the highest cost after an allowed
-    token.
-    """
+    """`ids` are ascending and include end-of-sequence."""
 
     bits: NDArray[np.uint32] | None
     """None where there are ids."""
     ids: NDArray[np.int32] | None
     count: int
     worst: int
+    """The highest cost after an allowed token, or more."""
+    like: int = 0
+    """Not 0: this mask was not made, it is that of another state."""
 
 
 class MaskEngine(ByteAutomaton, Protocol):

@@ -1,0 +1,123 @@
+"""Masks inside JSON strings: made without a walk, and the same as a walk makes them."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lmprog import wire
+from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, State
+from lmprog.constraints.native_masks import NativeMaskEngine, native_engine
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.constraints.walk import PlainEngine
+from tests.constraints.conftest import EOS
+
+PIECES = ['"', '"', ", ", ":", "}", "a", "b", "é", "日", "\\n", "\\u00e9", "\\", "\n", "x" * 20]
+NAMES = {"a": {"type": "integer"}, "ab": {"type": "null"}, "a-b": {}}
+SCHEMAS: list[Any] = [
+    {"type": "string"},
+    {"type": "string", "minLength": 3},
+    {"type": "string", "maxLength": 3},
+    {"type": "string", "minLength": 2, "maxLength": 50},
+    {"type": "string", "maxLength": 200},
+    {"type": "string", "pattern": "^(a?|ab).{0,9}$"},
+    {"type": "string", "pattern": "^.*a.{2,30}$"},
+    {"type": "string", "not": {"enum": ["ab", "aba", 'a"']}},
+    {"type": "object", "properties": NAMES},
+    {"type": "object", "properties": NAMES, "required": ["ab"]},
+    {"type": "object", "properties": {"é": True, 'a"b': {"type": "null"}}},
+    {"type": "object", "properties": NAMES, "patternProperties": {"^b": {"type": "null"}}},
+    {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "string", "pattern": "^a"}]},
+    {"type": "array", "items": {"type": "string", "maxLength": 40}},
+    {"type": "object", "additionalProperties": {"type": "string", "minLength": 1}},
+]
+
+
+def random_words(rng: random.Random, count: int) -> list[bytes | None]:
+    """Tokens that stay inside of strings, close them, or occur in none; some are cut."""
+    out: list[bytes | None] = []
+    for _ in range(count):
+        length = rng.choice([1, 2, 2, 3, 4, 6])
+        word = rng.choice(["", "", " "]) + "".join(rng.choices(PIECES, k=length))
+        data = word.encode()
+        out.append(data[: len(data) - rng.choice([0, 0, 0, 1])] or None)
+    return out
+
+
+@pytest.fixture(scope="module")
+def quoting() -> Vocabulary:
+    rng = random.Random(4)
+    single: list[bytes | None] = [None, *(bytes([byte]) for byte in range(256))]
+    return Vocabulary([*single, *random_words(rng, 1800)], [EOS], use_cache=False)
+
+
+def bits_of(engine: NativeMaskEngine, state: int, most: int) -> tuple[NDArray[np.uint32], int, int]:
+    made = engine.raw_mask(state, most)
+    if made.like:
+        made = engine.raw_mask(made.like, most)
+        assert not made.like, "a state that others are like is not like another"
+    row = MaskRow.narrow(made.ids, engine_words(engine)) if made.ids is not None else None
+    bits = made.bits if row is None else row.bits
+    assert bits is not None
+    return bits, made.count, made.worst
+
+
+def engine_words(engine: NativeMaskEngine) -> int:
+    return engine._num_words
+
+
+def test_masks_inside_strings_are_what_a_walk_would_find(quoting: Vocabulary) -> None:
+    rng = random.Random(7)
+    num_wide = 0
+    for schema in SCHEMAS:
+        net = regular_net(wire.JsonSchema(json.dumps(schema)), quoting)
+        kernel = native_engine(net, quoting, CompileLimits())
+        if kernel is None:
+            pytest.skip("no C++ compiler")
+        twin = PlainEngine(net, quoting, CompileLimits())
+        for _ in range(2):
+            num_wide += walk_together(kernel, twin, quoting, rng)
+    assert num_wide > 80
+
+
+def walk_together(
+    kernel: NativeMaskEngine, twin: PlainEngine, vocabulary: Vocabulary, rng: random.Random
+) -> int:
+    """Compares the masks along a random text; returns how many were wide."""
+    here, there = kernel.start, twin.start
+    num_wide = 0
+    for _ in range(6):
+        for most in (1 << 40, kernel.cost(here) + rng.randint(0, 7)):
+            bits, count, worst = bits_of(kernel, here, most)
+            right = twin.raw_mask(there, most)
+            plain = MaskRow.narrow(right.ids, len(bits)) if right.ids is not None else right
+            assert np.array_equal(bits, plain.bits)
+            assert count == right.count
+            assert worst >= right.worst
+            num_wide += right.count > NARROW
+        allowed = np.nonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))[0]
+        tokens = [token for token in allowed.tolist() if token != EOS]
+        if not tokens:
+            break
+        text = vocabulary.bytes_of(rng.choice(tokens)) or b""
+        here, there = kernel.run(here, text), twin.run(there, text)
+    return num_wide
+
+
+def test_strings_with_room_for_every_token_share_one_mask(quoting: Vocabulary) -> None:
+    made = compile_constraint(wire.JsonSchema('{"type": "string", "maxLength": 500}'), quoting)
+    rows = {}
+    for length in range(1, 6):
+        state = made.advance_bytes(made.start, b'"' + b"a" * length)
+        assert state is not None
+        rows[length] = (state, made.mask(state))
+    states: set[State] = {state for state, _ in rows.values()}
+    assert len(states) == 5
+    if native_engine(regular_net(wire.Regex("a"), quoting), quoting, CompileLimits()):
+        assert len({id(row) for _, row in rows.values()}) == 1
