@@ -32,6 +32,7 @@ struct lmprog_automaton {
 namespace {
 
 constexpr size_t kMaxHere = 64;
+constexpr int kFewBytes = 12;
 constexpr int kMaxSteps = 4096;
 
 struct Mask {
@@ -155,6 +156,7 @@ struct Root {
     uint32_t state = 0;
     const uint32_t* row = nullptr;
     uint8_t none = 0;  // groups of which no character is taken
+    bool few = false;  // so few bytes, of ASCII, that a walk is the quickest way
     int num_bytes = 0;
     uint8_t bytes[256];
 
@@ -163,6 +165,9 @@ struct Root {
         row = a.inner.row(at);
         for (int byte = 0; byte < 256; byte++)
             if (row[byte]) bytes[num_bytes++] = static_cast<uint8_t>(byte);
+        few = num_bytes <= kFewBytes && (!num_bytes || bytes[num_bytes - 1] < 128);
+        none = few ? a.groups.without(bytes, num_bytes) : 0;
+        if (few) return;
         const Steps& steps = a.groups.steps(at);
         for (int g = 0; g < lmprog::kGroups; g++) none |= static_cast<uint8_t>((steps[g].kind == lmprog::kNone) << g);
     }
@@ -200,7 +205,7 @@ void fill(lmprog_automaton& a, uint32_t state, Mask& out) {
         const Root& root = roots[bucket.lead];
         if (!root.state || (bucket.groups && !(bucket.groups & ~root.none))) continue;
         int32_t whole = 0;
-        const Verdict verdict = bucket.groups ? explore(a, bucket, root.state, out, whole) : kWalk;
+        const Verdict verdict = bucket.groups && !root.few ? explore(a, bucket, root.state, out, whole) : kWalk;
         if (verdict == kTake) take(bucket, whole, vocabulary.num_words, out);
         if (verdict == kWalk) walk(a, bucket, root, out);
     }

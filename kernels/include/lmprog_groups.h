@@ -59,7 +59,18 @@ class Pairs {
 
 class Groups {
   public:
-    Groups(Automaton& automaton, const lmprog_vocabulary& vocabulary) : a_(automaton), v_(vocabulary) {}
+    Groups(Automaton& automaton, const lmprog_vocabulary& vocabulary) : a_(automaton), v_(vocabulary) {
+        for (int g = 0; g < kGroups; g++)
+            for (int32_t c = v_.edge_start[v_.group_start[g]]; c < v_.edge_start[v_.group_start[g] + 1]; c++)
+                for (int32_t byte = v_.edges[3 * c]; byte <= v_.edges[3 * c + 1]; byte++) begins_[byte] |= 1u << g;
+    }
+
+    // The groups of which no character begins with any of these bytes.
+    uint8_t without(const uint8_t* bytes, int count) const {
+        uint8_t met = 0;
+        for (int i = 0; i < count; i++) met |= begins_[bytes[i]];
+        return static_cast<uint8_t>(~met);
+    }
 
     const Steps& steps(uint32_t state) {
         if (of_state_.size() <= state) of_state_.resize(state + 256, nullptr);
@@ -231,6 +242,7 @@ class Groups {
 
     Automaton& a_;
     const lmprog_vocabulary& v_;
+    uint8_t begins_[256] = {};  // by byte: the groups that have a character with it as its first
     std::vector<const Steps*> of_state_;
     std::deque<Steps> made_;
     std::vector<uint32_t> targets_, ends_;

@@ -33,6 +33,8 @@ class Lowering:
         self._done: dict[int, tuple[Expression, Node]] = {}
         """By identity, since equality reads whole expressions. Holds them, so that ids stay
         theirs."""
+        self._classes: dict[int, tuple[CharSet, Node]] = {}
+        """The same of sets of characters."""
 
     def lower(self, expression: Expression) -> Node:
         found = self._done.get(id(expression))
@@ -78,6 +80,12 @@ class Lowering:
     def chars(self, ranges: CharSet) -> Node:
         if not ranges:
             return FAIL
+        found = self._classes.get(id(ranges))
+        if found is None:
+            found = self._classes[id(ranges)] = (ranges, self._class(ranges))
+        return found[1]
+
+    def _class(self, ranges: CharSet) -> Node:
         if self._json and ranges == charset.ALL:
             return self._net.same_leaf(any_json_character())
         return self._net.byte_strings(json_char_bytes(ranges) if self._json else char_bytes(ranges))

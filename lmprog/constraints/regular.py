@@ -72,19 +72,27 @@ class RegularConstraint:
     def mask(self, state: State, budget: int | None = None) -> MaskRow:
         row = state.row
         if row is None:
-            made = self._call(lambda: self._engine.raw_mask(state.number))
-            if made.like:
-                twin = self._state(made.like)
-                row, state.worst = self.mask(twin), twin.worst
-            else:
-                row, state.worst = _shared(made, self._vocabulary.num_words), made.worst
-            state.row = row
+            row = self._made(state)
             self._with_mask[state] = None
             if len(self._with_mask) + len(self._narrowed) > self._max_masks:
                 self._drop_mask()
         else:
             self._with_mask.move_to_end(state)
         return row if budget is None or budget > state.worst else self._narrow(state, budget)
+
+    def _made(self, state: State) -> MaskRow:
+        try:
+            made = self._engine.raw_mask(state.number)
+        except MemoryFull:
+            self._collect()
+            made = self._engine.raw_mask(state.number)
+        if made.like:
+            twin = self._state(made.like)
+            row, state.worst = self.mask(twin), twin.worst
+        else:
+            row, state.worst = _shared(made, self._vocabulary.num_words), made.worst
+        state.row = row
+        return row
 
     def _narrow(self, state: State, budget: int) -> MaskRow:
         found = self._narrowed.get((state, budget))

@@ -74,26 +74,42 @@ class BoundedNodes:
         net: NetBuilder,
         lowering: Lowering,
     ) -> None:
-        self._edges = [list(edges.items()) for edges in automaton.edges]
+        edges = [list(of_state.items()) for of_state in automaton.edges]
         self._final = automaton.final
         self._low, self._high = bounds
         self._unbounded, self._net, self._lowering = unbounded, net, lowering
-        self._shortest = _shortest(self._edges, self._final)
-        self._longest = _longest(self._edges, self._shortest)
+        self._shortest = _shortest(edges, self._final)
+        self._longest = _longest(edges, self._shortest)
+        self._live = [
+            [(to, chars) for to, chars in of_state if self._shortest[to] is not None]
+            for of_state in edges
+        ]
+        self._loops = [
+            final and len(live) == 1 and live[0][0] == state
+            for state, (final, live) in enumerate(zip(self._final, self._live, strict=True))
+        ]
+        """Whether a state is final and leads to itself alone."""
 
     def node(self) -> Node:
+        net, low = self._net, self._low
         nodes: dict[tuple[int, int], Node] = {}
+        letters: dict[int, list[tuple[int, Node]]] = {}
         for state, length in reversed(self._reached()):
-            nodes[state, length] = self._direct(state, length) or self._net.alt(
-                [
-                    *(
-                        self._net.seq([self._lowering.chars(chars), nodes[to, length + 1]])
-                        for to, chars in self._edges[state]
-                        if (to, length + 1) in nodes
-                    ),
-                    *([EMPTY] if self._final[state] and length >= self._low else []),
-                ]
-            )
+            if self._is_direct(state, length):
+                nodes[state, length] = self._direct(state, length)
+                continue
+            edges = letters.get(state)
+            if edges is None:
+                lower = self._lowering.chars
+                edges = letters[state] = [(to, lower(chars)) for to, chars in self._live[state]]
+            ways = [
+                net.seq((letter, rest))
+                for to, letter in edges
+                if (rest := nodes.get((to, length + 1))) is not None
+            ]
+            if self._final[state] and length >= low:
+                ways.append(EMPTY)
+            nodes[state, length] = net.alt(ways)
         return nodes.get((0, 0), FAIL)
 
     def _reached(self) -> list[tuple[int, int]]:
@@ -102,11 +118,11 @@ class BoundedNodes:
         known = set(queue)
         for state, length in queue:  # appended to while iterated
             self._net.check()
-            if self._direct(state, length) is not None:
+            if self._is_direct(state, length):
                 continue
-            for to, _ in self._edges[state]:
+            for to, _ in self._live[state]:
                 following = (to, length + 1)
-                if following not in known and self._may_end(*following):
+                if following not in known and self._may_end(to, length + 1):
                     known.add(following)
                     queue.append(following)
                     if len(queue) > MAX_STATES:
@@ -120,19 +136,22 @@ class BoundedNodes:
             return False
         return longest is None or length + longest >= self._low
 
-    def _direct(self, state: int, length: int) -> Node | None:
-        """The node, if no characters need to be counted."""
+    def _is_direct(self, state: int, length: int) -> bool:
+        """Whether no characters need to be counted, or those of one repetition."""
+        return self._loops[state] or self._always_holds(state, length)
+
+    def _always_holds(self, state: int, length: int) -> bool:
         longest, shortest = self._longest[state], self._shortest[state]
         assert shortest is not None, "only states that can end are asked for"
         is_short = self._high is None or (longest is not None and length + longest <= self._high)
-        if is_short and length + shortest >= self._low:
+        return is_short and length + shortest >= self._low
+
+    def _direct(self, state: int, length: int) -> Node:
+        if self._always_holds(state, length):
             return self._unbounded.node(state)
-        live = [(to, chars) for to, chars in self._edges[state] if self._shortest[to] is not None]
-        if self._final[state] and len(live) == 1 and live[0][0] == state:
-            high = None if self._high is None else self._high - length
-            item = self._lowering.chars(live[0][1])
-            return self._net.repeat(item, max(self._low - length, 0), high)
-        return None
+        high = None if self._high is None else self._high - length
+        item = self._lowering.chars(self._live[state][0][1])
+        return self._net.repeat(item, max(self._low - length, 0), high)
 
 
 _Edges = list[list[tuple[int, CharSet]]]

@@ -7,8 +7,7 @@ not use whole buckets as a shortcut.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,7 @@ from lmprog.constraints.trie import Trie
 from lmprog.constraints.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RawMask:
+class RawMask(NamedTuple):
     """`ids` are ascending and include end-of-sequence."""
 
     bits: NDArray[np.uint32] | None
