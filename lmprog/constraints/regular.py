@@ -197,7 +197,7 @@ class RegularConstraint:
 def _shared(made: RawMask, num_words: int) -> MaskRow:
     if made.bits is not None:
         made.bits.flags.writeable = False
-        return MaskRow(made.bits, None, made.count)
+        return MaskRow(made.bits, None, made.num_allowed)
     assert made.ids is not None, "a mask has its bits or its ids"
     made.ids.flags.writeable = False
     return MaskRow.narrow(made.ids, num_words)

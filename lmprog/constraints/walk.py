@@ -26,7 +26,7 @@ class RawMask(NamedTuple):
     bits: NDArray[np.uint32] | None
     """None where there are ids."""
     ids: NDArray[np.int32] | None
-    count: int
+    num_allowed: int
     worst: int
     """The highest cost after an allowed token, or more."""
     like: int = 0

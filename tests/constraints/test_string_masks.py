@@ -65,7 +65,7 @@ def bits_of(engine: NativeMaskEngine, state: int, most: int) -> tuple[NDArray[np
     row = MaskRow.narrow(made.ids, engine_words(engine)) if made.ids is not None else None
     bits = made.bits if row is None else row.bits
     assert bits is not None
-    return bits, made.count, made.worst
+    return bits, made.num_allowed, made.worst
 
 
 def engine_words(engine: NativeMaskEngine) -> int:
@@ -98,9 +98,9 @@ def walk_together(
             right = twin.raw_mask(there, most)
             plain = MaskRow.narrow(right.ids, len(bits)) if right.ids is not None else right
             assert np.array_equal(bits, plain.bits)
-            assert count == right.count
+            assert count == right.num_allowed
             assert worst >= right.worst
-            num_wide += right.count > NARROW
+            num_wide += right.num_allowed > NARROW
         allowed = np.nonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))[0]
         tokens = [token for token in allowed.tolist() if token != EOS]
         if not tokens:
