@@ -87,6 +87,14 @@ class RuntimeConfig:
     """
     kv_disk_folder: str | None = None
     """Where; None: the folder `kv` of lmprog's cache."""
+    kv_events: str | None = None
+    """Where to publish which blocks of tokens the cache has, for routers that read vLLM's events;
+    None: nowhere. Events have the tokens of prompts."""
+    kv_events_replay: str | None = None
+    """Where routers ask for events that they missed; None: nowhere."""
+    kv_events_topic: str = ""
+    kv_events_open: bool = False
+    """Whether these addresses may be reached from other machines, without keys."""
     public_prefix: tuple[str, ...] = ()
     """Files of texts and first messages that caches of different keys share; what follows them is
     each key's own.

@@ -64,10 +64,11 @@ UNITS = {
         "lmprog.simulation",
         "errors config wire transport radix constraints text tier scheduling programs batch loop",
     ),
+    "kv_events": Unit("lmprog.runtime.kv_events", "errors config wire transport radix"),
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
-        "errors config wire transport launch text scheduling programs loop engine batch ranks",
+        "errors config wire transport launch text scheduling programs loop engine batch ranks kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text engine batch"),
     # the gateway: a client of the wire, with no tokens and no tensors
@@ -117,7 +118,7 @@ _API_LIBRARIES = ("openai", "anthropic", "litellm", "httpx2", "jsonschema")
 DOORS = {
     "zmq": "lmprog.transport",
     "msgspec": "lmprog.wire lmprog.fleet lmprog.cli.run lmprog.launch.parent_pipe "
-    "lmprog.lang.ops.sampling "
+    "lmprog.lang.ops.sampling lmprog.runtime.kv_events "
     "lmprog.backends.blackbox lmprog.server",
     **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
     "cuda": "lmprog.runtime.engine.device",

@@ -52,7 +52,7 @@ def run(given: argparse.Namespace) -> int:
         chosen.settings()  # after the output: raises for contradictory options
         return 0
     settings = chosen.settings()
-    _become_other_rank(settings, chosen)
+    _check_one_runtime(settings, chosen)
     _log(given.verbose)
     return _serve(chosen.model, settings, _supervise(settings, chosen, given.address))
 
@@ -97,13 +97,19 @@ def _supervise(settings: ServerSettings, chosen: Configuration, cluster: str | N
     )
 
 
-def _become_other_rank(settings: ServerSettings, chosen: Configuration) -> None:
-    """Does not return where torchrun started this process as another rank than 0."""
+def _check_one_runtime(settings: ServerSettings, chosen: Configuration) -> None:
+    """Refuses several runtimes where options are for one. Does not return where torchrun started
+    this process as another rank than 0.
+    """
     config = configured(chosen.model, chosen.runtime_options())
     if config.tp_ranks == "torchrun" and (settings.replicas > 1 or settings.join or settings.ray):
         raise InvalidParameter(
             "--tp-ranks torchrun is for one runtime, without --replicas, --join and --ray.",
             name="tp_ranks",
+        )
+    if config.kv_events is not None and settings.replicas > 1:
+        raise InvalidParameter(
+            "--kv-events is for one runtime: several cannot share its address.", name="kv_events"
         )
     become_other_rank(config)
 

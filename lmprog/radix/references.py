@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from lmprog.radix.eviction import EvictionOrder
 from lmprog.radix.node import Node
 from lmprog.radix.pages import PageAllocator
+from lmprog.radix.tree_watcher import TreeWatcher
 
 
 class References:
@@ -32,6 +33,7 @@ class References:
         self.discarded: set[Node] = set()
         self.num_cached = 0
         self.num_reserved = 0  # nodes with `reserves_page`
+        self.watcher: TreeWatcher | None = None
 
     def root(self, salt: str) -> Node:
         root = self.used_roots.get(salt)
@@ -188,6 +190,8 @@ class References:
             self.free(node.pages)
             node.pages = []
         node.alive = False
+        if self.watcher is not None:
+            self.watcher.removed(node)
         node.pins = node.pins_here = 0
         node.children = {}
         node.tail_child = None

@@ -23,6 +23,7 @@ from lmprog.radix.pages import PageAllocator
 from lmprog.radix.references import References
 from lmprog.radix.tree_results import Inserted, Match, Tail
 from lmprog.radix.tree_shape import TreeShape
+from lmprog.radix.tree_watcher import TreeWatcher
 
 
 class RadixTree:
@@ -36,6 +37,15 @@ class RadixTree:
         self._shape = TreeShape(page_size, self._refs)
         self.on_evict: Callable[[Node], object] | None = None
         """Told of a leaf before pages at its end are evicted, while it has them all."""
+
+    @property
+    def watcher(self) -> TreeWatcher | None:
+        """Told of every change of which tokens there are; None: nobody."""
+        return self._refs.watcher
+
+    @watcher.setter
+    def watcher(self, watcher: TreeWatcher | None) -> None:
+        self._refs.watcher = watcher
 
     @property
     def page_size(self) -> int:

@@ -62,6 +62,8 @@ class TreeShape:
         if parent.parent is None:
             refs.used_roots[parent.salt] = parent
         self.num_nodes += 1
+        if refs.watcher is not None:
+            refs.watcher.added(child)
         return child
 
     def _named(self, node: Node) -> Node:
@@ -93,6 +95,8 @@ class TreeShape:
         if not node.locks:
             self._refs.order.add(upper)
         self.num_nodes += 1
+        if self._refs.watcher is not None:
+            self._refs.watcher.was_split(upper, node)
         return upper
 
     def repair(self, node: Node, locks_follow: bool = False) -> Node:
@@ -112,7 +116,7 @@ class TreeShape:
             boundary = node.end - node.end % size
             if boundary > node.begin:
                 if not node.locks or locks_follow:
-                    node.shorten(boundary)
+                    self._shorten(node, boundary)
                     break
                 self.split(node, boundary)
             parent = self._refs.unlink(node)
@@ -133,7 +137,7 @@ class TreeShape:
         if kept > 0:
             pages = node.pages[kept:]
             del node.pages[kept:]
-            node.shorten((node.begin // self._page_size + kept) * self._page_size)
+            self._shorten(node, (node.begin // self._page_size + kept) * self._page_size)
             refs.order.resized(node, -want)
             refs.free(pages)
             return want
@@ -151,3 +155,8 @@ class TreeShape:
         self.num_nodes -= 1
         self.repair(parent)
         return freed
+
+    def _shorten(self, node: Node, end: int) -> None:
+        node.shorten(end)
+        if self._refs.watcher is not None:
+            self._refs.watcher.shortened(node)

@@ -79,6 +79,10 @@ def assemble(
         public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix
     ]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
+    if _asks_for_events(config):
+        from lmprog.runtime.kv_events.kv_publisher import publishing
+
+        channel = publishing(config, channel, scheduler.tree, namespaces.token)
     limits = CallLimits(
         engine.vocab_size, scheduler.longest_sequence, scheduler.check_fits, namespaces
     )
@@ -107,6 +111,13 @@ def assemble(
     return Loop(
         channel, interpreter, scheduler, stepping, selected.sampler, time.monotonic, idle
     ), welcome
+
+
+def _asks_for_events(config: RuntimeConfig) -> bool:
+    """Also where what was asked for cannot be, which is then said."""
+    return bool(config.kv_events or config.kv_events_replay) or bool(
+        config.kv_events_topic or config.kv_events_open
+    )
 
 
 def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | None:

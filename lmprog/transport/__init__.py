@@ -18,6 +18,7 @@ from lmprog.transport.channel import (
     Unreadable,
 )
 from lmprog.transport.client_channel import ZmqClientChannel
+from lmprog.transport.event_socket import EventSocket
 from lmprog.transport.key_folder import client_keys, keys_of_runtime, write_keys
 from lmprog.transport.local_channel import LocalClientChannel, LocalRuntimeChannel, local_pair
 from lmprog.transport.reply_reader import ReplyReader
@@ -28,6 +29,7 @@ __all__ = [
     "ClientId",
     "CurveClient",
     "CurveServer",
+    "EventSocket",
     "Gone",
     "GreetedChannel",
     "LocalClientChannel",

@@ -116,6 +116,8 @@ def test_importing_the_package_or_the_command_imports_neither_torch_nor_sockets(
         (["serve", "--policy", "random"], "invalid choice: 'random'"),
         (["serve", "ok", "--address", "tcp://0.0.0.0:5000"], "can be reached from other machines"),
         (["serve", "--no-http", "--port", "9000"], "--port is for HTTP"),
+        (["serve", "--replicas", "2", "--kv-events", "tcp://127.0.0.1:1"], "is for one runtime"),
+        (["serve", "--replicas", "2", "--tp-ranks", "torchrun"], "is for one runtime"),
         (["serve", "--host", "0.0.0.0"], "--insecure-no-auth"),
         (["serve", "--port", "70000"], "0 to 65535"),
         (["serve", "--config", "nowhere.toml"], "cannot be read"),

@@ -104,6 +104,14 @@ def test_every_mirrored_name_and_our_own_are_there(fake: Fake) -> None:
     assert set(OURS.split()) <= families
 
 
+def test_load_is_told_by_the_names_that_foreign_routers_scrape(fake: Fake) -> None:
+    samples, _ = session(fake, [("/v1/completions", {"prompt": "abcd", "max_tokens": 5})])
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert samples[f"vllm:{name}"] == samples[f"lmprog_{name}"]
+    pages, size = fake.scheduler.pages.num_pages, fake.scheduler.config.page_size
+    assert samples[f"vllm:cache_config_info block_size={size} num_gpu_blocks={pages}"] == 1
+
+
 def test_every_metric_of_the_board_is_told(fake: Fake) -> None:
     samples, _ = session(fake, [("/v1/completions", {"prompt": "a", "max_tokens": 2})])
     told = {key.split()[0] for key in samples}

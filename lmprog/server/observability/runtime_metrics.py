@@ -23,6 +23,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 PREFIX = "lmprog_"
+ROUTERS_PREFIX = "vllm:"
+ROUTERS_NAMES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+"""Gauges that routers of other people's fleets scrape by vLLM's own names."""
 Figures = Mapping[str, float]
 
 
@@ -245,10 +248,12 @@ class RuntimeFigures(Collector):
         rows = [([model, name][: len(names)], totals) for name, totals in self._totals.items()]
         alive = [row for row, name in zip(rows, self._totals, strict=True) if name in self._alive]
         for gauge in GAUGES:
-            family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=names)
-            for labels, totals in alive:
-                family.add_metric(labels, gauge.read(totals.now))
-            yield family
+            for prefix in (PREFIX, ROUTERS_PREFIX)[: 1 + (gauge.name in ROUTERS_NAMES)]:
+                family = GaugeMetricFamily(prefix + gauge.name, gauge.help, labels=names)
+                for labels, totals in alive:
+                    family.add_metric(labels, gauge.read(totals.now))
+                yield family
+        yield _cache_config(names, alive)
         for counter in COUNTERS:
             made = CounterMetricFamily(PREFIX + counter.name, counter.help, labels=names)
             for labels, totals in rows:
@@ -261,6 +266,19 @@ class RuntimeFigures(Collector):
                 added = totals.total(figure + "_sum")
                 histogram.add_metric(labels, list(totals.buckets(figure)), added)
             yield histogram
+
+
+def _cache_config(names: list[str], alive: list[tuple[list[str], _Totals]]) -> Metric:
+    """The size of a page and their number, as labels: routers read them there."""
+    family = GaugeMetricFamily(
+        f"{ROUTERS_PREFIX}cache_config_info",
+        "Tokens of a page, and pages of the pool, as labels.",
+        labels=[*names, "block_size", "num_gpu_blocks"],
+    )
+    for labels, totals in alive:
+        sizes = [str(int(totals.now.get(name, 0))) for name in ("page_size", "pages")]
+        family.add_metric([*labels, *sizes], 1.0)
+    return family
 
 
 class RuntimeHistogram(Collector):

@@ -97,6 +97,12 @@ _HELP: Mapping[str, str] = {
     "kv_disk_mb": "size of a file for keys and values that memory has no place for, found again "
     "after a restart; default: none is kept",
     "kv_disk_folder": "where that file is; default: the folder kv of the cache",
+    "kv_events": "address at which vLLM's key/value events are published, as in "
+    "tcp://127.0.0.1:5557, for routers that know the cache by them; default: none",
+    "kv_events_replay": "address at which routers ask for events that they missed; default: none",
+    "kv_events_topic": "their topic; llm-d wants kv@POD@MODEL; default: none",
+    "kv_events_open": "allow addresses of events that other machines reach: whoever does reads "
+    "prompts",
     "public_prefix": "a file whose text, or messages (.json), all keys share in the cache; "
     "repeat it for several",
     "page_size": "tokens of one page",
