@@ -1,7 +1,8 @@
 """The driver on a GPU: kernels loaded and launched by `cuda.bindings`, memory and products by
 torch.
 
-Everything runs on one stream of torch's. This file has not run on hardware yet.
+Everything runs on one stream of torch's. This file has not run on hardware yet: tests launch
+through the installed bindings into a library that stands for the driver.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class CudaDriver:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source, non_blocking=True)
+        with torch.inference_mode():  # memory is made in it, and may be changed in it only
+            target.copy_(source, non_blocking=True)
 
     def launch(self, launch: Launch) -> None:
         args = (ctypes.c_void_p * 1)(ctypes.addressof(launch.args))
@@ -106,7 +108,8 @@ class CudaDriver:
         )
 
     def compute(self, work: Callable[[], object]) -> None:
-        work()
+        with torch.inference_mode():
+            work()
 
     def event(self) -> _CudaEvent:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

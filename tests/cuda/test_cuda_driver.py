@@ -1,0 +1,80 @@
+"""The driver on a GPU, as far as it goes without one: the installed `cuda.bindings` marshals its
+calls into a library of ours, and the emulator does what is launched (`fake_gpu.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmprog.native import compiler
+from lmprog.runtime.engine.device.cuda_driver import why_not
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("cuda") is None, reason="cuda.bindings is not installed"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    flags = ("-shared", "-fPIC", "-Wall", "-Wextra", "-Wl,-soname,libcuda.so.1")
+    subprocess.run(
+        [str(compiler()), *flags, "-o", str(made), str(HERE / "fake_libcuda.cpp")], check=True
+    )
+    return made
+
+
+def run(library: Path, what: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.cuda.fake_gpu", str(library), what],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_launches_through_the_installed_bindings_give_the_tokens_of_the_processor(
+    library: Path,
+) -> None:
+    done = run(library, "answers")
+    assert done.returncode == 0, done.stderr
+    name, _, launches = done.stdout.rpartition(" ")
+    assert name == "fake, driver 13000"
+    assert int(launches) > 30
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuFuncSetAttribute"],
+)
+def test_a_call_that_fails_is_an_error_with_its_name(call: str, library: Path) -> None:
+    done = run(library, "opens", FAKE_CUDA_FAILS=call)
+    assert done.returncode == 1
+    assert "NotSupported: the CUDA driver failed: CUDA_ERROR_INVALID_IMAGE" in done.stderr
+
+
+def test_a_driver_that_is_too_old_is_one_line(library: Path) -> None:
+    said = run(library, "opens", FAKE_CUDA_VERSION="11040").stdout
+    assert said == "the NVIDIA driver is for CUDA 11, at least 12 is needed\n"
+
+
+def test_a_driver_that_can_be_used_opens(library: Path) -> None:
+    done = run(library, "opens")
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+def test_torch_without_cuda_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert "is built without CUDA" in str(why_not(0))
