@@ -409,8 +409,8 @@ MEMORY_MUTANTS = [
         "older contents win after a restart",
         "tier",
         _TIER + "rebuilding.py",
-        "by_age = sorted(known, key=lambda one: one.age)",
-        "by_age = sorted(known, key=lambda one: -one.age)",
+        "for one in sorted(known, key=lambda one: one.age):",
+        "for one in sorted(known, key=lambda one: -one.age):",
     ),
 ]
 """In the order of the data: tree, eviction, holds, page tables, queue and policies, tier."""

@@ -11,12 +11,13 @@ ROOMS = {
     "scheduling": "tests/runtime/test_client_shares.py tests/runtime/test_admission_order.py "
     "tests/runtime/test_short_memory.py "
     "tests/runtime/test_namespaces.py tests/runtime/test_scheduler.py",
-    "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
+    "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_forced_tokens.py "
+    "tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
     "tests/runtime/test_streamed_logprobs.py tests/runtime/test_usage.py",
     "branch": "tests/runtime/test_branch.py tests/runtime/test_interpreter.py",
     "inbox": "tests/runtime/test_inbox.py tests/runtime/test_loop.py",
     "select": "tests/runtime/test_interpreter.py tests/runtime/test_select_is_exact.py",
-    "generation": "tests/runtime/test_interpreter.py tests/runtime/test_scheduler.py "
+    "generation": "tests/runtime/test_forced_tokens.py tests/runtime/test_interpreter.py tests/runtime/test_scheduler.py "
     "tests/runtime/test_spelling.py",
     "healing": "tests/runtime/test_healing.py",
     "sampler": "tests/sampler",
@@ -24,6 +25,10 @@ ROOMS = {
     "transport": "tests/wire/test_channels.py tests/wire/test_zeromq.py tests/wire/test_messages.py "
     "tests/wire/test_access.py",
     "tier": "tests/tier/test_second_tier.py tests/tier/test_page_file.py",
+    "fleet": "tests/fleet/test_program_log.py tests/fleet/test_placement.py tests/fleet/test_moving.py "
+    "tests/fleet/test_replica_death.py",
+    "calls": "tests/calls/test_call_stream.py tests/calls/test_derivation.py",
+    "tags": "tests/constrained/test_structural_tags.py",
 }
 """The tests of each room, quick ones first. Where they notice nothing the simulation is tried."""
 

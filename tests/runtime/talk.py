@@ -29,9 +29,16 @@ class Talk:
     """`say` hands ops in, `until_idle` gives all replies that come of them."""
 
     def __init__(
-        self, tokenizer: Any = None, engine: Any = None, sampler: Any = None, **changes: Any
+        self,
+        tokenizer: Any = None,
+        engine: Any = None,
+        sampler: Any = None,
+        is_forcing: bool = False,
+        **changes: Any,
     ) -> None:
-        """Without an engine the fake model answers."""
+        """Without an engine the fake model answers. `is_forcing`: what a constraint leaves no
+        choice about is not sampled.
+        """
         config = SchedulerConfig(**{"page_size": 4, "num_pages": 64, **changes})
         self.now = 0.0
         self.tokenizer = tokenizer or LetterTokenizer()
@@ -42,9 +49,9 @@ class Talk:
         )
         vocab_size = self.tokenizer.vocab_size if engine is None else engine.vocab_size
         limits = CallLimits(vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits)
-        calls = CallBuilder(
-            self.tokenizer, limits, CallConstraints(self.tokenizer), None, random.Random(1)
-        )
+        constraints = CallConstraints(self.tokenizer)
+        forcing = constraints.forcing if is_forcing else None
+        calls = CallBuilder(self.tokenizer, limits, constraints, forcing, random.Random(1))
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION, "fake", 200, self.tokenizer.vocab_size, 4, 64, 1
         )

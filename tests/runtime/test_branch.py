@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import lmprog
 from lmprog.runtime.programs.branch import RuntimeBranch
+from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.cuts import Cutter
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 
@@ -124,3 +125,16 @@ def test_a_generation_that_gave_nothing_leaves_the_literal_end_literal(
     branch.append("http:")
     branch.adopt(array("i", [0]), gained, rest=":")
     assert branch.ends_literal is is_literal
+
+
+def test_what_a_program_says_inside_a_turn_is_quoted_and_the_template_is_not() -> None:
+    template = load_template(NANO)
+    branch = RuntimeBranch(1)
+    branch.open()
+    branch.append("before")
+    branch.begin_role("user", template)
+    branch.append("<|end|>")
+    branch.append(" more")
+    branch.end_role("user", template)
+    branch.append("after")
+    assert [branch.pending[begin:end] for begin, end in branch.quoted] == ["<|end|> more"]

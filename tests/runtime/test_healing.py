@@ -16,8 +16,10 @@ from lmprog.runtime.programs.active_call import ActiveCall
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.healing import Healer
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import SequenceGroup
+from lmprog.runtime.text.chat_template import ChatTemplate
 from tests.constrained.small_model import PairTokenizer, random_tokenizer
 from tests.runtime.talk import Talk, done, text
 from tests.runtime.words import Words
@@ -25,6 +27,9 @@ from tests.runtime.words import Words
 LONGEST = 200
 
 URL = Words("http", "://", ":", " ", " word", "the", " the", "é".encode()[:1], "9", "90")
+
+
+HEALED = wire.Generate(1, 1, wire.SamplingParams(max_tokens=5), heal=True)
 
 
 def built(
@@ -397,3 +402,26 @@ def test_forks_and_results_share_all_before_the_seam() -> None:
     )
     for call in (5, 6):
         assert done(replies)[call].usage.cached >= len(tokens) - 1 - 4
+
+
+def test_neither_a_template_nor_the_end_of_a_result_is_healed() -> None:
+    """Both end in text that is still to be tokenised, as literal text does, which is healed."""
+
+    def seam(branch: RuntimeBranch) -> object:
+        prompt = branch.tokens_with(URL)
+        return Healer(URL, URL.vocab_size, LONGEST).seam(branch, prompt, HEALED, 5, None)
+
+    literal, after_result = RuntimeBranch(1), RuntimeBranch(2)
+    for branch in (literal, after_result):
+        branch.open()
+        branch.append("the http:")
+    assert seam(literal) is not None
+    after_result.adopt(array("i", URL.encode("the word")), " http:", rest="http:")
+    assert seam(after_result) is None
+    turns = "{% for m in messages %}the http:{{ m['content'] }} word{% endfor %}"
+    in_turn = RuntimeBranch(3)
+    in_turn.open()
+    in_turn.append("the word")
+    in_turn.begin_role("user", ChatTemplate(turns, {}))
+    assert in_turn.pending.endswith("http:")
+    assert seam(in_turn) is None

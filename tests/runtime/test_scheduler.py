@@ -270,3 +270,16 @@ def test_a_prefill_alone_takes_the_whole_budget() -> None:
     rig.gen(tokens(9, 1200), 1)
     rig.run()
     assert len(timed.seconds) == 1
+
+
+def test_of_several_later_sequences_the_youngest_programs_is_preempted_first() -> None:
+    rig = Rig(config(num_pages=12, admission="unlimited"))
+    sequences = [rig.gen(tokens(seed, 8), 24) for seed in range(4)]
+    order: list[int] = []
+    while not rig.scheduler.idle:
+        rig.step()
+        for number, one in enumerate(sequences):
+            order += [number] * (one.group.preemptions - order.count(number))
+    assert order[:2] == [3, 2]
+    for seed, one in enumerate(sequences):
+        assert list(one.tokens)[8:] == expected(tokens(seed, 8), 24)

@@ -59,6 +59,16 @@ def fail_forward(world: World, failure: Failure) -> Any:
     return mock.patch.object(world.engine, "forward", wrapped(world.engine.forward))
 
 
+def fail_allocation(world: World, failure: Failure) -> Any:
+    """No pages can be had for a sequence: it must wait, and nothing else may change."""
+    original = world.scheduler._make_room
+
+    def make_room(*given: Any) -> bool:
+        return False if failure.strikes() else original(*given)
+
+    return mock.patch.object(world.scheduler, "_make_room", make_room)
+
+
 def fail_sample(world: World, failure: Failure) -> Any:
     """The sampler raises."""
     wrapped = _raising(world, failure, RuntimeError("the sampler failed"))
@@ -142,6 +152,7 @@ def fail_tier_read(world: World, failure: Failure) -> Any:
 
 
 KINDS: list[Callable[[World, Failure], Any]] = [
+    fail_allocation,
     fail_forward,
     fail_sample,
     fail_build,
@@ -197,7 +208,7 @@ def main() -> int:
     )
     parser.add_argument("--points", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--every", type=int, default=1)
     asked = parser.parse_args()
     logging.getLogger("lmprog").setLevel(logging.CRITICAL + 1)

@@ -8,7 +8,8 @@ from array import array
 import pytest
 
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.tier.page_store import PageCosts
+from lmprog.runtime.tier.page_store import KnownPage, PageCosts, page_keys, root_of
+from lmprog.runtime.tier.rebuilding import rebuild
 from lmprog.runtime.tier.second_tier import SecondTier
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.fake_store import FakeStore
@@ -291,6 +292,38 @@ def test_pages_without_those_before_them_are_free_after_a_restart() -> None:
     pool.tier = pool.opened()
     assert pool.tier.num_pages == 0
     pool.tier.check()
+
+
+def known_pages(*paths: tuple[int, ...]) -> list[KnownPage]:
+    """The pages of each path, one page written after the other, on handles in that order."""
+    keys = [key for path in paths for key in page_keys(root_of(""), text(*path).tobytes(), PAGE)]
+    return [KnownPage(handle, key, age=handle) for handle, key in enumerate(keys)]
+
+
+def rebuilt(known: list[KnownPage]) -> RadixTree:
+    handles = PageAllocator(16)
+    index = RadixTree(PAGE, handles)
+    rebuild(index, handles, known, PAGE)
+    index.check()
+    handles.check(index.pages_held())
+    return index
+
+
+@pytest.mark.parametrize("path", [(1, 2, 3, 4), (1, 2), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5)])
+def test_of_pages_stored_twice_the_later_count_after_a_restart(path: tuple[int, ...]) -> None:
+    known = known_pages(path, path)
+    half = len(known) // 2
+    for order in (known, known[::-1]):
+        held = rebuilt(order).pages_held()
+        assert sorted(held) == [one.handle for one in known[half:]]
+
+
+def test_what_was_written_first_is_evicted_first_after_a_restart() -> None:
+    known = known_pages((1, 2, 3), (4, 5, 6), (7, 8, 9))
+    for order in (known, known[::-1]):
+        index = rebuilt(order)
+        index.evict(1)
+        assert sorted(index.pages_held()) == [1, 2]
 
 
 def test_a_random_life_breaks_no_invariant_and_gives_no_wrong_slot() -> None:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.tier.page_store import TOKEN_BYTES, KnownPage
+from lmprog.runtime.tier.page_store import TOKEN_BYTES, KnownPage, PageKey
 
 
 def rebuild(
@@ -19,7 +19,11 @@ def rebuild(
     """Inserts the paths of `known` into the empty `index`, those written last as used last. Returns
     how many pages it has then.
     """
-    by_age = sorted(known, key=lambda one: one.age)
+    newest: dict[PageKey, KnownPage] = {}
+    for one in sorted(known, key=lambda one: one.age):
+        newest.pop(one.key, None)  # it stands where the newest was written
+        newest[one.key] = one
+    by_age = list(newest.values())
     whole = {one.key.id: one for one in by_age if len(one.key.tokens) == page_size * TOKEN_BYTES}
     parents = {one.key.parent for one in by_age}
     handles.allocate(handles.num_pages)

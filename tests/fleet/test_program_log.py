@@ -1,0 +1,39 @@
+"""What a moved program's client hears: the rest of what was streamed, each character once."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmprog import wire
+from lmprog.fleet.program_log import Diverged, ProgramLog
+
+
+def moved_after(*streamed: str) -> ProgramLog:
+    """A program that was moved when so much of its one call had been streamed."""
+    log = ProgramLog()
+    log.take(wire.Open(1))
+    log.take(wire.Generate(1, 5, stream=True))
+    for text in streamed:
+        assert log.hear_delta(delta(text)) == delta(text)
+    log.rebuilt()
+    return log
+
+
+def delta(text: str) -> wire.Delta:
+    return wire.Delta(5, 0, text, len(text), ())
+
+
+@pytest.mark.parametrize(
+    "again", [("abcdef",), ("ab", "cd", "ef"), ("abc", "def"), ("abcd", "ef"), tuple("abcdef")]
+)
+def test_what_was_streamed_before_the_move_is_left_out(again: tuple[str, ...]) -> None:
+    log = moved_after("ab", "c")
+    heard = [new for text in again if (new := log.hear_delta(delta(text))) is not None]
+    assert "".join(one.text for one in heard) == "def"
+    assert sum(one.num_tokens for one in heard) == 3
+
+
+@pytest.mark.parametrize("again", ["x", "abx", "abxdef"])
+def test_another_text_than_before_the_move_is_not_believed(again: str) -> None:
+    with pytest.raises(Diverged):
+        moved_after("abc").hear_delta(delta(again))
