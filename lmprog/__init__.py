@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lmprog.backends.service_calls import get_server_info as get_server_info
     from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
+    from lmprog.lang.branches.acting import Acted as Acted
     from lmprog.lang.branches.branch import Branch as Branch
     from lmprog.lang.branches.branch import Branches as Branches
     from lmprog.lang.branches.gen import Gen as Gen
@@ -59,6 +60,11 @@ if TYPE_CHECKING:
     from lmprog.lang.ops.spelling import user_begin as user_begin
     from lmprog.lang.ops.spelling import user_end as user_end
     from lmprog.lang.ops.spelling import video as video
+    from lmprog.lang.ops.tool_calls import ToolCall as ToolCall
+    from lmprog.lang.ops.tool_calls import ToolReply as ToolReply
+    from lmprog.lang.ops.tool_calls import ToolResult as ToolResult
+    from lmprog.lang.ops.tool_calls import ToolResults as ToolResults
+    from lmprog.lang.ops.tool_functions import Tool as Tool
     from lmprog.lang.program import AsyncProgram as AsyncProgram
     from lmprog.lang.program import Program as Program
     from lmprog.lang.runs.results import Results as Results
@@ -66,6 +72,7 @@ if TYPE_CHECKING:
     from lmprog.lang.runs.run_replay import replay as replay
     from lmprog.lang.sglang_engine import Engine as Engine
     from lmprog.lang.streaming.feed import AskedAgain as AskedAgain
+    from lmprog.lang.streaming.feed import Called as Called
     from lmprog.lang.streaming.feed import Done as Done
     from lmprog.lang.streaming.feed import Text as Text
     from lmprog.lang.streaming.feed import Thought as Thought
@@ -89,7 +96,8 @@ _HOMES = {
     **dict.fromkeys(_OPS, "lmprog.lang.ops.spelling"),
     **dict.fromkeys(_CHOICES, "lmprog.lang.ops.choices"),
     **dict.fromkeys(
-        ("AskedAgain", "Done", "Text", "Thought", "Value"), "lmprog.lang.streaming.feed"
+        ("AskedAgain", "Called", "Done", "Text", "Thought", "Value"),
+        "lmprog.lang.streaming.feed",
     ),
     **dict.fromkeys(("AsyncProgram", "Program"), "lmprog.lang.program"),
     "function": "lmprog.lang.decorator",
@@ -97,6 +105,11 @@ _HOMES = {
     **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.backends.service_calls"),
     **dict.fromkeys(("Runtime", "connect"), "lmprog.backends.embedded"),
     "Anthropic": "lmprog.backends.anthropic_backend",
+    **dict.fromkeys(
+        ("ToolCall", "ToolReply", "ToolResult", "ToolResults"), "lmprog.lang.ops.tool_calls"
+    ),
+    "Tool": "lmprog.lang.ops.tool_functions",
+    "Acted": "lmprog.lang.branches.acting",
     "Branch": "lmprog.lang.branches.branch",
     "Branches": "lmprog.lang.branches.branch",
     "Gen": "lmprog.lang.branches.gen",

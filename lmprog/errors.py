@@ -19,6 +19,7 @@
     ├── Cancelled                  the caller, or a sibling's failure, ended the call
     ├── DeadlineExceeded           the time ran out
     ├── TokenBudgetExceeded        the tokens of `max_total_tokens` are used up
+    ├── StepLimitExceeded          the model still calls tools after so many steps    (steps)
     ├── ProgramError               a program was used wrongly (a closed branch, say)
     └── ValidationFailed           the model's text does not parse as the requested type (text)
         └── IncompleteValue        the token limit ended a typed value early            (text)
@@ -142,6 +143,12 @@ class DeadlineExceeded(LmprogError):
 
 class TokenBudgetExceeded(LmprogError):
     code = "token_budget"
+
+
+class StepLimitExceeded(LmprogError):
+    code = "step_limit"
+    fields = ("steps",)
+    steps: int | None
 
 
 class ProgramError(LmprogError):

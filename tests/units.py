@@ -30,11 +30,11 @@ UNITS = {
     "calls": Unit("lmprog.calls", "errors wire"),
     # the client's side: no tokens, no tensors, no sockets
     "backends": Unit(
-        "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray"
+        "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray calls"
     ),
-    "ops": Unit("lmprog.lang.ops", "errors wire"),
-    "streaming": Unit("lmprog.lang.streaming", "errors wire backends ops"),
-    "branches": Unit("lmprog.lang.branches", "errors wire backends ops streaming"),
+    "ops": Unit("lmprog.lang.ops", "errors wire calls"),
+    "streaming": Unit("lmprog.lang.streaming", "errors wire calls backends ops"),
+    "branches": Unit("lmprog.lang.branches", "errors wire calls backends ops streaming"),
     "runs": Unit("lmprog.lang.runs", "errors wire backends ops streaming branches"),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends ops branches runs"),
     "lang": Unit("lmprog.lang", "errors wire backends ops streaming branches runs rehearsal"),

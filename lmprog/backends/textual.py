@@ -62,11 +62,18 @@ class _Branch:
 class TextRuntime:
     """The runtime and the channel of its single client in one object."""
 
-    def __init__(self, answerer: Answerer, model: str = "text") -> None:
+    def __init__(
+        self,
+        answerer: Answerer,
+        model: str = "text",
+        tools: wire.ToolSupport = wire.ToolSupport(),  # noqa: B008  (immutable)
+    ) -> None:
         self.frames: list[tuple[wire.Op, ...]] = []  # all frames that were sent, for inspection
         self._answerer = answerer
         no_tokens = 0  # token counts are in words
-        self.info = wire.Welcome(wire.PROTOCOL_VERSION, model, 2**20, no_tokens, 1, 2**20, 0)
+        self.info = wire.Welcome(
+            wire.PROTOCOL_VERSION, model, 2**20, no_tokens, 1, 2**20, 0, tools=tools
+        )
         self._lock = threading.RLock()
         self._branches: dict[int, _Branch] = {}
         self._results: dict[int, tuple[str, ...] | LmprogError] = {}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lmprog import wire
+from lmprog.calls.call_stream import mark_of
 from lmprog.calls.lexemes import is_tag, lexemes
 from lmprog.calls.writing import as_json
 
@@ -67,6 +68,22 @@ def calls_constraint(
         parts.append(wire.Repeated(whole, 0, MOST_CALLS - 1))
     opening = (form.begin + form.literals[0]).removeprefix(written)
     return wire.InOrder((*_texts(opening), *parts, *_texts(form.end)))
+
+
+def free_or_calls(
+    form: wire.CallForm, tools: Sequence[ToolShape], many: bool
+) -> wire.Constraint | None:
+    """Any text, in which nothing but calls of `tools` follows once one has begun. None where calls
+    begin without a tag: then nothing tells them from other text.
+    """
+    mark = mark_of(form)
+    if mark.only_at_start:
+        return None
+    opening = form.begin + form.literals[0]
+    written = opening[: len(opening) - len(opening.lstrip())] + mark.text
+    calls = calls_constraint(form, tools, many, written)
+    free = wire.FreeText((mark.text,))
+    return wire.AnyOf((free, wire.InOrder((wire.FreeText((mark.text,), mark.text), calls))))
 
 
 def arguments_constraint(form: wire.CallForm, tool: ToolShape) -> wire.Constraint:

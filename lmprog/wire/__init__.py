@@ -31,6 +31,8 @@ from lmprog.wire.call_form import (
     CallSlot,
     KeyedArguments,
     KeyedValue,
+    ToolChoice,
+    ToolOffer,
     ToolSupport,
 )
 from lmprog.wire.constraints import (
@@ -205,6 +207,8 @@ __all__ = [
     "TokenLogprob",
     "TokensAre",
     "TokensPiece",
+    "ToolChoice",
+    "ToolOffer",
     "ToolSupport",
     "Usage",
     "Welcome",

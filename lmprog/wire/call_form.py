@@ -1,4 +1,6 @@
-"""How a model writes calls of tools, and what its chat template writes of them. Knows no tools."""
+"""How a model writes calls of tools, what its chat template writes of them, and what a service that
+calls tools by itself is told.
+"""
 
 from __future__ import annotations
 
@@ -75,3 +77,24 @@ class ToolSupport(Message, frozen=True):
     """The template expects a call's arguments as JSON text."""
     short_ids: bool = False
     """The template accepts only ids of nine letters and digits."""
+    opens_results: bool = False
+    """A branch can open turns of the role `tool`."""
+    is_native: bool = False
+    """A service that takes the tools beside its messages (`ToolOffer`), and that has fields for
+    calls and results; in texts its calls have this form.
+    """
+
+
+ToolChoice: TypeAlias = Literal["auto", "required", "none"]
+
+
+class ToolOffer(Message, frozen=True):
+    """The tools that a service with native calls may use in an answer. A runtime takes none:
+    there, tools are text and calls are constraints.
+    """
+
+    tools: Annotated[str, Meta(max_length=1_048_576)]
+    """JSON: a list of functions in OpenAI's shape."""
+    choice: ToolChoice = "auto"
+    is_parallel: bool = True
+    """Whether one answer may have several calls."""

@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
+from lmprog.wire.call_form import ToolOffer
 from lmprog.wire.constraints import Constraint
 from lmprog.wire.message import ContestRule, Id, Keep, Message, SelectMethod, ShortText, TokenId
 from lmprog.wire.sampling_params import SamplingParams
@@ -105,7 +106,7 @@ class Generate(Message, frozen=True):
     cannot win any more are ended at once. The winner is the first output, the other complete ones
     follow in their order; a reference to it has index 0, and its text is streamed when it is known.
     With a `judge` the best is the one that the judge scores highest; the judge's question does not
-    stay in the branch.
+    stay in the branch. `tools` are for services only.
     """
 
     branch: Id
@@ -118,6 +119,7 @@ class Generate(Message, frozen=True):
     heal: bool = False
     keep: Keep = "first"
     judge: Judge | None = None
+    tools: ToolOffer | None = None
 
 
 class Select(Message, frozen=True):

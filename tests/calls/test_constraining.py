@@ -10,10 +10,11 @@ import jsonschema
 import pytest
 
 from lmprog import wire
-from lmprog.calls.call_stream import CallStream
+from lmprog.calls.call_stream import CallStream, mark_of
 from lmprog.calls.constraining import (
     ToolShape,
     calls_constraint,
+    free_or_calls,
     opening_of,
     opening_of_named,
 )
@@ -43,9 +44,9 @@ TOOLS = {shape.name: shape.parameters for shape in SHAPES}
 ANSWER = wire.JsonSchema('{"type": "object", "properties": {}, "additionalProperties": false}')
 
 
-def drawn(constraint: Constraint, rng: random.Random) -> str:
+def drawn(constraint: Constraint, rng: random.Random, start: int | None = None) -> str:
     """A random text under the constraint, one byte a token."""
-    state, text, budget = constraint.start, bytearray(), 500
+    state, text, budget = constraint.start if start is None else start, bytearray(), 500
     while True:
         ids = constraint.mask(state, budget).ids
         assert ids is not None
@@ -96,6 +97,25 @@ def test_an_answer_or_a_call_is_one_of_the_two(family: str) -> None:
         check(calls)
         seen.add(bool(calls))
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_in_a_free_answer_a_call_that_is_begun_is_a_whole_one(family: str) -> None:
+    form, rng = form_of(family), random.Random(family)
+    constraint = free_or_calls(form, SHAPES, True)
+    if constraint is None:
+        assert mark_of(form).only_at_start
+        return
+    made = compile_constraint(constraint, VOCABULARY)
+    for begun in ("", mark_of(form).text, "Well. " + mark_of(form).text):
+        state = made.start
+        for byte in begun.encode():
+            state = made.advance(state, byte)
+        text = begun + drawn(made, rng, state)
+        content, calls = parts_of(family, "", text)
+        assert bool(calls) == bool(begun)
+        assert mark_of(form).text not in content
+        check(calls)
 
 
 def test_the_opening_ends_with_the_last_tag_before_the_name() -> None:

@@ -68,6 +68,7 @@ def test_a_template_says_which_part_of_a_conversation_it_writes() -> None:
     assert support.lists_tools
     assert support.writes_calls
     assert support.takes_results
+    assert support.opens_results
     assert not support.arguments_as_text
     assert not support.short_ids
 

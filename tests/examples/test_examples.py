@@ -21,6 +21,7 @@ import pytest
 
 import lmprog
 from examples import (
+    act_tools,
     ask_again,
     async_programs,
     batch_progress,
@@ -31,7 +32,9 @@ from examples import (
     judge,
     multi_turn_chat,
     pattern_pieces,
+    plan_and_execute,
     react_tools,
+    reflection,
     skeleton_of_thought,
     streaming,
     tree_of_thought,
@@ -39,9 +42,9 @@ from examples import (
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
-    ask_again, async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello,
+    act_tools, ask_again, async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello,
     judge, multi_turn_chat, pattern_pieces,
-    react_tools, skeleton_of_thought, streaming, tree_of_thought,
+    plan_and_execute, react_tools, reflection, skeleton_of_thought, streaming, tree_of_thought,
 )  # fmt: skip
 
 
@@ -111,6 +114,34 @@ def test_one_call_fills_a_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert first == f"Mia lives in Oslo, and Tom has a {animal}."
     forced, generated = map(int, re.findall(r"\d+", second))
     assert 0 < forced < generated
+
+
+def test_calls_are_constrained_to_the_signatures(capsys: pytest.CaptureFixture[str]) -> None:
+    run = act_tools.where.run()
+    assert run.value in ("Oslo", "Lima", "Rome")
+    called = [turn["content"] for turn in run.messages() if turn["role"] == "assistant"]
+    assert "look_up" in called[0]
+    assert "answer" in called[-1]
+    lines = lines_of(act_tools, capsys)
+    generated, forced = map(int, re.findall(r"\d+", lines[-1]))
+    assert generated / 2 < forced < generated
+
+
+def test_a_draft_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(reflection.reflected.run().value, int)
+    first, second = lines_of(reflection, capsys)
+    assert re.fullmatch(r"23 \+ 45 = -?\d+", first)
+    assert "checks included" in second
+
+
+def test_steps_of_a_plan_are_computed(capsys: pytest.CaptureFixture[str]) -> None:
+    run = plan_and_execute.solve.run()
+    steps = re.findall(r"Step \d: (\d+) ([+-]) (\d+) = (-?\d+)\n", run.text())
+    assert len(steps) == 2
+    for a, sign, b, result in steps:
+        assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
+    assert run.value == int(steps[-1][3])
+    assert "forced by the pattern" in lines_of(plan_and_execute, capsys)[-1]
 
 
 def test_hello_answers_from_the_text_and_finds_it_again(capsys: pytest.CaptureFixture[str]) -> None:

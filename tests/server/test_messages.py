@@ -15,7 +15,7 @@ from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.messages import ChatMessage, pieces_of
 from lmprog.server.openai.tool_calls import shortened
-from lmprog.server.openai.tools import Tool, Toolbox, toolbox
+from lmprog.server.openai.tools import ChatTool, Toolbox, toolbox
 from tests.calls.call_templates import FAMILIES, native
 
 SHOWING = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
@@ -41,7 +41,7 @@ WITH_TOOLS: list[dict[str, Any]] = [
 
 
 def box(source: str) -> Toolbox:
-    tool = msgspec.convert({"type": "function", "function": {"name": "add"}}, Tool)
+    tool = msgspec.convert({"type": "function", "function": {"name": "add"}}, ChatTool)
     return toolbox([tool], "auto", None, tool_support(ChatTemplate(source, {})))
 
 

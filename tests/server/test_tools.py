@@ -13,7 +13,7 @@ from lmprog import wire
 from lmprog.calls.reading import ParsedCall
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.server.http.http_errors import HttpError
-from lmprog.server.openai.tools import FunctionTool, NamedTool, Tool, Toolbox, toolbox
+from lmprog.server.openai.tools import ChatTool, FunctionTool, NamedTool, Toolbox, toolbox
 
 BOX = Toolbox("auto", (FunctionTool("add"), FunctionTool("get_weather")))
 EITHER = Toolbox("auto", BOX.tools, answer=wire.JsonSchema('{"type": "object"}'))
@@ -155,9 +155,9 @@ def test_the_named_tools_arguments_are_json_whatever_form_the_model_writes() -> 
 
 def test_a_choice_of_another_type_is_refused_with_the_form_that_there_is() -> None:
     with pytest.raises(HttpError, match="tool_choice has the type 'custom'; as an object it must"):
-        toolbox([Tool("function", FunctionTool("now"))], NamedTool(type="custom"), None)
+        toolbox([ChatTool("function", FunctionTool("now"))], NamedTool(type="custom"), None)
 
 
 def test_a_tool_without_its_function_is_told_what_is_missing() -> None:
     with pytest.raises(HttpError, match=r"tools\[0\]\.function is missing"):
-        toolbox([Tool("function")], None, None)
+        toolbox([ChatTool("function")], None, None)

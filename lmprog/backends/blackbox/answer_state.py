@@ -22,6 +22,8 @@ class AnswerState:
     has_missed: bool = False
     """Whether the open turn was speculated as a whole and the result did not match its beginning.
     """
+    tools: wire.ToolOffer | None = None
+    """The tools that the branch was last asked with."""
 
     def plus(self, items: Sequence[Item], api: Api) -> AnswerState:
         """A copy with `items` appended. Keeps the speculated text as far as it matches them."""

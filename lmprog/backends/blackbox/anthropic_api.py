@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
@@ -20,10 +21,11 @@ from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.native_calls import as_text, tools_of
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import first_stop
-from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt
+from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
 from lmprog.errors import NotSupported, ProtocolError, ValidationFailed
 
 _PATH = "/v1/messages"
@@ -42,6 +44,8 @@ class _Draft:
     prompt: int = 0
     cached: int = 0
     generated: int = 0
+    calls: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    """By block: a call's name, and its arguments: an object, or a stream's pieces of JSON."""
 
     def take(self, piece: Mapping[str, Any], on_text: TextListener | None) -> None:
         """Applies one stream event."""
@@ -50,6 +54,11 @@ class _Draft:
             raise broken_off(piece)
         if kind == "message_start":
             self.take_whole(piece["message"])
+        elif kind == "content_block_start" and piece["content_block"].get("type") == "tool_use":
+            self.calls[piece["index"]] = piece["content_block"]["name"], ""
+        elif kind == "content_block_delta" and piece["delta"].get("type") == "input_json_delta":
+            name, begun = self.calls[piece["index"]]
+            self.calls[piece["index"]] = name, begun + piece["delta"]["partial_json"]
         elif kind == "content_block_delta" and piece["delta"].get("type") == "text_delta":
             self.text += piece["delta"]["text"]
             if on_text is not None:
@@ -60,7 +69,15 @@ class _Draft:
     def take_whole(self, message: Mapping[str, Any]) -> None:
         blocks = message.get("content") or ()
         self.text += "".join(block["text"] for block in blocks if block.get("type") == "text")
+        for place, block in enumerate(blocks):
+            if block.get("type") == "tool_use":
+                self.calls[place] = block["name"], block["input"]
         self._end(message, message.get("usage") or {})
+
+    @property
+    def whole_text(self) -> str:
+        """With the calls."""
+        return as_text(self.text, self.calls.values())
 
     def _end(self, message: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
         self.reason = message.get("stop_reason") or self.reason
@@ -134,6 +151,8 @@ class AnthropicApi:
             pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:
                 draft.take(piece, on_text)
+        if draft.calls:
+            on_text(0, draft.whole_text.removeprefix(draft.text.rstrip()), 1)
         return draft
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
@@ -166,15 +185,64 @@ def _body(request: ApiRequest, model: str, wrapping: ResponseSchema | None) -> J
         )
     if system:
         body["system"] = [{"type": "text", "text": turn.content} for turn in system]
-    body["messages"] = [{"role": turn.role, "content": turn.content} for turn in rest]
+    body["messages"] = _messages(rest)
     if prompt.partial:
         body["messages"].append({"role": "assistant", "content": prompt.partial})
     if stops := [stop for stop in sampling.stop if stop.strip()]:
         body["stop_sequences"] = stops
     body.update(options)
+    if request.tools is not None:
+        body.update(_tool_fields(request.tools))
     if wrapping is not None:
         body["output_config"] = {"format": {"type": "json_schema", "schema": wrapping.schema}}
     return body
+
+
+def _messages(turns: Sequence[TranscriptMessage]) -> list[Json]:
+    """Results are blocks of the user's turn; those that follow one another share one."""
+    made: list[Json] = []
+    for turn in turns:
+        if turn.answers:
+            block: Json = {
+                "type": "tool_result",
+                "tool_use_id": turn.answers,
+                "content": turn.content,
+            }
+            if made and made[-1]["role"] == "user" and isinstance(made[-1]["content"], list):
+                made[-1]["content"].append(block)
+            else:
+                made.append({"role": "user", "content": [block]})
+        elif turn.calls:
+            text = [{"type": "text", "text": turn.content}] if turn.content else []
+            uses = [
+                {
+                    "type": "tool_use",
+                    "id": call.id,
+                    "name": call.name,
+                    "input": json.loads(call.arguments),
+                }
+                for call in turn.calls
+            ]
+            made.append({"role": "assistant", "content": [*text, *uses]})
+        else:
+            made.append({"role": turn.role, "content": turn.content})
+    return made
+
+
+def _tool_fields(offer: wire.ToolOffer) -> Json:
+    functions = [tool["function"] for tool in tools_of(offer)]
+    tools = [
+        {
+            "name": function["name"],
+            "description": function.get("description", ""),
+            "input_schema": function["parameters"],
+        }
+        for function in functions
+    ]
+    choice: Json = {"type": {"required": "any"}.get(offer.choice, offer.choice)}
+    if not offer.is_parallel and offer.choice != "none":
+        choice["disable_parallel_tool_use"] = True
+    return {"tools": tools, "tool_choice": choice}
 
 
 def _options(sampling: wire.SamplingParams) -> Json:
@@ -200,7 +268,7 @@ def _output(draft: _Draft, wrapping: ResponseSchema | None, hidden: Sequence[str
     finish: wire.FinishReason = (
         "length" if draft.reason in ("max_tokens", "model_context_window_exceeded") else "stop"
     )
-    text = draft.text if wrapping is None else wrapping.read(draft.text)
+    text = draft.whole_text if wrapping is None else wrapping.read(draft.text)
     output = wire.Output(text, (), finish, draft.stopped_by)
     stop = first_stop(text, hidden)
     if stop is None:

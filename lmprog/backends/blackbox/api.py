@@ -24,6 +24,8 @@ class ApiRequest:
     prompt: Prompt
     sampling: wire.SamplingParams
     constraint: wire.Constraint | None = None
+    tools: wire.ToolOffer | None = None
+    """The tools that it may call; with the choice "none", those that its messages speak of."""
     heal: bool = False
     """Whether the server may heal the last token of literal text, if it supports that."""
 

@@ -156,7 +156,10 @@ class BlackBox:
     def info(self) -> wire.Welcome:
         """The service in the words of a runtime; it has no tokens and no pages."""
         api = self._answering.api
-        return wire.Welcome(wire.PROTOCOL_VERSION, api.model, api.context_len, 0, 1, 0, os.getpid())
+        tools = wire.ToolSupport(is_native=api.kind in ("chat", "both"))
+        return wire.Welcome(
+            wire.PROTOCOL_VERSION, api.model, api.context_len, 0, 1, 0, os.getpid(), tools=tools
+        )
 
     def _open(self, number: int) -> ApiBranch:
         branch = ApiBranch(number)

@@ -18,6 +18,7 @@ from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.kept_order import in_kept_order, keeps_first, sampling_to_request
+from lmprog.backends.blackbox.native_calls import told_of_calls, with_tools
 from lmprog.backends.blackbox.output_checks import can_be_checked, fits
 from lmprog.backends.blackbox.prefilling import prefill_request, prefilled
 from lmprog.backends.blackbox.retry_policy import RetryCounters
@@ -99,9 +100,10 @@ class CallAnswers:
             return self._answer_ready(state, op, ready, wire.Usage(), on_text)
         if state.speculated is not None:
             self.drop(state.speculated)
-        prompt = state.transcript.prompt(self.api.kind)
+        state, tools = with_tools(state, op)
+        prompt = told_of_calls(state.transcript.prompt(self.api.kind), tools)
         spent = wire.Usage()
-        if state.num_spec_tokens and may_speculate(op.sampling, op.constraint):
+        if state.num_spec_tokens and tools is None and may_speculate(op.sampling, op.constraint):
             done, spent = await self._speculate(state, op, prompt, on_text)
             if done is not None:
                 return done
@@ -112,7 +114,7 @@ class CallAnswers:
             answer, is_streamed = await self._validated(op, prompt), False
         else:
             is_streamed = keeps_first(op)
-            request = ApiRequest(prompt, sampling_to_request(op), op.constraint, op.heal)
+            request = ApiRequest(prompt, sampling_to_request(op), op.constraint, tools, op.heal)
             answer = await self._request(request, on_text if is_streamed else None)
         outputs = in_kept_order(op, answer.outputs)
         if on_text is not None and not is_streamed:

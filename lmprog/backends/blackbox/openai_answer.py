@@ -10,6 +10,7 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import TextListener
+from lmprog.backends.blackbox.native_calls import as_text
 from lmprog.errors import ProtocolError, RequestRejected, ValidationFailed
 
 Json = Mapping[str, Any]
@@ -35,6 +36,15 @@ class _Draft:
     finish: str | None = None
     stopped_by: str | int | None = None
     logprobs: list[wire.TokenLogprob] = field(default_factory=list)
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    """The name and the arguments of each call, by its place; a stream gives them in pieces."""
+
+    def take_calls(self, given: Sequence[Json]) -> None:
+        for place, call in enumerate(given):
+            function = call.get("function") or {}
+            known = self.calls.setdefault(call.get("index", place), ["", ""])
+            known[0] += function.get("name") or ""
+            known[1] += function.get("arguments") or ""
 
 
 class Drafts:
@@ -53,6 +63,8 @@ class Drafts:
             draft = self._drafts[choice.get("index") or 0]
             text = _text(choice)
             draft.text += text
+            message = choice.get("message") or choice.get("delta") or {}
+            draft.take_calls(message.get("tool_calls") or ())
             draft.finish = choice.get("finish_reason") or draft.finish
             stopped_by = choice.get("stop_reason", choice.get("matched_stop"))
             if stopped_by is not None:
@@ -64,7 +76,11 @@ class Drafts:
 
     def outputs(self) -> tuple[wire.Output, ...]:
         """Raises if one of the results is incomplete."""
-        return tuple(_output(draft) for draft in self._drafts)
+        outputs = tuple(_output(draft) for draft in self._drafts)
+        for index, (draft, output) in enumerate(zip(self._drafts, outputs, strict=True)):
+            if draft.calls and self._on_text is not None:  # a stream's text came before
+                self._on_text(index, output.text.removeprefix(draft.text.rstrip()), 1)
+        return outputs
 
 
 def _text(choice: Json) -> str:
@@ -87,7 +103,8 @@ def _output(draft: _Draft) -> wire.Output:
     if draft.finish == "content_filter":
         raise RequestRejected("the API's content filter ended the answer")
     finish: wire.FinishReason = "length" if draft.finish == "length" else "stop"
-    return wire.Output(draft.text, (), finish, draft.stopped_by, tuple(draft.logprobs))
+    text = as_text(draft.text, [(name, given) for name, given in draft.calls.values()])
+    return wire.Output(text, (), finish, draft.stopped_by, tuple(draft.logprobs))
 
 
 def _logprobs(found: Json | None) -> list[wire.TokenLogprob]:

@@ -12,8 +12,9 @@ from lmprog import wire
 from lmprog.backends.blackbox.api import ApiRequest
 from lmprog.backends.blackbox.dialects import ApiDialect
 from lmprog.backends.blackbox.http_transport import Json
+from lmprog.backends.blackbox.native_calls import tools_of
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema
-from lmprog.backends.blackbox.transcript import ChatPrompt, TextPrompt
+from lmprog.backends.blackbox.transcript import ChatPrompt, TextPrompt, TranscriptMessage
 from lmprog.errors import NotSupported
 
 _SET_BY_BODY = ("max_tokens", "logprobs")
@@ -41,6 +42,17 @@ def body_of(
         body["logprobs"] = sampling.logprobs
     if request.constraint is not None:
         body.update(_constraint(request.constraint, dialect, wrapping))
+    if request.tools is not None:
+        body.update(tool_fields(request.tools))
+    return body
+
+
+def tool_fields(offer: wire.ToolOffer) -> Json:
+    body: Json = {"tools": tools_of(offer)}
+    if offer.choice != "auto":
+        body["tool_choice"] = offer.choice
+    if not offer.is_parallel and offer.choice != "none":
+        body["parallel_tool_calls"] = False
     return body
 
 
@@ -80,13 +92,30 @@ def _prompt(request: ApiRequest, dialect: ApiDialect) -> Json:
     if isinstance(prompt, TextPrompt):
         return {"prompt": prompt.text}
     assert isinstance(prompt, ChatPrompt)
-    messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    messages = [_message(message) for message in prompt.messages]
     if not prompt.partial:
         return {"messages": messages}
     messages.append({"role": "assistant", "content": prompt.partial})
     if dialect.prefill == "message":
         return {"messages": messages}
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+
+
+def _message(message: TranscriptMessage) -> Json:
+    made: Json = {"role": message.role, "content": message.content}
+    if message.answers:
+        made["tool_call_id"] = message.answers
+    if message.calls:
+        made["content"] = message.content or None
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.calls
+        ]
+    return made
 
 
 def enforceable(constraint: wire.Constraint, dialect: ApiDialect, *, is_chat: bool) -> bool:

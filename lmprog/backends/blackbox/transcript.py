@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from lmprog.calls.reading import ParsedCall
 from lmprog.errors import NotSupported
 
 Kind: TypeAlias = Literal["text", "chat", "both", "items"]
@@ -49,6 +50,10 @@ Item: TypeAlias = "str | ResultText | TurnBegin | TurnEnd"
 class TranscriptMessage:
     role: str
     content: str
+    calls: tuple[ParsedCall, ...] = ()
+    """The tools that it calls, where the service has fields for that."""
+    answers: str = ""
+    """The id of the call whose result it is."""
 
 
 @dataclass(frozen=True, slots=True)

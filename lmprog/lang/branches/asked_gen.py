@@ -11,12 +11,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lmprog import wire
 from lmprog.backends.client import running_loop
 from lmprog.errors import ProgramError, ValidationFailed
+from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.log import Item
 from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
 from lmprog.lang.branches.run_context import RunContext
 from lmprog.lang.ops.expressions import GenOp, RoleBeginExpr, RoleEndExpr, SelectOp
@@ -106,7 +108,15 @@ def kind_of(op: GenOp[Any] | SelectOp) -> type[Gen[Any]]:
     return AskedGen if isinstance(op, GenOp) and op.tries > 1 else Gen
 
 
-def settle_now(held: AskedGen[Any]) -> None:
+class Held(Protocol):
+    """What may still add to its branch, so that nothing else can."""
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+
+def settle_now(held: Held) -> None:
     """Its branch is to go on: blocks until it is known how often it is asked for. Raises where that
     would stop an event loop.
     """
@@ -116,6 +126,40 @@ def settle_now(held: AskedGen[Any]) -> None:
             "before its branch goes on"
         )
     held.wait()
+
+
+class AskedBranch(Protocol):
+    """A branch that asks again."""
+
+    log: list[Item]
+
+    def put(self, content: object, settings: BranchSettings) -> None: ...
+
+    def put_text(self, text: str, quoted: bool = False) -> None: ...
+
+    def request(self, op: GenOp[Any], settings: BranchSettings) -> Gen[Any]: ...
+
+    def hold(self, held: Held | None) -> None: ...
+
+
+def hold(branch: AskedBranch, gen: AskedGen[Any], op: object, settings: BranchSettings) -> None:
+    """Keeps the branch until it is known whether `gen` is asked for again."""
+    is_turn = isinstance(branch.log[-1], RoleEndExpr)
+
+    def ask_again(error: ValidationFailed) -> Gen[Any]:
+        nonlocal op
+        branch.hold(None)
+        op = further_op(op, error)
+        if is_turn:
+            branch.put(turn_after(error), settings)
+        else:
+            branch.put_text(text_after(error, branch.log, gen), quoted=True)
+        again = branch.request(op, settings)
+        branch.hold(gen)
+        return again
+
+    gen.ask_again = ask_again
+    branch.hold(gen)
 
 
 def further_op(op: object, error: ValidationFailed) -> GenOp[Any]:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from lmprog.errors import LmprogError, ProgramError
+from lmprog.lang.branches import tool_turns
+from lmprog.lang.branches.acting import Acting, ActPlan, Until
+from lmprog.lang.branches.asked_gen import Held
 from lmprog.lang.branches.branch_reading import BranchReading
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import BranchSettings
@@ -24,6 +27,7 @@ from lmprog.lang.ops.expressions import (
     RoleBeginExpr,
     RoleEndExpr,
     SelectOptions,
+    ToolOptions,
     gen_op,
     leading,
     select_op,
@@ -31,6 +35,9 @@ from lmprog.lang.ops.expressions import (
 from lmprog.lang.ops.meta import Selected
 from lmprog.lang.ops.sampling import Sampling, SamplingOptions, sampling_of
 from lmprog.lang.ops.text_patterns import TextPattern
+from lmprog.lang.ops.tool_calls import ToolReply, ToolResults
+from lmprog.lang.ops.tool_functions import Tool, ToolFunction, ToolSet, checked_tools
+from lmprog.lang.streaming.feed import Feed
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
@@ -147,14 +154,51 @@ class BranchWriting(BranchReading):
         name: str | None = None,
         **more: Unpack[GenOptions],
     ) -> Gen[T]: ...
+    @overload
+    def gen(
+        self,
+        name: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        tools: Sequence[ToolFunction | Tool],
+        **more: Unpack[ToolOptions],
+    ) -> Gen[ToolReply]: ...
     def gen(self, *what: Any, **options: Any) -> Gen[Any]:
         """Generates here. The result has the type that was asked for; `str` without one.
 
-        `choices=` confines the text to one of several; `select` scores them instead.
+        `choices=` confines the text to one of several; `select` scores them instead. With `tools`
+        the result has a text and the calls of tools that the model makes.
         """
         first, max_tokens = leading(what, options)
         op = gen_op(first, max_tokens, options)
         return self.cursor.request(op, self.settings)
+
+    def act(
+        self,
+        tools: Sequence[ToolFunction | Tool],
+        name: str | None = None,
+        *,
+        until: Until = None,
+        steps: int = 16,
+        concurrent: bool = False,
+        **more: Unpack[ToolOptions],
+    ) -> Acting:
+        """Lets the model call tools, and shows it what they give, until it answers without a call.
+
+        `until`: a tool that ends it, and then every answer is calls; or a function of the answer.
+        `steps`: how many answers at most. `concurrent`: the calls of one answer run at once.
+        """
+        plan = ActPlan.of(tools, until, steps, concurrent)
+        acting = Acting(_ActingView(self, more), plan, name)
+        self.cursor.scope.tasks.append(acting)
+        return acting
+
+    def show_tools(self, tools: Sequence[ToolFunction | Tool]) -> None:
+        """Describes tools now, so that forks and later calls find that in the branch. Nothing is
+        written where the service takes tools beside its messages.
+        """
+        self.cursor.usable(self.settings.budget)
+        tool_turns.show(self.cursor, checked_tools(tools))
 
     @overload
     def best_of(
@@ -224,3 +268,33 @@ class BranchWriting(BranchReading):
             budget.begin()
         sampling = sampling_of(options, ForkOptions.__annotations__).over(self.settings.sampling)
         return BranchSettings(sampling, budget, heal)
+
+
+class _ActingView:
+    """A branch for an act: generations with its options."""
+
+    def __init__(self, branch: BranchWriting, options: ToolOptions) -> None:
+        self._branch = branch
+        self._options = options
+
+    @property
+    def feed(self) -> Feed | None:
+        return self._branch.cursor.scope.feed
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return self._branch.cursor.scope.is_rehearsal
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        return self._branch.cursor.path
+
+    def generate(self, tools: ToolSet) -> Gen[ToolReply]:
+        choice: Any = {"tool_choice": "required"} if tools.is_required else {}
+        return self._branch.gen(tools=tools.tools, **{**choice, **self._options})
+
+    def take(self, results: ToolResults) -> None:
+        self._branch.append(results)
+
+    def hold(self, held: Held | None) -> None:
+        self._branch.cursor.hold(held)

@@ -95,6 +95,7 @@ def gen_request(
         heal=_heals(op, settings),
         keep=op.keep,
         judge=op.judge,
+        tools=op.offer,
     )
     return request, sampling.max_tokens != wanted.max_tokens
 

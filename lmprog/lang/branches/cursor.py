@@ -14,8 +14,8 @@ from typing import Any
 from lmprog import wire
 from lmprog.backends import Speculates
 from lmprog.backends.client import ClientCall
-from lmprog.errors import Cancelled, LmprogError, ProgramError, ValidationFailed
-from lmprog.lang.branches import asked_gen
+from lmprog.errors import Cancelled, LmprogError, ProgramError
+from lmprog.lang.branches import asked_gen, tool_turns
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import (
     BranchSettings,
@@ -30,7 +30,7 @@ from lmprog.lang.branches.marks import call_of
 from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.site import here
-from lmprog.lang.branches.text_pieces import ResultPiece, known
+from lmprog.lang.branches.text_pieces import UnsentText
 from lmprog.lang.branches.variables import Captured, Reasoned, Var, Variable
 from lmprog.lang.ops.expressions import (
     Concat,
@@ -42,6 +42,7 @@ from lmprog.lang.ops.expressions import (
 )
 from lmprog.lang.ops.reasoning import THOUGHT
 from lmprog.lang.ops.text_patterns import TextPattern
+from lmprog.lang.ops.tool_calls import ToolResults
 from lmprog.lang.streaming.listening import marks_of_op
 
 
@@ -74,9 +75,11 @@ class Cursor:
         self._last: Gen[Any] | None = None if parent is None else parent._last
         """The call before the next one: when it failed, so will the next."""
         self._opened = parent is not None
-        self._pieces: list[wire.Piece | ResultPiece] = []
+        self._unsent = UnsentText(self.log)
+        self.shown_tools: frozenset[str] = frozenset() if parent is None else parent.shown_tools
+        """The tools that the text describes."""
         self._final_text: ClientCall | None = None
-        self._held: asked_gen.AskedGen[Any] | None = None  # to be read before anything is appended
+        self._held: asked_gen.Held | None = None  # to be read before anything is appended
         self._asides: list[Cursor] = []
         """Branches on which reasoning happens; they end with this branch at the latest."""
         scope.enter(self)
@@ -91,7 +94,7 @@ class Cursor:
                 if isinstance(piece, Mark):
                     self._put_result(call_of(piece, self.scope))
                 else:
-                    self._put_text(piece)
+                    self.put_text(piece)
         elif isinstance(content, GenOp | SelectOp):
             self.request(content, settings)
         elif isinstance(content, Concat | list | tuple):
@@ -99,11 +102,13 @@ class Cursor:
                 self.put(part, settings)
         elif isinstance(content, RoleBeginExpr | RoleEndExpr):
             self._put_role(content)
+        elif isinstance(content, ToolResults):
+            self.put(tool_turns.result_parts(self, content), settings)
         elif isinstance(content, PendingCall):
             if content.is_pending_in(self.scope):
                 self._put_result(content)
             else:
-                self._put_text(content.text)
+                self.put_text(content.text)
         elif isinstance(content, Variable):
             for part in content.contents():
                 self.put(part, settings)
@@ -114,13 +119,8 @@ class Cursor:
                 "or a list of these"
             )
 
-    def _put_text(self, text: str, quoted: bool = False) -> None:
-        self.log.append(text)
-        last = self._pieces[-1] if self._pieces else None
-        if isinstance(last, wire.TextPiece) and last.quoted == quoted:
-            self._pieces[-1] = wire.TextPiece(last.text + text, quoted)
-        else:
-            self._pieces.append(wire.TextPiece(text, quoted))
+    def put_text(self, text: str, quoted: bool = False) -> None:
+        self._unsent.add_text(text, quoted)
         self.scope.show()
 
     def _put_result(self, call: PendingCall) -> None:
@@ -130,22 +130,30 @@ class Cursor:
                 "this is a pending result of another run; await that result before appending it"
             )
         self.scope.referenced[call.call.id] = call
-        self.log.append(call)
-        self._pieces.append(ResultPiece(call))
+        self._unsent.add_result(call)
         self.scope.show()
 
     def _put_role(self, content: RoleBeginExpr | RoleEndExpr) -> None:
         check_role(self.log, content)
-        begins = isinstance(content, RoleBeginExpr)
-        self.log.append(content)
-        self._pieces.append(wire.RoleBegin(content.role) if begins else wire.RoleEnd(content.role))
+        self._unsent.add_role(content)
+
+    def write_early(self, text: str) -> None:
+        """Writes what is to be known from the beginning: there, where nothing was sent yet, else
+        before the user's words that are not sent, else here.
+        """
+        if not self._opened:
+            self._unsent.begin_with(text)
+        elif not self._unsent.begin_turn_with(text):
+            is_turn = isinstance(last_item(self.log), RoleEndExpr)
+            turn = [RoleBeginExpr("user"), text, RoleEndExpr("user")]
+            self.put(turn if is_turn else f"\n{text}\n", BranchSettings())
+        self.scope.show()
 
     def put_gained(self, child: Cursor) -> None:
         """Appends all that `child` gained since it was forked."""
         self.usable(self.budget)
         child.send_text()
-        self.log.append(GainedBy(child.log, child.base))
-        self._pieces.append(wire.Gained(child.id))
+        self._unsent.add_gained(GainedBy(child.log, child.base), child.id)
         self.send_text()  # before the child can be closed
 
     def send_text(self) -> None:
@@ -154,13 +162,12 @@ class Cursor:
             self._opened = True
             self._speculate()
             self.scope.post(wire.Open(self.id, self.scope.salt))
-        if self._pieces:
-            for piece in self._pieces:  # not while posting: the answering side may have to post too
-                if isinstance(piece, ResultPiece) and not piece.call.is_pending_in(self.scope):
-                    PendingCall.wait(piece.call)
+        if self._unsent:
+            for call in self._unsent.results():  # not while posting: both sides post
+                if not call.is_pending_in(self.scope):
+                    PendingCall.wait(call)
             with self.scope.posting:
-                pieces, self._pieces = tuple(known(piece) for piece in self._pieces), []
-                self.scope.post(wire.Append(self.id, pieces))
+                self.scope.post(wire.Append(self.id, self._unsent.take()))
 
     def _speculate(self) -> None:
         """A black-box API may generate more than a call asks for, where no budget counts tokens."""
@@ -177,30 +184,19 @@ class Cursor:
         assistant: chat APIs have no other way, and templates of checkpoints want one.
         """
         self.usable(settings.budget)
+        if isinstance(op, GenOp):
+            op = tool_turns.offered(self, op)
         if isinstance(last_item(self.log), RoleEndExpr):
             gen = self._request_turn(op, settings)
         else:
             gen = self._request_here(op, settings)
         if isinstance(gen, asked_gen.AskedGen):
-            self._hold(gen, op, settings)
+            asked_gen.hold(self, gen, op, settings)
         return gen
 
-    def _hold(self, gen: asked_gen.AskedGen[Any], op: object, settings: BranchSettings) -> None:
-        """Until it is known whether `gen` is asked for again."""
-        is_turn = isinstance(self.log[-1], RoleEndExpr)
-
-        def ask_again(error: ValidationFailed) -> Gen[Any]:
-            nonlocal op
-            self._held, op = None, asked_gen.further_op(op, error)
-            if is_turn:
-                self.put(asked_gen.turn_after(error), settings)
-            else:
-                self._put_text(asked_gen.text_after(error, self.log, gen), quoted=True)
-            again = self.request(op, settings)
-            self._held = gen
-            return again
-
-        gen.ask_again, self._held = ask_again, gen
+    def hold(self, held: asked_gen.Held | None) -> None:
+        """Nothing else happens on this branch until `held` is done."""
+        self._held = held
 
     def _request_turn(self, op: GenOp[Any] | SelectOp, settings: BranchSettings) -> Gen[Any]:
         begins = RoleBeginExpr("assistant")
@@ -208,9 +204,7 @@ class Cursor:
         try:
             gen = self._request_here(op, settings)
         except BaseException:
-            if self.log[-1] is begins:  # nothing was sent: the turn has not begun
-                self.log.pop()
-                self._pieces.pop()
+            self._unsent.take_back(begins)  # nothing was sent: the turn has not begun
             raise
         self._put_role(RoleEndExpr("assistant"))
         return gen
@@ -236,9 +230,9 @@ class Cursor:
         marks = op.reasoning
         assert marks is not None
         if not marks.opened:
-            self._put_text(marks.begin)
+            self.put_text(marks.begin)
         thought = self._ask(thought_op(op, marks), settings, home=self)
-        self._put_text(marks.end)
+        self.put_text(marks.end)
         return self._ask(replace(op, reasoning=None), settings, home=home, thought=thought)
 
     def _ask(
@@ -263,7 +257,7 @@ class Cursor:
         self._add(gen)
         if home is not self:
             home._add(gen)
-            home._pieces.append(ResultPiece(gen, is_aside=True))
+            home._unsent.add_aside(gen)
         if op.name is not None:
             home.name(op.name, gen)
         if isinstance(op, GenOp) and isinstance(op.tp, TextPattern):

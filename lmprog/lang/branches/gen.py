@@ -18,6 +18,7 @@ from lmprog.lang.ops.checks import passed
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.meta import Meta, Selected
 from lmprog.lang.ops.text_patterns import TextPattern
+from lmprog.lang.ops.tool_calls import OfferedTools
 from lmprog.lang.ops.typed import value_of
 from lmprog.lang.streaming.listening import marks_of_op
 
@@ -186,6 +187,8 @@ def _refuse_incomplete(tp: object, outputs: Sequence[wire.Output]) -> None:
     model was writing.
     """
     for output in outputs:
+        if isinstance(tp, OfferedTools) and not tp.is_cut(output.text):
+            continue
         if tp is not str and output.finish == "length":
             raise IncompleteValue(
                 f"max_tokens ended the value early, at {output.text!r}; give more tokens, or "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter
@@ -24,9 +24,7 @@ from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
 from lmprog.lang.ops.tagged_text import tags_constraint
 from lmprog.lang.ops.text_patterns import TextPattern
-
-if TYPE_CHECKING:
-    pass
+from lmprog.lang.ops.tool_functions import ToolSet, tools_of
 
 T = TypeVar("T")
 
@@ -86,6 +84,9 @@ class GenOp(Expr, Generic[T]):
     tries: int = 1
     """How often it is asked for until it validates."""
     check: Check | None = None
+    tools: ToolSet | None = None
+    """What it may call; how, depends on the backend and is decided when it is asked for."""
+    offer: wire.ToolOffer | None = None
     is_thought: bool = False
     """What stands before a confined answer; named after it."""
 
@@ -132,6 +133,15 @@ class GenOptions(SamplingKeywords, JsonLayout, total=False):
     check: Check | None
 
 
+class ToolOptions(GenOptions, total=False):
+    """The keywords of a generation with tools. `tool_choice`: "required" for an answer that is
+    calls and nothing else. `parallel_tool_calls`: whether one answer may have several.
+    """
+
+    tool_choice: Literal["auto", "required"]
+    parallel_tool_calls: bool
+
+
 class SelectOptions(SamplingKeywords, total=False):
     """The keywords of `select`; of the sampling ones only `temperature` and `seed` have an effect.
     `sample`: sample among the choices by their probabilities (at temperature 1 unless `temperature`
@@ -145,7 +155,7 @@ class SelectOptions(SamplingKeywords, total=False):
     priority: int
 
 
-_GEN_NAMES = {"name", "max_tokens", *GenOptions.__annotations__}
+_GEN_NAMES = {"name", "max_tokens", "tools", *ToolOptions.__annotations__}
 _SELECT_NAMES = {
     "name",
     "sample",
@@ -257,6 +267,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
             allowed="an option of select",
         )
     constraint, tp = _confined(tp, rest)
+    tools = tools_of(rest, is_free=constraint is None and tp is str)
     timeout, priority = _urgency(rest)
     marks = marks_of(rest.pop("reasoning", None))
     if not isinstance(rest.get("heal", True), bool):
@@ -286,6 +297,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
         on_incomplete=on_incomplete,
         tries=tries,
         check=check,
+        tools=tools,
     )
     return op if marks is None else replace(op, reasoning=marks)
 

@@ -20,6 +20,7 @@ from lmprog.lang.ops.expressions import (
     RoleEndExpr,
     SelectOp,
     SelectOptions,
+    ToolOptions,
     gen_op,
     leading,
     select_op,
@@ -27,6 +28,8 @@ from lmprog.lang.ops.expressions import (
 from lmprog.lang.ops.reasoning import Marks, marks_of, marks_of_model
 from lmprog.lang.ops.sampling import sampling_of
 from lmprog.lang.ops.text_patterns import TextPattern
+from lmprog.lang.ops.tool_calls import ToolReply
+from lmprog.lang.ops.tool_functions import Tool, ToolFunction
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
@@ -56,6 +59,14 @@ def gen(
     name: str | None = None,
     **options: Unpack[GenOptions],
 ) -> GenOp[T]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    tools: Sequence[ToolFunction | Tool],
+    **options: Unpack[ToolOptions],
+) -> GenOp[ToolReply]: ...
 def gen(*what: Any, **options: Any) -> Any:
     """A generation. With `choices=` it is a `select`, as in SGLang."""
     name, max_tokens = leading(what, options)

@@ -12,11 +12,14 @@ import json
 from typing import Any, TypeAlias
 
 from lmprog import wire
+from lmprog.lang.ops.tool_calls import OfferedTools
 
 GENERAL = wire.SamplingParams().max_tokens or 0
 """The budget of every generation that names none."""
 MOST = 1024
 """No default is higher: what a call may need is reserved for it."""
+CALLING = 512
+"""The budget of an answer that may call tools: a call that is cut short is none."""
 _MAX_DEPTH = 40
 _CHAR = 4
 """Bytes of a character, as UTF-8 or as a short escape."""
@@ -34,7 +37,7 @@ def default_tokens(tp: object, constraint: wire.Constraint | None) -> int:
     elif tp is not str and isinstance(constraint, wire.JsonSchema):
         longest = _longest_of_type(constraint) or 0
     else:
-        return GENERAL
+        return CALLING if isinstance(tp, OfferedTools) else GENERAL
     return min(max(longest, GENERAL), MOST)
 
 

@@ -16,6 +16,7 @@ import typing
 from lmprog import wire
 from lmprog.errors import ValidationFailed
 from lmprog.lang.ops.text_patterns import TextPattern
+from lmprog.lang.ops.tool_calls import OfferedTools
 
 _ENDING = (str, bool, None, type(None))  # as union members: self-delimiting JSON
 
@@ -52,7 +53,7 @@ def natural_stops(tp: object) -> tuple[str, ...]:
     """The default stops of a bare value: the end of its line. () for text and for types whose
     values are self-delimiting (an object is, a number is not).
     """
-    if tp is str or isinstance(tp, TextPattern):
+    if tp is str or isinstance(tp, TextPattern | OfferedTools):
         return ()
     options = _bare_options(tp)
     if options is not None:
@@ -92,6 +93,8 @@ def value_of(tp: object, text: str) -> object:
     if isinstance(tp, TextPattern):
         tp.captured(text)
         return text
+    if isinstance(tp, OfferedTools):
+        return tp.read(text)
     options = _bare_options(tp)
     if options is None:
         from lmprog.lang.ops.type_schemas import value_of as value_of_json

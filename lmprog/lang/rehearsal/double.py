@@ -62,12 +62,12 @@ class _PromptClient(Client):
 class _Placeholders:
     """The backend of a rehearsal."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: wire.ToolSupport) -> None:
         self.planned: dict[int, Planned] = {}
         self.scope: Scope | None = None
         self._lock = threading.Lock()
         self._labels: dict[str, int] = {}
-        self.runtime = TextRuntime(self, "rehearsal")
+        self.runtime = TextRuntime(self, "rehearsal", tools)
         self._client = _PromptClient(self.runtime)
 
     @property
@@ -128,9 +128,15 @@ class Rehearsed:
     value: object
 
 
-def rehearse(job: Job, settings: RunSettings) -> Rehearsed:
-    """Runs the program once with placeholders; blocks. Raises what the program raises."""
-    double = _Placeholders()
+def rehearse(
+    job: Job,
+    settings: RunSettings,
+    tools: wire.ToolSupport = wire.ToolSupport(),  # noqa: B008  (immutable)
+) -> Rehearsed:
+    """Runs the program once with placeholders; blocks. Raises what the program raises. `tools` is
+    how the model calls tools, which a prompt that describes tools says.
+    """
+    double = _Placeholders(tools)
     try:
         run = open_run(
             replace(settings, backend=double, timeout=None, max_total_tokens=None),

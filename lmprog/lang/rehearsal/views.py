@@ -17,13 +17,15 @@ from lmprog.lang.runs.executor import Job, RunSettings, backend_of
 def preview(job: Job, settings: RunSettings) -> Preview:
     """See `Program.preview`."""
     client = backend_of(settings).client
-    return preview_of(trace(job, settings), PromptReader(client, settings.salt))
+    return preview_of(
+        rehearse(job, settings, client.welcome.tools).graph, PromptReader(client, settings.salt)
+    )
 
 
 def explain(job: Job, settings: RunSettings) -> Explanation:
     """See `Program.explain`."""
     client = backend_of(settings).client
-    graph = trace(job, settings)
+    graph = rehearse(job, settings, client.welcome.tools).graph
     return explain_of(graph, PromptReader(client, settings.salt), client.welcome)
 
 

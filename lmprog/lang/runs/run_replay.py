@@ -278,7 +278,13 @@ class _Numbers:
             case wire.Generate():
                 numbers = (self._of(op.branch), self._of(op.call))
                 return wire.Generate(
-                    *numbers, op.sampling, op.constraint, heal=op.heal, keep=op.keep, judge=op.judge
+                    *numbers,
+                    op.sampling,
+                    op.constraint,
+                    heal=op.heal,
+                    keep=op.keep,
+                    judge=op.judge,
+                    tools=op.tools,
                 )
             case wire.Select():
                 numbers = (self._of(op.branch), self._of(op.call))

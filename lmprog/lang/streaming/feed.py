@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from lmprog import wire
 from lmprog.backends.client import wake
@@ -77,6 +77,23 @@ class AskedAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """A tool that the model called in `s.act(...)` has run: `result` is what the model is shown.
+    `var` is the name of the act.
+    """
+
+    var: str | None
+    tool: str
+    arguments: Mapping[str, Any]
+    result: str
+    path: tuple[int, ...] = ()
+
+    @property
+    def branch(self) -> str:
+        return branch_name(self.path)
+
+
+@dataclass(frozen=True, slots=True)
 class Done(Generic[R]):
     """The program has returned `value`. Always the last event."""
 
@@ -84,7 +101,7 @@ class Done(Generic[R]):
     usage: wire.Usage
 
 
-Event: TypeAlias = Text | Thought | Partial | Value | AskedAgain
+Event: TypeAlias = Text | Thought | Partial | Value | AskedAgain | Called
 
 
 class Feed:

@@ -6,11 +6,14 @@ separated; it does not know calls.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lmprog import wire
+from lmprog.calls.reading import ParsedCall
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Splitter, SplitText
+from lmprog.lang.ops.tool_calls import OfferedTools
 from lmprog.lang.streaming.feed import Feed, Text, Thought, Value
 from lmprog.lang.streaming.partial import PartialText
 
@@ -47,6 +50,8 @@ class Listening:
             PartialText(op.name, op.tp, path) if grows and isinstance(op, GenOp) else None
         )
         self._splitter = None if marks is None else Splitter(marks)
+        offered = op.tp if isinstance(op, GenOp) else None
+        self._calls = offered.stream() if isinstance(offered, OfferedTools) else None
 
     def take(self, delta: wire.Delta) -> None:
         """More text."""
@@ -63,6 +68,8 @@ class Listening:
         """Nothing more comes."""
         if self._splitter is not None:
             self._add_split(self._splitter.finish())
+        if self._calls is not None:
+            self._show(self._without_calls(self._calls.finish()))
 
     def event_of(self, value: object) -> Value:
         """The event that tells the generation's value."""
@@ -76,8 +83,16 @@ class Listening:
 
     def _add(self, text: str) -> None:
         self.deltas.append(text)
+        self._show(text if self._calls is None else self._without_calls(self._calls.feed(text)))
         if self._feed is not None:
-            self._feed.add(Text(self._var, text, self._path))
             partial = None if self._partial is None else self._partial.feed(text)
             if partial is not None:
                 self._feed.add(partial)
+
+    def _without_calls(self, parts: Sequence[str | ParsedCall]) -> str:
+        """Calls of tools are no text; they are in the value."""
+        return "".join(part for part in parts if isinstance(part, str))
+
+    def _show(self, text: str) -> None:
+        if text and self._feed is not None:
+            self._feed.add(Text(self._var, text, self._path))

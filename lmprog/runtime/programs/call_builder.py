@@ -119,6 +119,11 @@ class CallBuilder:
 
     def _build_gen(self, call: ActiveCall, op: wire.Generate, now: float) -> GenerateRun:
         branch = call.branch
+        if op.tools is not None:
+            raise NotSupported(
+                "a runtime takes no tools beside its texts: write them into the branch, and "
+                "constrain their calls."
+            )
         is_ranked = op.keep == "best" and op.judge is None
         sampling = op.sampling.scored() if is_ranked else op.sampling
         self.texts.check_ids(sampling.stop_token_ids, "stop_token_ids")

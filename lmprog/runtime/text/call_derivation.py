@@ -20,7 +20,7 @@ from lmprog.calls.dialects import dialect_of
 from lmprog.calls.lexemes import common_end, common_start, is_tag, lexemes
 from lmprog.calls.reading import calls_in
 from lmprog.calls.writing import WrittenCall, as_json, written
-from lmprog.errors import NotSupported
+from lmprog.errors import LmprogError, NotSupported
 from lmprog.runtime.text.chat_template import ChatTemplate
 
 _USER, _ANSWER, _RESULT = "QZUSERQZ", "QZANSWERQZ", "QZRESULTQZ"
@@ -50,6 +50,7 @@ def tool_support(template: ChatTemplate, ends: Sequence[str] = ()) -> wire.ToolS
         if form is not None:
             break
     writes_calls = form is not None
+    takes_results = view.takes_results(writes_calls)
     if form is None:
         dialect, form = dialect_of(template.source if lists_tools else "")
     return wire.ToolSupport(
@@ -57,10 +58,23 @@ def tool_support(template: ChatTemplate, ends: Sequence[str] = ()) -> wire.ToolS
         dialect=dialect,
         lists_tools=lists_tools,
         writes_calls=writes_calls,
-        takes_results=view.takes_results(writes_calls),
+        takes_results=takes_results,
         arguments_as_text=writes_calls and view.as_text,
         short_ids=writes_calls and view.answer([_call(0, {})], ids=(_LONG_ID,)) is None,
+        opens_results=takes_results and _opens_results(template),
     )
+
+
+def _opens_results(template: ChatTemplate) -> bool:
+    """Whether a conversation can grow by turns of the role `tool`: one, two, and an answer."""
+    roles = ("user", "assistant", "tool", "tool", "assistant")
+    messages = [{"role": role} for role in roles]
+    try:
+        for place in range(2, len(roles)):
+            template.begin(messages[:place], roles[place])
+    except LmprogError:
+        return False
+    return True
 
 
 class _Frame(NamedTuple):

@@ -16,7 +16,7 @@ from lmprog.server.http.option_fields import AnthropicOptions, carry
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.shared_fields import NamedSchema, ResponseFormat
-from lmprog.server.openai.tools import FunctionTool, NamedFunction, NamedTool, Tool
+from lmprog.server.openai.tools import ChatTool, FunctionTool, NamedFunction, NamedTool
 
 SILENT = (
     "metadata",
@@ -217,14 +217,14 @@ def _text(blocks: Sequence[AnthropicBlock], at: str) -> str:
     return "".join(block.text or "" for block in blocks if block.type == "text")
 
 
-def _tool(tool: ToolOf, at: int) -> Tool:
+def _tool(tool: ToolOf, at: int) -> ChatTool:
     if tool.type not in (None, "custom"):
         raise refused(
             f"tools[{at}].type is {tool.type[:60]!r}; this server has no tools of its own.",
             f"tools[{at}].type",
             "not_supported",
         )
-    return Tool("function", FunctionTool(tool.name, tool.description, tool.input_schema))
+    return ChatTool("function", FunctionTool(tool.name, tool.description, tool.input_schema))
 
 
 def _choice(choice: ToolChoice | None) -> tuple[str | NamedTool | None, bool | None]:

@@ -55,7 +55,7 @@ class Function(msgspec.Struct, frozen=True):
     name: str | UnsetType = UNSET
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class AnsweredCall(msgspec.Struct, frozen=True):
     """Whole, or a part of one in a stream: then `index` says of which."""
 
     function: Function
@@ -68,7 +68,7 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | None
     refusal: None = None
-    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+    tool_calls: Sequence[AnsweredCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 class ChatDelta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+    tool_calls: Sequence[AnsweredCall] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ from lmprog.server.openai.running_request import (
     answering,
 )
 from lmprog.server.openai.shared_fields import SILENT, check_stream
-from lmprog.server.openai.tools import NamedTool, Tool, Toolbox, toolbox
+from lmprog.server.openai.tools import ChatTool, NamedTool, Toolbox, toolbox
 from lmprog.server.routers import GatewayRouter
 
 
@@ -41,7 +41,7 @@ class ChatBody(PromptFields, kw_only=True):
     max_completion_tokens: Annotated[int, within("max_completion_tokens")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, within("top_logprobs")] | None = None
-    tools: Annotated[list[Tool], within("tools")] | None = None
+    tools: Annotated[list[ChatTool], within("tools")] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
@@ -225,7 +225,7 @@ def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.C
         reason = answers.stop_reason_of(output, chat.prompt.sampling)
         return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason, ids)
     made = [
-        answers.ToolCall(answers.Function(call.arguments, call.name), call.id, "function")
+        answers.AnsweredCall(answers.Function(call.arguments, call.name), call.id, "function")
         for call in calls
     ]
     message = answers.AnswerMessage("assistant", content or None, None, made)
@@ -336,9 +336,9 @@ class _ChoiceStream:
     def _arguments(self, text: str) -> answers.ChunkChoice:
         """More of the named function's arguments; the first part says whose they are."""
         if self._num_calls:
-            call = answers.ToolCall(answers.Function(text), index=0)
+            call = answers.AnsweredCall(answers.Function(text), index=0)
         else:
-            call = answers.ToolCall(
+            call = answers.AnsweredCall(
                 answers.Function(text, self._named or ""), self._id, "function", index=0
             )
         self._num_calls = 1
@@ -347,7 +347,7 @@ class _ChoiceStream:
     def _part(self, part: str | ParsedCall) -> answers.ChunkChoice:
         if isinstance(part, str):
             return answers.ChunkChoice(self._index, answers.ChatDelta(content=part))
-        call = answers.ToolCall(
+        call = answers.AnsweredCall(
             answers.Function(part.arguments, part.name),
             part.id,
             "function",

@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import msgspec
 
 from lmprog import wire
+from lmprog.calls.describing import result_text
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.server.http.http_errors import HttpError, refused
 from lmprog.server.http.limits import within
-from lmprog.server.openai.tool_calls import result, shortened
+from lmprog.server.openai.tool_calls import shortened
 from lmprog.server.openai.tools import Toolbox
 
 _MOST_BRACKETS = 512  # more could nest deeper than JSON can be written again
@@ -115,7 +116,7 @@ def _turn(message: ChatMessage, at: str, support: wire.ToolSupport) -> dict[str,
         texts = (text, written(support.form, calls))
         made["content"] = "\n".join(filter(None, texts))
     if role == "tool" and not support.takes_results:
-        return {"role": _RESULT, "content": result(text)}
+        return {"role": _RESULT, "content": result_text(text)}
     if message.tool_call_id is not None:
         made["tool_call_id"] = _id(message.tool_call_id, support)
     if message.name is not None:

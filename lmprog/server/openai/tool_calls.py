@@ -1,5 +1,4 @@
-"""Calls of tools in answers: how tools are described where the template does not, the ids of calls,
-and which part of an answer is a call.
+"""Calls of tools in answers: the ids of calls, and which part of an answer is a call.
 
 The form of calls is the model's own (`lmprog.calls`). Knows texts; knows no requests and no
 constraints.
@@ -10,33 +9,15 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from lmprog import wire
 from lmprog.calls.call_stream import CallStream
 from lmprog.calls.reading import Parameters, ParsedCall, arguments_in
-from lmprog.calls.writing import WrittenCall, as_json, written
 
 Choice: TypeAlias = Literal["none", "auto", "required", "named"]
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
-
-
-def text_of(shown: Sequence[dict[str, Any]], form: wire.CallForm) -> str:
-    """The system's text about the tools, for templates that have none of their own."""
-    example = WrittenCall("the_function", {"an_argument": "its value"}, "a1b2c3d4e")
-    return (
-        "You have these functions, each described by the JSON schema of its arguments:\n<tools>\n"
-        + "\n".join(as_json(tool) for tool in shown)
-        + "\n</tools>\n\nTo call one, write its name and arguments in this form, and nothing "
-        "after:\n" + written(form, [example]).strip()
-    )
-
-
-def result(text: str) -> str:
-    """What a tool answered."""
-    return f"<tool_response>\n{text}\n</tool_response>"
 
 
 def call_id(is_short: bool = False) -> str:

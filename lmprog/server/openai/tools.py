@@ -24,6 +24,7 @@ from lmprog.calls.constraining import (
     opening_of,
     opening_of_named,
 )
+from lmprog.calls.describing import function_shape, tools_text
 from lmprog.calls.lexemes import is_tag, lexemes
 from lmprog.calls.reading import ParsedCall
 from lmprog.calls.writing import as_json
@@ -34,7 +35,6 @@ from lmprog.server.openai.tool_calls import (
     Choice,
     NamedReader,
     call_id,
-    text_of,
 )
 
 _UNKNOWN = wire.ToolSupport()
@@ -47,7 +47,7 @@ class FunctionTool(msgspec.Struct):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct):
+class ChatTool(msgspec.Struct):
     type: str
     function: FunctionTool | None = None
 
@@ -95,7 +95,7 @@ class Toolbox:
         """For the system; "" where no tool is to be used, or the template describes them."""
         if self.choice == "none" or self.support.lists_tools:
             return ""
-        return text_of(self._descriptions, self.form)
+        return tools_text(self._descriptions, self.form)
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ class Toolbox:
 
     @property
     def _descriptions(self) -> list[dict[str, Any]]:
-        return [_described(tool) for tool in self.shown]
+        return [function_shape(tool.name, tool.description, tool.parameters) for tool in self.shown]
 
     def reader(self) -> AnswerReader | NamedReader:
         """For a text that comes in pieces."""
@@ -172,7 +172,7 @@ class Toolbox:
 
 
 def toolbox(
-    tools: Sequence[Tool] | None,
+    tools: Sequence[ChatTool] | None,
     choice: str | NamedTool | None,
     parallel: bool | None,
     support: wire.ToolSupport = _UNKNOWN,
@@ -245,15 +245,7 @@ def _allowed(
     return tuple(function for function in functions if function.name in names), mode
 
 
-def _described(tool: FunctionTool) -> dict[str, Any]:
-    about: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        about["description"] = tool.description
-    about["parameters"] = tool.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": about}
-
-
-def _function(tool: Tool, at: int) -> FunctionTool:
+def _function(tool: ChatTool, at: int) -> FunctionTool:
     if tool.type != "function":
         raise refused(
             f"tools[{at}].type is {tool.type[:60]!r}; only tools of the type 'function' are "

@@ -20,10 +20,10 @@ from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessag
 from lmprog.server.openai.shared_fields import NamedSchema, ResponseFormat
 from lmprog.server.openai.tools import (
     AllowedTools,
+    ChatTool,
     FunctionTool,
     NamedFunction,
     NamedTool,
-    Tool,
 )
 
 SILENT = (
@@ -269,12 +269,14 @@ def _format(given: TextFormat) -> ResponseFormat:
     )
 
 
-def _tool(tool: FlatTool, at: int) -> Tool:
+def _tool(tool: FlatTool, at: int) -> ChatTool:
     if tool.type != "function":
-        return Tool(tool.type)  # which the chat refuses
+        return ChatTool(tool.type)  # which the chat refuses
     if tool.name is None:
         raise refused(f"tools[{at}].name is missing.", f"tools[{at}].name", "invalid_value")
-    return Tool(tool.type, FunctionTool(tool.name, tool.description, tool.parameters, tool.strict))
+    return ChatTool(
+        tool.type, FunctionTool(tool.name, tool.description, tool.parameters, tool.strict)
+    )
 
 
 def _choice(choice: str | FlatChoice | None) -> str | NamedTool | None:

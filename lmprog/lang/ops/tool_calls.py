@@ -1,0 +1,172 @@
+"""What a model says when it has tools: a text with calls in it, read as values, and what the called
+functions gave.
+
+Knows tools and forms of calls; knows no branches. Functions run here, in this thread, or on this
+event loop, which plain functions do not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmprog import wire
+from lmprog.calls.call_stream import CallStream, mark_of
+from lmprog.calls.reading import ParsedCall
+from lmprog.calls.writing import WrittenCall, written
+from lmprog.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    LmprogError,
+    RuntimeGone,
+    TokenBudgetExceeded,
+    ValidationFailed,
+)
+from lmprog.lang.ops.tool_functions import Tool, ToolSet
+
+MAX_CONCURRENT = 32
+"""Threads for the calls of one answer."""
+_ENDS_THE_RUN = (Cancelled, DeadlineExceeded, TokenBudgetExceeded, RuntimeGone)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call: the tool's name, and its arguments as values of the parameters' types."""
+
+    name: str
+    arguments: dict[str, Any]
+    tool: Tool = field(repr=False)
+    problem: str | None = None
+    """What is wrong with the arguments; then there are none, and the tool is not run."""
+
+    def run(self) -> ToolResult:
+        """Calls the function; blocks. What it raises is the result."""
+        if self.problem is not None:
+            return self._refused()
+        try:
+            found = self.tool.function(**self.arguments)
+            if inspect.iscoroutine(found):
+                found = asyncio.run(found)
+        except _ENDS_THE_RUN:
+            raise
+        except Exception as error:  # noqa: BLE001  (the border of a foreign function: it is shown)
+            return ToolResult(self, None, error)
+        return ToolResult(self, found)
+
+    async def arun(self) -> ToolResult:
+        """The same for an event loop: a plain function runs in a thread."""
+        if self.problem is not None:
+            return self._refused()
+        try:
+            if self.tool.is_async:
+                found = await self.tool.function(**self.arguments)
+            else:
+                found = await asyncio.to_thread(self.tool.function, **self.arguments)
+        except _ENDS_THE_RUN:
+            raise
+        except Exception as error:  # noqa: BLE001  (the border of a foreign function: it is shown)
+            return ToolResult(self, None, error)
+        return ToolResult(self, found)
+
+    def _refused(self) -> ToolResult:
+        return ToolResult(self, None, ValidationFailed(self.problem or "", text=""))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call gave."""
+
+    call: ToolCall
+    value: Any
+    error: Exception | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model is shown."""
+        error = self.error
+        if error is not None:
+            kind = "" if isinstance(error, ValidationFailed) else f"{type(error).__name__}: "
+            message = error.message if isinstance(error, LmprogError) else str(error)
+            return f"Error: {kind}{message}".strip().removesuffix(":")
+        if isinstance(self.value, str):
+            return self.value
+        try:
+            return json.dumps(self.value, ensure_ascii=False)
+        except (TypeError, ValueError):
+            return str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResults:
+    """The results of one answer's calls, in their order: appended to a branch they are what the
+    model is told.
+    """
+
+    results: tuple[ToolResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReply:
+    """An answer of a model that has tools: its text, and its calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+    def run(self, *, concurrent: bool = False) -> ToolResults:
+        """Runs the calls, one after the other or `concurrent`ly; blocks."""
+        if not concurrent or len(self.calls) < 2:
+            return ToolResults(tuple(call.run() for call in self.calls))
+        with ThreadPoolExecutor(min(len(self.calls), MAX_CONCURRENT)) as pool:
+            started = [pool.submit(contextvars.copy_context().run, call.run) for call in self.calls]
+            return ToolResults(tuple(one.result() for one in started))
+
+    async def arun(self, *, concurrent: bool = False) -> ToolResults:
+        """The same for an event loop."""
+        if not concurrent:
+            return ToolResults(tuple([await call.arun() for call in self.calls]))
+        return ToolResults(tuple(await asyncio.gather(*(call.arun() for call in self.calls))))
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """Tools in the form in which one model calls them: the type of such a generation."""
+
+    tools: ToolSet
+    form: wire.CallForm
+
+    def stream(self) -> CallStream:
+        """A reader of a text that comes in pieces."""
+        return CallStream(self.form, {shape.name: shape.parameters for shape in self.tools.shapes})
+
+    def read(self, text: str) -> ToolReply:
+        """A whole text as a value."""
+        stream = self.stream()
+        parts = [*stream.feed(text), *stream.finish()]
+        content = "".join(part for part in parts if isinstance(part, str))
+        return ToolReply(content, self._calls(parts))
+
+    def is_cut(self, text: str) -> bool:
+        """Whether a text that the token limit ended has the beginning of a call."""
+        mark = mark_of(self.form).text
+        return bool(mark) and mark in self.read(text).text
+
+    def _calls(self, parts: Sequence[str | ParsedCall]) -> tuple[ToolCall, ...]:
+        calls = tuple(self._call(part) for part in parts if isinstance(part, ParsedCall))
+        return calls if self.tools.is_parallel else calls[:1]
+
+    def _call(self, parsed: ParsedCall) -> ToolCall:
+        tool = self.tools.named(parsed.name)
+        try:
+            return ToolCall(parsed.name, tool.arguments_of(parsed.arguments), tool)
+        except ValidationFailed as error:
+            return ToolCall(parsed.name, {}, tool, error.message)
+
+    def text_of(self, name: str, arguments: dict[str, Any]) -> str:
+        """A call as the model writes it."""
+        return written(self.form, [WrittenCall(name, arguments, "a1b2c3d4e")])

@@ -1,0 +1,180 @@
+"""Tools: Python functions that a model may call. Their schemas come from signatures, their
+descriptions from docstrings.
+
+Knows functions and JSON; knows no forms of calls and no branches.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from lmprog.calls.constraining import ToolShape
+from lmprog.calls.describing import function_shape
+from lmprog.errors import InvalidParameter, ValidationFailed
+from lmprog.lang.ops.type_schemas import schema_of
+from lmprog.lang.ops.type_schemas import value_of as value_of_json
+
+ToolFunction: TypeAlias = Callable[..., Any]
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
+_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function with what a model is told of it."""
+
+    function: ToolFunction
+    name: str
+    description: str
+    types: Mapping[str, Any]
+    """The type of each parameter."""
+    required: tuple[str, ...]
+
+    @classmethod
+    def of(cls, given: object) -> Tool:
+        """The tool that a function is. Raises `InvalidParameter` for what cannot be one."""
+        if isinstance(given, Tool):
+            return given
+        name = str(getattr(given, "__name__", given))
+        if not callable(given) or isinstance(given, type) or not _NAME.fullmatch(name):
+            raise _refused(given, "a function with a name")
+        types: dict[str, Any] = {}
+        required: list[str] = []
+        hints = typing.get_type_hints(given, include_extras=True)
+        for parameter in inspect.signature(given).parameters.values():
+            if parameter.kind not in _KINDS:
+                raise _refused(given, "a function without *args, **kwargs, or `/`")
+            if parameter.name not in hints:
+                raise _refused(given, f"a type for its parameter {parameter.name!r}")
+            types[parameter.name] = hints[parameter.name]
+            if parameter.default is parameter.empty:
+                required.append(parameter.name)
+        return cls(given, name, inspect.getdoc(given) or "", types, tuple(required))
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON schema of its arguments. Raises `UnsupportedSchema`."""
+        definitions: dict[str, Any] = {}
+        properties: dict[str, Any] = {}
+        for name, tp in self.types.items():
+            schema = schema_of(tp)
+            definitions.update(schema.pop("$defs", {}))
+            properties[name] = schema
+        made = {
+            "type": "object",
+            "properties": properties,
+            "required": list(self.required),
+            "additionalProperties": False,
+        }
+        return {**made, "$defs": definitions} if definitions else made
+
+    @property
+    def shape(self) -> ToolShape:
+        return ToolShape(self.name, self.parameters)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """For templates, services and texts."""
+        return function_shape(self.name, self.description, self.parameters)
+
+    def arguments_of(self, text: str) -> dict[str, Any]:
+        """The arguments of a call, JSON, as values of the parameters' types. Raises
+        `ValidationFailed`.
+        """
+        try:
+            given = json.loads(text or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ValidationFailed(f"the arguments are not JSON: {error}", text=text) from error
+        if not isinstance(given, dict):
+            raise ValidationFailed("the arguments are not an object", text=text)
+        unknown = next((name for name in given if name not in self.types), None)
+        if unknown is not None:
+            valid = ", ".join(self.types) or "none"
+            raise ValidationFailed(f"unknown argument {unknown!r}; valid: {valid}", text=text)
+        missing = next((name for name in self.required if name not in given), None)
+        if missing is not None:
+            raise ValidationFailed(f"missing argument {missing!r}", text=text)
+        return {name: self._value(name, given[name]) for name in given}
+
+    def _value(self, name: str, value: Any) -> Any:
+        try:
+            return value_of_json(self.types[name], json.dumps(value))
+        except ValidationFailed as error:
+            raise ValidationFailed(f"argument {name!r}: {error.message}", text=error.text) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSet:
+    """The tools of one generation, and how they may be called."""
+
+    tools: tuple[Tool, ...]
+    is_required: bool = False
+    is_parallel: bool = True
+
+    @property
+    def shapes(self) -> list[ToolShape]:
+        return [tool.shape for tool in self.tools]
+
+    @property
+    def described(self) -> list[dict[str, Any]]:
+        return [tool.described for tool in self.tools]
+
+    def named(self, name: str) -> Tool:
+        return next(tool for tool in self.tools if tool.name == name)
+
+
+def tools_of(options: dict[str, Any], *, is_free: bool) -> ToolSet | None:
+    """`tools`, `tool_choice` and `parallel_tool_calls`, removed from `options`. `is_free`: nothing
+    else says what the text must be. Raises `InvalidParameter`.
+    """
+    given = options.pop("tools", None)
+    choice, parallel = options.pop("tool_choice", "auto"), options.pop("parallel_tool_calls", True)
+    if given is None:
+        return None
+    if not is_free:
+        raise InvalidParameter(
+            "tools cannot be combined with a type or a constraint: an answer with tools is text "
+            "and calls; generate the value afterwards",
+            name="tools",
+            allowed="no constraint",
+        )
+    if choice not in ("auto", "required"):
+        allowed = "'auto' or 'required'"
+        message = f"tool_choice={choice!r} is not allowed; give {allowed}"
+        raise InvalidParameter(message, name="tool_choice", value=repr(choice), allowed=allowed)
+    if not isinstance(parallel, bool):
+        message = "parallel_tool_calls must be a boolean"
+        raise InvalidParameter(message, name="parallel_tool_calls", allowed="True or False")
+    return ToolSet(checked_tools(given), choice == "required", parallel)
+
+
+def checked_tools(given: object) -> tuple[Tool, ...]:
+    """Raises `InvalidParameter` where these are no tools, or two have one name."""
+    if not isinstance(given, list | tuple) or not given:
+        raise _refused(given, "a list of functions")
+    tools = tuple(Tool.of(one) for one in given)
+    names = [tool.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        message = f"two tools have the name {twice!r}"
+        raise InvalidParameter(message, name="tools", allowed="different names")
+    return tools
+
+
+def _refused(given: object, allowed: str) -> InvalidParameter:
+    return InvalidParameter(
+        f"tools: {given!r} is not allowed; give {allowed}",
+        name="tools",
+        value=repr(given),
+        allowed=allowed,
+    )

@@ -1,0 +1,200 @@
+"""On services tools travel beside the messages, and calls come back in fields of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import lmprog
+from tests.backends.programs import on
+from tests.backends.scripted_api import ScriptedApi, document
+
+CHAT = "/v1/chat/completions"
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
+Answer = dict[str, Any]
+
+
+def add(a: int, b: int) -> int:
+    """Adds."""
+    return a + b
+
+
+@lmprog.function
+async def summing(s: lmprog.Branch) -> str:
+    s.user("How much is 2 + 3, and 4 + 5?")
+    acted = await s.act([add], name="sum")
+    s.user("Thanks. Goodbye.")
+    return acted.text + await s.gen()
+
+
+@lmprog.function
+async def one_sum(s: lmprog.Branch) -> Any:
+    s.user("How much is 2 + 3?")
+    acted = await s.act([add], until=add, parallel_tool_calls=False)
+    return acted.value
+
+
+def called(*arguments: dict[str, int]) -> list[Answer]:
+    return [
+        {
+            "id": f"x{place}",
+            "type": "function",
+            "function": {"name": "add", "arguments": json.dumps(one)},
+        }
+        for place, one in enumerate(arguments)
+    ]
+
+
+def told(message: Answer) -> Answer:
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    message = {"role": "assistant", **message}
+    return {"choices": [{"index": 0, "message": message, "finish_reason": reason}], "usage": USAGE}
+
+
+def answering(*messages: Answer) -> Callable[[Answer], object]:
+    """Gives these, one a request, as a stream where that is asked for."""
+    left = list(messages)
+
+    def answer(body: Answer) -> object:
+        message = left.pop(0)
+        if not body.get("stream"):
+            return told(message)
+        pieces = [{"content": message.get("content") or ""}]
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            function = call["function"]
+            begun = {"name": function["name"], "arguments": ""}
+            pieces.append({"tool_calls": [{"index": place, "id": "x", "function": begun}]})
+            for letter in function["arguments"]:
+                more = {"index": place, "function": {"arguments": letter}}
+                pieces.append({"tool_calls": [more]})
+        chunks = [{"choices": [{"index": 0, "delta": piece}]} for piece in pieces]
+        end = {"index": 0, "delta": {}, "finish_reason": "stop"}
+        return (*chunks, {"choices": [end]}, {"choices": [], "usage": USAGE})
+
+    return answer
+
+
+def test_calls_and_results_are_fields_of_messages() -> None:
+    with ScriptedApi(document()) as api, on(api) as backend:
+        two = {"content": "Both.", "tool_calls": called({"a": 2, "b": 3}, {"a": 4, "b": 5})}
+        api.extra[CHAT] = answering(two, {"content": "5 and 9."}, {"content": "Bye."})
+        run = summing.using(backend=backend).run()
+        assert run.value == "5 and 9.Bye."
+        first, second, third = api.requests
+    assert "tool" not in json.dumps(first["messages"])
+    [tool] = first["tools"]
+    assert (tool["function"]["name"], tool["function"]["description"]) == ("add", "Adds.")
+    assert "tool_choice" not in first
+    asked, *results = second["messages"][1:]
+    assert asked["content"] == "Both."
+    ids = [call["id"] for call in asked["tool_calls"]]
+    assert [call["function"]["arguments"] for call in asked["tool_calls"]] == [
+        '{"a": 2, "b": 3}',
+        '{"a": 4, "b": 5}',
+    ]
+    assert results == [
+        {"role": "tool", "content": "5", "tool_call_id": ids[0]},
+        {"role": "tool", "content": "9", "tool_call_id": ids[1]},
+    ]
+    assert third["messages"][: len(second["messages"])] == second["messages"]
+    assert third["tool_choice"] == "none"
+    assert third["tools"] == first["tools"]
+    assert (run.usage.prompt, run.usage.generated) == (21, 9)
+
+
+def test_a_tool_that_ends_it_is_required() -> None:
+    with ScriptedApi(document()) as api, on(api) as backend:
+        api.extra[CHAT] = answering({"content": None, "tool_calls": called({"a": 2, "b": 3})})
+        assert one_sum.using(backend=backend).run().value == 5
+        [request] = api.requests
+    assert request["tool_choice"] == "required"
+    assert request["parallel_tool_calls"] is False
+
+
+def test_a_stream_of_calls_is_put_together() -> None:
+    with ScriptedApi(document()) as api, on(api) as backend:
+        one = {"content": "I add.", "tool_calls": called({"a": 2, "b": 3})}
+        api.extra[CHAT] = answering(one, {"content": "5."}, {"content": " Bye."})
+        events = list(summing.using(backend=backend).stream())
+    texts = "".join(event.delta for event in events if isinstance(event, lmprog.Text))
+    assert texts == "I add.5. Bye."
+    [made] = [event for event in events if isinstance(event, lmprog.Called)]
+    assert (made.arguments, made.result) == ({"a": 2, "b": 3}, "5")
+
+
+def test_branches_of_a_fork_know_what_was_called_before() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> list[str]:
+        s.user("How much is 2 + 3?")
+        s.append(await (await s.gen(tools=[add])).arun())
+        async with s.fork(2) as branches:
+            return await branches.map(lambda b: b.gen())
+
+    with ScriptedApi(document()) as api, on(api) as backend:
+        calls = {"content": "", "tool_calls": called({"a": 2, "b": 3})}
+        api.extra[CHAT] = answering(calls, {"content": "5"}, {"content": "5"})
+        assert program.using(backend=backend).run().value == ["5", "5"]
+        assert [request["messages"][1]["content"] for request in api.requests[1:]] == [None] * 2
+
+
+def block(arguments: dict[str, int], id_: str) -> Answer:
+    return {"type": "tool_use", "id": id_, "name": "add", "input": arguments}
+
+
+def message(*blocks: Answer) -> Answer:
+    usage = {"input_tokens": 7, "output_tokens": 3}
+    reason = "tool_use" if any(one["type"] == "tool_use" for one in blocks) else "end_turn"
+    return {"content": list(blocks), "stop_reason": reason, "usage": usage}
+
+
+def streamed(whole: Answer) -> tuple[Answer, ...]:
+    events: list[Answer] = [{"type": "message_start", "message": {"usage": whole["usage"]}}]
+    for place, one in enumerate(whole["content"]):
+        begun = {**one, "input": {}} if one["type"] == "tool_use" else {**one, "text": ""}
+        events.append({"type": "content_block_start", "index": place, "content_block": begun})
+        delta = (
+            {"type": "input_json_delta", "partial_json": json.dumps(one["input"])}
+            if one["type"] == "tool_use"
+            else {"type": "text_delta", "text": one["text"]}
+        )
+        events.append({"type": "content_block_delta", "index": place, "delta": delta})
+    end = {"stop_reason": whole["stop_reason"]}
+    return (*events, {"type": "message_delta", "delta": end, "usage": {"output_tokens": 3}})
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_on_anthropic_calls_and_results_are_blocks(is_stream: bool) -> None:
+    pytest.importorskip("anthropic")
+    answers = [
+        message(
+            {"type": "text", "text": "Both."},
+            block({"a": 2, "b": 3}, "u"),
+            block({"a": 4, "b": 5}, "v"),
+        ),
+        message({"type": "text", "text": "5 and 9."}),
+        message({"type": "text", "text": "Bye."}),
+    ]
+
+    def answer(body: Answer) -> object:
+        whole = answers.pop(0)
+        return streamed(whole) if body.get("stream") else whole
+
+    with ScriptedApi(document()) as api:
+        api.extra["/v1/messages"] = answer
+        with lmprog.Anthropic("m", base_url=api.url, api_key="k") as backend:
+            program = summing.using(backend=backend)
+            value = list(program.stream())[-1].value if is_stream else program.run().value
+            assert value == "5 and 9.Bye."
+    first, second, third = api.requests
+    assert first["tools"][0]["name"] == "add"
+    assert first["tools"][0]["input_schema"]["required"] == ["a", "b"]
+    asked, results = second["messages"][1:]
+    assert [one["type"] for one in asked["content"]] == ["text", "tool_use", "tool_use"]
+    assert asked["content"][1]["input"] == {"a": 2, "b": 3}
+    assert [one["content"] for one in results["content"]] == ["5", "9"]
+    ids = [one["id"] for one in asked["content"][1:]]
+    assert [one["tool_use_id"] for one in results["content"]] == ids
+    assert third["tool_choice"] == {"type": "none"}
