@@ -18,7 +18,7 @@ from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.kept_order import in_kept_order, keeps_first, sampling_to_request
-from lmprog.backends.blackbox.native_calls import told_of_calls, with_tools
+from lmprog.backends.blackbox.native_calls import prompt_with_tools
 from lmprog.backends.blackbox.output_checks import can_be_checked, fits
 from lmprog.backends.blackbox.prefilling import prefill_request, prefilled
 from lmprog.backends.blackbox.retry_policy import RetryCounters
@@ -100,8 +100,7 @@ class CallAnswers:
             return self._answer_ready(state, op, ready, wire.Usage(), on_text)
         if state.speculated is not None:
             self.drop(state.speculated)
-        state, tools = with_tools(state, op)
-        prompt = told_of_calls(state.transcript.prompt(self.api.kind), tools)
+        state, prompt, tools = prompt_with_tools(state, op, self.api.kind)
         spent = wire.Usage()
         if state.num_spec_tokens and tools is None and may_speculate(op.sampling, op.constraint):
             done, spent = await self._speculate(state, op, prompt, on_text)

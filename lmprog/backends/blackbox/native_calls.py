@@ -16,14 +16,24 @@ import msgspec
 
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
-from lmprog.backends.blackbox.transcript import ChatPrompt, Prompt, TranscriptMessage
+from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
 from lmprog.calls.call_stream import CallStream
 from lmprog.calls.reading import ParsedCall
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.errors import NotSupported, ProtocolError
 
 
-def with_tools(state: AnswerState, op: wire.Generate) -> tuple[AnswerState, wire.ToolOffer | None]:
+def prompt_with_tools(
+    state: AnswerState, op: wire.Generate, kind: Kind
+) -> tuple[AnswerState, Prompt, wire.ToolOffer | None]:
+    """The prompt of a request, and the tools to send with it. Raises `NotSupported` where there
+    are no messages that tools could be sent with.
+    """
+    state, tools = _with_tools(state, op)
+    return state, _told_of_calls(state.transcript.prompt(kind), tools), tools
+
+
+def _with_tools(state: AnswerState, op: wire.Generate) -> tuple[AnswerState, wire.ToolOffer | None]:
     """The tools of a request: the call's own, or those that earlier answers may have called."""
     if op.tools is not None:
         return replace(state, tools=op.tools), op.tools
@@ -32,8 +42,7 @@ def with_tools(state: AnswerState, op: wire.Generate) -> tuple[AnswerState, wire
     return state, msgspec.structs.replace(state.tools, choice="none")
 
 
-def told_of_calls(prompt: Prompt, tools: wire.ToolOffer | None) -> Prompt:
-    """Raises `NotSupported` where there are no messages that tools could be sent with."""
+def _told_of_calls(prompt: Prompt, tools: wire.ToolOffer | None) -> Prompt:
     if tools is None:
         return prompt
     if not isinstance(prompt, ChatPrompt):
