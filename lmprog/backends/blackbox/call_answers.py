@@ -19,7 +19,7 @@ from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.kept_order import in_kept_order, keeps_first, sampling_to_request
 from lmprog.backends.blackbox.native_calls import prompt_with_tools
-from lmprog.backends.blackbox.output_checks import can_be_checked, fits
+from lmprog.backends.blackbox.output_checks import can_be_checked, fitting
 from lmprog.backends.blackbox.prefilling import prefill_request, prefilled
 from lmprog.backends.blackbox.retry_policy import RetryCounters
 from lmprog.backends.blackbox.speculation import (
@@ -249,12 +249,12 @@ class CallAnswers:
             )
             answer = await self._request(ApiRequest(prompt, sampling), None)
             total = _sum(total, answer.usage)
-            fitting = [_fitting(constraint, output) for output in answer.outputs]
-            found = [output for output in fitting if output is not None]
+            fits = [fitting(constraint, output) for output in answer.outputs]
+            found = [output for output in fits if output is not None]
             if len(found) == len(answer.outputs):
                 return ApiAnswer(tuple(found), total)
         wrong = next(
-            output.text for output, fit in zip(answer.outputs, fitting, strict=True) if fit is None
+            output.text for output, fit in zip(answer.outputs, fits, strict=True) if fit is None
         )
         raise ValidationFailed(
             f"the model wrote {wrong!r}, which is not what the {kind} allows, and was asked "
@@ -327,19 +327,6 @@ class _Forward:
     def _pass(self, text: str, num_tokens: int) -> None:
         if text:
             self._on_text(0, text, num_tokens)
-
-
-def _fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
-    """The output if its text satisfies the constraint, or does so without surrounding whitespace;
-    else None. For choices, the output holds the matching choice, with that choice's own whitespace.
-    """
-    texts = [output.text, output.text.strip()]
-    if isinstance(constraint, wire.Choices):
-        texts += [choice for choice in constraint.texts if choice.strip() == texts[1]]
-    for text in texts:
-        if fits(constraint, text):
-            return msgspec.structs.replace(output, text=text)
-    return None
 
 
 def _sum(a: wire.Usage, b: wire.Usage) -> wire.Usage:

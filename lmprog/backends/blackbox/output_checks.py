@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
+
 from lmprog import wire
 from lmprog.errors import GrammarError, NotSupported
 
@@ -46,3 +48,16 @@ def _is_valid(schema: str, text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return bool(jsonschema.Draft202012Validator(json.loads(schema)).is_valid(value))
+
+
+def fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
+    """The output if its text satisfies the constraint, or does so without surrounding whitespace;
+    else None. For choices, the output holds the matching choice, with that choice's own whitespace.
+    """
+    texts = [output.text, output.text.strip()]
+    if isinstance(constraint, wire.Choices):
+        texts += [choice for choice in constraint.texts if choice.strip() == texts[1]]
+    for text in texts:
+        if fits(constraint, text):
+            return msgspec.structs.replace(output, text=text)
+    return None
