@@ -1,6 +1,9 @@
 """A client of a runtime: numbers branches and calls, sends ops in frames, and hands every reply to
 its call.
 
+A client belongs to the process that made it: in a process forked from that one every call fails at
+once.
+
 Ops are buffered in an outbox. A call made in a plain thread is sent at once, together with the ops
 before it; a call made on an event loop is sent at the end of the loop's turn, so that the ops of
 one turn form one frame. One background thread receives. When the channel reports that the runtime
@@ -13,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -58,6 +63,14 @@ class ClientCall:
             if on_last is not None:
                 on_last(outcome)
             self.future.set_result(outcome)
+
+    def orphan(self, error: LmprogError) -> None:
+        """In a forked process: no reply will come, and locks may be held by threads that are not
+        there; nobody who registered is told.
+        """
+        self.on_last = None
+        self.future = Future()
+        self.future.set_result(error)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once, on the receiving thread, or at once if the call is done."""
@@ -119,6 +132,22 @@ class Client:
         ] = {}  # branch -> why one of its ops could not even be sent
         self._gone: LmprogError | None = None
         self._reader = ReplyReader(channel, self._take, self._fail, name="lmprog-client")
+        _clients.add(self)
+
+    def orphan(self, parent: int) -> None:
+        """This process was forked from `parent`, whose client it is: locks are made anew, and every
+        call fails.
+        """
+        gone = RuntimeGone(
+            f"This client belongs to process {parent}, from which this process was forked. Make a "
+            "backend in this process, or start it with the 'spawn' method."
+        )
+        self._state, self._sending = threading.Lock(), threading.Lock()
+        self._gone = gone
+        calls, self._calls = self._calls, {}
+        self._outbox, self._reads = [], set()
+        for call in calls.values():
+            call.orphan(gone)
 
     @property
     def closed(self) -> bool:
@@ -263,3 +292,15 @@ class Client:
             self._outbox.clear()
         for call in waiting:
             call.finish(error)
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _orphan_all() -> None:
+    for client in list(_clients):
+        client.orphan(os.getppid())
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which forks no processes
+    os.register_at_fork(after_in_child=_orphan_all)

@@ -7,6 +7,7 @@ module of the frontend with process-wide state.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 
 from lmprog.backends import Backend
@@ -51,8 +52,16 @@ class _Default:
         atexit.register(backend.close)
         return backend
 
+    def forked(self) -> None:
+        """In a forked process: a thread that held the lock may not be there. The parent's runtime
+        is not this process's: its client is closed here, and another is started when it is needed.
+        """
+        self._lock = threading.Lock()
+
 
 _default = _Default()
+if hasattr(os, "register_at_fork"):  # not on Windows, which forks no processes
+    os.register_at_fork(after_in_child=_default.forked)
 
 
 def set_default_backend(backend: Backend | None) -> None:

@@ -30,7 +30,10 @@ MIRRORED = (
     "num_retracted_reqs kv_evictable_tokens num_aborted_requests scheduler_idle_seconds "
     "grammar_compilation_time_seconds request_inference_time_seconds "
     "request_time_per_output_token_seconds request_prefill_kv_computed_tokens request_params_n "
-    "request_params_max_tokens"
+    "request_params_max_tokens iteration_tokens request_max_num_generation_tokens "
+    "num_running_reqs num_queue_reqs token_usage num_used_tokens max_total_num_tokens "
+    "num_retracted_requests gen_throughput cached_tokens num_requests num_so_requests "
+    "num_retractions"
 )
 """Of vLLM and SGLang, with our prefix."""
 OURS = (
@@ -95,6 +98,30 @@ def test_requests_are_counted_as_they_were(fake: Fake) -> None:
     assert samples["lmprog_http_requests_total method=POST route=/v1/completions status=200"] == 2
     assert samples["lmprog_wait_passes_count"] == 2
     assert samples["lmprog_up"] == 1
+    assert samples["lmprog_iteration_tokens_total_sum"] == samples["lmprog_computed_tokens_total"]
+    assert samples["lmprog_iteration_tokens_total_count"] == samples["lmprog_steps_total"]
+    assert samples["lmprog_request_max_num_generation_tokens_sum"] == 10
+    assert samples["lmprog_cached_tokens_total"] == cached
+    assert samples["lmprog_num_requests_total"] == 2
+    assert samples["lmprog_num_so_requests_total"] == 0
+    assert samples["lmprog_max_total_num_tokens"] == samples["lmprog_kv_pool_tokens"] > 0
+
+
+def test_the_speed_is_that_between_two_readings() -> None:
+    now = [10.0]
+    figures = RuntimeFigures(lambda: "m", lambda: now[0])
+
+    def speed() -> float:
+        (family,) = [one for one in figures.collect() if one.name == "lmprog_gen_throughput"]
+        return float(family.samples[0].value)
+
+    figures.see({"pid": 1.0, "generated_tokens": 50.0})
+    assert speed() == 0.0
+    now[0] = 12.0
+    figures.see({"pid": 1.0, "generated_tokens": 150.0})
+    assert speed() == 50.0
+    figures.see({"pid": 2.0, "generated_tokens": 3.0})
+    assert speed() == 50.0, "a new runtime begins to count at 0"
 
 
 def test_every_mirrored_name_and_our_own_are_there(fake: Fake) -> None:
@@ -194,7 +221,7 @@ def test_a_scrape_is_answered_while_there_is_no_runtime(fake: Fake) -> None:
 
 
 def test_counters_go_on_when_another_runtime_begins_at_0() -> None:
-    figures = RuntimeFigures(lambda: "m")
+    figures = RuntimeFigures(lambda: "m", lambda: 0.0)
     for pid, tokens in ((1.0, 5.0), (1.0, 8.0), (2.0, 0.0), (2.0, 4.0), (3.0, 1.0)):
         figures.see(
             {

@@ -10,6 +10,8 @@ from lmprog.runtime.scheduling.plan import Plan
 
 WAIT_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Histogram bucket upper bounds, in scheduler steps; the last bucket has none."""
+STEP_BOUNDS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Of the tokens of a step."""
 
 
 class Histogram:
@@ -75,6 +77,9 @@ class Stats:
     wait_passes: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS))
     """Scheduler steps between a sequence's arrival and its first admission."""
 
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS))
+    """Tokens computed in a step."""
+
     def count_admission(self, passes: int, num_tokens: int, cached: int) -> None:
         """A sequence of `num_tokens` was admitted for the first time; the tree had `cached` of
         them.
@@ -89,6 +94,8 @@ class Stats:
         self.steps += num_rows > 0
         self.rows += num_rows
         self.computed_tokens += num_tokens
+        if num_rows:
+            self.step_tokens.see(num_tokens)
         if num_tokens > num_rows:
             self.prefill_tokens += sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
         self.copied_slots += len(plan.copies)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from lmprog import wire
+from lmprog.server.observability.call_sizes import CallSizes
 from lmprog.server.observability.replica_metrics import FleetView, ReplicaMetrics
 from lmprog.server.observability.runtime_metrics import PREFIX, RuntimeFigures, RuntimeHistogram
 
@@ -36,8 +37,6 @@ _SECONDS = (
     300.0,
 )
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-_RESULTS = (1, 2, 4, 8, 16, 32, 64, 128)
-_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _FINISHES = ("stop", "length", "constraint", "selected")
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 _REFUSALS = (
@@ -68,7 +67,7 @@ class Meters:
         self._replicas: ReplicaMetrics | None = None
         self._calls: dict[int, _CallTimes] = {}
         self.registry = CollectorRegistry(auto_describe=False)
-        self.runtime = RuntimeFigures(model)
+        self.runtime = RuntimeFigures(model, clock)
         self.registry.register(self.runtime)
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From asking to the first text.", _SECONDS
@@ -96,20 +95,13 @@ class Meters:
             "Decode time of a call by the tokens of its longest result after the first.",
             _SHORT,
         )
-        self._computed = self._histogram(
-            "request_prefill_kv_computed_tokens",
-            "Tokens of a prompt that the cache did not have.",
-            _TOKENS,
+        self._sizes = CallSizes(self._histogram)
+        self._requests = self._counter("num_requests", "Calls that ended with a result.")
+        self._constrained = self._counter(
+            "num_so_requests", "Of all calls asked: those under a constraint."
         )
-        self._wanted_n = self._histogram(
-            "request_params_n", "Results asked for by a call.", _RESULTS
-        )
-        self._wanted_tokens = self._histogram(
-            "request_params_max_tokens", "max_tokens of a call, where it has one.", _TOKENS
-        )
-        self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._generated = self._histogram(
-            "request_generation_tokens", "Tokens of all results of a call.", _TOKENS
+        self._cached = self._counter(
+            "cached_tokens", "SGLang's name of prompt_tokens_cached_total."
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Of them: found in the cache.")
@@ -152,6 +144,9 @@ class Meters:
             self._restarts,
             self._prompt_tokens,
             self._cached_tokens,
+            self._cached,
+            self._requests,
+            self._constrained,
         ):
             one.labels(model)
 
@@ -160,9 +155,9 @@ class Meters:
     def asked(self, op: wire.Generate | wire.Select) -> None:
         self._calls[op.call] = _CallTimes(self._clock())
         if isinstance(op, wire.Generate):
-            self._wanted_n.observe(op.sampling.n)
-            if op.sampling.max_tokens is not None:
-                self._wanted_tokens.observe(op.sampling.max_tokens)
+            self._sizes.asked(op.sampling)
+            if op.constraint is not None:
+                self._constrained.labels(self._model()).inc()
 
     def replied(self, reply: wire.Reply) -> None:
         match reply:
@@ -171,6 +166,7 @@ class Meters:
             case wire.CallDone(call=call, outputs=outputs, usage=usage):
                 self._ended(call, usage)
                 longest = max(len(output.tokens) for output in outputs)
+                self._sizes.longest.observe(longest)
                 if longest > 1:
                     self._per_token.observe(usage.decode_ms / 1e3 / (longest - 1))
                 for output in outputs:
@@ -244,11 +240,12 @@ class Meters:
         self._prefill.observe(usage.prefill_ms / 1e3)
         self._decode.observe(usage.decode_ms / 1e3)
         self._inference.observe((usage.prefill_ms + usage.decode_ms) / 1e3)
-        self._computed.observe(max(0, usage.prompt - usage.cached))
-        self._prompts.observe(usage.prompt)
-        self._generated.observe(usage.generated)
         self._prompt_tokens.labels(model).inc(usage.prompt)
-        self._cached_tokens.labels(model).inc(min(usage.cached, usage.prompt))
+        cached = min(usage.cached, usage.prompt)
+        self._cached_tokens.labels(model).inc(cached)
+        self._cached.labels(model).inc(cached)
+        self._requests.labels(model).inc()
+        self._sizes.ended(usage)
 
     def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> RuntimeHistogram:
         made = RuntimeHistogram(PREFIX + name, says, bounds, self._model)

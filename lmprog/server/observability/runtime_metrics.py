@@ -2,8 +2,8 @@
 reads it.
 
 Names are those of vLLM and SGLang where these count the same, so that their boards need another
-prefix only. Counters continue over restarts of the runtime, whose own begin again at 0. Knows
-figures by name; does not fetch them.
+prefix only; where they differ in a name, both are told. Counters continue over restarts of the
+runtime, whose own begin again at 0. Knows figures by name; does not fetch them.
 """
 
 from __future__ import annotations
@@ -93,6 +93,17 @@ GAUGES = (
         _of("pages_pinned", "page_size"),
     ),
     RuntimeGauge("kv_pool_tokens", "Tokens that the pool has room for.", _of("pages", "page_size")),
+    RuntimeGauge("num_running_reqs", "SGLang's name of num_requests_running.", _of("running")),
+    RuntimeGauge("num_queue_reqs", "SGLang's name of num_requests_waiting.", _of("waiting")),
+    RuntimeGauge("token_usage", "SGLang's name of kv_cache_usage_perc.", _usage),
+    RuntimeGauge(
+        "num_used_tokens",
+        "Tokens of the pages that running results and open branches hold.",
+        lambda figures: _usage(figures) * _of("pages", "page_size")(figures),
+    ),
+    RuntimeGauge(
+        "max_total_num_tokens", "SGLang's name of kv_pool_tokens.", _of("pages", "page_size")
+    ),
     RuntimeGauge(
         "cache_hit_rate",
         "Share of all looked up tokens that the cache had, since the runtime's start.",
@@ -130,6 +141,9 @@ COUNTERS = (
         "forced_tokens", "Tokens forced by a constraint: it allowed no other.", "forced_tokens"
     ),
     RuntimeCounter("num_preemptions", "Preemptions of running results.", "preemptions"),
+    RuntimeCounter(
+        "num_retracted_requests", "SGLang's name of num_preemptions_total.", "preemptions"
+    ),
     RuntimeCounter(
         "evicted_tokens", "Tokens evicted from the cache.", "evicted_pages", "page_size"
     ),
@@ -179,14 +193,22 @@ HISTOGRAMS = (
         "Compile time of constraints that were not cached.",
         "compile_seconds",
     ),
+    ("iteration_tokens_total", "Tokens computed in a forward pass.", "step_tokens"),
 )
 """Histograms: name, help, and how their figures begin."""
+
+
+_SPEED = "Tokens generated a second, since the figures were read before."
 
 
 class _Totals:
     """One runtime's newest figures, with counters that go on over its restarts."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen_at = 0.0
+        self.throughput = 0.0
+        """Tokens generated a second between the last two times that figures were seen."""
         self.now: Figures = {}
         self._before: dict[str, float] = {}  # what runtimes that are gone had counted
 
@@ -195,6 +217,10 @@ class _Totals:
         if figures.get("pid") != self.now.get("pid"):
             for name in _summed(self.now):
                 self._before[name] = self.total(name)
+        elif (passed := self._clock() - self._seen_at) > 0:
+            new = figures.get("generated_tokens", 0.0) - self.now.get("generated_tokens", 0.0)
+            self.throughput = new / passed
+        self._seen_at = self._clock()
         self.now = dict(figures)
 
     def total(self, name: str) -> float:
@@ -222,12 +248,13 @@ class RuntimeFigures(Collector):
     and those of a replica that is gone keep their counters only.
     """
 
-    def __init__(self, model: Callable[[], str]) -> None:
+    def __init__(self, model: Callable[[], str], clock: Callable[[], float]) -> None:
         """`model` gives the value of the label `model_name`, which the other servers' boards choose
         by.
         """
         self._model = model
-        self._totals: dict[str, _Totals] = {"": _Totals()}
+        self._clock = clock
+        self._totals: dict[str, _Totals] = {"": _Totals(clock)}
         self._alive = {""}
 
     def see(self, figures: Figures) -> None:
@@ -239,7 +266,7 @@ class RuntimeFigures(Collector):
         self._totals.pop("", None)
         self._alive = set(figures)
         for name, of_one in figures.items():
-            self._totals.setdefault(name, _Totals()).see(of_one)
+            self._totals.setdefault(name, _Totals(self._clock)).see(of_one)
 
     def collect(self) -> Iterable[Metric]:
         """All families; before the first figures with zeros."""
@@ -254,6 +281,10 @@ class RuntimeFigures(Collector):
                     family.add_metric(labels, gauge.read(totals.now))
                 yield family
         yield _cache_config(names, alive)
+        speed = GaugeMetricFamily(PREFIX + "gen_throughput", _SPEED, labels=names)
+        for labels, totals in alive:
+            speed.add_metric(labels, totals.throughput)
+        yield speed
         for counter in COUNTERS:
             made = CounterMetricFamily(PREFIX + counter.name, counter.help, labels=names)
             for labels, totals in rows:
