@@ -38,13 +38,16 @@ from examples import (
     skeleton_of_thought,
     streaming,
     tree_of_thought,
+    two_models,
 )
+from lmprog.testing import Scripted
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
     act_tools, ask_again, async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello,
     judge, multi_turn_chat, pattern_pieces,
     plan_and_execute, react_tools, reflection, skeleton_of_thought, streaming, tree_of_thought,
+    two_models,
 )  # fmt: skip
 
 
@@ -142,6 +145,18 @@ def test_steps_of_a_plan_are_computed(capsys: pytest.CaptureFixture[str]) -> Non
         assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
     assert run.value == int(steps[-1][3])
     assert "forced by the pattern" in lines_of(plan_and_execute, capsys)[-1]
+
+
+def test_a_judge_is_asked_on_the_text_of_the_branch(capsys: pytest.CaptureFixture[str]) -> None:
+    with Scripted([" no"]) as judge:
+        run = two_models.checked.run(judge=judge)  # type: ignore[arg-type]
+        assert judge.prompts[0].startswith("Q: What is 23 + 45?\nA: ")
+        assert judge.prompts[0].endswith(f" = {run.value[0]} right?\nAnswer:")
+    assert run.value[1] is False
+    assert set(run.usage_by_model) > {"scripted"}
+    assert re.fullmatch(
+        r"23 \+ 45 = -?\d+: (right|wrong), says the judge", lines_of(two_models, capsys)[0]
+    )
 
 
 def test_hello_answers_from_the_text_and_finds_it_again(capsys: pytest.CaptureFixture[str]) -> None:

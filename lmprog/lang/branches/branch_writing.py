@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from lmprog.errors import LmprogError, ProgramError
+from lmprog.backends import Backend
+from lmprog.errors import InvalidParameter, LmprogError, ProgramError, UnknownName
 from lmprog.lang.branches import tool_turns
 from lmprog.lang.branches.acting import Acting, ActPlan, Until
 from lmprog.lang.branches.asked_gen import Held
@@ -47,12 +48,14 @@ T = TypeVar("T")
 
 class ForkOptions(SamplingOptions, total=False):
     """The options of a fork, a copy or a view of a branch. `timeout` and `max_total_tokens` limit
-    what all its calls take together; `heal` is the default of its generations.
+    what all its calls take together; `heal` is the default of its generations; `backend`
+    is where they are asked for, None for the run's own.
     """
 
     timeout: float | None
     max_total_tokens: int | None
     heal: bool
+    backend: Backend | None
 
 
 class Turn:
@@ -252,6 +255,14 @@ class BranchWriting(BranchReading):
         """
         return type(self)(self.cursor, self._settings_for(options, "view"))
 
+    def on(self, name: str) -> Self:
+        """`with_(backend=...)` for one of the run's `backends`, by its name."""
+        known = self.cursor.scope.backends
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none; give them by using(backends={...})"
+            raise UnknownName(f"there is no backend {name!r}; there are: {names}", name=name)
+        return self.with_(backend=known[name])
+
     def over(self, sampling: Sampling) -> Self:
         """`with_` for a `Sampling`."""
         return type(self)(self.cursor, self.settings.over(sampling))
@@ -262,12 +273,16 @@ class BranchWriting(BranchReading):
         """
         timeout, tokens = options.pop("timeout", None), options.pop("max_total_tokens", None)
         heal = options.pop("heal", self.settings.heal)
+        backend = options.pop("backend", self.settings.backend)
+        if backend is not None and not isinstance(backend, Backend):
+            message = f"backend={backend!r} is not allowed; give a backend"
+            raise InvalidParameter(message, name="backend", allowed="a backend, or None")
         budget = self.settings.budget
         if timeout is not None or tokens is not None:
             budget = Budget(budget, timeout=timeout, max_total_tokens=tokens, what=what)
             budget.begin()
         sampling = sampling_of(options, ForkOptions.__annotations__).over(self.settings.sampling)
-        return BranchSettings(sampling, budget, heal)
+        return BranchSettings(sampling, budget, heal, backend)
 
 
 class _ActingView:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmprog import wire
+from lmprog.backends import Backend
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.sampling import Sampling, with_max_tokens
@@ -25,6 +26,8 @@ class BranchSettings:
     budget: Budget = field(default_factory=Budget)
     heal: bool | None = None
     """None: a generation heals unless it says otherwise."""
+    backend: Backend | None = None
+    """Where calls are asked for; None: where the run is."""
 
     def over(self, sampling: Sampling) -> BranchSettings:
         """These settings with what `sampling` says over their own."""

@@ -8,11 +8,10 @@ runtime, except for how roles are written, which only the checkpoint's template 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from lmprog import wire
-from lmprog.backends import Speculates
+from lmprog.backends import Backend, Speculates
 from lmprog.backends.client import ClientCall
 from lmprog.errors import Cancelled, LmprogError, ProgramError
 from lmprog.lang.branches import asked_gen, tool_turns
@@ -24,13 +23,14 @@ from lmprog.lang.branches.call_request import (
     select_request,
 )
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import GainedBy, Item, check_role, gens_of, last_item
+from lmprog.lang.branches.log import GainedBy, Item, carry, check_role, gens_of, last_item
 from lmprog.lang.branches.mark_text import Mark, split
 from lmprog.lang.branches.marks import call_of
 from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.site import here
 from lmprog.lang.branches.text_pieces import UnsentText
+from lmprog.lang.branches.thinking import think_and_ask
 from lmprog.lang.branches.variables import Captured, Reasoned, Var, Variable
 from lmprog.lang.ops.expressions import (
     Concat,
@@ -38,7 +38,6 @@ from lmprog.lang.ops.expressions import (
     RoleBeginExpr,
     RoleEndExpr,
     SelectOp,
-    thought_op,
 )
 from lmprog.lang.ops.reasoning import THOUGHT
 from lmprog.lang.ops.text_patterns import TextPattern
@@ -101,7 +100,7 @@ class Cursor:
             for part in content.parts if isinstance(content, Concat) else tuple(content):
                 self.put(part, settings)
         elif isinstance(content, RoleBeginExpr | RoleEndExpr):
-            self._put_role(content)
+            self.put_role(content)
         elif isinstance(content, ToolResults):
             self.put(tool_turns.result_parts(self, content), settings)
         elif isinstance(content, PendingCall):
@@ -133,7 +132,7 @@ class Cursor:
         self._unsent.add_result(call)
         self.scope.show()
 
-    def _put_role(self, content: RoleBeginExpr | RoleEndExpr) -> None:
+    def put_role(self, content: RoleBeginExpr | RoleEndExpr) -> None:
         check_role(self.log, content)
         self._unsent.add_role(content)
 
@@ -184,7 +183,7 @@ class Cursor:
         assistant: chat APIs have no other way, and templates of checkpoints want one.
         """
         self.usable(settings.budget)
-        if isinstance(op, GenOp):
+        if isinstance(op, GenOp) and self.scope.elsewhere(settings.backend) is None:
             op = tool_turns.offered(self, op)
         if isinstance(last_item(self.log), RoleEndExpr):
             gen = self._request_turn(op, settings)
@@ -200,42 +199,45 @@ class Cursor:
 
     def _request_turn(self, op: GenOp[Any] | SelectOp, settings: BranchSettings) -> Gen[Any]:
         begins = RoleBeginExpr("assistant")
-        self._put_role(begins)
+        self.put_role(begins)
         try:
             gen = self._request_here(op, settings)
         except BaseException:
             self._unsent.take_back(begins)  # nothing was sent: the turn has not begun
             raise
-        self._put_role(RoleEndExpr("assistant"))
+        self.put_role(RoleEndExpr("assistant"))
         return gen
 
     def _request_here(self, op: GenOp[Any] | SelectOp, settings: BranchSettings) -> Gen[Any]:
-        if marks_of_op(op) is None:
-            return self._ask(op, settings, home=self)
-        [aside] = self.fork(1)  # reasoning stays on a branch of its own; only the answer comes here
-        if isinstance(op, GenOp) and op.constraint is not None:
-            gen = aside._think_and_ask(op, settings, home=self)
+        """On this branch; or beside it, where only the answer is to come here: reasoning stays on a
+        branch of its own, and so does what another backend is asked.
+        """
+        other = self.scope.elsewhere(settings.backend)
+        if marks_of_op(op) is None and other is None:
+            return self.ask(op, settings, home=self)
+        aside = self.fork(1)[0] if other is None else self._carried(other)
+        if other is not None and isinstance(op, GenOp):
+            op = tool_turns.offered(aside, op)
+        is_thoughtful = marks_of_op(op) is not None
+        if is_thoughtful and isinstance(op, GenOp) and op.constraint is not None:
+            gen = think_and_ask(aside, op, settings, home=self)
         else:
-            gen = aside._ask(op, settings, home=self)
-        if op.name is not None:
+            gen = aside.ask(op, settings, home=self)
+        if is_thoughtful and op.name is not None:
             self.name(op.name + THOUGHT, Reasoned(gen))
         self._asides.append(aside)
         aside.close_when_done()
         return gen
 
-    def _think_and_ask(self, op: GenOp[Any], settings: BranchSettings, home: Cursor) -> Gen[Any]:
-        """Free reasoning between its marks, then the constrained answer: two calls, of which `home`
-        gets the second.
-        """
-        marks = op.reasoning
-        assert marks is not None
-        if not marks.opened:
-            self.put_text(marks.begin)
-        thought = self._ask(thought_op(op, marks), settings, home=self)
-        self.put_text(marks.end)
-        return self._ask(replace(op, reasoning=None), settings, home=home, thought=thought)
+    def _carried(self, backend: Backend) -> Cursor:
+        """A branch on another backend with all that this one says; waits for results in it."""
+        path = (*self.path, self.num_forks, 0)
+        self.num_forks += 1
+        copy = Cursor(self.scope.visiting(backend), path=path, budget=self.budget)
+        carry(self.log, copy)
+        return copy
 
-    def _ask(
+    def ask(
         self,
         op: GenOp[Any] | SelectOp,
         settings: BranchSettings,

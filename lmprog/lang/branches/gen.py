@@ -108,7 +108,7 @@ class Gen(PendingCall, Generic[T]):
             feed.changed()
         elif self.failure() is None:
             try:
-                feed.value(self._listening.event_of(self._read()[0]), self.call.id)
+                feed.value(self._listening.event_of(self._read()[0]), id(self.call))
             except ValidationFailed:
                 feed.changed()  # raised where the program reads it
             self.was_read = False
@@ -142,7 +142,7 @@ class Gen(PendingCall, Generic[T]):
         """Tells a streaming run the value that has just been read, unless `show` has done so."""
         feed = self.run.feed
         if feed is not None and not self.is_thought:
-            feed.value(self._listening.event_of(value), self.call.id)
+            feed.value(self._listening.event_of(value), id(self.call))
 
     # --- inside text
 

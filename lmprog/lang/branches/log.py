@@ -5,7 +5,7 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.marks import text_of
@@ -106,3 +106,22 @@ def _flat(items: list[Item]) -> list[Item]:
     for item in items:
         found += _flat(item.items) if isinstance(item, GainedBy) else [item]
     return found
+
+
+class Writable(Protocol):
+    """A branch that text and turns can be put into."""
+
+    def put_text(self, text: str, quoted: bool = False) -> None: ...
+
+    def put_role(self, content: RoleBeginExpr | RoleEndExpr) -> None: ...
+
+
+def carry(items: list[Item], to: Writable) -> None:
+    """Writes what a log says into a branch of another backend; waits for results, raises why there
+    is none.
+    """
+    for item in _flat(items):
+        if isinstance(item, RoleBeginExpr | RoleEndExpr):
+            to.put_role(item)
+        else:
+            to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -90,7 +90,10 @@ class Scope(RunContext):
         )
         self._open: dict[int, OpenBranch] = {}
         self._lock = threading.Lock()
-        self._spent = wire.Usage()  # by nested runs that are over
+        self._spent: dict[str, wire.Usage] = {}  # by model, in nested runs that are over
+        self._visits: dict[int, Scope] = {}  # by the identity of their backends
+        self.backends: Mapping[str, Backend] = {} if parent is None else parent.backends
+        """Other backends that branches may go to, by name."""
         self._parent = parent
         if parent is not None:
             parent.nested.add(self)
@@ -124,8 +127,35 @@ class Scope(RunContext):
         if self.feed is not None:
             self.feed.changed()
 
+    def elsewhere(self, backend: Backend | None) -> Backend | None:
+        """`backend` where it is another one; a rehearsal asks no other."""
+        return None if backend is self.backend or self.is_rehearsal else backend
+
+    def visiting(self, backend: Backend) -> Scope:
+        """The part of this run that happens on another backend; it ends with the run."""
+        with self._lock:
+            visit = self._visits.get(id(backend))
+            if visit is None:
+                visit = Scope(
+                    backend,
+                    self.sampling,
+                    parent=self,
+                    budget=self.budget,
+                    salt=self.salt,
+                    feed=self.feed,
+                )
+                visit.seed, visit.marks = self.seed, self.marks
+                self._visits[id(backend)] = visit
+        return visit
+
+    def all_gens(self) -> list[Gen[Any]]:
+        """The results of this run, on whatever backend."""
+        return [*self.gens, *(gen for visit in self._visits.values() for gen in visit.gens)]
+
     def close(self) -> None:
         """Closes every branch that is still open, and sends that."""
+        for visit in self._visits.values():
+            visit.close()
         with self._lock:
             branches = list(self._open.values())
         for branch in reversed(branches):
@@ -144,16 +174,25 @@ class Scope(RunContext):
 
     def usage(self) -> wire.Usage:
         """The work of all calls that are done, those of nested runs included."""
-        own = (gen.usage for gen in self.gens)
-        nested = [scope.usage() for scope in list(self.nested)]
-        return total((self._spent, *(usage for usage in own if usage is not None), *nested))
+        return total(self.usage_by_model().values())
+
+    def usage_by_model(self) -> dict[str, wire.Usage]:
+        """The same for each model that was asked."""
+        own = [usage for gen in self.gens if (usage := gen.usage) is not None]
+        parts = [{self.client.welcome.model: total(own)}] if own else []
+        parts += [self._spent, *(scope.usage_by_model() for scope in list(self.nested))]
+        models = dict.fromkeys(model for part in parts for model in part)
+        return {model: total(part[model] for part in parts if model in part) for model in models}
 
     def over(self) -> None:
         """The run has ended: the run that contains it keeps its usage."""
+        for visit in self._visits.values():
+            visit.over()
         parent = self._parent
         if parent is not None and self in parent.nested:
             with parent._lock:
-                parent._spent = total((parent._spent, self.usage()))
+                for model, usage in self.usage_by_model().items():
+                    parent._spent[model] = total((parent._spent.get(model, wire.Usage()), usage))
                 parent.nested.discard(self)
 
 

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -47,6 +47,8 @@ class RunSettings:
     salt: str = ""
     num_api_spec_tokens: int | None = None
     heal: bool | None = None
+    backends: Mapping[str, Backend] = field(default_factory=dict)
+    """Others that branches may go to, by name."""
 
     def __post_init__(self) -> None:
         tokens = self.num_api_spec_tokens
@@ -99,6 +101,7 @@ def open_run(
         backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed
     )
     scope.is_rehearsal = is_rehearsal or (outer is not None and outer.is_rehearsal)
+    scope.backends = {**scope.backends, **settings.backends}
     inherited = 0 if outer is None else outer.num_api_spec_tokens
     scope.num_api_spec_tokens = (
         inherited if settings.num_api_spec_tokens is None else settings.num_api_spec_tokens
@@ -121,7 +124,7 @@ def execute(job: Job, run: Run[Any]) -> None:
                 "await inside"
             )
         raise_together([failure for task in run.scope.tasks for failure in task.finish()])
-        for gen in run.scope.gens:
+        for gen in run.scope.all_gens():
             gen.wait()
         value = _finish(run, value)
     except BaseException as error:
@@ -151,7 +154,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         raise_together(
             [failure for task in run.scope.tasks for failure in await task.finish_async()]
         )
-        await settle(run.scope.gens)
+        await settle(run.scope.all_gens())
         value = _finish(run, value)
     except BaseException as error:
         run.scope.close()
@@ -215,7 +218,7 @@ def _finish(run: Run[Any], value: Any) -> Any:
     """The program has returned `value` and all its calls are done: raises what failed and was
     never read, and gives the value with the results that it refers to.
     """
-    raise_together(unread_failures(run.scope.gens))
+    raise_together(unread_failures(run.scope.all_gens()))
     run.scope.budget.check()
     value = resolved(value, run.scope)
     warn_of_leaks(run.scope)
@@ -227,7 +230,7 @@ def _finish(run: Run[Any], value: Any) -> Any:
 
 def _end_feed(run: Run[Any]) -> None:
     if run.scope.feed is not None:
-        for gen in run.scope.gens:
+        for gen in run.scope.all_gens():
             if gen.done():
                 gen.show()
         run.scope.feed.end()

@@ -50,6 +50,11 @@ class Run(Generic[R]):
         return self.scope.usage()
 
     @property
+    def usage_by_model(self) -> dict[str, wire.Usage]:
+        """The same for each model that the run, or a run inside it, has asked."""
+        return self.scope.usage_by_model()
+
+    @property
     def seed(self) -> int:
         """What all seeds of the run come from; `program.using(seed=run.seed)` gives the same calls
         the same tokens.

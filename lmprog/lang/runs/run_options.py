@@ -16,6 +16,7 @@ class RunOptions(SamplingOptions, total=False):
     """What a run can be told besides the program's own arguments."""
 
     backend: Backend | str | None
+    backends: Mapping[str, Backend | str]
     sampling: Sampling
     timeout: float | None
     max_total_tokens: int | None
@@ -37,6 +38,10 @@ def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettin
             settings = replace(settings, **{name: rest.pop(name)})
     if isinstance(settings.backend, str):
         settings = replace(settings, backend=backend_at(settings.backend))
+    if "backends" in rest:
+        named = rest.pop("backends").items()
+        others = {name: backend_at(one) if isinstance(one, str) else one for name, one in named}
+        settings = replace(settings, backends={**settings.backends, **others})
     if "cache_salt" in rest:
         settings = replace(settings, salt=rest.pop("cache_salt"))
     given = rest.pop("sampling", None) or Sampling()

@@ -124,7 +124,7 @@ class Feed:
         self.changed()
 
     def value(self, event: Value, call: int) -> None:
-        """The value of a call: the first time it is told."""
+        """The value of a call, by its identity: the first time it is told."""
         with self._condition:
             if call in self._reported:
                 return

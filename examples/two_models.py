@@ -1,0 +1,42 @@
+"""Two models in one program: one writes, another one judges, on the text of the same branch.
+
+Here both are the same small model, on two runtimes; `--judge` may name another one.
+
+    python examples/two_models.py [--model NAME_OR_FOLDER]
+    lmprog run examples/two_models.py::checked
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import lmprog
+
+
+@lmprog.function
+async def checked(
+    s: lmprog.Branch, a: int = 23, b: int = 45, judge: lmprog.Runtime | None = None
+) -> tuple[int, bool]:
+    s.append(f"Q: What is {a} + {b}?\nA: ")
+    answer = await s.gen(int, temperature=0)
+    s.append(f"\n\nIs {a} + {b} = {answer} right?\nAnswer:")
+    verdict = await s.with_(backend=judge).select(" yes", " no")  # None: where the run is
+    return answer, verdict == " yes"
+
+
+def main(judge: lmprog.Runtime | None = None) -> None:
+    run = checked.run(judge=judge)
+    answer, is_right = run.value
+    print(f"23 + 45 = {answer}: {'right' if is_right else 'wrong'}, says the judge")
+    for model, usage in run.usage_by_model.items():
+        print(f"{model}: {usage.prompt} tokens of prompts, {usage.computed} computed")
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description="One writes, the other one judges.")
+    options.add_argument("--model", default="nano", help="name or folder (default: nano)")
+    options.add_argument("--judge", default="nano", help="name or folder (default: nano)")
+    given = options.parse_args()
+    with lmprog.Runtime(given.model) as runtime, lmprog.Runtime(given.judge) as other:
+        lmprog.set_default_backend(runtime)
+        main(other)
