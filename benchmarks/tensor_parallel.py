@@ -1,0 +1,160 @@
+"""What spreading a model over two processes costs and saves, beside the same model in one.
+
+    python -m benchmarks.tensor_parallel time [MODEL]   processor time of prompts and tokens
+    python -m benchmarks.tensor_parallel memory         peak memory of each process, 0.8 GB of weights
+    python -m benchmarks.tensor_parallel death          from SIGKILL of a rank to the runtime's end
+
+`time` runs the torch engine in one process, in two ranks, and the native engine, one after the
+other, each with one thread a process; figures are processor time of all processes together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+import lmprog
+from lmprog.runtime.engine.model.shape import read_shape
+from lmprog.runtime.engine.model.weights import expected
+
+PROMPT = "abcdefgh" * 48
+ROWS, TOKENS = 8, 48
+KILLS = 5
+ENGINES: dict[str, dict[str, Any]] = {
+    "torch, one process": {"engine": "torch", "threads": 1},
+    "torch, two ranks": {"tp": 2, "threads": 2},
+    "native, one process": {"engine": "native", "threads": 1},
+}
+LARGE = {
+    "model_type": "llama",
+    "vocab_size": 32_000,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 512,
+}
+
+
+@lmprog.function
+def written(s: lmprog.Branch, start: str, tokens: int) -> None:
+    s += start
+    s += lmprog.gen("text", max_tokens=tokens, temperature=0, ignore_eos=True)
+
+
+def processes(runtime: lmprog.Runtime) -> list[int]:
+    """The runtime and its ranks."""
+    pid = runtime.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *map(int, children)]
+
+
+def processor_seconds(pids: list[int]) -> float:
+    found = 0.0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def spent(runtime: lmprog.Runtime, arguments: list[dict[str, Any]]) -> float:
+    pids = processes(runtime)
+    before = processor_seconds(pids)
+    written.run_batch(arguments, backend=runtime)
+    return processor_seconds(pids) - before
+
+
+def measure_time(model: str) -> None:
+    print(f"{model}: processor time of all processes; {ROWS} programs at once")
+    for name, options in ENGINES.items():
+        with lmprog.Runtime(model, dtype="float32", kv_memory_mb=256, **options) as runtime:
+            written.run(start="warm", tokens=4, backend=runtime)
+            prompts = [{"start": f"{n}{PROMPT}", "tokens": 1} for n in range(ROWS)]
+            prefill = spent(runtime, prompts)
+            decode = spent(runtime, [{"start": f"{n}", "tokens": TOKENS} for n in range(ROWS)])
+        print(
+            f"  {name:20} {prefill / (ROWS * len(PROMPT)) * 1e6:8.0f} us a prompt token"
+            f" {decode / TOKENS * 1e3:8.2f} ms a step of {ROWS} rows"
+        )
+
+
+def measure_memory() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        size = write_checkpoint(Path(folder))
+        print(f"a checkpoint of {size / 1e6:.0f} MB; peak resident memory, and what is not a file's:")
+        for name, options in ENGINES.items():
+            if options.get("engine") == "native":
+                continue
+            with lmprog.Runtime(
+                folder, dtype="float32", kv_memory_mb=64, context_len=256, **options
+            ) as runtime:
+                written.run(start="abc", tokens=8, backend=runtime)
+                for rank, pid in enumerate(processes(runtime)):
+                    status = dict(
+                        line.split(":", 1)
+                        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+                    )
+                    peak, own = (int(status[key].split()[0]) / 1e3 for key in ("VmHWM", "RssAnon"))
+                    print(f"  {name:20} rank {rank}: peak {peak:6.0f} MB, own {own:6.0f} MB")
+
+
+def write_checkpoint(folder: Path) -> int:
+    """A model that says nothing sensible, in bytes tokens; returns its size."""
+    (folder / "config.json").write_text(json.dumps(LARGE))
+    copied_tokenizer(folder)
+    draw = np.random.default_rng(0).standard_normal(1 << 20, np.float32) * np.float32(0.02)
+    weights = {
+        name: np.ones(shape, np.float32)
+        if name.endswith("norm.weight")
+        else np.resize(draw, shape).astype(np.float32)
+        for name, shape in expected(read_shape(LARGE)).items()
+    }
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    return sum(one.nbytes for one in weights.values())
+
+
+def copied_tokenizer(folder: Path) -> None:
+    from lmprog.runtime.engine.model.locate import NANO
+
+    for path in NANO.glob("*token*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+
+
+def measure_death() -> None:
+    taken = []
+    for _ in range(KILLS):
+        with lmprog.Runtime("dummy:tiny", tp=2, threads=2) as runtime:
+            written.run(start="abc", tokens=4, backend=runtime)
+            other = processes(runtime)[1]
+            began = time.perf_counter()
+            os.kill(other, signal.SIGKILL)
+            runtime.process.wait(60.0)
+            taken.append(time.perf_counter() - began)
+    seconds = ", ".join(f"{one * 1e3:.0f}" for one in taken)
+    print(f"from SIGKILL of rank 1 to the runtime's end: {seconds} ms")
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["time", *rest]:
+            measure_time(rest[0] if rest else "dummy:512x8")
+        case ["memory"]:
+            measure_memory()
+        case ["death"]:
+            measure_death()
+        case _:
+            print(__doc__)
+
+
+if __name__ == "__main__":
+    main()
