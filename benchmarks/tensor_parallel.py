@@ -91,7 +91,9 @@ def measure_time(model: str) -> None:
 def measure_memory() -> None:
     with tempfile.TemporaryDirectory() as folder:
         size = write_checkpoint(Path(folder))
-        print(f"a checkpoint of {size / 1e6:.0f} MB; peak resident memory, and what is not a file's:")
+        print(
+            f"a checkpoint of {size / 1e6:.0f} MB; peak resident memory, and what is not a file's:"
+        )
         for name, options in ENGINES.items():
             if options.get("engine") == "native":
                 continue

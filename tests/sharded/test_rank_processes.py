@@ -117,9 +117,12 @@ def test_programs_on_two_ranks_are_those_of_one_process() -> None:
     assert ends(other)
 
 
-def test_ranks_end_when_the_runtime_is_killed() -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ranks_end_when_the_runtime_is_killed_also_one_that_hangs(hangs: bool) -> None:
     with RuntimeProcess(SMALL, tp=2) as runtime:
         (other,) = rank_pids(runtime.pid)
+        if hangs:
+            os.kill(other, signal.SIGSTOP)
         os.kill(runtime.pid, signal.SIGKILL)
         assert ends(other)
 
