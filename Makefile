@@ -13,7 +13,7 @@ JOBS ?= 2
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
 	@echo "make test       runs the whole test suite (JOBS=$(JOBS) processes)"
-	@echo "make test-ray   installs the extra 'ray' too, and runs its tests on a cluster of this machine"
+	@echo "make test-ray   installs Ray and sglang-router too, and tries both on this machine"
 	@echo "make check      format, lint, types, and the rules of the architecture"
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
 	@echo "make bench-peers  compares with llama.cpp and OpenVINO in an environment of their own; writes docs/peers.md"
@@ -48,8 +48,8 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-ray: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
-	$(BIN)/python -m pytest tests/ray
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,router]'
+	$(BIN)/python -m pytest tests/ray tests/server/test_behind_a_router.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

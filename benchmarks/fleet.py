@@ -1,7 +1,9 @@
 """What a fleet costs and what its affinity brings.
 
     python -m benchmarks.fleet decisions    processor time of one routing decision, 64 replicas
-    python -m benchmarks.fleet hits         two replicas beside one with twice the pages
+    python -m benchmarks.fleet overhead     processor time of a call through a fleet, and directly
+    python -m benchmarks.fleet hits 12      two replicas beside one with twice the pages, 12 orders
+    python -m benchmarks.fleet gateways     the same fleet behind 1, 2 and 4 gateways
     python -m benchmarks.fleet deaths       how soon programs go on after SIGKILL of a replica
     python -m benchmarks.fleet simulation   64 and 1,000 replicas in virtual time, 100,000 sessions
 
@@ -18,7 +20,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lmprog
@@ -69,29 +72,51 @@ def share_found(backends: Sequence[Backend], texts: Sequence[str], at_once: int)
     return cached / needed
 
 
-def hits() -> None:
-    """Prints the table for few and many programs at once, each for three orders of the prompts."""
+HALF: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_memory_mb": SCARCE_MB // 2}
+
+
+def hits(orders: int = 3) -> None:
+    """Prints the table for few and many programs at once, each for so many orders of the prompts,
+    and the least ratio of a fleet to one runtime.
+    """
     print("| programs at once | order | one runtime | fleet of two | ratio | two in turns |")
     print("|-|-|-|-|-|-|")
+    ratios: list[float] = []
     for at_once in (4, 64):
-        for order in (7, 8, 9):
+        for order in range(7, 7 + orders):
             texts = prompts(random.Random(order))
-            half: dict[str, Any] = {
-                "dtype": "float32",
-                "threads": 1,
-                "kv_memory_mb": SCARCE_MB // 2,
-            }
-            with lmprog.Runtime(MODEL, **{**half, "kv_memory_mb": SCARCE_MB}) as one:
+            with lmprog.Runtime(MODEL, **{**HALF, "kv_memory_mb": SCARCE_MB}) as one:
                 alone = share_found([one], texts, at_once)
-            with lmprog.Fleet.local(MODEL, replicas=2, **half) as fleet:
+            with lmprog.Fleet.local(MODEL, replicas=2, **HALF) as fleet:
                 affine = share_found([fleet], texts, at_once)
-            with lmprog.Runtime(MODEL, **half) as first, lmprog.Runtime(MODEL, **half) as second:
+            with lmprog.Runtime(MODEL, **HALF) as first, lmprog.Runtime(MODEL, **HALF) as second:
                 turns = share_found([first, second], texts, max(1, at_once // 2))
+            ratios.append(affine / alone)
             print(
                 f"| {at_once} | {order} | {alone:.3f} | {affine:.3f} | {affine / alone:.3f} "
                 f"| {turns:.3f} |",
                 flush=True,
             )
+    print(f"ratios: {min(ratios):.3f} to {max(ratios):.3f}")
+
+
+def gateways(orders: int = 3) -> None:
+    """The share that is found where the prompts come through several gateways, which know nothing
+    of each other, in turns of 16 programs.
+    """
+    print("| gateways | order | found |")
+    print("|-|-|-|")
+    for count in (1, 2, 4):
+        for order in range(7, 7 + orders):
+            texts = prompts(random.Random(order))
+            with lmprog.Runtime(MODEL, **HALF) as first, lmprog.Runtime(MODEL, **HALF) as second:
+                fleets = [lmprog.Fleet([first.address, second.address]) for _ in range(count)]
+                for fleet in fleets:
+                    fleet.channel.wait_for(2)
+                found = share_found(fleets, texts, 16)
+                for fleet in fleets:
+                    fleet.close()
+            print(f"| {count} | {order} | {found:.3f} |", flush=True)
 
 
 @lmprog.function
@@ -139,15 +164,20 @@ def deaths(times: int = 5) -> None:
 
 
 def decisions() -> None:
-    """Microseconds of processor time for finding a program's replica among 64."""
+    """Microseconds of processor time for finding a program's replica among 64, and what a block
+    that is remembered costs.
+    """
     draw = random.Random(7)
-    memory = PrefixMemory()
+    families = ["".join(draw.choices("abcdef ", k=40 * BLOCK)) for _ in range(2000)]
     replicas = list(range(64))
+    tracemalloc.start()
+    memory = PrefixMemory()
     for replica in replicas:
         memory.add(replica, 4096)
-    families = ["".join(draw.choices("abcdef ", k=40 * BLOCK)) for _ in range(2000)]
     for family in families:
         memory.remember(draw.choice(replicas), keys_of(family))
+    bytes_held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     marks = [mark_of(str(replica)) for replica in replicas]
     loads = [draw.randrange(32) for _ in replicas]
     texts = [draw.choice(families) for _ in range(2000)]
@@ -159,16 +189,54 @@ def decisions() -> None:
         memory.remember(index, keys)
     took = (time.process_time() - began) / len(texts)
     print(
-        f"{1e6 * took:.0f} us a decision, 64 replicas, prefixes of 40 blocks of {BLOCK} characters"
+        f"{1e6 * took:.0f} us a decision, 64 replicas, prefixes of 40 blocks of {BLOCK} "
+        f"characters; {bytes_held / (40 * len(families)):.0f} bytes of memory a block"
     )
 
 
+@lmprog.function
+def one_token(s: lmprog.Branch, text: str) -> str:
+    s += text
+    s += lmprog.gen("answer", max_tokens=1, temperature=0)
+    return s["answer"]
+
+
+def overhead(calls: int = 400) -> None:
+    """Milliseconds of this process's time for a program of one call, on a runtime and on a fleet of
+    it alone, in turns of forty.
+    """
+    spent = {"directly": 0.0, "through a fleet": 0.0}
+    texts = [f"Program {number} says that {'and so on ' * 40}" for number in range(40)]
+    with (
+        lmprog.Runtime(MODEL, dtype="float32", threads=1, kv_memory_mb=16) as runtime,
+        lmprog.Fleet([runtime.address]) as fleet,
+    ):
+        one_token.run("to begin", backend=fleet)
+        for _ in range(max(1, calls // len(texts))):
+            for name, backend in zip(spent, (runtime, fleet), strict=True):
+                began = time.process_time()
+                for text in texts:
+                    one_token.run(text, backend=backend)
+                spent[name] += time.process_time() - began
+    each = {name: 1e3 * seconds / calls for name, seconds in spent.items()}
+    more = each["through a fleet"] - each["directly"]
+    print(" ".join(f"{name} {ms:.3f} ms;" for name, ms in each.items()), f"{more:.3f} ms more")
+
+
 def main(names: Sequence[str]) -> None:
-    """Runs the parts that are named, or all."""
-    simulation = fleet_simulation.main
-    parts = {"decisions": decisions, "hits": hits, "deaths": deaths, "simulation": simulation}
-    for name in names or parts:
-        parts[name]()
+    """Runs the parts that are named, or all; a number behind a name is how many orders or times."""
+    parts: dict[str, Callable[..., None]] = {
+        "decisions": decisions,
+        "overhead": overhead,
+        "hits": hits,
+        "gateways": gateways,
+        "deaths": deaths,
+        "simulation": fleet_simulation.main,
+    }
+    words = list(names or parts)
+    while words:
+        part = parts[words.pop(0)]
+        part(*([int(words.pop(0))] if words and words[0].isdecimal() else []))
 
 
 if __name__ == "__main__":

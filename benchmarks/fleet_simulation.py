@@ -230,6 +230,16 @@ def main(count: int = 100_000) -> None:
         _row(fleet, few, name, policy)
     fleet = Fleet(0.8, replicas=1000)
     _row(fleet, few, "the fleet's", Placement(fleet))
+    _rates(fleet, sessions(fleet, few))
+
+
+def _rates(fleet: Fleet, told: Sessions) -> None:
+    """What gateways would carry, by what the simulation assumes."""
+    seconds = told.arrivals[-1]
+    print(
+        f"{fleet.replicas} replicas: {len(told.arrivals) / seconds:,.0f} sessions a second, "
+        f"{sum(told.written) / seconds:,.0f} tokens a second"
+    )
 
 
 def _row(fleet: Fleet, count: int, name: str, policy: Policy) -> None:

@@ -6,6 +6,7 @@ The kind of server is detected by a request; it determines what a program can do
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,25 @@ from lmprog.errors import InvalidParameter, ProtocolError
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+log = logging.getLogger("lmprog")
+
+LOST = (
+    "it has no route for whole programs, so each generation is a request with all of its text: "
+    "forks share what the cache of the server that they meet happens to hold, texts are tokenised "
+    "anew each time, a selection takes several requests, and a program does not survive its "
+    "server's death. Connect to lmprog's servers themselves, or put lmprog serve --join before "
+    "runtimes."
+)
+"""What a router between programs and servers of lmprog costs."""
+
 
 class RuntimeEndpoint(ApiBackend):
     """A backend on the server at `base_url`, whose kind is detected.
 
     On lmprog's server a program has the features of a runtime of its own. On SGLang's, programs of
     plain text use `/generate`, those with turns its chat route; on vLLM's and all others, both use
-    OpenAI's API. `kind` is the detected kind.
+    OpenAI's API. `kind` is the detected kind; `lost` says what a router that stands before servers
+    of lmprog takes from programs, and is None elsewhere.
     """
 
     def __init__(
@@ -45,6 +58,9 @@ class RuntimeEndpoint(ApiBackend):
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         found = ask_what(self.base_url, api_key)
         self.kind = found.kind
+        self.lost = found.lost
+        if self.lost is not None:
+            log.warning("%s is a router: %s", self.base_url, self.lost)
         self._api_key = api_key
         self._model = found.model
         retry_policy = retry_policy_of(options)
@@ -75,6 +91,8 @@ class Found:
     """"lmprog", "sglang", "vllm" or "plain"."""
     model: str
     context_len: int
+    lost: str | None = None
+    """See `RuntimeEndpoint`."""
 
 
 def ask_what(url: str, api_key: str | None) -> Found:
@@ -86,8 +104,13 @@ def ask_what(url: str, api_key: str | None) -> Found:
     if cards and isinstance(cards[0], Mapping):
         card: Mapping[str, Any] = cards[0]
         owner = str(card.get("owned_by") or "")
-        kind = owner if owner in ("lmprog", "sglang", "vllm") else _by_routes(url, api_key)
-        return Found(kind, str(card.get("id") or "default"), int(card.get("max_model_len") or 0))
+        model, context_len = str(card.get("id") or "default"), int(card.get("max_model_len") or 0)
+        if owner in ("lmprog", "sglang", "vllm"):
+            return Found(owner, model, context_len)
+        behind = look(url, "/get_model_info", api_key) or {}
+        if behind.get("server") == "lmprog":  # a router forwards this question, and not the other
+            return Found("vllm", model, int(behind.get("context_length") or 0), LOST)
+        return Found(_by_routes(url, api_key), model, context_len)
     about = look(url, "/get_model_info", api_key) or look(url, "/model_info", api_key)
     if about is not None and about.get("model_path"):
         return Found("sglang", str(about["model_path"]), int(about.get("context_length") or 0))

@@ -107,7 +107,7 @@ def _check_one_runtime(settings: ServerSettings, chosen: Configuration) -> None:
             "--tp-ranks torchrun is for one runtime, without --replicas, --join and --ray.",
             name="tp_ranks",
         )
-    if config.kv_events is not None and settings.replicas > 1:
+    if config.kv_events is not None and (settings.replicas > 1 or settings.ray):
         raise InvalidParameter(
             "--kv-events is for one runtime: several cannot share its address.", name="kv_events"
         )

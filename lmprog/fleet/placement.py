@@ -8,12 +8,14 @@ alike. A session always goes where its name leads. Numbers only, and pure: the s
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 
 SLACK = 1.1
 """A replica may have so many times the mean load …"""
-EXTRA = 2
-"""… and so many programs more, so that a small fleet keeps its affinity."""
+CHANCE = 2
+"""… and so many square roots of the mean more (at least so many programs), since loads differ that
+much by chance where prefixes are spread evenly: to give way to chance costs copies of prefixes."""
 NEAR = 0.5
 """Loads that differ by less than this share of the mean count as equal for a new prefix."""
 NEARLY = 1 / 64
@@ -33,7 +35,7 @@ def load_bound(loads: Sequence[int], slots: int) -> float:
     than to compute a prefix again.
     """
     mean = sum(loads) / len(loads)
-    bound = max(SLACK * mean + EXTRA, slots / 2)
+    bound = max(SLACK * mean + CHANCE * max(1.0, math.sqrt(mean)), slots / 2)
     return min(bound, slots) if min(loads) < slots else bound
 
 

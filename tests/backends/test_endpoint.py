@@ -335,3 +335,19 @@ def test_on_lmprogs_server_pieces_come_as_a_stream_and_errors_as_errors() -> Non
             with pytest.raises(Overloaded, match="full"):
                 list(ready.stream("Italy"))
             assert len(api.requests) == 3
+
+
+def test_a_router_before_lmprogs_servers_is_found_out_and_says_what_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ScriptedApi(FACTS) as api:
+        api.owner = "local"  # as sglang-router says of every model
+        api.extra["/get_server_info"] = lambda body: {"router_manager": True}
+        with lmprog.RuntimeEndpoint(api.url) as backend:
+            assert (backend.kind, backend.lost) == ("sglang", None)
+        assert caplog.text == ""
+        api.extra["/get_model_info"] = lambda body: {"server": "lmprog", "context_length": 512}
+        with lmprog.RuntimeEndpoint(api.url) as backend:
+            assert (backend.kind, backend.client.welcome.context_len) == ("vllm", 512)
+            assert backend.lost is not None
+        assert backend.lost in caplog.text

@@ -38,6 +38,21 @@ def test_equal_matches_go_to_the_less_loaded_and_ties_are_as_good_as_drawn() -> 
     assert {found.count(index) > 60 for index in range(3)} == {True}
 
 
+def test_loads_that_differ_by_chance_copy_no_prefix() -> None:
+    draw = random.Random(5)
+    families = [number % 2 for number in range(16) for _ in range(20)]  # each has its replica
+    moved = 0
+    for _ in range(100):
+        draw.shuffle(families)
+        loads = [0, 0]
+        for home in families[:64]:  # so many at once
+            matched = [5 * (home == index) for index in range(2)]
+            index = pick(matched, loads, [0.5, 0.5], slots=64)
+            moved += index != home
+            loads[index] += 1
+    assert moved <= 3  # of 6,400
+
+
 def test_nobody_waits_for_a_slot_while_somebody_has_a_free_one() -> None:
     assert pick([9, 0, 0], [8, 7, 8], [0.5, 0.5, 0.5]) == 1
     assert pick([9, 0, 0], [8, 8, 8], [0.5, 0.5, 0.5]) == 0

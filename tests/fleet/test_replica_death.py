@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from lmprog import wire
-from tests.fleet.replicas import Fleet, RandomProgram, outcome, streamed
+from tests.fleet.deaths import trial
+from tests.fleet.replicas import Fleet, outcome, streamed
 
 SLOW = wire.SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
 
 
-def run(program: RandomProgram, deaths: list[int]) -> tuple[list[wire.Reply], Fleet]:
-    """The program frame by frame, a step or two between them; at these steps its replica dies."""
-    fleet, heard = Fleet(3), []
-    rng = random.Random(7)
-    for frame in program.frames[:-1]:
-        fleet.say(*frame)
-        for _ in range(rng.randrange(0, 4)):
-            heard += fleet.step()
-            if fleet.steps in deaths:
-                fleet.add()
-                home = fleet.router._branches[program.root].home
-                if home is not None:
-                    fleet.kill(home.name)
-    while fleet.steps < max(deaths, default=0) + 1:
-        heard += fleet.step()
-        if fleet.steps in deaths and (home := fleet.router._branches[program.root].home):
-            fleet.kill(home.name)
-    heard += fleet.until_idle()
-    fleet.say(*program.frames[-1])
-    heard += fleet.until_idle()
-    return heard, fleet
-
-
 @pytest.mark.parametrize("number", range(40))
 def test_a_program_is_the_same_with_and_without_deaths(number: int, seed: int) -> None:
-    rng = random.Random(seed * 1000 + number)
-    program = RandomProgram(rng, first=0)
-    calm, _ = run(program, [])
-    for _ in range(3):
-        deaths = sorted(rng.sample(range(1, 14), rng.choice([1, 1, 2])))
-        heard, fleet = run(program, deaths)
-        assert outcome(heard) == outcome(calm), deaths
-        assert streamed(heard) == streamed(calm), deaths
-        assert sum(fleet.router.loads.values()) == 0
+    assert trial(seed * 1000 + number) == []
 
 
 def test_every_step_is_a_good_moment_to_die() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lmprog.errors import InvalidParameter, UnknownName
 from lmprog.ray.autoscaling import BUSY, TARGET, by_slots, wanted
@@ -95,3 +97,17 @@ def test_an_application_with_wrong_options_is_refused(
 
     with pytest.raises(error, match=message):
         lmprog.ray.app("nano", **arguments)
+
+
+def test_serve_takes_the_manifest_of_kuberay() -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    from ray.serve.schema import ServeDeploySchema
+
+    import lmprog.ray
+
+    folder = Path(__file__).parents[2] / "deploy" / "kubernetes"
+    manifest = yaml.safe_load((folder / "rayservice.yaml").read_text())
+    config = ServeDeploySchema.model_validate(yaml.safe_load(manifest["spec"]["serveConfigV2"]))
+    (application,) = config.applications
+    assert application.import_path == "lmprog.ray:build"
+    lmprog.ray.build(application.args)

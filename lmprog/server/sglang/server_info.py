@@ -28,6 +28,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         info = gateway.info
         return JSONResponse(
             {
+                "server": "lmprog",  # for those who reach us through somebody else's router
                 "model_path": gateway.model_name,
                 "served_model_name": gateway.model_name,
                 "tokenizer_path": info.model,

@@ -1,0 +1,201 @@
+"""The files of `deploy/` are valid by the published schemas, and say what our commands take. Nothing
+is built and nothing is started here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.resources
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from lmprog.cli.arguments import given_options, parser
+from lmprog.server.options.configuration import configured
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
+KUBERNETES_VERSIONS = ("1.30.0", "1.37.0")
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    found = list(yaml.safe_load_all((DEPLOY / name).read_text()))
+    assert found
+    return found
+
+
+def of_kind(name: str, kind: str) -> dict[str, Any]:
+    (found,) = [one for one in documents(name) if one["kind"] == kind]
+    return found
+
+
+def container_of(workload: dict[str, Any]) -> dict[str, Any]:
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
+def settings_of(arguments: list[str], **environment: str) -> Any:
+    """What `lmprog serve` would do with the arguments; raises for what it would refuse."""
+    given = parser().parse_args(["serve", *arguments])
+    return configured(given_options(given), environment, None, DEPLOY).settings()
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Of a Dockerfile: words in front and what follows."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    found = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    return [(word, rest) for word, rest in found]
+
+
+def test_there_are_files_to_check() -> None:
+    assert [path.name for path in DOCKERFILES] == ["cpu.Dockerfile", "cuda.Dockerfile"]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_hadolint_finds_nothing(path: Path) -> None:
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if hadolint is None:
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run([hadolint, str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    worse = path.read_text().replace("--no-install-recommends", "")
+    done = subprocess.run([hadolint, "-"], input=worse, capture_output=True, text=True, check=False)
+    assert "DL3015" in done.stdout  # it does look
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_images_have_two_stages_no_root_and_a_healthcheck(path: Path) -> None:
+    lines = instructions(path)
+    starts = [index for index, (word, _) in enumerate(lines) if word == "FROM"]
+    assert len(starts) == 2
+    last = dict(lines[starts[1] :])
+    assert int(last["USER"]) > 0
+    assert "/ready" in last["HEALTHCHECK"]
+    assert "g++" not in " ".join(rest for _, rest in lines[starts[1] :])
+    for word, rest in lines[: starts[1]]:
+        if word == "COPY":
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists(), source
+    command = json.loads(last["ENTRYPOINT"]) + json.loads(last["CMD"])
+    assert command[:2] == ["lmprog", "serve"]
+    assert settings_of(command[2:], LMPROG_API_KEY="k").host == "0.0.0.0"
+    extras = re.search(r"\[([a-z,]+)\]\"", path.read_text())
+    assert extras is not None
+    offered = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert set(extras[1].split(",")) <= set(offered)
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("name", ["replicas", "gateways"])
+def test_manifests_are_valid_for_kubernetes(name: str, version: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    for document in documents(f"kubernetes/{name}.yaml"):
+        validator.validate(document, version, strict=True)
+    broken = documents(f"kubernetes/{name}.yaml")[1]
+    broken["spec"]["replicas"] = "two"
+    with pytest.raises(validator.ValidationError):
+        validator.validate(broken, version, strict=True)
+
+
+def test_pods_of_the_ray_service_are_valid_for_kubernetes() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    cluster = of_kind("kubernetes/rayservice.yaml", "RayService")["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]}
+        validator.validate(pod, KUBERNETES_VERSIONS[-1], strict=True)
+
+
+def test_the_ray_service_calls_our_application_with_its_parameters() -> None:
+    config = yaml.safe_load(
+        of_kind("kubernetes/rayservice.yaml", "RayService")["spec"]["serveConfigV2"]
+    )
+    (application,) = config["applications"]
+    module, _, name = application["import_path"].partition(":")
+    assert (module, name) == ("lmprog.ray", "build")
+    tree = ast.parse((ROOT / "lmprog" / "ray" / "application.py").read_text())
+    functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    assert name in functions
+    known = functions["app"].args
+    assert set(application["args"]) <= {one.arg for one in (*known.args, *known.kwonlyargs)}
+
+
+def test_gateways_join_each_replica_of_the_set() -> None:
+    replicas = of_kind("kubernetes/replicas.yaml", "StatefulSet")
+    gateways = of_kind("kubernetes/gateways.yaml", "Deployment")
+    settings = settings_of(container_of(gateways)["args"], LMPROG_API_KEY="k")
+    name, service = replicas["metadata"]["name"], replicas["spec"]["serviceName"]
+    assert service == of_kind("kubernetes/replicas.yaml", "Service")["metadata"]["name"]
+    assert list(settings.join) == [
+        f"tcp://{name}-{number}.{service}:7000" for number in range(replicas["spec"]["replicas"])
+    ]
+    pod = gateways["spec"]["template"]["spec"]
+    stop = container_of(gateways)["lifecycle"]["preStop"]["exec"]["command"]
+    assert int(stop[1]) + settings.drain < pod["terminationGracePeriodSeconds"]
+    assert settings.keys == "/keys"
+
+
+def test_replicas_are_started_by_a_command_that_we_have() -> None:
+    container = container_of(of_kind("kubernetes/replicas.yaml", "StatefulSet"))
+    given = parser().parse_args(["serve", *container["args"]])
+    assert (given.model, given.keys) == ("nano", "/keys")
+    assert given.address == "tcp://$(POD_IP):7000"
+    assert [one["name"] for one in container["env"]] == ["POD_IP"]
+
+
+def compose() -> dict[str, Any]:
+    (found,) = documents("compose.yaml")
+    return found
+
+
+def test_the_compose_file_is_valid() -> None:
+    package = pytest.importorskip("check_jsonschema")
+    text = (
+        importlib.resources.files(package.__name__)
+        .joinpath("builtin_schemas", "vendor", "compose-spec.json")
+        .read_text()
+    )
+    schema = json.loads(text)
+    jsonschema.validate(compose(), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**compose(), "services": {"x": {"imag": "y"}}}, schema)
+
+
+def test_what_the_compose_file_names_is_there() -> None:
+    services = compose()["services"]
+    lmprog = services["lmprog"]
+    assert (DEPLOY / lmprog["build"]["context"] / lmprog["build"]["dockerfile"]).is_file()
+    arguments = [one.replace("${LMPROG_MODEL:-nano}", "nano") for one in lmprog["command"]]
+    settings = settings_of(arguments, LMPROG_API_KEY="k", LMPROG_ALLOWED_HOSTS="lmprog")
+    assert settings.replicas == 2
+    assert int(lmprog["stop_grace_period"].removesuffix("s")) > settings.drain
+    for service in services.values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith(".") and source != "./models":  # that one is the user's
+                assert (DEPLOY / source).exists(), source
+
+
+def test_prometheus_asks_our_server_and_grafana_finds_prometheus_and_the_board() -> None:
+    services = compose()["services"]
+    (prometheus,) = documents("prometheus.yaml")
+    (job,) = prometheus["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["lmprog:8000"]}]
+    key = services["prometheus"]["configs"][0]
+    assert job["authorization"]["credentials_file"] == key["target"]
+    (source,) = documents("grafana/datasources.yaml")[0]["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = documents("grafana/dashboards.yaml")[0]["providers"]
+    boards = provider["options"]["path"]
+    assert f"../docs/grafana:{boards}:ro" in services["grafana"]["volumes"]
+    assert (ROOT / "docs" / "grafana" / "lmprog.json").is_file()
