@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from lmprog.lang.runs.results import Results as Results
     from lmprog.lang.runs.results import Run as Run
     from lmprog.lang.runs.run_replay import replay as replay
+    from lmprog.lang.runs.run_tracing import tracing as tracing
     from lmprog.lang.sglang_engine import Engine as Engine
     from lmprog.lang.streaming.feed import AskedAgain as AskedAgain
     from lmprog.lang.streaming.feed import Called as Called
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from lmprog.lang.streaming.feed import Thought as Thought
     from lmprog.lang.streaming.feed import Value as Value
     from lmprog.lang.streaming.partial import Partial as Partial
+    from lmprog.lang.streaming.trace_events import TraceEvent as TraceEvent
 
 __version__ = "0.1.0"
 
@@ -127,6 +129,8 @@ _HOMES = {
     "build_regex_from_object": "lmprog.lang.ops.schema_regex",
     "Selected": "lmprog.lang.ops.meta",
     "replay": "lmprog.lang.runs.run_replay",
+    "tracing": "lmprog.lang.runs.run_tracing",
+    "TraceEvent": "lmprog.lang.streaming.trace_events",
     "set_default_backend": "lmprog.backends.default",
     **dict.fromkeys(("race", "vote"), "lmprog.lang.branches.vote"),
     "best_of": "lmprog.lang.ops.best_of",

@@ -135,7 +135,7 @@ DOORS = {
     "outlines": "lmprog.lang.ops.outlines_terms",
     "outlines_core": "lmprog.lang.ops.schema_regex",
     "yaml": "lmprog.server.options.configuration",
-    "opentelemetry": "lmprog.server.observability.tracing",
+    "opentelemetry": "lmprog.server.observability.tracing lmprog.lang.runs.run_tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
     "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.model lmprog.cli.batch",
     "rich": "lmprog.cli",

@@ -265,8 +265,7 @@ class Cursor:
         if isinstance(op, GenOp) and isinstance(op.tp, TextPattern):
             for name in op.tp.names:
                 home.name(name, Captured(gen, name))
-        scope.gens.append(gen)
-        scope.posted.append(wanted)
+        scope.add_call(gen, wanted)
         scope.client.begin(wanted, gen.call)
         if scope.feed is not None:
             gen.call.when_done(gen.show)

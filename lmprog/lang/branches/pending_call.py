@@ -18,6 +18,7 @@ from lmprog.lang.branches.run_context import RunContext
 from lmprog.lang.branches.site import Site, raise_at
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.streaming.listening import Listening, marks_of_op
+from lmprog.lang.streaming.trace_events import Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,10 @@ class PendingCall:
         return isinstance(self._op, SelectOp)
 
     @property
+    def kind(self) -> str:
+        return "select" if self.is_select else "gen"
+
+    @property
     def is_thought(self) -> bool:
         """Whether this is the reasoning before a constrained answer."""
         return isinstance(self._op, GenOp) and self._op.is_thought
@@ -97,6 +102,18 @@ class PendingCall:
         if self.origin.budget.limits_tokens:
             usage = outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
             self.origin.budget.done(self.cancel, usage, cut_short=self._was_cut(outcome))
+
+    def tell_end(self, ended: Ended) -> None:
+        """Has `ended` called with the work or the error, before anybody can read the result."""
+        before = self.call.on_last
+
+        def last(outcome: LastReply | LmprogError) -> None:
+            if before is not None:
+                before(outcome)
+            usage = outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+            ended(usage, outcome if isinstance(outcome, LmprogError) else None)
+
+        self.call.on_last = last
 
     def _was_cut(self, outcome: object) -> bool:
         is_done = self.origin.is_cut and isinstance(outcome, wire.CallDone)
@@ -256,5 +273,5 @@ class PendingCall:
         return fresh
 
     def __repr__(self) -> str:
-        kind = "select" if self.is_select else "gen"
-        return f"<{kind} {self.name!r}>" if self.name else f"<{kind} at line {self.site.line}>"
+        named = repr(self.name) if self.name else f"at line {self.site.line}"
+        return f"<{self.kind} {named}>"

@@ -22,6 +22,8 @@ from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.branches.run_context import RunContext
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.streaming.feed import Feed
+from lmprog.lang.streaming.partial import branch_name
+from lmprog.lang.streaming.trace_events import RunTrace
 
 current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
 
@@ -94,6 +96,8 @@ class Scope(RunContext):
         self._visits: dict[int, Scope] = {}  # by the identity of their backends
         self.backends: Mapping[str, Backend] = {} if parent is None else parent.backends
         """Other backends that branches may go to, by name."""
+        self.trace: RunTrace | None = None
+        """Whom to tell of the run and its calls."""
         self._parent = parent
         if parent is not None:
             parent.nested.add(self)
@@ -104,6 +108,16 @@ class Scope(RunContext):
         """Posts an op of one of the branches and records it."""
         self.posted.append(op)
         self.client.post(op)
+
+    def add_call(self, gen: Gen[Any], op: wire.Op) -> None:
+        """A call is about to be posted: records it, and tells of it."""
+        self.gens.append(gen)
+        self.posted.append(op)
+        if self.trace is not None:
+            name, model = gen.name or gen.kind, self.client.welcome.model
+            branch = branch_name(gen.origin.path)
+            ended = self.trace.begin_call(name, model, branch, str(gen.site))
+            gen.tell_end(ended)
 
     def enter(self, branch: OpenBranch) -> None:
         """Adds a new branch of this run. Raises when the run was ended from outside."""
@@ -144,7 +158,7 @@ class Scope(RunContext):
                     salt=self.salt,
                     feed=self.feed,
                 )
-                visit.seed, visit.marks = self.seed, self.marks
+                visit.seed, visit.marks, visit.trace = self.seed, self.marks, self.trace
                 self._visits[id(backend)] = visit
         return visit
 

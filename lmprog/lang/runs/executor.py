@@ -31,6 +31,7 @@ from lmprog.lang.branches.variables import settle
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.runs.results import Run
 from lmprog.lang.streaming.feed import Feed
+from lmprog.lang.streaming.trace_events import RunTrace, callbacks
 
 R = TypeVar("R")
 GRACE = 0.1  # seconds in which the runtime may say first which call was out of time
@@ -101,6 +102,11 @@ def open_run(
         backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed
     )
     scope.is_rehearsal = is_rehearsal or (outer is not None and outer.is_rehearsal)
+    told = () if scope.is_rehearsal else callbacks.get()
+    if told:
+        scope.trace = RunTrace(
+            told, None if outer is None or outer.trace is None else outer.trace.id
+        )
     scope.backends = {**scope.backends, **settings.backends}
     inherited = 0 if outer is None else outer.num_api_spec_tokens
     scope.num_api_spec_tokens = (
@@ -114,6 +120,7 @@ def execute(job: Job, run: Run[Any]) -> None:
     read.
     """
     token = scopes.current.set(run.scope)
+    ended = _tell_of(job, run)
     try:
         run.scope.budget.begin()
         value = job.function(run.branch, *job.args, **job.kwargs)
@@ -138,6 +145,7 @@ def execute(job: Job, run: Run[Any]) -> None:
         scopes.current.reset(token)
         forget_marks(run.scope)
         run.scope.over()
+        ended()
         _end_feed(run)
 
 
@@ -147,6 +155,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
     """
     token = scopes.current.set(run.scope)
     run.scope.stop = stop = _Stop()
+    ended = _tell_of(job, run)
     try:
         run.scope.check()
         run.scope.budget.begin()
@@ -170,7 +179,17 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         scopes.current.reset(token)
         forget_marks(run.scope)
         run.scope.over()
+        ended()
         _end_feed(run)
+
+
+def _tell_of(job: Job, run: Run[Any]) -> Callable[[], None]:
+    """Tells those who trace that the run begins; what is given back tells that it has ended."""
+    trace = run.scope.trace
+    if trace is None:
+        return lambda: None
+    ended = trace.begin(job.name, run.scope.client.welcome.model)
+    return lambda: ended(run.usage, run.outcome.exception())
 
 
 class _Stop:
