@@ -43,11 +43,13 @@ def assemble(
     stage: Callable[[str], None] = lambda _: None,
     resolved: Callable[[str, str], None] = lambda _name, _value: None,
     ranks: RankGroup | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Loop, wire.Welcome]:
     """A loop that serves `channel` with the model of `config`. Raises ModelError and its like, all
     worded for users.
 
     `stage` is told what it is busy with, `resolved` what was decided where `config` left it open.
+    `clock` is what steps, pauses and deadlines are measured by.
     `ranks` are those that compute the model together with this process, which leads them.
     """
     stage("imports its libraries")
@@ -63,7 +65,7 @@ def assemble(
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     store = open_disk_store(config, engine) if scheduling.share else None
-    scheduler = Scheduler(scheduling, engine.context_len, clock=time.monotonic, store=store)
+    scheduler = Scheduler(scheduling, engine.context_len, clock=clock, store=store)
     template: list[ChatTemplate] = []
 
     def chat_template() -> ChatTemplate:
@@ -102,15 +104,11 @@ def assemble(
         tools=tools,
         infill=infill_texts(tokenizer),
     )
-    interpreter = Interpreter(
-        scheduler, calls, chat_template, welcome, time.monotonic, channel.counters
-    )
+    interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
     stepping: StepEngine[Any] = engine
     give_back = page_release(engine) if config.kv_idle_seconds else None
     idle = give_back and IdleMemory(scheduler, give_back, config.kv_idle_seconds)
-    return Loop(
-        channel, interpreter, scheduler, stepping, selected.sampler, time.monotonic, idle
-    ), welcome
+    return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock, idle), welcome
 
 
 def _asks_for_events(config: RuntimeConfig) -> bool:

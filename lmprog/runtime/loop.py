@@ -32,7 +32,7 @@ COMPILE_WAIT = 0.001
 """Seconds to wait while a constraint is compiled, whose end sends no message."""
 MAX_HANDLE_SECONDS = 0.005
 """Seconds of a step that handle messages; what is left over waits for the next step."""
-MAX_INBOX_OPS = 32_768
+MAX_INBOX_OPS = 8_192
 """With more ops waiting nothing is received: further frames wait in the channel."""
 MAX_CHECKED_NODES = 32
 MAX_CHECKED_PAGES = 2_048

@@ -18,6 +18,8 @@ class Admitted:
 
     messages: tuple[Received, ...] = ()
     refusal: wire.Failed | None = None
+    num_ops: int = 0
+    """What reading it and answering it takes."""
 
 
 _NOTHING = Admitted()
@@ -67,7 +69,7 @@ class Admission:
                 continue
             self.counters["ops_received"] += 1
             messages.append(op)
-        return Admitted(tuple(messages), refusal)
+        return Admitted(tuple(messages), refusal, len(ops))
 
     def count_malformed(self) -> None:
         """Counts a transport message that is not one frame."""
@@ -81,7 +83,8 @@ class Admission:
         except UNDECODABLE:
             message = f"A message could not be read: {reason}."
             return Admitted(refusal=wire.Failed(call=None, code="protocol", message=message))
-        return Admitted((Unreadable(calls, branches, reason),))
+        num_ops = len(calls) + len(branches)
+        return Admitted((Unreadable(calls, branches, reason),), num_ops=num_ops)
 
     def forget(self, client: ClientId) -> bool:
         """True where the client had been welcome, so that its `Gone` is due."""

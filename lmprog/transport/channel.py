@@ -20,6 +20,10 @@ UNENCODABLE = (UnicodeEncodeError, OverflowError, TypeError)
 types.
 """
 
+MAX_OPS = 512
+"""Ops after which one `receive` reads no more frames: about what a step has time to handle. Reading
+more would only make others wait longer behind those who send without end."""
+
 ClientId: TypeAlias = bytes
 """Names a connected client; given by the channel, opaque, never used for another client."""
 

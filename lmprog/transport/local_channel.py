@@ -15,6 +15,7 @@ from lmprog import wire
 from lmprog.errors import RuntimeGone
 from lmprog.transport.admission import Admission
 from lmprog.transport.channel import (
+    MAX_OPS,
     ClientId,
     Gone,
     Received,
@@ -58,7 +59,7 @@ class LocalRuntimeChannel:
                 break
             while item is not None:
                 messages += self._admit(*item)
-                is_full = len(messages) > wire.MAX_FRAME_OPS
+                is_full = len(messages) > MAX_OPS
                 item = None if is_full else _take(self._inbox, 0.0)
         return messages
 

@@ -20,7 +20,7 @@ from lmprog.errors import RuntimeGone
 from lmprog.transport import address as addresses
 from lmprog.transport.address import CurveServer
 from lmprog.transport.admission import Admission
-from lmprog.transport.channel import ClientId, Gone, Received, replies_frames
+from lmprog.transport.channel import MAX_OPS, ClientId, Gone, Received, replies_frames
 
 PROBE_INTERVAL = 0.4
 """Seconds between two searches for vanished clients."""
@@ -31,7 +31,7 @@ GOODBYE_SECONDS = 0.2
 _MAX_FRAMES = 64
 """Frames read by one `receive`; the others wait in ZeroMQ's queues."""
 _MAX_BYTES = 4 * 1024 * 1024
-"""Bytes, or as many ops as one frame may have, after which one `receive` reads no more frames."""
+"""Bytes after which one `receive` reads no more frames."""
 _RETRY = 0.01
 """Seconds until a backlog is sent again: ROUTER does not tell which client has room."""
 
@@ -155,7 +155,7 @@ class ZmqRuntimeChannel:
 
     def _take_in(self) -> list[tuple[ClientId, Received]]:
         found: list[tuple[ClientId, Received]] = []
-        num_bytes = 0
+        num_bytes = num_ops = 0
         for _ in range(_MAX_FRAMES):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -170,7 +170,8 @@ class ZmqRuntimeChannel:
                 self._post(client, wire.encode((admitted.refusal,)))
             found += [(client, message) for message in admitted.messages]
             num_bytes += len(frame)
-            if num_bytes > _MAX_BYTES or len(found) > wire.MAX_FRAME_OPS:
+            num_ops += admitted.num_ops
+            if num_bytes > _MAX_BYTES or num_ops > MAX_OPS:
                 break
         return found
 

@@ -11,8 +11,8 @@ from lmprog.wire.replies import Reply
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 32 * 1024 * 1024
-MAX_FRAME_OPS = 4096
-"""A runtime decodes a frame at once, while others wait."""
+MAX_FRAME_OPS = 128
+"""A runtime decodes a frame at once, and takes one of each client in turn, while others wait."""
 
 
 MalformedFrame = msgspec.DecodeError

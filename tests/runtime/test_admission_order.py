@@ -6,6 +6,7 @@ import pytest
 
 from lmprog.config import PolicyName, SchedulerConfig
 from lmprog.runtime.scheduling.policy import AdmissionOrder
+from lmprog.runtime.scheduling.sequence import Sequence
 from tests.runtime.rig import Rig
 
 
@@ -26,3 +27,34 @@ def test_a_longer_cached_prefix_goes_first_under_lpm_alone() -> None:
     lpm, fcfs = (AdmissionOrder(name, 60.0, 64) for name in ("lpm", "fcfs"))
     assert lpm.lpm(hot, 2) < lpm.lpm(cold, 1)
     assert fcfs.fcfs(hot, 2) > fcfs.fcfs(cold, 1)
+
+
+def overtakers(rig: Rig, victim: Sequence, priority: int) -> list[Sequence]:
+    """Sequences that came after `victim` and were admitted before it, while one comes each step."""
+    came: list[Sequence] = []
+    for number in range(400):
+        came.append(rig.gen([1, 2, 3, 4 + number % 50], 1, priority=priority))
+        rig.step()
+        if victim.admission_order:
+            break
+    assert victim.admission_order, "it waits for ever"
+    return [one for one in came if 0 < one.admission_order < victim.admission_order]
+
+
+def test_under_a_stream_of_a_higher_priority_a_call_waits_no_longer_than_its_bound() -> None:
+    rig = Rig(SchedulerConfig(num_pages=64, max_rows=1, policy="lpm", ageing=40.0))
+    victim = rig.gen([9, 9, 9], 1)
+    found = overtakers(rig, victim, priority=1)
+    assert len(found) > 3, "the higher priority goes first for a while"
+    bound = rig.scheduler.waiting.order.overtaking_bound(1)
+    assert max(one.queued_at for one in found) <= victim.queued_at + bound
+
+
+def test_under_dfs_a_call_waits_for_its_own_sweep_and_for_no_later_one() -> None:
+    rig = Rig(SchedulerConfig(num_pages=64, max_rows=1, policy="dfs"))
+    for number in range(8):
+        rig.gen([1, 2, number], 1)
+    victim = rig.gen([90, 1, 1], 1)  # the last one of its sweep, whoever comes
+    found = overtakers(rig, victim, priority=0)
+    assert found, "those of its sweep with smaller tokens go first"
+    assert max(one.sweep for one in found) == victim.sweep

@@ -151,6 +151,15 @@ def test_a_frame_of_too_many_ops_is_refused_without_being_read() -> None:
     assert str(wire.MAX_FRAME_OPS) in admitted.refusal.message
 
 
+def test_a_frame_that_cannot_be_read_counts_as_the_ops_that_must_be_answered() -> None:
+    admission = Admission()
+    admission.admit(b"x", wire.encode((wire.Hello(wire.PROTOCOL_VERSION),)))
+    wrong = wire.SamplingParams(temperature=-5.0)
+    calls = tuple(wire.Generate(number, number, wrong) for number in range(1, 101))
+    assert admission.admit(b"x", wire.encode((wire.Open(1), *calls))).num_ops == 101
+    assert admission.admit(b"x", wire.encode((wire.Open(1), wire.Open(2)))).num_ops == 2
+
+
 def test_what_does_decode_is_within_its_declared_ranges() -> None:
     rng = random.Random(SEED)
     whole = wire.encode(OPS)

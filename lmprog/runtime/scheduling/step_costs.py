@@ -7,6 +7,8 @@ from __future__ import annotations
 
 DECAY = 0.99
 """Weight of the past at each new step: about the last hundred steps count."""
+HEADROOM = 0.75
+"""Of the time that a step may last, the part that is planned: the rest is for what varies."""
 FIRST_CHUNK = 64
 """Tokens that a step may have before any larger step has been measured."""
 
@@ -57,4 +59,4 @@ class StepCosts:
         most = 2 * self._largest
         if self.per_token <= 0.0:
             return most
-        return min(most, max(0, int((seconds - self.fixed) / self.per_token)))
+        return min(most, max(0, int((HEADROOM * seconds - self.fixed) / self.per_token)))

@@ -1,0 +1,84 @@
+"""A runtime in this thread, whose clock is the thread's processor time.
+
+What a busy machine does to the wall clock is not measured then, so figures of latency can be
+compared anywhere. Where a workload waits for nothing but time, `skip` lets it pass. Knows the loop
+and its channel; knows no workload.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lmprog import wire
+from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.runtime.assembly import assemble
+from lmprog.simulation.world import SimChannel
+
+_SCHEDULING = set(SchedulerConfig.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """A reply, and when it was there."""
+
+    client: bytes
+    reply: wire.Reply
+    at: float
+
+
+class OwnLoop:
+    """One thread computes; `fields` are those of `RuntimeConfig` and `SchedulerConfig`."""
+
+    def __init__(self, model: str, channel: SimChannel | None = None, **fields: Any) -> None:
+        scheduling = {name: fields.pop(name) for name in _SCHEDULING & set(fields)}
+        config = RuntimeConfig(model, threads=1, scheduler=SchedulerConfig(**scheduling), **fields)
+        self._skipped = 0.0
+        self.channel = channel or SimChannel()
+        self.loop, self.welcome = assemble(config, self.channel, clock=self.now)
+        self._greeted: set[bytes] = set()
+        self._num_calls = 0
+
+    def now(self) -> float:
+        return time.thread_time() + self._skipped
+
+    def skip(self, seconds: float) -> None:
+        """Nothing is computed, and the time is over."""
+        self._skipped += seconds
+
+    def say(self, client: bytes, *ops: wire.Op) -> None:
+        if client not in self._greeted:
+            self._greeted.add(client)
+            self.channel.inbox.append((client, wire.Hello(wire.PROTOCOL_VERSION)))
+        self.channel.inbox += [(client, op) for op in ops]
+
+    def ask(self, client: bytes, prompt: str, max_tokens: int, salt: str = "") -> int:
+        """A stream of so many tokens on a branch of its own; the number of both."""
+        self._num_calls += 1
+        number = self._num_calls
+        sampling = wire.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        self.say(
+            client,
+            wire.Open(number, salt),
+            wire.Append(number, (wire.TextPiece(prompt),)),
+            wire.Generate(number, number, sampling, None, True),
+        )
+        return number
+
+    def turn(self) -> list[Came]:
+        """One step."""
+        self.channel.sent.clear()
+        self.loop.step()
+        now = self.now()
+        return [Came(client, reply, now) for client, reply in self.channel.sent]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.loop.scheduler.idle and not self.channel.inbox and not self.loop.inbox.num_ops
+
+
+def percentile(values: list[float], part: float) -> float:
+    """Of the sorted values, the one that `part` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

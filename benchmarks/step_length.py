@@ -1,0 +1,108 @@
+"""How long running streams wait for their next token while a long prompt is computed.
+
+    python -m benchmarks.step_length [--model nano|random:768x12|FOLDER] [--prompts N] [--step-ms N]
+
+Eight streams decode; prompts of 1,900 tokens come one after the other. Milliseconds of the runtime's
+processor time from one token of the streams to the next, with steps bounded (`--step-ms`) and
+without a bound, and what all prompts take. The bars: p99 at most 60 ms, and 0.9 of the prompts a
+second that are computed without a bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.checkpoints import checkpoint
+from benchmarks.own_loop import OwnLoop, percentile
+from lmprog import wire
+from lmprog.runtime.text.tokenizer import load_tokenizer
+
+STREAMS, PROMPT_TOKENS, BAR_MS, LEAST_PART = 8, 1900, 60.0, 0.9
+WORDS = ("time", "people", "water", "little", "house", "number", "world", "again", "found", "small")
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Seconds between two tokens of the streams while prompts were computed, and of all prompts."""
+
+    beside_prompts: list[float]
+    whole: float
+
+
+def prompts(folder: Path | None, count: int) -> list[str]:
+    """Texts of random words, of about `PROMPT_TOKENS` tokens each."""
+    dice, tokenizer = random.Random(1), load_tokenizer(folder)
+    found = []
+    for _ in range(count):
+        text = " ".join(dice.choices(WORDS, k=PROMPT_TOKENS))
+        found.append(text[: len(text) * PROMPT_TOKENS // len(tokenizer.encode(text))])
+    return found
+
+
+def measured(model: str, step_ms: int, texts: list[str]) -> Gaps:
+    """One run on a fresh runtime."""
+    own = OwnLoop(model, step_ms=step_ms, kv_memory_mb=3072)
+    streams = [own.ask(b"streams", f"Once upon {i}", 1600) for i in range(STREAMS)]
+    for _ in range(16):
+        own.turn()
+    began, gaps = own.now(), []
+    for text in texts:
+        prompt = own.ask(b"prompts", text, 1)
+        last, is_done = own.now(), False
+        while not is_done:
+            came = own.turn()
+            if any(isinstance(one.reply, wire.Delta) and one.reply.call in streams for one in came):
+                gaps.append(came[-1].at - last)
+                last = came[-1].at
+            for one in came:
+                if isinstance(one.reply, wire.Failed):
+                    raise RuntimeError(one.reply.message)
+                is_done |= isinstance(one.reply, wire.CallDone) and one.reply.call == prompt
+    return Gaps(gaps, own.now() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="nano")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--step-ms", type=int, default=50)
+    parser.add_argument("--repeat", type=int, default=3, help="in turns; the shortest time counts")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lmprog-bench-") as scratch:
+        model, folder = checkpoint(asked.model, Path(scratch))
+        texts = prompts(folder, asked.prompts)
+        runs = [
+            {ms: measured(model, ms, texts) for ms in (asked.step_ms, 0)}
+            for _ in range(asked.repeat)
+        ]
+    found = {
+        ms: Gaps(
+            [gap for run in runs for gap in run[ms].beside_prompts],
+            min(run[ms].whole for run in runs),
+        )
+        for ms in (asked.step_ms, 0)
+    }
+    for step_ms, gaps in found.items():
+        ordered = [1e3 * gap for gap in gaps.beside_prompts]
+        print(
+            f"{asked.model}, --step-ms {step_ms}: {len(ordered)} tokens, p50 "
+            f"{percentile(ordered, 0.5):.1f} ms, p99 {percentile(ordered, 0.99):.1f} ms, longest "
+            f"{max(ordered):.1f} ms; all prompts {gaps.whole:.2f} s"
+        )
+    p99 = 1e3 * percentile(found[asked.step_ms].beside_prompts, 0.99)
+    part = found[0].whole / found[asked.step_ms].whole
+    print(f"p99 {p99:.1f} ms, at most {BAR_MS:.0f}: {'met' if p99 <= BAR_MS else 'missed'}")
+    print(
+        f"prompts a second, of those without a bound: {part:.2f}, at least {LEAST_PART}: "
+        f"{'met' if part >= LEAST_PART else 'missed'}"
+    )
+
+
+if __name__ == "__main__":
+    main()
