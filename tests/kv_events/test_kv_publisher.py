@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend, flush
+from lmprog.backends.runtime_backend import RuntimeBackend, describe, flush
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.launch import greet
@@ -111,7 +111,7 @@ def test_a_routers_mirror_equals_the_tree_after_programs_with_forks_evictions_an
             for turn in range(3):
                 arguments = [{"start": "Once upon a time. " * 2, "seed": n} for n in range(5)]
                 forked.run_batch(arguments, backend=backend)
-                wait_until_idle(loop)
+                wait_until_idle(backend)
                 catch_up()
                 assert mirror.prefixes == prefixes_of(loop.scheduler.tree), turn
             assert loop.scheduler.stats.evicted_pages > 0
@@ -125,12 +125,11 @@ def test_a_routers_mirror_equals_the_tree_after_programs_with_forks_evictions_an
         loop.channel.close()
 
 
-def wait_until_idle(loop: Loop) -> None:
-    """Until the branches of programs that ended are closed, and a turn after that."""
-    steps = -1
-    while not loop.scheduler.idle or steps != loop.scheduler.stats.steps:
-        steps = loop.scheduler.stats.steps
-        time.sleep(0.1)
+def wait_until_idle(backend: RuntimeBackend) -> None:
+    """Until the branches of programs that ended are closed; the last answer comes a turn later."""
+    while any(describe(backend)[name] for name in ("open_branches", "running", "waiting")):
+        time.sleep(0.02)
+    describe(backend)
 
 
 def test_listeners_hear_what_is_published_and_those_who_come_too_late_for_a_replay_get_all() -> (

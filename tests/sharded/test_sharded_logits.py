@@ -7,14 +7,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
+from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.weights import expected
 from tests.model.driver import Driver
-from tests.sharded.threaded_ranks import PAGE_SIZE, ThreadedRanks, Whole
+from tests.sharded.threaded_ranks import PAGE_SIZE, SEED, ThreadedRanks, Whole
 
 LLAMA = ModelShape(
     vocab_size=131,  # no multiple of any number of ranks
@@ -69,6 +73,22 @@ def test_ranks_together_compute_the_logits_of_one_process(
         assert one.logprobs.dtype == dtype
         assert (one.logprobs - other.logprobs).abs().max() <= bound
     assert len({token for one in wanted for token in one.new}) > 2, "it says several things"
+
+
+@pytest.mark.parametrize("name", ["qwen2", "all biases"])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_ranks_read_their_parts_of_a_checkpoint(
+    tmp_path: Path, name: str, stored: torch.dtype
+) -> None:
+    shape = SHAPES[name]
+    source = RandomSource(expected(shape), SEED)
+    weights = {one: torch.from_numpy(source.array(one)).to(stored) for one in expected(shape)}
+    safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
+    ranks = ThreadedRanks(shape, torch.float64, 2, tmp_path)
+    wanted = Driver(Whole(shape, torch.float64, tmp_path), PAGE_SIZE).greedy(prompts(), 4)
+    found = Driver(ranks, PAGE_SIZE).greedy(prompts(), 4)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.logprobs - other.logprobs).abs().max() <= 1e-12
 
 
 def test_a_layer_is_summed_twice_and_logits_are_gathered_once() -> None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lmprog.runtime.engine.attention import AttentionBackend, make_attention
 from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.model.checkpoint import Checkpoint
 from lmprog.runtime.engine.model.decoder import Decoder
 from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.model.weights import expected, random_weights
-from lmprog.runtime.engine.sharded.shard import Shard
+from lmprog.runtime.engine.model.weights import expected, load_weights, random_weights
+from lmprog.runtime.engine.sharded.shard import Shard, WeightSource
 from lmprog.runtime.engine.sharded.sharded_decoder import ShardedDecoder, shard_weights
 
 SEED = 3
@@ -60,12 +62,15 @@ class ThreadRank:
 
 
 class ThreadedRanks:
-    """`size` ranks of a random model."""
+    """`size` ranks of a random model, or of the checkpoint in `folder`."""
 
     num_pages = NUM_PAGES
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype, size: int) -> None:
+    def __init__(
+        self, shape: ModelShape, dtype: torch.dtype, size: int, folder: Path | None = None
+    ) -> None:
         table = _Table(size)
+        self._folder = folder
         self.ranks = [ThreadRank(rank, table) for rank in range(size)]
         self._forwards = [self._rank(shape, dtype, rank) for rank in self.ranks]
         self._threads = ThreadPoolExecutor(size, initializer=torch.set_num_threads, initargs=(1,))
@@ -74,7 +79,10 @@ class ThreadedRanks:
         self, shape: ModelShape, dtype: torch.dtype, rank: ThreadRank
     ) -> Callable[[Batch], Tensor]:
         shard = Shard(shape, self.ranks.index(rank), len(self.ranks))
-        weights = shard_weights(shard, dtype, RandomSource(expected(shape), SEED))
+        source: WeightSource = RandomSource(expected(shape), SEED)
+        if self._folder is not None:
+            source = Checkpoint(self._folder)
+        weights = shard_weights(shard, dtype, source)
         model = ShardedDecoder(shard, weights, shape.context_len, rank)
         return _forward(model, dtype)
 
@@ -89,9 +97,12 @@ class Whole:
 
     num_pages = NUM_PAGES
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype) -> None:
-        model = Decoder(shape, random_weights(shape, dtype, SEED), shape.context_len)
-        self.forward = _forward(model, dtype)
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, folder: Path | None = None) -> None:
+        if folder is None:
+            weights = random_weights(shape, dtype, SEED)
+        else:
+            weights = load_weights(folder, shape, dtype)
+        self.forward = _forward(Decoder(shape, weights, shape.context_len), dtype)
 
 
 def _forward(model: Decoder, dtype: torch.dtype) -> Callable[[Batch], Tensor]:
