@@ -122,7 +122,7 @@ def _net_of(
         if builder.left_out:
             raise next(iter(builder.left_out.values())) from error
         if isinstance(spec, wire.JsonSchema):
-            raise UnsatisfiableConstraint(why_nothing_fits(spec, limits)) from error
+            raise UnsatisfiableConstraint(why_nothing_fits(spec, limits, builder.check)) from error
         raise
 
 

@@ -16,6 +16,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.errors import GrammarError
+
 NARROW = 512
 """A mask that allows at most this many tokens carries their ids beside its bits."""
 
@@ -70,6 +72,10 @@ def bit_row(ids: Sequence[int] | NDArray[np.int32], num_words: int) -> NDArray[n
 Check: TypeAlias = Callable[[], None]
 """Called again and again while a constraint is compiled. It may wait, and raises where compiling
 has to stop."""
+
+
+class CompileTooLong(GrammarError):
+    """What a `Check` raises: nothing goes on without the rest, whatever may be left out."""
 
 
 def never_stop() -> None:

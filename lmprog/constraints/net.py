@@ -40,7 +40,8 @@ class NetBuilder:
 
     def __init__(self, limits: CompileLimits | None = None, check: Check = never_stop) -> None:
         """`check` is called regularly while the net is built."""
-        self._max_nodes = (limits or CompileLimits()).max_nodes
+        self.limits = limits or CompileLimits()
+        self._max_nodes = self.limits.max_nodes
         self.check = check
         self.kinds = bytearray()
         self.num_args = array("i")

@@ -28,7 +28,9 @@ class TextAutomaton:
 
 def too_many_states() -> GrammarError:
     return GrammarError(
-        f"the conjunction of patterns needs more than {MAX_STATES} states", position=None
+        f"the conjunction of patterns needs more than {MAX_STATES} states, or too many steps to "
+        "find them",
+        position=None,
     )
 
 

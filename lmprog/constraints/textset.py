@@ -42,6 +42,8 @@ _Terms = frozenset[int]
 """Numbers of expressions, one of which has to match the rest."""
 _State = tuple[int, tuple[_Terms, ...]]
 """The vertex of the excluded texts, and the terms."""
+MAX_STEPS = 1_000_000
+"""Derivatives that are asked for in one exploration, about half a second; more are refused."""
 _OFF = -1
 """No excluded text begins like this."""
 
@@ -291,6 +293,7 @@ class _Derivatives:
 
     def __init__(self, check: Check) -> None:
         self._check = check
+        self._num_steps = 0
         self._numbers: dict[Expression, int] = {}
         self._expressions: list[Expression] = []
         self._nullable: list[bool] = []
@@ -340,6 +343,9 @@ class _Derivatives:
     def _after_one(self, term: int, code: int) -> tuple[int, ...]:
         key = (term, code)
         found = self._one.get(key)
+        self._num_steps += 1
+        if self._num_steps > MAX_STEPS:
+            raise too_many_states()
         if found is None:
             self._check()
             following = derivatives(self._expressions[term], code)

@@ -14,7 +14,9 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.constraint import CompileLimits, CompileTooLong, never_stop
 from lmprog.constraints.inspect import accepts, byte_vocabulary, example
+from lmprog.constraints.schema.contradiction import why_nothing_fits
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import InvalidParameter, RequestRejected, UnsupportedSchema
 from tests.constrained.writer import Writer, byte_tokenizer
@@ -38,7 +40,12 @@ UNREACHABLE: list[tuple[dict[str, Any], list[Any], list[Any], str]] = [
     ),
     ({"type": "array", "items": AHEAD}, [[]], [["y"]], "#/items/pattern"),
     ({"enum": ["y", "xy", 3], **AHEAD, "type": ["string", "integer"]}, [3], ["y"], "#/pattern"),
-    ({"not": {"type": "null", "$dynamicRef": "#a"}}, [1, "a"], [None], "#/not/$dynamicRef"),
+    (
+        {"not": {"type": "null", "unevaluatedItems": False}},
+        [1, "a"],
+        [None],
+        "#/not/unevaluatedItems",
+    ),
 ]
 
 
@@ -130,3 +137,106 @@ def test_the_reply_of_a_generation_says_what_was_left_out(strict: bool) -> None:
     else:
         assert isinstance(reply, wire.CallDone)
         assert [reason for reason in reply.left_out if "#/properties/a/pattern" in reason]
+
+
+MIXED = {"anyOf": [{"type": "string", "minLength": 2}, {"enum": ["sol", "cab", 1, 1.5, None]}, {}]}
+
+
+@pytest.mark.parametrize("items", [{"type": "string"}, {"type": "object"}, {}, MIXED], ids=str)
+def test_items_of_many_values_are_told_apart_by_their_first_letters(
+    items: dict[str, Any], rng: random.Random
+) -> None:
+    vocabulary = byte_vocabulary()
+    schema = {"type": "array", "items": items, "uniqueItems": True}
+    made = compiled(schema, False, vocabulary)
+    assert "uniqueItems" in made.left_out[0]
+    judge = jsonschema.Draft202012Validator(schema)
+    choices = ["sun", "sea", "sol", "cab", "moon", "1", "", 1, 1.5, {}, [], None, {"a": "sun"}]
+    taken = 0
+    for _ in range(600):
+        instance = rng.choices(choices, k=rng.randrange(5))
+        takes = accepts(made, json.dumps(instance))
+        taken += takes
+        assert not takes or judge.is_valid(instance), instance
+    assert taken
+    if items == {"type": "string"}:
+        assert accepts(made, '["sun", "moon", "cab", "1"]')
+    for seed in range(5):
+        assert judge.is_valid(json.loads(example(made, vocabulary, seed)))
+
+
+def test_many_properties_come_in_the_schemas_order_where_any_was_wished(small: Vocabulary) -> None:
+    schema = {"properties": {f"p{i}": {"const": i} for i in range(12)}, "maxProperties": 3}
+    spec = wire.JsonSchema(json.dumps(schema), any_order=True, strict=False)
+    made = compile_constraint(spec, small)
+    assert made.left_out
+    assert accepts(made, '{"p1": 1, "p2": 2}')
+    assert not accepts(made, '{"p2": 2, "p1": 1}')
+
+
+@pytest.mark.parametrize(
+    "limits", [{"maxLength": 200}, {"pattern": "^https://"}, {"minLength": 10}]
+)
+@pytest.mark.parametrize("name", ["uri", "uri-reference", "email", "hostname", "uri-template"])
+def test_formats_beside_other_keywords_are_compiled_in_few_steps(
+    name: str, limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch, small: Vocabulary
+) -> None:
+    monkeypatch.setattr("lmprog.constraints.textset.MAX_STEPS", 50_000)
+    if "pattern" in limits and name in ("email", "hostname"):
+        limits = {"pattern": "com$"}
+    schema = {"type": "string", "format": name, **limits}
+    made = compile_constraint(wire.JsonSchema(json.dumps(schema)), small)
+    text = {"email": "ada@example.com", "hostname": "www.example.com"}.get(
+        name, "https://example.com/a?b=c#d"
+    )
+    assert accepts(made, json.dumps(text))
+    assert not accepts(made, json.dumps("not of it \\"))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_compile_that_takes_too_long_ends_whatever_may_be_left_out(
+    strict: bool, small: Vocabulary
+) -> None:
+    """The error of a time limit is none of the schema, so nothing swallows it."""
+    patterns = [{"pattern": f"^(a|b|ab)*{i}.{{3,900}}d$", "maxLength": 800} for i in range(9)]
+    schema = {"anyOf": [{"properties": {"x": one}} for one in patterns]}
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 300:
+            raise CompileTooLong("too long", position=None)
+
+    spec = wire.JsonSchema(json.dumps(schema), strict=strict)
+    with pytest.raises(CompileTooLong):
+        compile_constraint(spec, small, check=check)
+    assert calls < 310
+
+
+def test_the_place_of_a_contradiction_is_looked_for_as_long_as_the_limit_allows() -> None:
+    deep: dict[str, Any] = {"enum": []}
+    for _ in range(4):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    spec = wire.JsonSchema(json.dumps(deep))
+
+    def at_once() -> None:
+        raise CompileTooLong("too long", position=None)
+
+    assert "the schema at #/properties/a/properties/a" in why_nothing_fits(
+        spec, CompileLimits(), never_stop
+    )
+    assert "the schema at #, " in why_nothing_fits(spec, CompileLimits(), at_once)
+
+
+def test_numbers_ask_whether_they_may_go_on(small: Vocabulary) -> None:
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+
+    schema = '{"type": "integer", "multipleOf": 997, "maximum": 99999999}'
+    made = compile_constraint(wire.JsonSchema(schema), small, check=check)
+    assert accepts(made, "1994")
+    assert calls > 50

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lmprog import wire
-from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.constraint import CompileLimits, CompileTooLong
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
@@ -21,7 +21,14 @@ from lmprog.constraints.net import FAIL, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE
 from lmprog.constraints.schema.arrays import ArrayBuilder, repeating_content, unique_content
 from lmprog.constraints.schema.expand import Disjoint, Expander
-from lmprog.constraints.schema.flat import ArrayFacet, Flat, StringFacet, type_of, without_values
+from lmprog.constraints.schema.flat import (
+    FIRST_LETTERS,
+    ArrayFacet,
+    Flat,
+    StringFacet,
+    type_of,
+    without_values,
+)
 from lmprog.constraints.schema.instances import InstanceChecker
 from lmprog.constraints.schema.layout import Layout, white_space
 from lmprog.constraints.schema.literals import literal
@@ -198,6 +205,8 @@ class SchemaBuilder:
     def _lower_string(self, texts: TextSet, flat: Flat) -> Node:
         try:
             inside = lower_text_set(texts, self._net, self._in_string)
+        except CompileTooLong:
+            raise
         except GrammarError as error:
             path = f"{flat.path}/pattern"
             raise UnsupportedSchema(
@@ -229,8 +238,14 @@ class SchemaBuilder:
                 keyword="uniqueItems",
                 path=path,
             )
-        values = self._finite_values(builder.schemas(0), depth + 1, path)
         comma = self._layout.comma(depth)
+        try:
+            values = self._finite_values(builder.schemas(0), depth + 1, path)
+        except UnsupportedSchema as why:
+            if self._strict or facet.repeats:
+                raise
+            self._net.leave_out(why)
+            values = self._told_apart(builder.schemas(0), depth + 1)
         if facet.repeats:
             return repeating_content(self._net, values, comma, facet), False
         return unique_content(self._net, values, comma, facet), facet.low == 0
@@ -255,11 +270,36 @@ class SchemaBuilder:
             values.update((self._value(flat, value, depth), None) for value in flat.values)
         return [value for value in values if value != FAIL]
 
+    def _told_apart(self, schemas: list[Located], depth: int) -> list[Node]:
+        """Nodes that have no value in common: strings by their first letter, numbers, all else."""
+        ways: dict[str, list[Node]] = {}
+        for flat in self._expander.expand(schemas):
+            for kind in sorted(flat.types):
+                one = flat.of_types(frozenset([kind]))
+                others = "number" if kind == "number" else ""
+                for letters in FIRST_LETTERS if kind == "string" else [others]:
+                    part = one.beginning(letters) if kind == "string" else one
+                    ways.setdefault(letters, []).append(
+                        self._if_possible(functools.partial(self._flat, part, depth))
+                    )
+        values = [self._net.alt(nodes) for nodes in ways.values()]
+        return [value for value in values if value != FAIL]
+
     def _object(self, flat: Flat, depth: int) -> Node:
+        any_order = self._spec.any_order
+        try:
+            return self._members(flat, depth, any_order)
+        except UnsupportedSchema as why:
+            if self._strict or not any_order:
+                raise
+            self._net.leave_out(why)
+            return self._members(flat, depth, False)
+
+    def _members(self, flat: Flat, depth: int, any_order: bool) -> Node:
         parts = ObjectParts(
             net=self._net,
             limits=self._limits,
-            any_order=self._spec.any_order,
+            any_order=any_order,
             comma=self._layout.comma(depth),
             colon=self._layout.colon,
             compile_schemas=lambda schemas: self.compile(schemas, depth + 1),
@@ -311,6 +351,8 @@ class SchemaBuilder:
                 found = False
             except UnsatisfiableConstraint:
                 found = True
+            except CompileTooLong:
+                raise
             except RequestRejected:
                 found = False
             self._compared[key] = found

@@ -7,12 +7,13 @@ own. Knows which keywords are mandatory; compiles with the ordinary compiler.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from decimal import Decimal
 
 from lmprog import wire
-from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.constraint import Check, CompileLimits, CompileTooLong
 from lmprog.constraints.finish import finish
 from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.net_arrays import EVERY_BYTE
@@ -26,20 +27,14 @@ _SHOWN = 160
 """Characters of a schema in a message."""
 
 
-def why_nothing_fits(spec: wire.JsonSchema, limits: CompileLimits) -> str:
-    """The error message for `spec`, which is known to be unsatisfiable."""
+def why_nothing_fits(spec: wire.JsonSchema, limits: CompileLimits, check: Check) -> str:
+    """The error message for `spec`, which is known to be unsatisfiable. Where `check` ends the
+    search, the place is the deepest one that was found."""
     document = Document(spec.schema)
-    at, seen, left = document.root, {document.root.path}, _MAX_LOOKS
-    while True:
-        for inner in _demanded(document, at):
-            if left and inner.path not in seen:
-                left -= 1
-                seen.add(inner.path)
-                if _takes_nothing(inner, document, spec, limits):
-                    at = inner
-                    break
-        else:
-            break
+    at = document.root
+    with contextlib.suppress(CompileTooLong):
+        for at in _contradictions(document, spec, limits, check):  # noqa: B007  the last one counts
+            pass
     text = json.dumps(at.value, ensure_ascii=False, default=_plain)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return (
@@ -48,12 +43,29 @@ def why_nothing_fits(spec: wire.JsonSchema, limits: CompileLimits) -> str:
     )
 
 
+def _contradictions(
+    document: Document, spec: wire.JsonSchema, limits: CompileLimits, check: Check
+) -> Iterator[Located]:
+    """The root, and schemas within schemas that no value fits."""
+    at, seen, left = document.root, {document.root.path}, _MAX_LOOKS
+    while True:
+        yield at
+        for inner in _demanded(document, at):
+            if left and inner.path not in seen:
+                left -= 1
+                seen.add(inner.path)
+                if _takes_nothing(inner, document, spec, NetBuilder(limits, check)):
+                    at = inner
+                    break
+        else:
+            return
+
+
 def _takes_nothing(
-    schema: Located, document: Document, spec: wire.JsonSchema, limits: CompileLimits
+    schema: Located, document: Document, spec: wire.JsonSchema, net: NetBuilder
 ) -> bool:
-    net = NetBuilder(limits)
     try:
-        finish(net, SchemaBuilder(document, spec, net, limits).compile([schema], 0), EVERY_BYTE)
+        finish(net, SchemaBuilder(document, spec, net, net.limits).compile([schema], 0), EVERY_BYTE)
     except UnsatisfiableConstraint:
         return True
     except (

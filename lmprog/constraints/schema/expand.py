@@ -27,10 +27,10 @@ from lmprog.constraints.schema.schema_document import Document, Json, Located
 from lmprog.errors import UnsupportedSchema
 
 _MAX_ALTERNATIVES = 512
-_REFUSED = frozenset(["$dynamicRef", "$recursiveRef", "disallow", "extends"])
+_REFUSED = frozenset(["$recursiveRef", "disallow", "extends"])
 _RANK = {keyword: rank for rank, keyword in enumerate(ASSERTIONS)}
 
-_JOINED = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
+_JOINED = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"])
 """Applicators whose properties come in the order of the text, before or after this object's own.
 The others add properties by negation, which declares nothing."""
 
@@ -137,6 +137,11 @@ class Expander:
 
     def _ref(self, at: Located, flats: list[Flat]) -> list[Flat]:
         return self._apply(self._document.resolve(at, keywords_of(at)["$ref"]), flats)
+
+    def _dynamic_ref(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        return self._apply(
+            self._document.resolve_dynamic(at, keywords_of(at)["$dynamicRef"]), flats
+        )
 
     def _branches(self, at: Located, keyword: str) -> list[Located]:
         value = keywords_of(at)[keyword]
@@ -264,6 +269,7 @@ def _negated(schemas: list[Located | None]) -> bool:
 
 _APPLICATORS: dict[str, Callable[[Expander, Located, list[Flat]], list[Flat]]] = {
     "$ref": Expander._ref,
+    "$dynamicRef": Expander._dynamic_ref,
     "allOf": Expander._all_of,
     "if": Expander._if,
     "not": Expander._not,

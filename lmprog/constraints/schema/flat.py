@@ -13,6 +13,8 @@ from itertools import pairwise
 from lmprog.constraints.schema.schema_document import Json, Located, same_json
 from lmprog.errors import UnsupportedSchema
 
+FIRST_LETTERS = ("sS", "cC", "pP", "a-bA-B", "d-eD-E", "f-iF-I", "j-oJ-O", "^a-ps-sA-PS-S")
+"""Divides all strings but the empty one into classes of which words begin about equally often."""
 TYPES = frozenset(["null", "boolean", "number", "string", "array", "object"])
 
 
@@ -202,6 +204,11 @@ class Flat:
             self.path,
         )
         return joined if other.values is None else joined.only(other.values)
+
+    def beginning(self, letters: str) -> Flat:
+        """Those of its strings that begin with one of `letters`, ranges of a class."""
+        first = StringFacet(patterns=(Sourced(f"^[{letters}]", self.path),))
+        return replace(self, string=self.string.join(first))
 
     @property
     def impossible(self) -> bool:

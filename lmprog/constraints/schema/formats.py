@@ -6,7 +6,18 @@ size can tell.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from lmprog.constraints.schema.uris import (
+    BYTE,
+    HOSTNAME,
+    IPV4,
+    IPV6,
+    PERCENT,
+    PRIVATE,
+    UCS,
+    WORLD_HOST,
+    Uris,
+    label,
+)
 
 # Python's calendar has no year 0: at least one digit is not zero.
 _YEAR = r"(\d{3}[1-9]|\d{2}[1-9]\d|\d[1-9]\d{2}|[1-9]\d{3})"
@@ -24,126 +35,36 @@ _TIME = (
 )
 
 
-def _label(longest: int) -> str:
-    """A DNS label. Hyphens at positions 3 and 4 are reserved for encodings (`xn--`)."""
-    end, inside = "[A-Za-z0-9]", "[A-Za-z0-9-]"
-    third = f"{end}({inside}{{0,{longest - 4}}}{end})?"
-    hyphen = f"-{end}({inside}{{0,{longest - 5}}}{end})?"
-    return f"{end}({end}|{inside}({third}|{hyphen}))?"
-
-
-# Letters that no combining mark and no rule about neighbours concerns, in lower case: those that
-# IDNA 2008 takes anywhere. Eleven of them are less than 63 characters when encoded.
-_LETTER = r"[a-z0-9\u00df-\u00f6\u00f8-\u00ff\u0192\u03ac-\u03ce\u0430-\u045f"
-_LETTER += r"\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
-_WORLD_LABEL = rf"{_LETTER}{{1,11}}"
-_WORLD_HOST = rf"{_WORLD_LABEL}(\.{_WORLD_LABEL}){{0,3}}"
-# At most 253 characters: a few long labels or many shorter ones.
-_HOSTNAME = "|".join(
-    rf"{_label(longest)}(\.{_label(longest)}){{{low},{high}}}"
-    for longest, low, high in ((63, 0, 2), (31, 3, 6), (15, 7, 14))
-)
-_HOSTNAME = f"({_HOSTNAME})"
-_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 # At most 64 characters: one long part or several shorter ones.
 _LOCAL = "|".join(
-    rf"{_ATEXT}{{1,{longest}}}(\.{_ATEXT}{{1,{longest}}}){{{dots}}}"
+    rf"{ATEXT}{{1,{longest}}}(\.{ATEXT}{{1,{longest}}}){{{dots}}}"
     for longest, dots in ((64, 0), (31, 1), (20, 2), (15, 3), (12, 4))
 )
 _QUOTED = r'"([ !#-\[\]-~]|\\["\\]){0,31}"'
-_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}"
-_GROUP = r"[0-9A-Fa-f]{1,4}"
-_IPV6 = (
-    rf"(({_GROUP}:){{7}}({_GROUP}|:)|({_GROUP}:){{6}}(:{_GROUP}|:)|"
-    rf"({_GROUP}:){{5}}((:{_GROUP}){{1,2}}|:)"
-    rf"|({_GROUP}:){{4}}((:{_GROUP}){{1,3}}|:)|({_GROUP}:){{3}}((:{_GROUP}){{1,4}}|:)"
-    rf"|({_GROUP}:){{2}}((:{_GROUP}){{1,5}}|:)|{_GROUP}:((:{_GROUP}){{1,6}}|:)|"
-    rf":((:{_GROUP}){{1,7}}|:)"
-    rf"|({_GROUP}:){{6}}{_IPV4}|::({_GROUP}:){{0,5}}{_IPV4}|"
-    + "|".join(rf"({_GROUP}:){{{n}}}:({_GROUP}:){{0,{5 - n}}}{_IPV4}" for n in range(1, 6))
-    + ")"
-)
-_EMAIL = rf"({_LOCAL}|{_QUOTED})@({_HOSTNAME}|\[({_IPV4}|IPv6:{_IPV6})\])"
+_EMAIL = rf"({_LOCAL}|{_QUOTED})@({HOSTNAME}|\[({IPV4}|IPv6:{IPV6})\])"
 _WORLD_TEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\u00a1-\ud7ff\ue000-\U0010ffff-]".replace(
     r"\U0010ffff", r"\u{10ffff}"
 )
 _WORLD_LOCAL = rf"({_WORLD_TEXT}{{1,16}}|\"{_WORLD_TEXT}{{1,14}}\")"
-_WORLD_EMAIL = rf"({_EMAIL}|{_WORLD_LOCAL}@({_HOSTNAME}|{_WORLD_HOST}))"
-_PERCENT = r"%[0-9A-Fa-f]{2}"
-_SIMPLE = "A-Za-z0-9._~!$&'()*+,;="
-_UCS = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\u{10000}-\u{1fffd}\u{20000}-\u{2fffd}"
-_PRIVATE = r"\ue000-\uf8ff\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
-_ADDRESS = rf"\[({_IPV6}|[Vv][0-9A-Fa-f]\.[{_SIMPLE}:-]{{1,16}})\]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Uris:
-    """The parts of URIs, or of IRIs: `more` are the characters beyond ASCII that these have,
-    `private` those of queries alone. `path`, `query`, `fragment`, `user`: how long these may be,
-    together at most 2,083 characters, as browsers and pydantic have it; "*" for unbounded.
-    """
-
-    host: str
-    more: str = ""
-    private: str = ""
-    path: str = "{0,200}"
-    query: str = "{0,250}"
-    fragment: str = "{0,60}"
-    user: str = "{0,63}"
-    first: str = "{1,100}"
-    scheme: str = "{0,15}"
-
-    def _char(self, others: str) -> str:
-        return rf"([{_SIMPLE}{others}{self.more}-]|{_PERCENT})"
-
-    @property
-    def _authority(self) -> str:
-        user = rf"({self._char(':')}{self.user}@)?" if self.user else ""
-        return rf"//{user}({self.host}|{_ADDRESS})(:\d{{1,5}})?"
-
-    @property
-    def _path(self) -> str:
-        return rf"(/{self._char(':@/')}{self.path})?"
-
-    @property
-    def _tail(self) -> str:
-        query = self._char(f":@/?{self.private}")
-        return rf"(\?{query}{self.query})?(#{self._char(':@/?')}{self.fragment})?"
-
-    @property
-    def absolute(self) -> str:
-        without = rf"/?{self._char(':@')}{self.first}"
-        scheme = rf"[A-Za-z][A-Za-z0-9+.-]{self.scheme}"
-        return rf"{scheme}:({self._authority}{self._path}|{without}{self._path}){self._tail}"
-
-    @property
-    def reference(self) -> str:
-        """A URI, or what is relative to one: with a host, from the root, or from here. Without a
-        host it does not begin with two slashes.
-        """
-        rooted = rf"/({self._char(':@')}{self.first}{self._path})?"
-        here = rf"({self._char('@')}{self.first}{self._path})?"
-        return rf"({self.absolute}|({self._authority}{self._path}|{rooted}|{here}){self._tail})"
-
-
-_ASCII_URIS = _Uris(_HOSTNAME)
-_IRIS = _Uris(rf"({_HOSTNAME}|{_WORLD_HOST})", _UCS, _PRIVATE)
+_WORLD_EMAIL = rf"({_EMAIL}|{_WORLD_LOCAL}@({HOSTNAME}|{WORLD_HOST}))"
+_ASCII_URIS = Uris(HOSTNAME)
+_IRIS = Uris(rf"({HOSTNAME}|{WORLD_HOST})", UCS, PRIVATE)
 # A name that is no IPv4 address for any parser: its last label has letters only.
-_WEB_HOST = rf"({_label(48)}\.){{0,3}}[A-Za-z]{{2,20}}(:\d{{1,4}})?"
-_WEB_TAIL = rf"{_ASCII_URIS._path}{_ASCII_URIS._tail}"
-_VARIABLE = rf"([A-Za-z0-9_]|{_PERCENT})(\.?([A-Za-z0-9_]|{_PERCENT})){{0,60}}(:[1-9]\d{{0,3}}|\*)?"
-_EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE}){{0,60}}\}}"
-_LITERAL = rf"[!#$&-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]"
-_TEMPLATE = rf"({_LITERAL}|{_PERCENT}|{_EXPRESSION})*"
+_WEB_HOST = rf"({label(48)}\.){{0,3}}[A-Za-z]{{2,20}}(:\d{{1,4}})?"
+_WEB_TAIL = rf"{_ASCII_URIS.path_part}{_ASCII_URIS.tail}"
+_VARIABLE = rf"([A-Za-z0-9_]|{PERCENT})(\.?([A-Za-z0-9_]|{PERCENT}))*(:[1-9]\d{{0,3}}|\*)?"
+_EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}}"
+_LITERAL = rf"[!#$&-;=?-\[\]_a-z~{UCS}{PRIVATE}]"
+_TEMPLATE = rf"({_LITERAL}|{PERCENT}|{_EXPRESSION})*"
 # Six digits at most: parsers bound the days of a duration.
 _COUNT = r"\d{1,6}"
 _TIME_PARTS = rf"T({_COUNT}H({_COUNT}M({_COUNT}S)?)?|{_COUNT}M({_COUNT}S)?|{_COUNT}S)"
 _DATE_PARTS = rf"({_COUNT}Y({_COUNT}M({_COUNT}D)?)?|{_COUNT}M({_COUNT}D)?|{_COUNT}D)"
 _NETWORK4 = (
-    rf"({_BYTE}\.0\.0\.0/8|{_BYTE}\.{_BYTE}\.0\.0/16|{_BYTE}\.{_BYTE}\.{_BYTE}\.0/24|{_IPV4}(/32)?)"
+    rf"({BYTE}\.0\.0\.0/8|{BYTE}\.{BYTE}\.0\.0/16|{BYTE}\.{BYTE}\.{BYTE}\.0/24|{IPV4}(/32)?)"
 )
-_NETWORK6 = rf"{_IPV6}(/128)?"
+_NETWORK6 = rf"{IPV6}(/128)?"
 _PREFIX4, _PREFIX6 = r"(/(3[0-2]|[12]?\d))?", r"(/(12[0-8]|1[01]\d|[1-9]?\d))?"
 
 
@@ -156,13 +77,13 @@ def _uuid(version: int) -> str:
 _POINTER = r"(/([^~/]|~[01])*)*"
 
 
-def _expression(depth: int) -> str:
+def _regex(depth: int) -> str:
     """Regular expressions of ECMA-262 with groups nested so deeply, without look-around."""
     escape = r"\\([dDwWsSfnrtv^$\\.*+?()[\]{}|/]|c[A-Za-z])"
     inside = rf"([A-Za-z0-9 _.,:;@#%&=!'\"<>~`+*?(){{}}|$/]|{escape}|a-z|A-Z|0-9)"
-    atoms = [r"[^\\^$.*+?()[\]{}|/\u0000-\u001f]", r"\.", escape, rf"\[\^?{inside}{{0,60}}\]"]
+    atoms = [r"[^\\^$.*+?()[\]{}|/\u0000-\u001f]", r"\.", escape, rf"\[\^?{inside}*\]"]
     if depth:
-        atoms.append(rf"\((\?:)?{_expression(depth - 1)}\)")
+        atoms.append(rf"\((\?:)?{_regex(depth - 1)}\)")
     piece = rf"({'|'.join(atoms)})([*+?]|\{{\d{{1,3}},?\}})?"
     way = rf"\^?({piece})*\$?"
     return rf"{way}(\|{way})*"
@@ -175,23 +96,23 @@ FORMATS: dict[str, str] = {
     "duration": rf"P({_COUNT}W|{_DATE_PARTS}({_TIME_PARTS})?|{_TIME_PARTS})",
     "email": _EMAIL,
     "idn-email": _WORLD_EMAIL,
-    "hostname": _HOSTNAME,
-    "idn-hostname": rf"({_HOSTNAME}|{_WORLD_HOST})",
-    "ipv4": _IPV4,
-    "ipv6": _IPV6,
+    "hostname": HOSTNAME,
+    "idn-hostname": rf"({HOSTNAME}|{WORLD_HOST})",
+    "ipv4": IPV4,
+    "ipv6": IPV6,
     "uuid": r"[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}",
     **{f"uuid{version}": _uuid(version) for version in (1, 3, 4, 5, 6, 7, 8)},
     # names of pydantic, and two for what pydantic has no name for: a time without an offset, and
     # the address of a web page
     "date-time-local": rf"{_DATE}T([01]\d|2[0-3]):[0-5]\d:[0-5]\d{_FRACTION}",
     "http-url": rf"https?://{_WEB_HOST}{_WEB_TAIL}",
-    "ipvanyaddress": rf"({_IPV4}|{_IPV6})",
+    "ipvanyaddress": rf"({IPV4}|{IPV6})",
     "ipv4network": _NETWORK4,
     "ipv6network": _NETWORK6,
     "ipvanynetwork": rf"({_NETWORK4}|{_NETWORK6})",
-    "ipv4interface": _IPV4 + _PREFIX4,
-    "ipv6interface": _IPV6 + _PREFIX6,
-    "ipvanyinterface": rf"({_IPV4}{_PREFIX4}|{_IPV6}{_PREFIX6})",
+    "ipv4interface": IPV4 + _PREFIX4,
+    "ipv6interface": IPV6 + _PREFIX6,
+    "ipvanyinterface": rf"({IPV4}{_PREFIX4}|{IPV6}{_PREFIX6})",
     "base64": r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
     "base64url": r"([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?",
     "uri": _ASCII_URIS.absolute,
@@ -199,30 +120,7 @@ FORMATS: dict[str, str] = {
     "uri-reference": _ASCII_URIS.reference,
     "iri-reference": _IRIS.reference,
     "uri-template": _TEMPLATE,
-    "regex": _expression(2),
+    "regex": _regex(2),
     "json-pointer": _POINTER,
     "relative-json-pointer": rf"(0|[1-9]\d*)(#|{_POINTER})",
 }
-
-_NO_URI = r"[^ \"<>\\^`{|}\u0000-\u001f]*"
-_LOOSE_UUID = "[0-9A-Za-z{}:-]*"
-LOOSE: dict[str, str] = {
-    "date": r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
-    "time": r"[0-9]{2}:[0-9]{2}:[\s\S]*",
-    **dict.fromkeys(("date-time", "date-time-local"), r"[0-9]{4}-[0-9]{2}-[0-9]{2}[\s\S]+"),
-    "duration": r"[Pp][\s\S]*",
-    **dict.fromkeys(("email", "idn-email"), r"[\s\S]*@[\s\S]*"),
-    "hostname": "[A-Za-z0-9._-]*",
-    "ipv4": "[0-9A-Za-z.]*",
-    "ipv6": "[0-9A-Za-z:.%-]*",
-    "uuid": _LOOSE_UUID,
-    **{f"uuid{version}": _LOOSE_UUID for version in (1, 3, 4, 5, 6, 7, 8)},
-    **dict.fromkeys(("uri", "iri", "http-url"), r"[\s\S]*:[\s\S]*"),
-    **dict.fromkeys(("uri-reference", "iri-reference"), _NO_URI),
-    "uri-template": r"[^ \"<>\\^`|\u0000-\u001f]*",
-    "json-pointer": r"(/[\s\S]*)?",
-    "relative-json-pointer": r"[0-9][\s\S]*",
-    "base64": "[A-Za-z0-9+/=]*",
-    "base64url": "[A-Za-z0-9_=-]*",
-}
-"""For negation: every string of the format, by any reading of its standard, matches."""

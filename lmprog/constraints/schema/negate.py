@@ -32,7 +32,7 @@ from lmprog.errors import UnsupportedSchema
 _WITHOUT_COMPLEMENT = frozenset(
     [
         *("unevaluatedProperties", "unevaluatedItems", "disallow", "extends"),
-        *("$dynamicRef", "$recursiveRef", REPEATS),
+        *("$recursiveRef", REPEATS),
     ]
 )
 """Keywords with a meaning that no list of alternatives negates."""
@@ -45,6 +45,7 @@ _ANNOTATIONS = frozenset(
             "$id",
             "id",
             "$anchor",
+            "$dynamicAnchor",
             "$comment",
             "$defs",
             "definitions",
@@ -79,14 +80,15 @@ def complement(
     for keyword, value in at.value.items():
         if keyword in _ANNOTATIONS:
             continue
-        if keyword == "$ref":
-            target = document.resolve(at, value)
-            if len(at.value.keys() - _ANNOTATIONS) == 1:
-                return complement(target, document, leave_out)
-            branches.append({"not": target.value})
-            continue
         try:
-            branches += _negated(keyword, value, at)
+            if keyword in ("$ref", "$dynamicRef"):
+                follow = document.resolve if keyword == "$ref" else document.resolve_dynamic
+                target = follow(at, value)
+                if len(at.value.keys() - _ANNOTATIONS) == 1:
+                    return complement(target, document, leave_out)
+                branches.append({"not": target.value})
+            else:
+                branches += _negated(keyword, value, at)
         except UnsupportedSchema as why:
             if leave_out is None:
                 raise

@@ -22,6 +22,7 @@ from lmprog.constraints.schema.flat import Bound, NumberFacet
 
 _MAX_DIGITS = 400
 _MAX_STATES = 50_000
+_STATES_PER_CHECK = 64
 
 INTEGER = r"-?(0|[1-9][0-9]*)"
 FRACTIONAL = INTEGER + r"\.[0-9]*[1-9][0-9]*"
@@ -245,7 +246,9 @@ def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
     known = {first: 0}
     queue = [first]
     states: list[tuple[bool, list[Edge]]] = []
-    for at in queue:  # appended to while iterated
+    for number, at in enumerate(queue):  # appended to while iterated
+        if number % _STATES_PER_CHECK == 0:
+            net.check()
         edges: list[Edge] = []
         for char in "0123456789.":
             following = reader.after(at, char)

@@ -68,6 +68,8 @@ class Document:
         self.root = Located("#", "", True).sibling("#", value)
         self._resources: dict[str, Located] = {"": self.root}
         self._anchors: dict[str, Located] = {}
+        self._dynamic: dict[str, list[Located]] = {}
+        """The schemas with a `$dynamicAnchor` of each name."""
         if _has_names(text):
             for located in _subschemas(self.root, 0):
                 self._register(located)
@@ -80,36 +82,58 @@ class Document:
             name = at.value.get(keyword)
             if isinstance(name, str):
                 self._anchors.setdefault(f"{urldefrag(at.base).url}#{name}", at)
+                if keyword == "$dynamicAnchor":
+                    self._dynamic.setdefault(name, []).append(at)
         if isinstance(at.value.get("id"), str) and str(at.value["id"]).startswith(
             "#"
         ):  # before draft 6
             self._anchors.setdefault(f"{urldefrag(at.base).url}{at.value['id']}", at)
 
-    def resolve(self, at: Located, reference: Json) -> Located:
+    def resolve(self, at: Located, reference: Json, keyword: str = "$ref") -> Located:
         """The schema that `$ref` at `at` points to."""
         if not isinstance(reference, str):
-            raise UnsupportedSchema("$ref is not a string", keyword="$ref", path=at.path)
+            raise UnsupportedSchema(f"{keyword} is not a string", keyword=keyword, path=at.path)
         url, fragment = urldefrag(
             urljoin(at.base, reference) if not reference.startswith("#") else at.base + reference
         )
         resource = self._resources.get(url)
         if resource is None and f"{url}#{fragment}" not in self._anchors:
             raise UnsupportedSchema(
-                f"$ref {reference!r} points outside of this schema",
-                keyword="$ref",
-                path=f"{at.path}/$ref",
+                f"{keyword} {reference!r} points outside of this schema",
+                keyword=keyword,
+                path=f"{at.path}/{keyword}",
             )
         if resource is not None and (not fragment or fragment.startswith("/")):
-            return self._follow(resource, fragment, at, reference)
-        found = self._anchors.get(f"{url}#{unquote(fragment)}")
+            found = self._follow(resource, fragment)
+        else:
+            found = self._anchors.get(f"{url}#{unquote(fragment)}")
         if found is None:
             raise UnsupportedSchema(
-                f"$ref {reference!r} points nowhere", keyword="$ref", path=f"{at.path}/$ref"
+                f"{keyword} {reference!r} points nowhere",
+                keyword=keyword,
+                path=f"{at.path}/{keyword}",
+            )
+        return found
+
+    def resolve_dynamic(self, at: Located, reference: Json) -> Located:
+        """The schema that `$dynamicRef` at `at` points to: as `$ref`, but for anchors that another
+        resource may override. Which one does is a matter of the way there, so that is refused.
+        """
+        found = self.resolve(at, reference, "$dynamicRef")
+        name = str(reference).partition("#")[2]
+        others = self._dynamic.get(name, [])
+        is_dynamic = isinstance(found.value, dict) and found.value.get("$dynamicAnchor") == name
+        if is_dynamic and len(others) > 1:
+            raise UnsupportedSchema(
+                f"$dynamicRef at {at.path}/$dynamicRef: {len(others)} schemas have the "
+                f"$dynamicAnchor {name!r}; supported where there is one",
+                keyword="$dynamicRef",
+                path=f"{at.path}/$dynamicRef",
             )
         return found
 
     @staticmethod
-    def _follow(resource: Located, fragment: str, at: Located, reference: str) -> Located:
+    def _follow(resource: Located, fragment: str) -> Located | None:
         found = resource
         value: Json = resource.value
         path = resource.path
@@ -120,9 +144,7 @@ class Document:
             elif isinstance(value, dict) and step in value:
                 value = value[step]
             else:
-                raise UnsupportedSchema(
-                    f"$ref {reference!r} points nowhere", keyword="$ref", path=f"{at.path}/$ref"
-                )
+                return None
             path = f"{path}/{escape(step)}"
             if isinstance(value, dict):
                 found = found.sibling(path, value)

@@ -9,15 +9,16 @@ from lmprog.constraints.expression import ANYTHING, Expression, somewhere, whole
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import PatternDialect
 from lmprog.constraints.schema.flat import Sourced, StringFacet
-from lmprog.constraints.schema.formats import FORMATS, LOOSE
-from lmprog.constraints.textset import TextSet
+from lmprog.constraints.schema.formats import FORMATS
+from lmprog.constraints.schema.narrow_formats import COMPACT, LOOSE, sized
+from lmprog.constraints.textset import TextSet, lengths
 from lmprog.errors import GrammarError, UnsupportedSchema
 
 
 def text_set(facet: StringFacet, limits: CompileLimits) -> TextSet:
     """The strings that the facet accepts."""
     within = [search_pattern(pattern, limits) for pattern in facet.patterns]
-    within += [_format(one.text, limits) for one in facet.formats if one.text in FORMATS]
+    within += [_format(facet, one.text, limits) for one in facet.formats if one.text in FORMATS]
     outside = [search_pattern(pattern, limits) for pattern in facet.not_patterns]
     outside += [_certainly_not(one, limits) for one in facet.not_formats]
     return TextSet(tuple(within), tuple(outside), facet.low, facet.high, facet.excluded)
@@ -47,9 +48,26 @@ def _certainly_not(one: Sourced, limits: CompileLimits) -> Expression:
         raise UnsupportedSchema(
             f"format at {one.path}: {one.text!r} cannot be negated", keyword="format", path=one.path
         )
-    return whole(parse_pattern(LOOSE[one.text], limits, PatternDialect.ECMA))
+    return _read(LOOSE[one.text], limits)
+
+
+def _format(facet: StringFacet, name: str, limits: CompileLimits) -> Expression:
+    """The strings of a format; fewer of them beside other keywords that would need more states
+    than there may be.
+    """
+    plain = _read(FORMATS[name], limits)
+    shortest, longest = lengths(plain)
+    fits = facet.high is None or (longest is not None and longest <= facet.high)
+    others = facet.patterns + facet.not_patterns + facet.not_formats + facet.formats[1:]
+    if name not in COMPACT or (fits and facet.low <= shortest and not others):
+        return plain
+    if facet.high is not None and facet.low <= shortest and not others:
+        pattern = sized(name, facet.high)
+        if pattern is not None:
+            return _read(pattern, limits)
+    return _read(COMPACT[name], limits)
 
 
 @functools.lru_cache(maxsize=64)
-def _format(name: str, limits: CompileLimits) -> Expression:
-    return whole(parse_pattern(FORMATS[name], limits, PatternDialect.ECMA))
+def _read(pattern: str, limits: CompileLimits) -> Expression:
+    return whole(parse_pattern(pattern, limits, PatternDialect.ECMA))

@@ -15,8 +15,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-from lmprog.constraints.constraint import Constraint
-from lmprog.errors import GrammarError, LmprogError
+from lmprog.constraints.constraint import CompileTooLong, Constraint
+from lmprog.errors import LmprogError
 from lmprog.runtime.programs.branch import Awaited
 
 Job = Callable[[], None]
@@ -141,7 +141,7 @@ class CompilePool:
 
 class TimeLimit:
     """Called again and again while a constraint is compiled: pauses where it has to, and raises
-    GrammarError once this thread has computed for so many seconds."""
+    CompileTooLong once this thread has computed for so many seconds."""
 
     def __init__(self, seconds: float, pause: Callable[[], None]) -> None:
         self._seconds = seconds
@@ -155,7 +155,7 @@ class TimeLimit:
             return
         self._pause()
         if time.thread_time() > self._until:
-            raise GrammarError(
+            raise CompileTooLong(
                 f"compiling the constraint takes more than {self._seconds:g} s of processor time; "
                 "make it smaller.",
                 position=None,
