@@ -227,16 +227,3 @@ def test_the_place_of_a_contradiction_is_looked_for_as_long_as_the_limit_allows(
         spec, CompileLimits(), never_stop
     )
     assert "the schema at #, " in why_nothing_fits(spec, CompileLimits(), at_once)
-
-
-def test_numbers_ask_whether_they_may_go_on(small: Vocabulary) -> None:
-    calls = 0
-
-    def check() -> None:
-        nonlocal calls
-        calls += 1
-
-    schema = '{"type": "integer", "multipleOf": 997, "maximum": 99999999}'
-    made = compile_constraint(wire.JsonSchema(schema), small, check=check)
-    assert accepts(made, "1994")
-    assert calls > 50

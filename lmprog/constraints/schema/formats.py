@@ -77,6 +77,10 @@ def _uuid(version: int) -> str:
 _POINTER = r"(/([^~/]|~[01])*)*"
 
 
+# From few to many: one digit and one that is no less, or numbers of more and more digits.
+_BETWEEN = "|".join(f"{low},[{low}-9]" for low in range(10)) + r"|\d,[1-9]\d{1,2}|\d\d,[1-9]\d\d"
+
+
 def _regex(depth: int) -> str:
     """Regular expressions of ECMA-262 with groups nested so deeply, without look-around."""
     escape = r"\\([dDwWsSfnrtv^$\\.*+?()[\]{}|/]|c[A-Za-z])"
@@ -84,7 +88,7 @@ def _regex(depth: int) -> str:
     atoms = [r"[^\\^$.*+?()[\]{}|/\u0000-\u001f]", r"\.", escape, rf"\[\^?{inside}*\]"]
     if depth:
         atoms.append(rf"\((\?:)?{_regex(depth - 1)}\)")
-    piece = rf"({'|'.join(atoms)})([*+?]|\{{\d{{1,3}},?\}})?"
+    piece = rf"({'|'.join(atoms)})([*+?]|\{{({_BETWEEN}|\d{{1,3}},?)\}})?"
     way = rf"\^?({piece})*\$?"
     return rf"{way}(\|{way})*"
 

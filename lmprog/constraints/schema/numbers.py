@@ -24,9 +24,18 @@ _MAX_DIGITS = 400
 _MAX_STATES = 50_000
 _STATES_PER_CHECK = 64
 
+MAX_PLACES = 24
+"""Digits behind the point, and before it where a number without bounds has a fraction or may have
+one: a double has 17, and a model may write digits to the end of its tokens. Finer bounds and
+multiples allow as many places as they have.
+"""
 INTEGER = r"-?(0|[1-9][0-9]*)"
-FRACTIONAL = INTEGER + r"\.[0-9]*[1-9][0-9]*"
-NUMBER = INTEGER + r"(\.[0-9]+)?([eE][+-]?([0-9]{1,2}|[12][0-9]{2}|30[0-7]))?"
+_WHOLE = rf"-?(0|[1-9][0-9]{{0,{MAX_PLACES - 1}}})"
+_FEWER = rf"[0-9]{{0,{MAX_PLACES - 1}}}"
+FRACTIONAL = rf"{_WHOLE}\.{_FEWER}[1-9]{_FEWER}"
+NUMBER = _WHOLE + (
+    rf"(\.[0-9]{{1,{MAX_PLACES}}})?([eE][+-]?([0-9]{{1,2}}|[12][0-9]{{2}}|30[0-7]))?"
+)
 
 
 class TooManyDigits(Exception):
@@ -145,7 +154,8 @@ class _Magnitudes:
         # Beyond the longer bound, all further digits lead to the same state.
         self._longest = max(len(self._low[0]), len(self._high[0])) + 1
         self._steps = limits.steps
-        self._deepest = max(len(self._low[1]), len(self._high[1]), self._steps.scale)
+        finest = max(len(self._low[1]), len(self._high[1]), self._steps.scale)
+        self._most_places = max(MAX_PLACES, finest + 1)
         if self._steps.modulus > _MAX_STATES // 4:
             raise TooManyDigits
 
@@ -177,12 +187,14 @@ class _Magnitudes:
                 self._remainder(at.remainder * 10 + digit),
                 at.whole_digits == 0 and digit == 0,
             )
+        if at.fraction_digits >= self._most_places:
+            return None
         beyond_scale = self._steps.modulus and at.fraction_digits >= self._steps.scale
         if beyond_scale and digit and self._steps.step:
             return None
         return _At(
             0,
-            min(at.fraction_digits + 1, self._deepest + 1),
+            at.fraction_digits + 1,
             _compared(
                 at.to_low, digit, self._low[1] + "0" * (at.fraction_digits + 1), at.fraction_digits
             ),
