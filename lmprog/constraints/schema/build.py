@@ -8,7 +8,6 @@ Knows how the parts fit together; the other modules know JSON's types.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE
 from lmprog.constraints.schema.arrays import ArrayBuilder, repeating_content, unique_content
-from lmprog.constraints.schema.expand import Disjoint, Expander
+from lmprog.constraints.schema.expand import Expander, weakly
 from lmprog.constraints.schema.flat import (
     FIRST_LETTERS,
     ArrayFacet,
@@ -82,7 +81,7 @@ class SchemaBuilder:
         said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
         self._options = (*said, formats, limits)
         self._strict = spec.strict
-        exact = Expander(document, _weakly(self._are_disjoint), net.check)
+        exact = Expander(document, weakly(self._are_disjoint), net.check)
         self._expander = exact if spec.strict else exact.lenient(net.leave_out)
         pattern = spec.whitespace_pattern
         everywhere = None if pattern is None else white_space(pattern, net, limits)
@@ -357,18 +356,6 @@ class SchemaBuilder:
                 found = False
             self._compared[key] = found
         return found
-
-
-def _weakly(method: Disjoint) -> Disjoint:
-    """The method, without a hold on its object: builders are freed at once, not as cycles."""
-    found = weakref.WeakMethod(method)
-
-    def call(left: Located, right: Located) -> bool:
-        bound = found()
-        assert bound is not None, "an expander is asked by its own builder only"
-        return bound(left, right)
-
-    return call
 
 
 def _exactly(value: str) -> TextSet:

@@ -7,6 +7,7 @@ are known to be disjoint (see `Expander.disjoint`) or are made so by negation. D
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -36,6 +37,18 @@ The others add properties by negation, which declares nothing."""
 
 Disjoint = Callable[[Located, Located], bool]
 LeaveOut = Callable[[UnsupportedSchema], None]
+
+
+def weakly(method: Disjoint) -> Disjoint:
+    """The method, without a hold on its object: builders are freed at once, not as cycles."""
+    found = weakref.WeakMethod(method)
+
+    def call(left: Located, right: Located) -> bool:
+        bound = found()
+        assert bound is not None, "an expander is asked by its own builder only"
+        return bound(left, right)
+
+    return call
 
 
 class Expander:
