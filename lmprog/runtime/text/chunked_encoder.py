@@ -47,12 +47,14 @@ class ChunkedEncoder:
         """See `Tokenizer`."""
         tokens: list[int] = []
         spans = tuple(quoted)
-        while len(text) > CHUNK and (cut := self._cutter.first(text, CHUNK)):
-            chunk, text = text[:cut], text[cut:]
-            inside, spans = split_spans(spans, cut)
-            tokens += self._chunk(chunk, inside, start)
-            start = False
-        return tokens + self._encode(text, spans, start) if text else tokens
+        begin = 0  # the rest is never copied: texts may have megabytes
+        while len(text) - begin > CHUNK and (cut := self._cutter.first(text, begin + CHUNK)):
+            inside, spans = split_spans(spans, cut - begin)
+            tokens += self._chunk(text[begin:cut], inside, start)
+            start, begin = False, cut
+        if begin < len(text):
+            tokens += self._encode(text[begin:], spans, start)
+        return tokens
 
     def _chunk(self, chunk: str, quoted: tuple[Span, ...], start: bool) -> Sequence[int]:
         if len(chunk) > MAX_CHUNK:
