@@ -140,6 +140,23 @@ def test_branches_of_a_fork_know_what_was_called_before() -> None:
         assert [request["messages"][1]["content"] for request in api.requests[1:]] == [None] * 2
 
 
+def test_calls_whose_results_are_no_tools_turns_stay_text() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        s.user("How much is 2 + 3?")
+        await s.gen(tools=[add])
+        s.user("Never mind.")
+        return await s.gen()
+
+    with ScriptedApi(document()) as api, on(api) as backend:
+        calls = {"content": "", "tool_calls": called({"a": 2, "b": 3})}
+        api.extra[CHAT] = answering(calls, {"content": "Well."})
+        assert program.using(backend=backend).run().value == "Well."
+        asked = api.requests[1]["messages"][1]
+    assert "tool_calls" not in asked
+    assert '"name": "add"' in asked["content"]
+
+
 def block(arguments: dict[str, int], id_: str) -> Answer:
     return {"type": "tool_use", "id": id_, "name": "add", "input": arguments}
 

@@ -57,7 +57,10 @@ def with_calls(prompt: ChatPrompt, offer: wire.ToolOffer) -> ChatPrompt:
     open_ids: list[str] = []
     for place, message in enumerate(prompt.messages):
         if message.role == "assistant":
-            message = _called(message, names, place)
+            called = _called(message, names, place)
+            after = prompt.messages[place + 1 : place + 1 + len(called.calls)]
+            is_answered = [one.role for one in after] == ["tool"] * len(called.calls)
+            message = called if is_answered else message  # services refuse calls without results
             open_ids = [call.id for call in message.calls]
         elif message.role == "tool" and open_ids:
             message = replace(message, answers=open_ids.pop(0))
