@@ -67,3 +67,22 @@ def test_the_number_of_kept_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     text = "".join(f"number {n} of many words here " for n in range(400))
     assert encoder.encode(text) == tokenizer.encode(text)
     assert len(encoder._chunks) == 3
+
+
+class CopiedText(str):
+    """Counts the characters that are copied out of it, and out of the copies."""
+
+    copied = 0
+
+    def __getitem__(self, place: object) -> CopiedText:
+        part = CopiedText(super().__getitem__(place))  # type: ignore[index]
+        CopiedText.copied += len(part)
+        return part
+
+
+def test_a_long_text_is_copied_once_and_not_once_for_each_chunk() -> None:
+    tokenizer = HfTokenizer(NANO)
+    text = CopiedText("the little house by the water " * 2_000)
+    CopiedText.copied = 0
+    ChunkedEncoder(tokenizer, Cutter(tokenizer)).encode(text)
+    assert CopiedText.copied <= 2 * len(text)
