@@ -40,13 +40,12 @@ def app(
     takes); a runtime computes with as many threads as it has processors. With `tensor_parallel`
     they are those of a rank: all ranks of a replica are on one machine, in a placement group.
     `keys` is a folder of CURVE keys, at the same place on every machine; a cluster of several
-    machines needs them.
-    `options` are those of `lmprog.Runtime`.
+    machines needs them. `options` are those of `lmprog.Runtime`.
 
     Raises InvalidParameter and UnknownName for options that are wrong.
     """
-    least, most = (replicas, replicas) if isinstance(replicas, int) else tuple(replicas)
-    if not 1 <= least <= most:
+    bounds = (replicas, replicas) if isinstance(replicas, int) else tuple(replicas)
+    if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
         raise InvalidParameter(
             "replicas must be a number, or the least and the most",
             name="replicas",
@@ -70,7 +69,7 @@ def app(
         ray_actor_options=actor,
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=2 * STOP_GRACE,
-        **_number(least, most, autoscaling),
+        **_number(*bounds, autoscaling),
         **_together(actor, tensor_parallel),
     )
     return deployment.bind(model, options, slots, keys)

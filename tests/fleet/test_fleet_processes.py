@@ -16,8 +16,11 @@ import pytest
 
 import lmprog
 from lmprog.backends.fleet_backend import Fleet
-from lmprog.errors import InvalidParameter
+from lmprog.errors import InvalidParameter, RuntimeGone
+from lmprog.fleet.fleet_channel import FleetChannel
 from lmprog.fleet.local_members import LocalMembers
+from lmprog.fleet.members import FixedMembers, Member
+from lmprog.launch import Connection
 
 OPTIONS = {"dtype": "float32", "threads": 1, "kv_memory_mb": 32}
 
@@ -103,6 +106,18 @@ def test_a_fleet_of_nothing_is_refused() -> None:
         lmprog.Fleet([])
     with pytest.raises(InvalidParameter, match="replica"):
         lmprog.Fleet.local("dummy:tiny", replicas=0)
+
+
+def test_a_fleet_that_reaches_nobody_says_why() -> None:
+    class Unreachable(FixedMembers):
+        def current(self) -> list[Member]:
+            return [Member("far", self._dial)]
+
+        def _dial(self) -> Connection:
+            raise RuntimeGone("it is on another machine")
+
+    with pytest.raises(RuntimeGone, match=r"within 2 seconds\. it is on another machine"):
+        FleetChannel(Unreachable([]), timeout=2.0)
 
 
 def test_importing_lmprog_imports_no_fleet() -> None:

@@ -82,6 +82,7 @@ def test_replicas_are_listed_while_they_renew_and_until_they_leave() -> None:
     ("arguments", "error", "message"),
     [
         ({"replicas": 0}, InvalidParameter, "the least and the most"),
+        ({"replicas": [2]}, InvalidParameter, "the least and the most"),
         ({"replicas": (3, 2)}, InvalidParameter, "the least and the most"),
         ({"tensor_parallel": 0}, InvalidParameter, "how many ranks"),
         ({"tp": 2}, InvalidParameter, "how many ranks"),
