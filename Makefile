@@ -8,7 +8,7 @@ READY := $(VENV)/.lmprog-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ray check bench bench-peers wheel docs format clean distclean
+.PHONY: help setup demo test test-ray check audit fuzz bench bench-peers wheel docs format clean distclean
 
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
@@ -18,6 +18,8 @@ help:
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
 	@echo "make bench-peers  compares with llama.cpp and OpenVINO in an environment of their own; writes docs/peers.md"
 	@echo "make wheel      builds a wheel with compiled kernels for this platform into dist/"
+	@echo "make audit      bandit on the code, pip-audit on what is installed, in an environment of their own"
+	@echo "make fuzz       feeds EXAMPLES=$(EXAMPLES) damaged inputs to every parser of foreign bytes"
 	@echo "make docs       builds the site of the documentation into site/, warnings as errors"
 	@echo "make format     writes the format that 'make check' asks for"
 	@echo "make clean      removes what tools left behind; 'make distclean' the virtual environment too"
@@ -57,6 +59,24 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py tests/test_architecture_page.py tests/test_import_cycles.py
 
+# Not in `make check`: pip-audit asks PyPI. B615: which model is loaded, and of which revision, is the user's to say.
+AUDIT := .venv-audit
+$(AUDIT)/.ready:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/pip install --quiet bandit pip-audit
+	@touch $@
+
+audit: $(AUDIT)/.ready
+	$(AUDIT)/bin/bandit --quiet --recursive --severity-level medium --confidence-level medium --skip B615 lmprog
+	$(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --desc off
+
+# Wire frames, JSON bodies, HTTP and events, calls of tools, safetensors headers, tokenizer files, GGUF files.
+EXAMPLES ?= 5000
+FUZZ := tests/wire/test_fuzz.py tests/server/test_fuzz.py tests/calls/test_call_stream.py \
+	tests/text/test_damaged_files.py tests/gguf/test_gguf_file.py
+fuzz: $(READY)
+	LMPROG_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n $(JOBS) $(FUZZ)
+
 bench: $(READY)
 	$(BIN)/python benchmarks/programs.py
 
@@ -86,4 +106,4 @@ clean:
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(AUDIT)

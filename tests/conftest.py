@@ -1,8 +1,9 @@
 """What holds for every test: one thread per process, seeds that are printed and can be given, no
 per-test kernels.
 
-`LMPROG_SEED=7 make test` runs everything that draws with another seed. Compiled kernels stay in the
-user's cache folder, so that they are built once and not by every test.
+`LMPROG_SEED=7 make test` runs everything that draws with another seed; `LMPROG_EXAMPLES=5000` tries
+so many examples of every property. Compiled kernels stay in the user's cache folder, so that they
+are built once and not by every test.
 """
 
 from __future__ import annotations
@@ -23,10 +24,23 @@ SEED = int(os.environ.get("LMPROG_SEED", "20261121"))
 
 hypothesis.settings.register_profile("lmprog", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("lmprog")
+EXAMPLES = int(os.environ.get("LMPROG_EXAMPLES", "0"))
+"""Examples of each property that hypothesis tries; 0: as many as the test says (`make fuzz`)."""
 
 
 def pytest_report_header() -> str:
     return f"lmprog: LMPROG_SEED={SEED} OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not EXAMPLES:
+        return
+    for item in items:
+        test = getattr(item, "obj", None)
+        if hypothesis.is_hypothesis_test(test):
+            given = getattr(test, "_hypothesis_internal_use_settings", None)
+            more = hypothesis.settings(given, max_examples=EXAMPLES)
+            vars(test)["_hypothesis_internal_use_settings"] = more
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ import tokenizers
 from lmprog.errors import ModelError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+MOST_TOKENS = 1 << 22
+"""Several times the largest vocabulary: a list of all ids is made."""
 _META_SPACE = "\u2581"
 _UNSUPPORTED = {"WordPiece", "BPEDecoder", "CTC"}
 
@@ -26,7 +28,10 @@ def token_pieces(
     """The bytes of each token, and the names of the special ones."""
     spell = _spelling(description)
     names: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    pieces: list[bytes | None] = [None] * (1 + max(names.values(), default=-1))
+    highest = max(names.values(), default=-1)
+    if highest >= MOST_TOKENS:
+        raise ModelError(f"a token has the id {highest:,}; ids must be below {MOST_TOKENS:,}.")
+    pieces: list[bytes | None] = [None] * (1 + highest)
     for name, token in names.items():
         pieces[token] = spell(name)
     special: dict[int, str] = {}

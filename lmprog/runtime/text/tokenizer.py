@@ -17,6 +17,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ import tokenizers
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import checkpoint_documents, json_document
 from lmprog.runtime.text.quoting import Quoting, Span, unquoted_matches
-from lmprog.runtime.text.token_pieces import token_pieces, without_first_space
+from lmprog.runtime.text.token_pieces import MOST_TOKENS, token_pieces, without_first_space
 
 
 class TextEncoder(Protocol):
@@ -211,9 +212,11 @@ class HfTokenizer(PieceTokenizer):
             raise ModelError(f"{folder.name}/tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        _add_declared(self._tokenizer, config)
-        super().__init__(*token_pieces(self._tokenizer, description))
-        self._going_on = without_first_space(self._tokenizer, description)
+        with _understood(folder, "tokenizer_config.json"):
+            _add_declared(self._tokenizer, config)
+        with _understood(folder, "tokenizer.json"):
+            super().__init__(*token_pieces(self._tokenizer, description))
+            self._going_on = without_first_space(self._tokenizer, description)
         self.eos_ids = self._find_eos(folder, config)
         barred = {
             token: self._tokenizer.id_to_token(token) or ""
@@ -242,7 +245,8 @@ class HfTokenizer(PieceTokenizer):
                 "eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None
             )
             if value is not None:
-                found = [int(token) for token in (value if isinstance(value, list) else [value])]
+                with _understood(folder, name):
+                    found = _token_ids(value if isinstance(value, list) else [value])
                 break
         name_of_eos = _token_name(config.get("eos_token"))
         own = self._tokenizer.token_to_id(name_of_eos) if name_of_eos else None
@@ -267,6 +271,23 @@ class HfTokenizer(PieceTokenizer):
 def load_tokenizer(folder: Path | None) -> HfTokenizer | ByteTokenizer:
     """The tokenizer of a checkpoint; bytes for a model that has no files (None)."""
     return ByteTokenizer() if folder is None else HfTokenizer(folder)
+
+
+@contextmanager
+def _understood(folder: Path, name: str) -> Iterator[None]:
+    """Raises ModelError, which names the file, for content of another shape than it should have."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ModelError(f"{folder.name}/{name} cannot be understood: {error}") from error
+
+
+def _token_ids(values: list[Any]) -> list[int]:
+    """Negative ones mean that there is none."""
+    wrong = [one for one in values if type(one) is not int or one >= MOST_TOKENS]
+    if wrong:
+        raise ValueError(f"{str(wrong[0])[:40]!r} is no token id")
+    return [one for one in values if one >= 0]
 
 
 def _token_name(value: Any) -> str | None:

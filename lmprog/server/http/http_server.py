@@ -97,7 +97,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 def url_of(bound: socket.socket) -> str:
     """Where a client on this machine reaches the server."""
     host, port = bound.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # nosec B104
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
