@@ -173,8 +173,8 @@ async def by_itself(silent: int, body: dict[str, Any], small: bool) -> dict[str,
 
 
 @contextmanager
-def gateway(address: str) -> Iterator[tuple[str, int]]:
-    with served(["-m", "benchmarks.speaker", "gateway", address]) as said:
+def gateway(address: str, *places: str) -> Iterator[tuple[str, int]]:
+    with served(["-m", "benchmarks.speaker", "gateway", address, *places]) as said:
         yield said["url"], said["pid"]
 
 

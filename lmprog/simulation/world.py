@@ -226,7 +226,9 @@ class World:
         elif kind == "row":
             self.engine.bad_row = self.rng.randrange(3)
         elif kind == "jump":
-            self.now += self.rng.uniform(0.0, 30.0)
+            jump = self.rng.uniform(0.0, 30.0)
+            self.now += jump
+            self._moved_at += jump  # nobody could have got on meanwhile
         elif kind == "gone":
             index = self.rng.randrange(len(self.clients))
             gone = self.clients[index]

@@ -12,10 +12,10 @@ import pytest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.simulation import world
 from lmprog.simulation.command import main
-from lmprog.simulation.world_runs import SimulationRun, run_world, tallies
+from lmprog.simulation.world_runs import SimulationRun, WorldTally, run_world, run_worlds, tallies
 
 SHARDS = 16
-STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "208000"))
+STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "320000"))
 """Checked steps over all shards."""
 
 
@@ -28,11 +28,11 @@ def _quiet() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_world_breaks_a_rule(shard: int) -> None:
-    steps, seed = 0, 10_000 * shard
-    while steps < STEPS // SHARDS:
-        steps += run_world(seed).steps
-        seed += 1
-    print(f"{steps} checked steps, seeds {10_000 * shard}..{seed - 1}")
+    tally = WorldTally(10_000 * shard)
+    while tally.steps < STEPS // SHARDS:
+        tally.add(run_worlds(SimulationRun(), tally.seed + tally.worlds, 5))
+    assert not tally.violations
+    print(f"{tally.steps} checked steps of {tally.worlds} worlds from seed {tally.seed} on")
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 9, 15, 31, 51])
@@ -42,6 +42,31 @@ def test_a_seed_replays_exactly(seed: int) -> None:
     others = [object() for _ in range(seed % 7 * 1_001)]
     assert run_world(seed, 200).trace == trace
     assert others is not None
+
+
+def waiting_world(monkeypatch: pytest.MonkeyPatch) -> world.World:
+    """One in which something waits, and nothing gets on."""
+    made = world.World(3)
+    made.step()
+    monkeypatch.setattr(Scheduler, "idle", False)
+    made._check_progress(moved=True)
+    return made
+
+
+def test_jumps_of_the_clock_do_not_look_like_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with seed 30,004,493: two of them, of 42 s together, while a load was awaited."""
+    made = waiting_world(monkeypatch)
+    monkeypatch.setattr(made.rng, "choice", lambda kinds: "jump")
+    for _ in range(8):
+        made._fault()
+    made._check_progress(moved=False)
+
+
+def test_a_world_that_gets_nowhere_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = waiting_world(monkeypatch)
+    made.now += 100.0
+    with pytest.raises(AssertionError, match="none makes progress"):
+        made._check_progress(moved=False)
 
 
 def test_different_seeds_are_different_worlds() -> None:
