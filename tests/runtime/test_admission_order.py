@@ -58,3 +58,19 @@ def test_under_dfs_a_call_waits_for_its_own_sweep_and_for_no_later_one() -> None
     found = overtakers(rig, victim, priority=0)
     assert found, "those of its sweep with smaller tokens go first"
     assert max(one.sweep for one in found) == victim.sweep
+
+
+@pytest.mark.parametrize(("preemptions", "is_admitted"), [(0, True), (1, True), (3, False)])
+def test_who_was_preempted_often_waits_until_the_others_have_room_to_grow(
+    preemptions: int, is_admitted: bool
+) -> None:
+    rig = Rig(SchedulerConfig(page_size=1, num_pages=16, admission="unlimited"))
+    for first in (1, 2):
+        rig.gen([first, first], 4)
+    rig.step()
+    waiting = rig.gen([9, 9], 1)
+    waiting.num_memory_preemptions = preemptions
+    rig.step()
+    assert (waiting.admission_order > 0) == is_admitted
+    rig.run()
+    assert waiting.num_generated == 1
