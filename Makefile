@@ -8,12 +8,13 @@ READY := $(VENV)/.lmprog-ready
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ray check audit fuzz bench bench-peers wheel docs format clean distclean
+.PHONY: help setup demo test test-ray test-harness check audit fuzz bench bench-peers wheel docs format clean distclean
 
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
 	@echo "make test       runs the whole test suite (JOBS=$(JOBS) processes)"
 	@echo "make test-ray   installs Ray and sglang-router too, and tries both on this machine"
+	@echo "make test-harness  installs EleutherAI's evaluation harness too, and runs it on a server"
 	@echo "make check      format, lint, types, and the rules of the architecture"
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
 	@echo "make bench-peers  compares with llama.cpp and OpenVINO in an environment of their own; writes docs/peers.md"
@@ -52,6 +53,10 @@ test: $(READY)
 test-ray: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,router]'
 	$(BIN)/python -m pytest tests/ray tests/server/test_behind_a_router.py
+
+test-harness: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,harness]'
+	$(BIN)/python -m pytest tests/harness
 
 check: $(READY)
 	$(BIN)/ruff format --check .
