@@ -10,6 +10,7 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 
+from benchmarks.constraint_endurance import endure, sentences
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, Constraint, State
@@ -19,19 +20,7 @@ from lmprog.constraints.walk import PlainEngine
 from lmprog.errors import GrammarError
 
 SENTENCES = r"([A-Z].{5,150}\. ?){2,6}"
-QUESTION = r".{20,200}\?( .{10,100}\.){1,3}"
 TIGHT = CompileLimits(max_states=3000)
-
-
-def written(pattern: str, rng: random.Random) -> bytes:
-    """A random text that one of the two patterns takes."""
-
-    def words(low: int, high: int) -> str:
-        return "".join(rng.choice("abcdefgh   ,;é") for _ in range(rng.randint(low, high)))
-
-    if pattern == SENTENCES:
-        return "".join(rng.choice("ABC") + words(6, 60) + ". " for _ in range(2)).encode()
-    return (words(20, 60) + "?" + "".join(f" {words(10, 50)}." for _ in range(2))).encode()
 
 
 def generate(
@@ -50,19 +39,16 @@ def generate(
     return state
 
 
-@pytest.mark.parametrize("pattern", [SENTENCES, QUESTION])
+@pytest.mark.parametrize("case", ["sentences", "question"])
 @pytest.mark.parametrize("which", ["small", "real"])
 def test_generations_never_use_a_constraint_up_and_its_memory_stays_bounded(
-    pattern: str, which: str, request: pytest.FixtureRequest, rng: random.Random
+    case: str, which: str, request: pytest.FixtureRequest
 ) -> None:
-    vocabulary: Vocabulary = request.getfixturevalue(which)
-    constraint = compile_constraint(wire.Regex(pattern), vocabulary, TIGHT)
-    assert isinstance(constraint, RegularConstraint)
-    for _ in range(60):
-        assert constraint.is_final(generate(constraint, vocabulary, written(pattern, rng)))
-        # What one call adds comes on top of the limit, never more.
-        assert constraint.num_states <= 2 * TIGHT.max_states
-    assert constraint.num_collections > 3
+    found = endure(case, request.getfixturevalue(which), 40, TIGHT)
+    assert found.num_failed == 0
+    # What one call adds comes on top of the limit, never more.
+    assert found.most_states <= 2 * TIGHT.max_states
+    assert found.num_collections > 3
 
 
 def test_states_that_somebody_holds_survive_and_allow_the_same(
@@ -73,7 +59,7 @@ def test_states_that_somebody_holds_survive_and_allow_the_same(
     assert isinstance(tight, RegularConstraint)
     held: list[tuple[State, State]] = []
     for _ in range(30):
-        text = written(SENTENCES, rng)
+        text = sentences(rng).encode()
         for end in (3, len(text) // 2, len(text)):
             prefix = text[:end].decode(errors="ignore").encode()
             pair = generate(tight, small, prefix), generate(roomy, small, prefix)
@@ -93,7 +79,7 @@ def test_the_plain_automaton_forgets_and_keeps_as_the_native_one_does(small: Voc
     reference = compile_constraint(wire.Regex(SENTENCES), small)
     rng = random.Random(5)
     for _ in range(3):
-        text = written(SENTENCES, rng)[:40]
+        text = sentences(rng).encode()[:40]
         state, other = plain.start, reference.start
         for token in small.greedy(text.decode(errors="ignore").encode()):
             assert np.array_equal(plain.mask(state).bits, reference.mask(other).bits)
@@ -107,7 +93,7 @@ def test_masks_used_last_are_still_there_after_states_were_forgotten(small: Voca
     row = constraint.mask(constraint.start)
     rng = random.Random(1)
     while constraint.num_collections == 0:
-        generate(constraint, small, written(SENTENCES, rng))
+        generate(constraint, small, sentences(rng).encode())
         constraint.mask(constraint.start)
     assert constraint.mask(constraint.start) is row
 
@@ -115,7 +101,7 @@ def test_masks_used_last_are_still_there_after_states_were_forgotten(small: Voca
 def test_what_nobody_holds_is_freed_with_the_constraint(small: Vocabulary) -> None:
     constraint = compile_constraint(wire.Regex(SENTENCES), small)
     states = WeakSet[State]()
-    generate(constraint, small, written(SENTENCES, random.Random(2)), states)
+    generate(constraint, small, sentences(random.Random(2)).encode(), states)
     assert len(states) > 20
     gc.disable()  # references alone must do
     try:
