@@ -71,18 +71,21 @@ class NetBuilder:
         key = (kind, args)
         found = self._known.get(key)
         if found is None:
-            number = len(self.kinds)
-            found = self._known[key] = Node(number)
-            self.kinds.append(kind)
-            self.num_args.append(len(args))
-            self.args.extend(args)
-            if number % _NODES_PER_CHECK == 0:
-                self.check()
-            if number + self._part_nodes >= self._max_nodes:
-                raise GrammarError(
-                    f"the constraint needs more than {self._max_nodes} nodes", position=None
-                )
+            found = self._known[key] = self._new_node(kind, args)
         return found
+
+    def _new_node(self, kind: int, args: tuple[int, ...]) -> Node:
+        number = len(self.kinds)
+        self.kinds.append(kind)
+        self.num_args.append(len(args))
+        self.args.extend(args)
+        if number % _NODES_PER_CHECK == 0:
+            self.check()
+        if number + self._part_nodes >= self._max_nodes:
+            raise GrammarError(
+                f"the constraint needs more than {self._max_nodes} nodes", position=None
+            )
+        return Node(number)
 
     def part(self, one: NetPart) -> Node:
         """The root of another part, which is complete."""
@@ -118,7 +121,7 @@ class NetBuilder:
     def leaf(self, made: LeafSource) -> Node:
         self._count_states(len(made) + 1 if isinstance(made, bytes) else made.num_states)
         self.leaves.append(made)
-        return self._node(LEAF, (len(self.leaves) - 1,))
+        return self._new_node(LEAF, (len(self.leaves) - 1,))
 
     def text(self, value: bytes) -> Node:
         """Exactly these bytes."""

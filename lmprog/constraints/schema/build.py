@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from lmprog import wire
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong
@@ -34,7 +33,11 @@ from lmprog.constraints.schema.literals import literal
 from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
 from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
 from lmprog.constraints.schema.schema_document import Document, Json, Located
-from lmprog.constraints.schema.shared_parts import SharedParts, name_of
+from lmprog.constraints.schema.shared_parts import (
+    SharedParts,
+    is_worth_sharing,
+    name_of,
+)
 from lmprog.constraints.schema.strings import text_set
 from lmprog.constraints.textset import TextSet, lower_text_set
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
@@ -79,7 +82,7 @@ class SchemaBuilder:
         self._formats = formats
         self._shares = shares
         said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
-        self._options = (*said, formats, limits)
+        self._options = _name_of_options(*said, formats, limits)
         self._strict = spec.strict
         exact = Expander(document, weakly(self._are_disjoint), net.check)
         self._expander = exact if spec.strict else exact.lenient(net.leave_out)
@@ -102,7 +105,8 @@ class SchemaBuilder:
         if len(schemas) > 1:
             schemas = list({schema.path: schema for schema in schemas}.values())
         schemas = [schema for schema in schemas if schema.value is not True]
-        names = tuple(sorted([name_of(schema) for schema in schemas]))
+        named = [name_of(schema) for schema in schemas]
+        names = tuple(named) if len(named) == 1 else tuple(sorted(named))
         key = (depth if self._layout.depends_on_depth else 0, names)
         found = self._built.get(key)
         if found is not None:
@@ -117,7 +121,7 @@ class SchemaBuilder:
             raise UnsupportedSchema(
                 f"schemas nest too deeply at {path[:200]}", keyword="$ref", path=path
             )
-        if self._strict and self._shares and all(name[0] == "[" for name in names):
+        if self._strict and self._shares and all(map(is_worth_sharing, schemas, named)):
             shared = (key, self._options)
             made = _SHARED_PARTS.get(shared, lambda: self._part(schemas, depth))
             node = self._built[key] = self._net.part(made)
@@ -162,15 +166,19 @@ class SchemaBuilder:
             )
         if flat.not_values:
             return self._net.alt(self._flat(one, depth) for one in without_values(flat))
-        build: dict[str, Callable[[], Node]] = {
-            "null": lambda: self._net.text(b"null"),
-            "boolean": lambda: self._net.alt([self._net.text(b"true"), self._net.text(b"false")]),
-            "number": lambda: self._number(flat),
-            "string": lambda: self._string(flat),
-            "array": lambda: self._array(flat, depth),
-            "object": lambda: self._object(flat, depth),
-        }
-        return self._net.alt(make() for kind, make in build.items() if kind in flat.types)
+        types = flat.types
+        ways = [self._net.text(b"null")] if "null" in types else []
+        if "boolean" in types:
+            ways += [self._net.text(b"true"), self._net.text(b"false")]
+        if "number" in types:
+            ways.append(self._number(flat))
+        if "string" in types:
+            ways.append(self._string(flat))
+        if "array" in types:
+            ways.append(self._array(flat, depth))
+        if "object" in types:
+            ways.append(self._object(flat, depth))
+        return self._net.alt(ways)
 
     def _value(self, flat: Flat, value: Json, depth: int) -> Node:
         """One value of `enum` or `const`, if the rest of the conjunction accepts it."""
@@ -179,7 +187,7 @@ class SchemaBuilder:
         text = literal(value, self._layout, self._net, depth)
         if flat.unconstrained_but_types and not flat.not_values:
             return text
-        return text if self._checker.takes(replace(flat, values=None), value) else FAIL
+        return text if self._checker.takes(flat._replace(values=None), value) else FAIL
 
     def _number(self, flat: Flat) -> Node:
         try:
@@ -198,7 +206,7 @@ class SchemaBuilder:
             ) from None
 
     def _string(self, flat: Flat) -> Node:
-        facet = flat.string if self._formats else replace(flat.string, formats=(), not_formats=())
+        facet = flat.string if self._formats else flat.string._replace(formats=(), not_formats=())
         return self._lower_string(text_set(facet, self._limits), flat)
 
     def _lower_string(self, texts: TextSet, flat: Flat) -> Node:
@@ -301,6 +309,7 @@ class SchemaBuilder:
             any_order=any_order,
             comma=self._layout.comma(depth),
             colon=self._layout.colon,
+            named=self._layout.named,
             compile_schemas=lambda schemas: self.compile(schemas, depth + 1),
             name_sets=self._name_sets,
             lower_names=lambda texts: self._lower_string(texts, flat),
@@ -317,7 +326,7 @@ class SchemaBuilder:
             excluded = tuple(value for value in flat.not_values if isinstance(value, str))
             facet = flat.string.join(StringFacet(excluded=excluded))
             texts = text_set(
-                facet if self._formats else replace(facet, formats=(), not_formats=()), self._limits
+                facet if self._formats else facet._replace(formats=(), not_formats=()), self._limits
             )
             if flat.values is None:
                 out.append(texts)
@@ -356,6 +365,12 @@ class SchemaBuilder:
                 found = False
             self._compared[key] = found
         return found
+
+
+@functools.lru_cache(maxsize=64)
+def _name_of_options(*said: object) -> str:
+    """A text, since its hash is computed once."""
+    return repr(said)
 
 
 def _exactly(value: str) -> TextSet:

@@ -7,9 +7,9 @@ are known to be disjoint (see `Expander.disjoint`) or are made so by negation. D
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from lmprog.constraints.constraint import Check, never_stop
@@ -49,6 +49,19 @@ def weakly(method: Disjoint) -> Disjoint:
         return bound(left, right)
 
     return call
+
+
+@functools.lru_cache(maxsize=4096)
+def _sorted_keywords(*schema: str) -> tuple[str | None, list[str]]:
+    """The first keyword that is refused; the assertions in their order, one for each group."""
+    refused = next((keyword for keyword in schema if keyword in _REFUSED), None)
+    done: set[str] = set()
+    asserted = []
+    for keyword in sorted([one for one in schema if one in _RANK], key=_RANK.__getitem__):
+        if keyword not in done:
+            asserted.append(keyword)
+            done.update(*(group for group in GROUPS if keyword in group))
+    return refused, asserted
 
 
 class Expander:
@@ -136,16 +149,11 @@ class Expander:
 
     def _assertions(self, at: Located, flats: list[Flat]) -> list[Flat]:
         schema = keywords_of(at)
-        if not _REFUSED.isdisjoint(schema):
-            keyword = next(keyword for keyword in schema if keyword in _REFUSED)
-            raise refuse(at, keyword, "this keyword is not supported")
-        done: set[str] = set()
-        for keyword in sorted([one for one in schema if one in _RANK], key=_RANK.__getitem__):
-            if keyword not in done:
-                for group in GROUPS:
-                    if keyword in group:
-                        done |= group
-                flats = [ASSERTIONS[keyword](flat, schema[keyword], at) for flat in flats]
+        refused, asserted = _sorted_keywords(*schema)
+        if refused is not None:
+            raise refuse(at, refused, "this keyword is not supported")
+        for keyword in asserted:
+            flats = [ASSERTIONS[keyword](flat, schema[keyword], at) for flat in flats]
         return [flat for flat in flats if not flat.impossible]
 
     def _ref(self, at: Located, flats: list[Flat]) -> list[Flat]:
@@ -243,8 +251,8 @@ def _closed(flat: Flat, at: Located) -> Flat:
             patterns = {pattern: anything for group in groups for pattern, _ in group.patterns}
             rest = at.child("unevaluatedProperties")
             closed = Properties(tuple(named.items()), tuple(patterns.items()), rest)
-            flat = replace(
-                flat, object=flat.object.join(ObjectFacet(properties=(closed,), path=at.path))
+            flat = flat._replace(
+                object=flat.object.join(ObjectFacet(properties=(closed,), path=at.path))
             )
     if "unevaluatedItems" in schema:
         told = [items for items in flat.array.items if not _negated([*items.prefix, items.rest])]
@@ -252,7 +260,7 @@ def _closed(flat: Flat, at: Located) -> Flat:
             length = max((len(items.prefix) for items in told), default=0)
             anything = at.sibling(f"{at.path}/unevaluatedItems/\0any", True)
             closed_items = Items((anything,) * length, _unevaluated_item(flat, at))
-            flat = replace(flat, array=flat.array.join(ArrayFacet(items=(closed_items,))))
+            flat = flat._replace(array=flat.array.join(ArrayFacet(items=(closed_items,))))
     return flat
 
 

@@ -6,9 +6,9 @@ assertion keywords; knows neither references nor alternatives, and builds no nod
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
+from typing import NamedTuple
 
 from lmprog.constraints.schema.schema_document import Json, Located, same_json
 from lmprog.errors import UnsupportedSchema
@@ -18,14 +18,12 @@ FIRST_LETTERS = ("sS", "cC", "pP", "a-bA-B", "d-eD-E", "f-iF-I", "j-oJ-O", "^a-p
 TYPES = frozenset(["null", "boolean", "number", "string", "array", "object"])
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     value: Decimal
     exclusive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NumberFacet:
+class NumberFacet(NamedTuple):
     integer: bool = False
     fractional: bool = False  # not an integer
     low: Bound | None = None
@@ -34,6 +32,8 @@ class NumberFacet:
     not_multiples: tuple[Decimal, ...] = ()
 
     def join(self, other: NumberFacet) -> NumberFacet:
+        if self is ANY_NUMBER:
+            return other
         lows = [bound for bound in (self.low, other.low) if bound]
         highs = [bound for bound in (self.high, other.high) if bound]
         return NumberFacet(
@@ -46,16 +46,14 @@ class NumberFacet:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Sourced:
+class Sourced(NamedTuple):
     """A string of the schema and its path."""
 
     text: str
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class StringFacet:
+class StringFacet(NamedTuple):
     low: int = 0
     high: int | None = None
     patterns: tuple[Sourced, ...] = ()
@@ -65,6 +63,8 @@ class StringFacet:
     not_formats: tuple[Sourced, ...] = ()
 
     def join(self, other: StringFacet) -> StringFacet:
+        if self is ANY_STRING:
+            return other
         highs = [high for high in (self.high, other.high) if high is not None]
         return StringFacet(
             max(self.low, other.low),
@@ -77,16 +77,14 @@ class StringFacet:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Items(NamedTuple):
     """One schema's constraints on items: the first ones, and all further ones (None: anything)."""
 
     prefix: tuple[Located, ...]
     rest: Located | None
 
 
-@dataclass(frozen=True, slots=True)
-class Contains:
+class Contains(NamedTuple):
     """How many items match a schema, of those at `begin` and later."""
 
     schema: Located
@@ -100,8 +98,7 @@ class Contains:
         return self.low > 0 or self.high is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayFacet:
+class ArrayFacet(NamedTuple):
     items: tuple[Items, ...] = ()
     low: int = 0
     high: int | None = None
@@ -110,6 +107,8 @@ class ArrayFacet:
     repeats: str | None = None  # path of the negated schema that requires two equal items
 
     def join(self, other: ArrayFacet) -> ArrayFacet:
+        if self is ANY_ARRAY:
+            return other
         highs = [high for high in (self.high, other.high) if high is not None]
         return ArrayFacet(
             self.items + other.items,
@@ -121,8 +120,7 @@ class ArrayFacet:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Properties:
+class Properties(NamedTuple):
     """One schema's constraints on properties: by name, by pattern, and all others (None:
     anything).
     """
@@ -132,8 +130,7 @@ class Properties:
     additional: Located | None
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(NamedTuple):
     """Some member must have a name that `name` takes and a value that `value` takes. Negation asks
     for it."""
 
@@ -141,8 +138,7 @@ class Witness:
     value: Located
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectFacet:
+class ObjectFacet(NamedTuple):
     properties: tuple[Properties, ...] = ()
     required: tuple[str, ...] = ()
     low: int = 0
@@ -152,6 +148,8 @@ class ObjectFacet:
     witnesses: tuple[Witness, ...] = ()
 
     def join(self, other: ObjectFacet) -> ObjectFacet:
+        if self is ANY_OBJECT:
+            return other
         highs = [high for high in (self.high, other.high) if high is not None]
         return ObjectFacet(
             self.properties + other.properties,
@@ -164,8 +162,15 @@ class ObjectFacet:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
+ANY_NUMBER, ANY_STRING, ANY_ARRAY, ANY_OBJECT = (
+    NumberFacet(),
+    StringFacet(),
+    ArrayFacet(),
+    ObjectFacet(),
+)
+
+
+class Flat(NamedTuple):
     """A conjunction of assertions. `values` None: any value; else only these, if the rest accepts
     them.
     """
@@ -173,24 +178,24 @@ class Flat:
     types: frozenset[str] = TYPES
     values: tuple[Json, ...] | None = None
     not_values: tuple[Json, ...] = ()
-    number: NumberFacet = NumberFacet()
-    string: StringFacet = StringFacet()
-    array: ArrayFacet = ArrayFacet()
-    object: ObjectFacet = ObjectFacet()
+    number: NumberFacet = ANY_NUMBER
+    string: StringFacet = ANY_STRING
+    array: ArrayFacet = ANY_ARRAY
+    object: ObjectFacet = ANY_OBJECT
     path: str = "#"
 
     def of_types(self, types: frozenset[str]) -> Flat:
-        return replace(self, types=self.types & types)
+        return self._replace(types=self.types & types)
 
     def only(self, values: tuple[Json, ...]) -> Flat:
         if self.values is not None:
             values = tuple(
                 value for value in self.values if any(same_json(value, other) for other in values)
             )
-        return replace(self, values=values, types=self.types & frozenset(map(type_of, values)))
+        return self._replace(values=values, types=self.types & frozenset(map(type_of, values)))
 
     def without(self, values: tuple[Json, ...]) -> Flat:
-        return replace(self, not_values=self.not_values + values)
+        return self._replace(not_values=self.not_values + values)
 
     def join(self, other: Flat) -> Flat:
         joined = Flat(
@@ -217,13 +222,8 @@ class Flat:
     @property
     def unconstrained_but_types(self) -> bool:
         """Whether only the type is constrained, by no facet."""
-        plain = Flat()
-        return (self.number, self.string, self.array, self.object) == (
-            plain.number,
-            plain.string,
-            plain.array,
-            plain.object,
-        )
+        facets = self.number, self.string, self.array, self.object
+        return facets == (ANY_NUMBER, ANY_STRING, ANY_ARRAY, ANY_OBJECT)
 
 
 def type_of(value: Json) -> str:
@@ -246,7 +246,7 @@ def without_values(flat: Flat) -> list[Flat]:
     out: list[Flat] = []
     for kind in sorted(flat.types):
         values = [value for value in flat.not_values if type_of(value) == kind]
-        rest = replace(flat, types=frozenset([kind]), not_values=())
+        rest = flat._replace(types=frozenset([kind]), not_values=())
         if not values:
             out.append(rest)
         elif kind in ("null", "boolean"):
@@ -254,7 +254,7 @@ def without_values(flat: Flat) -> list[Flat]:
             out.append(rest.only(tuple(value for value in everything if value not in values)))
         elif kind == "string":
             excluded = StringFacet(excluded=tuple(str(value) for value in values))
-            out.append(replace(rest, string=rest.string.join(excluded)))
+            out.append(rest._replace(string=rest.string.join(excluded)))
         elif kind == "number":
             out += _between(
                 rest,
@@ -273,6 +273,6 @@ def _between(flat: Flat, values: list[Decimal]) -> list[Flat]:
     """The open intervals between the excluded numbers."""
     edges: list[Bound | None] = [None, *(Bound(value, True) for value in values), None]
     return [
-        replace(flat, number=flat.number.join(NumberFacet(low=low, high=high)))
+        flat._replace(number=flat.number.join(NumberFacet(low=low, high=high)))
         for low, high in pairwise(edges)
     ]

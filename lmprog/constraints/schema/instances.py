@@ -6,7 +6,6 @@ Reads values and flat schemas; builds no nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -50,7 +49,7 @@ class InstanceChecker:
             return False
         if isinstance(value, str):
             facet = (
-                flat.string if self._formats else replace(flat.string, formats=(), not_formats=())
+                flat.string if self._formats else flat.string._replace(formats=(), not_formats=())
             )
             return contains(text_set(facet, self._limits), value)
         if isinstance(value, list):

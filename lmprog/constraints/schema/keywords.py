@@ -7,7 +7,6 @@ Malformed values are rejected with keyword and path. Applicators that produce al
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from decimal import Decimal
 
 from lmprog.constraints.schema.flat import (
@@ -90,7 +89,7 @@ def _type(flat: Flat, value: Json, at: Located) -> Flat:
         raise refuse(at, "type", f"{value!r} is not a type")
     types = frozenset("number" if name == "integer" else str(name) for name in names)
     if "integer" in names and "number" not in names:
-        flat = replace(flat, number=flat.number.join(NumberFacet(integer=True)))
+        flat = flat._replace(number=flat.number.join(NumberFacet(integer=True)))
     return flat.of_types(types)
 
 
@@ -116,7 +115,7 @@ def _bound(keyword: str) -> Keyword:
         old_flag = siblings.get("exclusiveMinimum" if is_low else "exclusiveMaximum") is True
         bound = Bound(_number(value, at, keyword), keyword.startswith("exclusive") or old_flag)
         facet = NumberFacet(low=bound) if is_low else NumberFacet(high=bound)
-        return replace(flat, number=flat.number.join(facet))
+        return flat._replace(number=flat.number.join(facet))
 
     return narrow
 
@@ -126,14 +125,14 @@ def _multiple_of(make: Callable[[Decimal], NumberFacet]) -> Keyword:
         number = _number(value, at, "multipleOf")
         if number <= 0:
             raise refuse(at, "multipleOf", "a number above 0 is expected")
-        return replace(flat, number=flat.number.join(make(number)))
+        return flat._replace(number=flat.number.join(make(number)))
 
     return narrow
 
 
 def _string(keyword: str, make: Callable[[Json, Located], StringFacet]) -> Keyword:
     def narrow(flat: Flat, value: Json, at: Located) -> Flat:
-        return replace(flat, string=flat.string.join(make(value, at)))
+        return flat._replace(string=flat.string.join(make(value, at)))
 
     return narrow
 
@@ -155,12 +154,12 @@ def _items(flat: Flat, _: Json, at: Located) -> Flat:
     prefix = tuple(at.child(listed, i) for i in range(len(values)))
     further = "additionalItems" if old_list else "items"
     rest = at.child(further) if further in schema else None
-    return replace(flat, array=flat.array.join(ArrayFacet(items=(Items(prefix, rest),))))
+    return flat._replace(array=flat.array.join(ArrayFacet(items=(Items(prefix, rest),))))
 
 
 def _array(make: Callable[[Json, Located], ArrayFacet]) -> Keyword:
     def narrow(flat: Flat, value: Json, at: Located) -> Flat:
-        return replace(flat, array=flat.array.join(make(value, at)))
+        return flat._replace(array=flat.array.join(make(value, at)))
 
     return narrow
 
@@ -181,7 +180,7 @@ def _contains(_: Json, at: Located) -> ArrayFacet:
 
 def _object(make: Callable[[Json, Located], ObjectFacet]) -> Keyword:
     def narrow(flat: Flat, value: Json, at: Located) -> Flat:
-        return replace(flat, object=flat.object.join(make(value, at)))
+        return flat._replace(object=flat.object.join(make(value, at)))
 
     return narrow
 
@@ -241,8 +240,8 @@ ASSERTIONS: dict[str, Keyword] = {
         NOT_FORMAT, lambda v, at: StringFacet(not_formats=(_sourced(v, at, "not"),))
     ),
     NOT_VALUES: _not_values,
-    FRACTIONAL: lambda flat, _, at: replace(
-        flat, number=flat.number.join(NumberFacet(fractional=True))
+    FRACTIONAL: lambda flat, _, at: flat._replace(
+        number=flat.number.join(NumberFacet(fractional=True))
     ),
     "prefixItems": _items,
     "items": _items,

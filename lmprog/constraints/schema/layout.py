@@ -46,8 +46,14 @@ class Layout:
             "indented": (b",", b": "),
             "flexible": (b",", b":"),
         }
-        self._comma, colon = separators[whitespace]
-        self.colon = net.seq([self._any, net.text(colon), self._any])
+        self._comma, self._colon = separators[whitespace]
+        self.colon = net.seq([self._any, net.text(self._colon), self._any])
+
+    def named(self, name: bytes) -> Node:
+        """The name of a member and its colon, as one text where nothing may stand between."""
+        if self._any == EMPTY:
+            return self._net.text(name + self._colon)
+        return self._net.seq([self._net.text(name), self.colon])
 
     def open(self, bracket: bytes, depth: int) -> Node:
         return self._net.seq([self._net.text(bracket + self._line(depth + 1)), self._any])

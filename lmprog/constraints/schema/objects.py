@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from json.encoder import encode_basestring
+from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression
@@ -27,8 +28,7 @@ _MAX_COUNTED = 4000
 _MAX_WITNESSES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     name: str
     value: Node
     required: bool
@@ -43,6 +43,8 @@ class ObjectParts:
     any_order: bool
     comma: Node
     colon: Node
+    named: Callable[[bytes], Node]
+    """The name of a member, in quotes, and its colon."""
     compile_schemas: Callable[[Sequence[Located]], Node]
     name_sets: Callable[[Sequence[Located]], list[TextSet]]
     """The sets of strings whose union a list of schemas takes."""
@@ -88,7 +90,7 @@ class ObjectBuilder:
         return UnsupportedSchema(f"{keyword} at {path}: {why}", keyword=keyword, path=path)
 
     def _schemas_of(self, name: str) -> list[Located]:
-        out = []
+        out: list[Located] = []
         for group, named in zip(self._facet.properties, self._by_name, strict=True):
             own = [named[name]] if name in named else []
             own += [
@@ -112,10 +114,10 @@ class ObjectBuilder:
             out.append(Entry(name, value, name in required))
         return out
 
-    def _member(self, entry: Entry) -> tuple[Node, Node, Node]:
-        """Name, colon and value."""
+    def _member(self, entry: Entry) -> tuple[Node, Node]:
+        """Name with its colon, and value."""
         name = encode_basestring(entry.name).encode(errors="replace")
-        return self._net.text(name), self._parts.colon, entry.value
+        return self._parts.named(name), entry.value
 
     def _further(self, witnesses: Sequence[Witness] = ()) -> Node:
         """One undeclared member, and a witness of each of `witnesses`. Each set of patterns that a
@@ -206,7 +208,7 @@ class ObjectBuilder:
             after = behind
         return first
 
-    def _members_by_witness(self, entry: Entry) -> dict[int, tuple[Node, Node, Node]]:
+    def _members_by_witness(self, entry: Entry) -> dict[int, tuple[Node, Node]]:
         """The member for each set of witnesses that it may be, as bits."""
         witnesses = self._facet.witnesses
         fitting = [
@@ -220,7 +222,7 @@ class ObjectBuilder:
                 schemas = [*self._schemas_of(entry.name), *(witnesses[i].value for i in chosen)]
                 value = self._parts.compile_schemas(schemas) if entry.value != FAIL else FAIL
                 bits = sum(1 << i for i in chosen)
-                found[bits] = self._member(replace(entry, value=value))
+                found[bits] = self._member(entry._replace(value=value))
         return found
 
     def _declared_counted(

@@ -36,7 +36,7 @@ class Located:
         value: Json = self.value
         path = self.path
         for step in steps:
-            path = f"{path}/{escape(str(step))}"
+            path = f"{path}/{escape(step) if isinstance(step, str) else step}"
             value = value[step] if isinstance(value, dict | list) else None  # type: ignore[index]
         return self.sibling(path, value)
 
@@ -53,7 +53,7 @@ class Located:
 
 
 def escape(step: str) -> str:
-    return step.replace("~", "~0").replace("/", "~1")
+    return step.replace("~", "~0").replace("/", "~1") if "~" in step or "/" in step else step
 
 
 class Document:

@@ -1,4 +1,4 @@
-"""Parts of nets that many schemas share: strings, numbers, values of enums, any JSON at all.
+"""Parts of nets that many schemas share: strings, numbers, any JSON at all.
 
 Such a schema's net depends on its keywords and on few options, not on the document or its place in
 it, so it is built once per process. Least recently used first out, bounded by an estimate of bytes;
@@ -68,6 +68,15 @@ def name_of(schema: Located) -> str:
         ):
             return schema.path
     return repr(said)  # starts with a bracket, unlike any path
+
+
+def is_worth_sharing(schema: Located, name: str) -> bool:
+    """Whether its name is its content, and more than a list of values: those are made as quickly
+    as they are found."""
+    value = schema.value
+    if name[0] != "[" or isinstance(value, bool):
+        return False
+    return "enum" not in value and "const" not in value
 
 
 def _are_scalars(values: list[Json]) -> bool:
