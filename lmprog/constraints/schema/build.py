@@ -33,11 +33,7 @@ from lmprog.constraints.schema.literals import literal
 from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
 from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
 from lmprog.constraints.schema.schema_document import Document, Json, Located
-from lmprog.constraints.schema.shared_parts import (
-    SharedParts,
-    is_worth_sharing,
-    name_of,
-)
+from lmprog.constraints.schema.shared_parts import SharedParts, is_worth_sharing, name_of
 from lmprog.constraints.schema.strings import text_set
 from lmprog.constraints.textset import TextSet, lower_text_set
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
@@ -82,7 +78,7 @@ class SchemaBuilder:
         self._formats = formats
         self._shares = shares
         said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
-        self._options = _name_of_options(*said, formats, limits)
+        self._options = SharedParts.name_of_options(*said, formats, limits)
         self._strict = spec.strict
         exact = Expander(document, weakly(self._are_disjoint), net.check)
         self._expander = exact if spec.strict else exact.lenient(net.leave_out)
@@ -365,12 +361,6 @@ class SchemaBuilder:
                 found = False
             self._compared[key] = found
         return found
-
-
-@functools.lru_cache(maxsize=64)
-def _name_of_options(*said: object) -> str:
-    """A text, since its hash is computed once."""
-    return repr(said)
 
 
 def _exactly(value: str) -> TextSet:

@@ -213,7 +213,7 @@ class Flat(NamedTuple):
     def beginning(self, letters: str) -> Flat:
         """Those of its strings that begin with one of `letters`, ranges of a class."""
         first = StringFacet(patterns=(Sourced(f"^[{letters}]", self.path),))
-        return replace(self, string=self.string.join(first))
+        return self._replace(string=self.string.join(first))
 
     @property
     def impossible(self) -> bool:

@@ -8,6 +8,7 @@ does not know what they mean.
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from decimal import Decimal
@@ -49,6 +50,12 @@ class SharedParts:
             while self.num_bytes > self._max_bytes:
                 self.num_bytes -= self._held.popitem(last=False)[1].num_bytes
         return found
+
+    @staticmethod
+    @functools.lru_cache(maxsize=64)
+    def name_of_options(*said: object) -> str:
+        """A text, for keys: its hash is computed once."""
+        return repr(said)
 
     def __len__(self) -> int:
         return len(self._held)
