@@ -359,7 +359,7 @@ CALL_MUTANTS = [
         "            pass\n",
     ),
     Mutant(
-        "a stop is found in the seam",
+        "tokens inside the seam count",
         "healing",
         _TEXT + "stream.py",
         "        if not self._unread or len(piece) > self._unread:\n            self.num_tokens += 1",

@@ -20,6 +20,7 @@ from lmprog.runtime.programs.healing import Healer
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import SequenceGroup
 from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.stream import TextStream
 from tests.constrained.small_model import PairTokenizer, random_tokenizer
 from tests.runtime.talk import Talk, done, text
 from tests.runtime.words import Words
@@ -340,6 +341,15 @@ def test_a_stop_is_not_found_in_the_seam() -> None:
     assert answer.outputs[0].text == "//://://"
     _, answer, _ = asked("see http:", LONGER, stop=("/:",))
     assert (answer.outputs[0].text, answer.outputs[0].stopped_by) == ("/", "/:")
+
+
+def test_tokens_inside_the_seam_do_not_count_for_the_least_number() -> None:
+    stream = TextStream(URL, stop=("//",), min_tokens=1, seam="http:")
+    stream.push(URL.ids[b"http"])
+    stream.push(URL.ids[b"://"])
+    assert (stream.num_tokens, stream.is_stopped) == (1, False)
+    stream.push(URL.ids[b"://"])
+    assert (stream.num_tokens, stream.stopped_by) == (2, "//")
 
 
 def test_taken_as_it_was_the_answer_is_that_without_healing() -> None:
