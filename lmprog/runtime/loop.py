@@ -173,7 +173,7 @@ class Loop:
 
     def _wait(self) -> float:
         """Seconds that `receive` may wait: none while there is anything to do."""
-        if self.inbox.num_ops:
+        if self.inbox.num_ops or self.interpreter.is_tokenising:
             return 0.0
         if not self.scheduler.idle:
             return 0.0 if self._had_rows else RETURN_WAIT

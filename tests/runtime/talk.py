@@ -34,6 +34,7 @@ class Talk:
         engine: Any = None,
         sampler: Any = None,
         is_forcing: bool = False,
+        context_len: int = 200,
         **changes: Any,
     ) -> None:
         """Without an engine the fake model answers. `is_forcing`: what a constraint leaves no
@@ -43,7 +44,7 @@ class Talk:
         self.now = 0.0
         self.tokenizer = tokenizer or LetterTokenizer()
         self.channel = SimChannel()
-        self.scheduler = Scheduler(config, context_len=200)
+        self.scheduler = Scheduler(config, context_len)
         self.engine = engine or FakeEngine(
             config.num_pages, config.page_size, self.tokenizer.vocab_size
         )

@@ -74,6 +74,10 @@ class ActiveCall(QueuedOp):
         pending = self.constraint
         return pending if pending and not pending.is_known and self.error is None else None
 
+    @property
+    def needs_tokens(self) -> bool:
+        return self.error is None
+
 
 def usage_of(group: SequenceGroup) -> Usage:
     """The work of `group` as a wire message; times in milliseconds."""

@@ -54,6 +54,11 @@ class QueuedOp:
         """What must be known before the op can be carried out; None where nothing."""
         return None
 
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the branch's pending text is tokenised for it."""
+        return False
+
 
 class Promise(Awaited):
     """The text of a call's result or of a branch, or the error because of which there is none.
@@ -87,6 +92,10 @@ class BoundAppend(QueuedOp):
     def missing(self) -> Promise | None:
         return next((p for p in self.pieces if isinstance(p, Promise) and not p.is_known), None)
 
+    @property
+    def needs_tokens(self) -> bool:
+        return bool(self.pieces) and isinstance(self.pieces[0], TokensPiece)
+
 
 @dataclass(frozen=True, slots=True)
 class BoundGained(QueuedOp):
@@ -100,6 +109,10 @@ class BoundFork(QueuedOp):
     """Opens `children` as copies of the branch."""
 
     children: tuple[RuntimeBranch, ...]
+
+    @property
+    def needs_tokens(self) -> bool:
+        return True
 
 
 @dataclass(eq=False, slots=True)
@@ -135,6 +148,10 @@ class RuntimeBranch:
     """Soft pin on the tree node where its computed tokens end; None where nothing is computed."""
     is_busy: bool = False
     """A call of it is in the scheduler."""
+    tokenising: Awaited | None = None
+    """Its long pending text, while that is tokenised a part in each step."""
+    refusal: LmprogError | None = None
+    """Why the pending text cannot be tokenised: it is too long, say. It only gets longer."""
     failure: LmprogError | None = None
     """Why the branch failed: every later call of it fails with this."""
 
@@ -199,6 +216,16 @@ class RuntimeBranch:
         self.pending, rest = self.pending[:cut], self.pending[cut:]
         self.quoted, later = split_spans(self.quoted, cut)
         self.tokens, self.pending, self.quoted = self.tokens_with(encoder), rest, later
+
+    def take_tokenised(self, cut: int, encoded: array[int], encoder: TextEncoder) -> None:
+        """`encoded` are the tokens of the first `cut` characters of the pending text, which no
+        later text changes.
+        """
+        prefix = encoder.prefix
+        if not self.tokens and tuple(encoded[: len(prefix)]) != prefix:
+            encoded = array("i", prefix) + encoded
+        self.tokens = self.tokens + encoded
+        self.pending, self.quoted = self.pending[cut:], split_spans(self.quoted, cut)[1]
 
     def tokens_with(self, encoder: TextEncoder, more: str = "") -> array[int]:
         """The tokens of the branch with `more` after its text; the branch does not change."""

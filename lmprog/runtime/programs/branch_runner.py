@@ -12,6 +12,7 @@ from lmprog import wire
 from lmprog.errors import LmprogError, RequestRejected
 from lmprog.runtime.programs.active_call import ActiveCall
 from lmprog.runtime.programs.branch import (
+    Awaited,
     BoundAppend,
     BoundFork,
     BoundGained,
@@ -51,7 +52,7 @@ class BranchRunner:
         """
         while branch.state is BranchState.OPEN and branch.queue and not branch.is_busy:
             op = branch.queue[0]
-            missing = op.missing() if branch.failure is None else None
+            missing = self._missing(branch, op)
             if missing is not None:
                 missing.waiting.append(branch)
                 return
@@ -61,12 +62,20 @@ class BranchRunner:
             except LmprogError as error:
                 self._completion.fail_branch(branch, error)
 
+    def _missing(self, branch: RuntimeBranch, op: QueuedOp) -> Awaited | None:
+        """What the op must wait for; a branch that has failed waits for nothing."""
+        if branch.failure is not None:
+            return None
+        missing = op.missing()
+        if missing is None and op.needs_tokens:
+            return self._calls.long_texts.missing(branch)
+        return missing
+
     def _carry_out(self, branch: RuntimeBranch, op: QueuedOp, now: float) -> None:
         match op:
             case BoundAppend(pieces=pieces):
                 if branch.failure is None:
-                    for piece in pieces:
-                        self._append(branch, piece)
+                    self._append_all(branch, pieces)
             case BoundGained(promise=promise):
                 self._completion.resolve(promise, branch.failure or branch.gained())
             case BoundFork(children=children):
@@ -87,6 +96,14 @@ class BranchRunner:
                 self._stats.forks += 1
                 self._stats.fork_shared_tokens += len(branch.tokens)
                 self._completion.wake(child)
+
+    def _append_all(self, branch: RuntimeBranch, pieces: tuple[BoundPiece, ...]) -> None:
+        """Tokens given after a long text wait until that is tokenised."""
+        for index, piece in enumerate(pieces):
+            if index and isinstance(piece, wire.TokensPiece):
+                branch.queue.appendleft(BoundAppend(pieces[index:]))
+                return
+            self._append(branch, piece)
 
     def _append(self, branch: RuntimeBranch, piece: BoundPiece) -> None:
         match piece:

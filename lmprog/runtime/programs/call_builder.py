@@ -22,6 +22,7 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import PendingConstraint
 from lmprog.runtime.programs.healing import Healer
+from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
 from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings, Scoring
@@ -64,6 +65,7 @@ class CallBuilder:
         """For the texts of branches, which often have long beginnings in common."""
         self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
         self.texts = TextService(tokenizer, limits.vocab_size, limits.longest)
+        self.long_texts = LongTexts(self.encoder, self.texts)
         self._limits = limits
         self.namespaces = limits.namespaces
         self.constraints = constraints
@@ -87,6 +89,8 @@ class CallBuilder:
 
     def check_length(self, branch: RuntimeBranch) -> None:
         """Raises `ContextOverflow` where the branch's text is too long to be worth tokenising."""
+        if branch.refusal is not None:
+            raise branch.refusal
         self.texts.check_length(branch.pending)
 
     def tokenise_certain(self, branch: RuntimeBranch) -> None:

@@ -157,6 +157,8 @@ class Interpreter:
             case wire.Contest():
                 entrants = [client.calls[call] for call in op.calls if call in client.calls]
                 self._completion.start_contest(entrants, op.rule)
+            case wire.Encode(text=text) if self._calls.long_texts.is_long(text):
+                self._encode_long(client_id, op)
             case wire.Encode() | wire.Decode() | wire.Describe() | wire.Inspect() | wire.Flush():
                 self._completion.send(client_id, self._answer(op))
 
@@ -179,6 +181,15 @@ class Interpreter:
             return wire.Described(op.call, self.figures())
         except LmprogError as error:
             return failed(op.call, error)
+
+    def _encode_long(self, client_id: ClientId, op: wire.Encode) -> None:
+        def reply(outcome: list[int] | LmprogError) -> None:
+            if isinstance(outcome, LmprogError):
+                self._completion.send(client_id, failed(op.call, outcome))
+            else:
+                self._completion.send(client_id, self._calls.texts.encoded(op, outcome))
+
+        self._calls.long_texts.encode(op.text, lambda: client_id in self.clients, reply)
 
     def figures(self) -> dict[str, float]:
         """Counters, and the state of tree, pages and queue right now."""
@@ -317,6 +328,7 @@ class Interpreter:
             self._calls.constraints.turn(busy=not self.scheduler.idle)
             for pending in self._calls.constraints.collect():
                 self._ready += pending.waiting
+        self._calls.long_texts.turn(self._ready.append)
         self._run_ready()
         return self._completion.take_replies()
 
@@ -324,6 +336,11 @@ class Interpreter:
     def is_compiling(self) -> bool:
         """A branch may go on without a message or a step: when its constraint is compiled."""
         return self._calls.constraints is not None and self._calls.constraints.is_compiling
+
+    @property
+    def is_tokenising(self) -> bool:
+        """A long text is tokenised further in the next step."""
+        return self._calls.long_texts.is_busy
 
     @property
     def next_deadline(self) -> float | None:

@@ -47,14 +47,25 @@ class TextService:
         while size < len(text):
             count = len(self._tokenizer.encode(text[:size]))
             if count > self._longest + _SLACK:
-                raise ContextOverflow(
-                    f"{what} is {len(text):,} characters long, and already its first {size:,} are "
-                    f"{count:,} tokens, more than the {self._longest:,} that fit. Shorten it.",
-                    prompt=count,
-                    max_tokens=None,
-                    limit=self._longest,
-                )
+                raise self._overflow(what, len(text), size, count)
             size *= 4
+
+    def overflow_after(self, length: int, size: int, count: int) -> ContextOverflow | None:
+        """What `check_length` raises for a text whose first `size` characters are `count` tokens;
+        None where more of it must be tokenised.
+        """
+        if self._probe <= size < length and count > self._longest + _SLACK:
+            return self._overflow("the text", length, size, count)
+        return None
+
+    def _overflow(self, what: str, length: int, size: int, count: int) -> ContextOverflow:
+        return ContextOverflow(
+            f"{what} is {length:,} characters long, and already its first {size:,} are "
+            f"{count:,} tokens, more than the {self._longest:,} that fit. Shorten it.",
+            prompt=count,
+            max_tokens=None,
+            limit=self._longest,
+        )
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
         """Raises `InvalidParameter` for the first id that the model does not have."""
@@ -96,7 +107,10 @@ class TextService:
     def encode(self, op: wire.Encode) -> wire.TokensAre:
         """The tokens of a branch with this text alone; without prefix where `op` says so."""
         self.check_length(op.text)
-        tokens = self._tokenizer.encode(op.text)
+        return self.encoded(op, self._tokenizer.encode(op.text))
+
+    def encoded(self, op: wire.Encode, tokens: Sequence[int]) -> wire.TokensAre:
+        """The reply, where `tokens` are those of the text."""
         prefix = self._tokenizer.prefix
         if op.prefix and tuple(tokens[: len(prefix)]) != prefix:
             tokens = [*prefix, *tokens]
