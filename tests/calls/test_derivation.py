@@ -127,3 +127,19 @@ def test_a_form_that_nests_values_in_a_way_of_its_own_is_still_found_for_plain_o
 def test_a_template_that_rewrites_names_hides_its_form() -> None:
     shouting = FAMILIES["hermes"].replace("f['name']", "f['name'] | upper")
     assert tool_support(ChatTemplate(native(shouting), {}), ENDS).dialect == "hermes"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
+        "<|channel|>analysis<|message|>Now?<|end|><|start|>assistant to=functions.now"
+        "<|channel|>commentary json<|message|>{}",
+        "<|channel|>final<|message|>It is late.",
+    ],
+)
+def test_channels_are_no_part_of_the_form_and_stay_content(text: str) -> None:
+    form = support_of("harmony").form
+    told = " to=functions.now<|channel|>commentary json<|message|>{}"
+    assert [call.name for call in calls_in(form, told, PARAMETERS)] == ["now"]
+    assert calls_in(form, text, PARAMETERS) == []

@@ -5,10 +5,12 @@ waited for.
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import h11
 
+from lmprog.server.http.http_server import run
 from lmprog.server.http.listener import HttpConnection
 
 
@@ -78,3 +80,21 @@ def test_a_part_waits_until_the_reader_has_read() -> None:
         return before, ours.transport.written
 
     assert asyncio.run(scenario()) == (b"", b"4\r\nmore\r\n")
+
+
+def test_a_server_process_seldom_looks_at_its_live_objects() -> None:
+    """A flood's connections would be looked at again and again."""
+    found: dict[str, int] = {}
+
+    async def flood() -> None:
+        count = sum(generation["collections"] for generation in gc.get_stats())
+        connections = [[] for _ in range(9_000)]  # type: ignore[var-annotated]
+        found["collections"] = sum(one["collections"] for one in gc.get_stats()) - count
+        found["frozen"] = gc.get_freeze_count()
+        del connections
+
+    before = gc.get_threshold()
+    run(flood)
+    assert found["collections"] <= 1
+    assert found["frozen"] > 10_000
+    assert gc.get_threshold() == before
