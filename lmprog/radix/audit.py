@@ -1,9 +1,55 @@
-"""Checks all invariants of a prefix tree by a walk over it, in time proportional to its size."""
+"""Checks a prefix tree: all its invariants by a walk over it, in time proportional to its size, or
+those of single nodes, a few nodes at a time.
+"""
 
 from __future__ import annotations
 
 from lmprog.radix.node import Node
 from lmprog.radix.references import References
+
+MOST_CHILDREN = 512
+"""Of nodes with more children a partial audit checks only the place in the tree."""
+_CHILDREN_PER_NODE = 16
+"""Children of a node that take as long to look at as a node."""
+
+
+class PartialAudit:
+    """Walks over a tree again and again, a few nodes at a time. The tree may change meanwhile: a
+    node that comes behind the walk is checked in the next round.
+    """
+
+    def __init__(self, page_size: int, refs: References) -> None:
+        self._page_size = page_size
+        self._refs = refs
+        self._todo: list[Node] = []
+        self._is_under_way = False
+
+    def go_on(self, num_nodes: int) -> bool:
+        """Checks about so many nodes; whether the round is over. Raises AssertionError at a broken
+        node, and goes on behind it the next time.
+        """
+        todo = self._todo
+        if not self._is_under_way:
+            self._is_under_way = True
+            todo += self._refs.used_roots.values()
+        while todo and num_nodes > 0:
+            node = todo.pop()
+            num_nodes -= 1 + len(node.children) // _CHILDREN_PER_NODE
+            if node.alive:  # else it was removed since
+                todo += node.children.values()
+                self._check(node)
+        self._is_under_way = bool(todo)
+        return not todo
+
+    def _check(self, node: Node) -> None:
+        parent = node.parent
+        if parent is not None:
+            assert parent.children.get(node.first_token) is node, f"{node} is not in its place"
+            assert (node.begin, node.salt) == (parent.end, parent.salt), f"place of {node}"
+        if len(node.children) <= MOST_CHILDREN:
+            check_counters(node)
+            if parent is not None:
+                check_pages(node, self._page_size)
 
 
 def audit(page_size: int, refs: References) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from lmprog.radix.audit import audit, check_counters, check_pages, pages_of
+from lmprog.radix.audit import PartialAudit, audit, check_counters, check_pages, pages_of
 from lmprog.radix.node import TOKEN_BYTES, Node, Tokens, can_end_at, subtree
 from lmprog.radix.pages import PageAllocator
 from lmprog.radix.references import References
@@ -35,6 +35,7 @@ class RadixTree:
         self._pages = pages
         self._refs = References(page_size, pages)
         self._shape = TreeShape(page_size, self._refs)
+        self._audit = PartialAudit(page_size, self._refs)
         self.on_evict: Callable[[Node], object] | None = None
         """Told of a leaf before pages at its end are evicted, while it has them all."""
 
@@ -265,6 +266,12 @@ class RadixTree:
         check_counters(node)
         if node.parent is not None:
             check_pages(node, self._page_size)
+
+    def check_more(self, num_nodes: int) -> bool:
+        """Check about so many nodes, from where the last call stopped; whether all were checked
+        since the first. AssertionError if an invariant of a node is broken.
+        """
+        return self._audit.go_on(num_nodes)
 
     def check(self) -> None:
         """Check all invariants; AssertionError at the first broken one."""
