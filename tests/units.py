@@ -119,7 +119,7 @@ DOORS = {
     "zmq": "lmprog.transport",
     "msgspec": "lmprog.wire lmprog.fleet lmprog.cli.run lmprog.launch.parent_pipe "
     "lmprog.lang.ops.sampling lmprog.runtime.kv_events "
-    "lmprog.backends.blackbox lmprog.server",
+    "lmprog.backends.blackbox lmprog.backends.caching lmprog.server",
     **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",

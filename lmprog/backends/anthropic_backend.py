@@ -5,6 +5,7 @@ imported when a backend is created.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmprog.backends.blackbox.anthropic_api import AnthropicApi
@@ -52,6 +53,8 @@ class Anthropic(ApiBackend):
             retry_policy,
             options,
         )
+        given = base_url or getattr(options.get("client"), "base_url", None)
+        self.identity = (str(given or os.environ.get("ANTHROPIC_BASE_URL")), can_prefill)
 
 
 def _transport(client: Any, base_url: str | None, api_key: str | None) -> SdkTransport:

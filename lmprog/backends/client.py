@@ -117,7 +117,8 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 class Client:
     """A connection to a runtime. Owns `channel`, and closes it."""
 
-    def __init__(self, channel: GreetedChannel) -> None:
+    def __init__(self, channel: GreetedChannel, *, reads: bool = True) -> None:
+        """Without `reads` nobody receives here: a subclass delivers the replies itself."""
         self._channel = channel
         self.welcome = channel.info
         self._numbers = itertools.count(1)
@@ -131,7 +132,9 @@ class Client:
             int, LmprogError
         ] = {}  # branch -> why one of its ops could not even be sent
         self._gone: LmprogError | None = None
-        self._reader = ReplyReader(channel, self._take, self._fail, name="lmprog-client")
+        self._reader = (
+            ReplyReader(channel, self._take, self._fail, name="lmprog-client") if reads else None
+        )
         _clients.add(self)
 
     def orphan(self, parent: int) -> None:
@@ -246,12 +249,14 @@ class Client:
         self.flush()
         with self._state:
             reads = [self._calls[number] for number in self._reads]
-        if not self._reader.is_current:
+        if self._reader is None or not self._reader.is_current:
             concurrent.futures.wait([read.future for read in reads], READ_SECONDS)
         self._fail(Cancelled("the client was closed"))
-        self._reader.stop()
+        if self._reader is not None:
+            self._reader.stop()
         self._channel.close()
-        self._reader.join()
+        if self._reader is not None:
+            self._reader.join()
 
     def _take(self, replies: Sequence[wire.Reply]) -> None:
         """On the reading thread."""

@@ -47,6 +47,8 @@ class LiteLLM(ApiBackend):
             options.get("module") or _package(), options.get("parameters", {})
         )
         super().__init__(OpenAIApi(service, transport, retry_policy), retry_policy, options)
+        given = sorted(options.get("parameters", {}).items())
+        self.identity = (is_chat, [(name, value) for name, value in given if name != "api_key"])
 
 
 def _package() -> Any:

@@ -85,6 +85,9 @@ class OpenAI(ApiBackend):
             retry_policy,
             options,
         )
+        address = base_url or getattr(client, "base_url", None) or os.environ.get("OPENAI_BASE_URL")
+        extra = sorted((service.extra_body or {}).items())
+        self.identity = (str(address), service.kind, extra, sorted(service.leave_out))
 
 
 def kind_of(model: str, is_chat_model: bool | None, is_own: bool) -> Kind:

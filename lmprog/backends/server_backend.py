@@ -67,6 +67,7 @@ class RuntimeEndpoint(ApiBackend):
         super().__init__(
             _api(found, HttpTransport(self.base_url, api_key), retry_policy), retry_policy, options
         )
+        self.identity = (self.base_url, self.kind)
 
     @property
     def model_info(self) -> dict[str, Any]:

@@ -41,6 +41,9 @@ class ApiBackend:
     connections.
     """
 
+    identity: tuple[object, ...] = ()
+    """What besides the model decides on answers: address, settings of every request. No keys."""
+
     def __init__(self, api: Api, retry_policy: RetryPolicy, options: ApiOptions) -> None:
         answering = CallAnswers(
             api,

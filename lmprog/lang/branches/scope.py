@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from lmprog import wire
 from lmprog.backends import Backend
+from lmprog.backends.caching.caching_backend import CachingBackend, RunCache
 from lmprog.errors import Cancelled, LmprogError
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.gen import Gen
@@ -98,6 +99,8 @@ class Scope(RunContext):
         """Other backends that branches may go to, by name."""
         self.trace: RunTrace | None = None
         """Whom to tell of the run and its calls."""
+        self.cache: RunCache | None = None
+        """Where replies are kept; the backend then asks only what is not there."""
         self._parent = parent
         if parent is not None:
             parent.nested.add(self)
@@ -143,7 +146,9 @@ class Scope(RunContext):
 
     def elsewhere(self, backend: Backend | None) -> Backend | None:
         """`backend` where it is another one; a rehearsal asks no other."""
-        return None if backend is self.backend or self.is_rehearsal else backend
+        own = self.backend
+        own = own.inner if isinstance(own, CachingBackend) else own
+        return None if backend is own or self.is_rehearsal else backend
 
     def visiting(self, backend: Backend) -> Scope:
         """The part of this run that happens on another backend; it ends with the run."""
@@ -151,7 +156,7 @@ class Scope(RunContext):
             visit = self._visits.get(id(backend))
             if visit is None:
                 visit = Scope(
-                    backend,
+                    backend if self.cache is None else self.cache.over(backend),
                     self.sampling,
                     parent=self,
                     budget=self.budget,
@@ -186,6 +191,12 @@ class Scope(RunContext):
         if stop is not None:
             stop()
 
+    def num_from_cache(self) -> int:
+        """How many calls of this run, on whatever backend, were answered from a folder."""
+        known = self.backend.from_cache if isinstance(self.backend, CachingBackend) else ()
+        own = sum(gen.call.id in known for gen in self.gens)
+        return own + sum(visit.num_from_cache() for visit in list(self._visits.values()))
+
     def usage(self) -> wire.Usage:
         """The work of all calls that are done, those of nested runs included."""
         return total(self.usage_by_model().values())
@@ -203,6 +214,10 @@ class Scope(RunContext):
         for visit in self._visits.values():
             visit.over()
         parent = self._parent
+        if isinstance(self.backend, CachingBackend) and (
+            parent is None or parent.backend is not self.backend
+        ):
+            self.backend.close()
         if parent is not None and self in parent.nested:
             with parent._lock:
                 for model, usage in self.usage_by_model().items():

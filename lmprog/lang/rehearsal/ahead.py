@@ -5,6 +5,7 @@ runtime's task.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lmprog import wire
 from lmprog.lang.branches.branch import Branch
@@ -45,7 +46,7 @@ def compute_beginning(graph: Graph, settings: RunSettings) -> wire.Usage:
             s.append(*contents)
             s.append(gen_op(None, 1, {"temperature": 0.0, "ignore_eos": True}))
 
-    run = open_run(settings)
+    run = open_run(replace(settings, cache=None))  # a kept answer would compute nothing
     blocking(Job(program, (), {}), run)
     run.value  # noqa: B018  (raises)
     return run.usage

@@ -13,9 +13,11 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lmprog.backends import Backend
+from lmprog.backends.caching.caching_backend import RunCache
 from lmprog.backends.client import running_loop
 from lmprog.backends.default import default_backend
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
@@ -50,6 +52,8 @@ class RunSettings:
     heal: bool | None = None
     backends: Mapping[str, Backend] = field(default_factory=dict)
     """Others that branches may go to, by name."""
+    cache: Path | None = None
+    """The folder of replies that are not asked for again."""
 
     def __post_init__(self) -> None:
         tokens = self.num_api_spec_tokens
@@ -88,6 +92,14 @@ def backend_of(settings: RunSettings) -> Backend:
     return settings.backend or default_backend()
 
 
+def _cache_of(settings: RunSettings, outer: Scope | None) -> RunCache | None:
+    """The folder that was given, or the calling program's."""
+    around = None if outer is None or outer.cache is None else outer.cache.folder
+    folder = settings.cache or around
+    seeded = settings.sampling.given().get("seed") is not None
+    return None if folder is None else RunCache(folder, seeded)
+
+
 def open_run(
     settings: RunSettings, feed: Feed | None = None, *, is_rehearsal: bool = False
 ) -> Run[Any]:
@@ -98,10 +110,15 @@ def open_run(
     around = None if outer is None else outer.budget
     budget = Budget(around, timeout=settings.timeout, max_total_tokens=settings.max_total_tokens)
     backend = settings.backend if is_rehearsal and settings.backend else backend_of(settings)
+    is_rehearsal = is_rehearsal or (outer is not None and outer.is_rehearsal)
+    cache = None if is_rehearsal else _cache_of(settings, outer)
+    if cache is not None:
+        backend = cache.over(backend, None if outer is None else outer.backend)
     scope = Scope(
         backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed
     )
-    scope.is_rehearsal = is_rehearsal or (outer is not None and outer.is_rehearsal)
+    scope.cache = cache
+    scope.is_rehearsal = is_rehearsal
     told = () if scope.is_rehearsal else callbacks.get()
     if told:
         scope.trace = RunTrace(

@@ -50,6 +50,13 @@ class Run(Generic[R]):
         return self.scope.usage()
 
     @property
+    def num_from_cache(self) -> int:
+        """How many of the run's calls were answered from the folder of `using(cache=...)`; they
+        cost nothing in `usage`. Runs within this one count their own.
+        """
+        return self.scope.num_from_cache()
+
+    @property
     def usage_by_model(self) -> dict[str, wire.Usage]:
         """The same for each model that the run, or a run inside it, has asked."""
         return self.scope.usage_by_model()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lmprog.backends import Backend
 from lmprog.backends.default import backend_at
+from lmprog.errors import InvalidParameter
 from lmprog.lang.ops.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
 from lmprog.lang.runs.executor import RunSettings
 
@@ -23,6 +26,7 @@ class RunOptions(SamplingOptions, total=False):
     cache_salt: str
     heal: bool
     num_api_spec_tokens: int | None
+    cache: str | Path | None
 
 
 def is_setting(name: str) -> bool:
@@ -42,8 +46,31 @@ def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettin
         named = rest.pop("backends").items()
         others = {name: backend_at(one) if isinstance(one, str) else one for name, one in named}
         settings = replace(settings, backends={**settings.backends, **others})
+    if "cache" in rest:
+        settings = replace(settings, cache=_folder(rest.pop("cache")))
     if "cache_salt" in rest:
         settings = replace(settings, salt=rest.pop("cache_salt"))
     given = rest.pop("sampling", None) or Sampling()
     own = sampling_of(rest, RunOptions.__annotations__)
     return replace(settings, sampling=own.over(given).over(settings.sampling))
+
+
+def _folder(given: object) -> Path | None:
+    """A folder that can be written to, made if it is not there."""
+    if given is None:
+        return None
+    allowed = "the path of a folder that can be written to"
+    try:
+        folder = Path(given).expanduser().absolute()  # type: ignore[arg-type]
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(folder, os.W_OK) else " (it cannot be written to)"
+    except (TypeError, OSError) as error:
+        problem = f" ({error})"
+    if not problem:
+        return folder
+    raise InvalidParameter(
+        f"cache={given!r} is not allowed; give {allowed}{problem}",
+        name="cache",
+        value=repr(given),
+        allowed=allowed,
+    )

@@ -1,0 +1,104 @@
+"""What a call asks, as the key of its reply; how a kept reply stands in a branch and in a stream.
+
+Knows ops and replies; it keeps nothing and asks nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lmprog import wire
+from lmprog.backends import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """All that stands before a call: who is asked, for whom, and the text."""
+
+    identity: tuple[object, ...]
+    salt: str
+    pieces: tuple[wire.Piece, ...]
+    tools: wire.ToolOffer | None
+
+    def key(self, op: wire.Generate | wire.Select, *, with_seed: bool) -> str:
+        """The digest of this and of what `op` says of the reply: not its numbers, its deadline, its
+        priority. At temperature 0 no seed matters.
+        """
+        with_seed = with_seed and temperature_of(op) > 0
+        plain: Any = msgspec.structs.replace(op, branch=0, call=0, priority=0, timeout=None)
+        if isinstance(op, wire.Generate):
+            sampling = op.sampling
+            if not with_seed:
+                sampling = msgspec.structs.replace(sampling, seed=None)
+            plain = msgspec.structs.replace(plain, stream=False, sampling=sampling)
+        elif not with_seed:
+            plain = msgspec.structs.replace(plain, seed=None)
+        ops = wire.encode((wire.Open(0, self.salt), wire.Append(0, joined(self.pieces)), plain))
+        tools = msgspec.msgpack.encode(self.tools)
+        said = msgspec.msgpack.encode((repr(self.identity), ops, tools))
+        return hashlib.blake2b(said, digest_size=20).hexdigest()
+
+
+def temperature_of(op: wire.Generate | wire.Select) -> float:
+    return op.temperature if isinstance(op, wire.Select) else op.sampling.temperature
+
+
+def standing(output: wire.Output) -> wire.Piece:
+    """A result in the text of later calls: its tokens, where they spell its text and nothing else;
+    else its text.
+    """
+    if output.tokens and not output.seam and not output.rest:
+        return wire.TokensPiece(output.tokens)
+    return wire.TextPiece(output.text, quoted=True)
+
+
+def joined(pieces: Iterable[wire.Piece]) -> tuple[wire.Piece, ...]:
+    """The same with neighbouring texts as one: where appends began is no part of a question."""
+    found: list[wire.Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if (
+            isinstance(piece, wire.TextPiece)
+            and isinstance(last, wire.TextPiece)
+            and last.quoted == piece.quoted
+        ):
+            found[-1] = wire.TextPiece(last.text + piece.text, piece.quoted)
+        elif not isinstance(piece, wire.TextPiece) or piece.text:
+            found.append(piece)
+    return tuple(found)
+
+
+def deltas(op: wire.Generate | wire.Select, reply: object) -> Iterator[wire.Delta]:
+    """A kept reply as a stream: each text at once."""
+    if isinstance(op, wire.Generate) and op.stream and isinstance(reply, wire.CallDone):
+        outputs = reply.outputs if op.keep == "first" else reply.outputs[:1]
+        for index, output in enumerate(outputs):
+            if output.text:
+                num_tokens = len(output.tokens)
+                yield wire.Delta(op.call, index, output.text, num_tokens, output.logprobs)
+
+
+def identity(backend: Backend) -> tuple[object, ...]:
+    """Who answers. A model in a folder is also its files: another file is another model."""
+    welcome = backend.client.welcome
+    folder = Path(welcome.model)
+    files = sorted(
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in (folder.iterdir() if folder.is_dir() else [folder])
+        if path.is_file()
+    )
+    return (
+        wire.PROTOCOL_VERSION,
+        type(backend).__name__,
+        getattr(backend, "identity", ()),
+        welcome.model,
+        welcome.vocab_size,
+        welcome.context_len,
+        files,
+    )
