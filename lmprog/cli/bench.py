@@ -105,6 +105,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, rank - 1)]
 
 
+def _milliseconds(values: Sequence[float], percent: float) -> str:
+    """A dash where there are none: every answer came in one piece."""
+    return f"{1e3 * percentile(values, percent):,.1f}" if values else "-"
+
+
 def _print_summary(
     seen: StreamTimes, given: argparse.Namespace, model: str, seconds: float
 ) -> None:
@@ -124,7 +129,7 @@ def _print_summary(
         ("between texts", seen.between),
         ("whole", seen.whole),
     ):
-        table.add_row(name, *(f"{1e3 * percentile(values, percent):,.1f}" for percent in PERCENTS))
+        table.add_row(name, *(_milliseconds(values, percent) for percent in PERCENTS))
     Console().print(table)
     print(
         f"{seen.num_tokens / seconds:,.1f} tokens/s, {len(seen.whole) / seconds:,.2f} "

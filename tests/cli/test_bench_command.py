@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lmprog.cli import main
-from lmprog.cli.bench import percentile
+from lmprog.cli.bench import _milliseconds, percentile
 
 
 def test_a_percentile_is_a_value_that_was_seen() -> None:
@@ -33,6 +33,11 @@ def test_all_requests_are_counted(
     for row in ("first text", "between texts", "whole"):
         assert row in said
     assert " nan" not in said
+
+
+def test_what_was_never_seen_is_a_dash() -> None:
+    assert _milliseconds([], 50) == "-"
+    assert _milliseconds([0.0015], 50) == "1.5"
 
 
 def test_failures_are_told_and_make_it_fail(

@@ -112,7 +112,7 @@ def test_unknown_fields_of_inner_objects_are_named_too() -> None:
     assert parse(body, GenerateRequest).warnings == (
         "unknown field 'sampling_params.colour' is ignored",
     )
-    with pytest.raises(HttpError, match=r'unknown field "sampling_params\.colour"; valid: ebnf'):
+    with pytest.raises(HttpError, match=r'unknown field "sampling_params\.colour"; valid: allo'):
         parse(body, GenerateRequest, strict=True)
 
 
