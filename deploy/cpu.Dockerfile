@@ -9,22 +9,23 @@ WORKDIR /source
 COPY constraints.txt pyproject.toml README.md hatch_build.py ./
 COPY kernels kernels
 COPY lmprog lmprog
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Where builds of torch for processors are; without it the usual index gives a larger one.
+ARG TORCH_INDEX=
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
-    && python -m venv /opt/lmprog \
-    && /opt/lmprog/bin/pip install --no-cache-dir -c constraints.txt --index-url "${TORCH_INDEX}" torch \
-    && /opt/lmprog/bin/pip install --no-cache-dir -c constraints.txt "$(ls /wheels/*.whl)[server,hub,grammar]"
+    && python -m venv /venv \
+    && /venv/bin/pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
+    && /venv/bin/pip install --no-cache-dir -c constraints.txt "$(ls /wheels/*.whl)[server,hub,grammar]"
 
 FROM python:3.11-slim-bookworm
-# torch and the kernels use OpenMP
+# torch uses OpenMP
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libgomp1 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home lmprog \
     && install --directory --owner lmprog /home/lmprog/.cache
-COPY --from=build /opt/lmprog /opt/lmprog
-ENV PATH=/opt/lmprog/bin:$PATH PYTHONUNBUFFERED=1
+COPY --from=build /venv /venv
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1
 USER 1000
 WORKDIR /home/lmprog
 EXPOSE 8000

@@ -11,8 +11,8 @@ COPY constraints.txt pyproject.toml README.md hatch_build.py ./
 COPY kernels kernels
 COPY lmprog lmprog
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
-    && python -m venv /opt/lmprog \
-    && /opt/lmprog/bin/pip install --no-cache-dir -c constraints.txt "$(ls /wheels/*.whl)[server,hub,grammar,cuda]"
+    && python -m venv /venv \
+    && /venv/bin/pip install --no-cache-dir -c constraints.txt "$(ls /wheels/*.whl)[server,hub,grammar,cuda]"
 
 FROM python:3.11-slim-bookworm
 # hadolint ignore=DL3008
@@ -21,10 +21,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home lmprog \
     && install --directory --owner lmprog /home/lmprog/.cache
-COPY --from=build /opt/lmprog /opt/lmprog
+COPY --from=build /venv /venv
 # What the container's runtime of NVIDIA must mount
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-ENV PATH=/opt/lmprog/bin:$PATH PYTHONUNBUFFERED=1 LMPROG_DEVICE=cuda
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 LMPROG_DEVICE=cuda
 USER 1000
 WORKDIR /home/lmprog
 EXPOSE 8000
