@@ -103,15 +103,17 @@ def pages_of(nodes: list[Node]) -> list[int]:
 
 def check_counters(node: Node) -> None:
     """Locks, pins and children of one node."""
-    children = node.children.values()
+    locks, pins, tail_child = node.locks_here, node.pins_here, node.tail_child
     assert node.alive
-    assert node.locks == node.locks_here + sum(child.locks for child in children), (
-        f"locks of {node}"
-    )
-    assert node.pins == node.pins_here + sum(child.pins for child in children), f"pins of {node}"
-    assert min(node.locks_here, node.pins_here) >= 0
-    assert (node.tail_child is None) == (not node.children)
-    assert node.tail_child is None or node.children[node.tail_child.first_token] is node.tail_child
+    assert locks >= 0
+    assert pins >= 0
+    for child in node.children.values():
+        locks += child.locks
+        pins += child.pins
+    assert node.locks == locks, f"locks of {node}"
+    assert node.pins == pins, f"pins of {node}"
+    assert (tail_child is None) == (not node.children)
+    assert tail_child is None or node.children[tail_child.first_token] is tail_child
 
 
 def check_pages(node: Node, page_size: int) -> None:
@@ -123,10 +125,11 @@ def check_pages(node: Node, page_size: int) -> None:
     assert node.end_page is None or (inside and node.children and node.locks_here > 0), (
         f"end_page page of {node}"
     )
+    if not node.children or not node.locks:
+        assert not node.reserves_page, f"page reserve of {node}"
+        assert not node.locks or node.locks_here, f"locks of {node}"
+        return
     busy = any(child.locks for child in node.children.values())
-    only_inherited = node.locks_here == 0  # then a locked child has the lock
-    assert not (node.locks and only_inherited) or busy
-    reserves_page = (
-        node.locks > 0 and not busy and inside and bool(node.children) and node.end_page is None
-    )
+    assert node.locks_here or busy, f"without a lock of its own, a child of {node} has it"
+    reserves_page = not busy and inside and node.end_page is None
     assert node.reserves_page == reserves_page, f"page reserve of {node}"

@@ -43,6 +43,8 @@ class FakeEngine:
         num_slots = num_pages * page_size
         self._slots = np.arange(num_slots, dtype=np.uint64) * _UINT_STEP + np.uint64(12345)
         self._bad = np.zeros(num_slots, bool)
+        self._is_any_bad = False
+        """Whether a slot was ever bad."""
         self._slots_of_page = np.arange(num_slots).reshape(num_pages, page_size)
         self.poison: set[int] = set()
         self.bad_row: int | None = None
@@ -58,6 +60,7 @@ class FakeEngine:
     def write_page(self, page: int, contents: PageContents) -> None:
         where = slice(page * self._page_size, (page + 1) * self._page_size)
         self._slots[where], self._bad[where] = contents
+        self._is_any_bad = True
 
     def spoil_page(self, page: int) -> None:
         """Junk, that shows when it is read."""
@@ -103,8 +106,8 @@ class FakeEngine:
         first = batch.positions.item(begin)
         pages = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]]
         slots = self._slots_of_page[pages].ravel()
-        not_finite = (row == self.bad_row and end - 1 in wanted) or bool(
-            self._bad[slots[:first]].any()
+        not_finite = (row == self.bad_row and end - 1 in wanted) or (
+            self._is_any_bad and bool(self._bad[slots[:first]].any())
         )
         for token, value in enumerate(batch.tokens[begin:end].tolist(), begin):
             position = first + token - begin
@@ -115,6 +118,7 @@ class FakeEngine:
             else:
                 before = _SEED
             not_finite = not_finite or value in self.poison
+            self._is_any_bad |= not_finite
             contents = mix(before, value)
             for slot in targets[token]:
                 self._slots[slot], self._bad[slot] = contents, not_finite
@@ -164,7 +168,8 @@ def _logits(totals: list[int], vocab_size: int) -> Floats:
     """A row for each weighted sum of contents."""
     spread = (_columns(vocab_size) ^ np.array(totals, np.uint64)[:, None]) * _UINT_STEP
     spread ^= spread >> np.uint64(31)
-    return ((spread >> np.uint64(40)).astype(np.float64) / 2**22).astype(np.float32)
+    # 24 bits, so that 32-bit floats are exact
+    return (spread >> np.uint64(40)).astype(np.float32) * np.float32(2**-22)
 
 
 @cache

@@ -6,6 +6,8 @@ Slow and obvious. Knows requests and results; knows no torch.
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,7 +45,7 @@ def log_softmax(row: Floats) -> NDArray[np.float64]:
 
 
 def _sample(row: Floats, request: SampleRequest) -> SampleResult | None:
-    if not np.isfinite(row).all():
+    if not isfinite(row.sum(dtype=np.float64)):
         return None
     kept = _allowed(row, request)
     for biased, bias in request.sampling.logit_bias:
@@ -70,10 +72,11 @@ def _allowed(row: Floats, request: SampleRequest) -> Floats:
         bits = np.unpackbits(request.mask.bits.view(np.uint8), bitorder="little")[: len(row)]
         kept[bits == 0] = -np.inf
     if request.banned:
-        unbanned = kept.copy()
-        unbanned[list(request.banned)] = -np.inf
-        if unbanned.max() > -np.inf:
-            return unbanned
+        banned = list(request.banned)
+        before = kept[banned]
+        kept[banned] = -np.inf
+        if (request.mask is not None or len(banned) >= len(row)) and kept.max() == -np.inf:
+            kept[banned] = before
     return kept
 
 

@@ -296,8 +296,8 @@ MEMORY_MUTANTS = [
         "the oldest running sequence is preempted",
         "scheduling",
         _SCHEDULING + "scheduler.py",
-        "            victim = max(later, key=_preemption_order)",
-        "            victim = min(later, key=_preemption_order)",
+        "            victim = max(later, key=preemption_order)",
+        "            victim = min(later, key=preemption_order)",
     ),
     Mutant(
         "a preempted sequence is forgotten by its program",

@@ -58,22 +58,20 @@ def build_batch(plan: Plan, page_size: int) -> Batch:
     _, tokens_of, first, last, pages_of, wanted_from = zip(*plan.rows, strict=True)
     num_rows = len(first)
     starts, ends = np.array(first, np.int32), np.array(last, np.int32)
-    counts = ends - starts
     tokens, pages = _joined(tokens_of), _joined(pages_of)
-    row_starts = _offsets(counts)
     page_starts = _offsets(np.fromiter(map(len, pages_of), np.int32, num_rows))
-    wanted = ends - np.array(wanted_from, np.int32)
     total = len(tokens)
+    if total == num_rows and wanted_from == first and not plan.mirrors:
+        return _decodes(plan, page_size, (tokens, starts, ends, page_starts, pages))
+    counts = ends - starts
+    row_starts = _offsets(counts)
+    wanted = ends - np.array(wanted_from, np.int32)
     within = np.arange(total, dtype=np.int32)
-    if total == num_rows:  # every row is one token
-        positions, page_bases, logit_tokens = starts, page_starts[:-1], within
-    else:
-        positions = within + np.repeat(starts - row_starts[:-1], counts)
-        page_bases = np.repeat(page_starts[:-1], counts)
-    if total != num_rows or int(wanted.sum()) != num_rows:
-        logit_starts = _offsets(wanted)
-        logit_tokens = np.arange(int(logit_starts[-1]), dtype=np.int32)
-        logit_tokens += np.repeat(row_starts[1:] - wanted - logit_starts[:-1], wanted)
+    positions = within + np.repeat(starts - row_starts[:-1], counts)
+    page_bases = np.repeat(page_starts[:-1], counts)
+    logit_starts = _offsets(wanted)
+    logit_tokens = np.arange(int(logit_starts[-1]), dtype=np.int32)
+    logit_tokens += np.repeat(row_starts[1:] - wanted - logit_starts[:-1], wanted)
     page_of, offsets = np.divmod(positions, np.int32(page_size))
     slots = pages[page_bases + page_of] * np.int32(page_size) + offsets
     write_tokens = within
@@ -96,6 +94,33 @@ def build_batch(plan: Plan, page_size: int) -> Batch:
     )
 
 
+def _decodes(plan: Plan, page_size: int, joined: tuple[Ints, Ints, Ints, Ints, Ints]) -> Batch:
+    """Every row is one token whose logits are wanted, and written to one place. `joined` are
+    tokens, first and last positions, where page tables begin, and these.
+    """
+    tokens, starts, ends, page_starts, pages = joined
+    row_starts = np.arange(len(tokens) + 1, dtype=np.int32)
+    each = row_starts[:-1]
+    slots, offsets = np.divmod(starts, np.int32(page_size))
+    slots += page_starts[:-1]
+    slots = pages[slots]
+    slots *= np.int32(page_size)
+    slots += offsets
+    return Batch(
+        tokens=tokens,
+        positions=starts,
+        row_starts=row_starts,
+        kv_lens=ends,
+        page_starts=page_starts,
+        pages=pages,
+        write_tokens=each,
+        write_slots=slots,
+        copies=_copies(plan),
+        logit_tokens=each,
+        page_size=page_size,
+    )
+
+
 def _offsets(counts: Ints) -> Ints:
     """Where each of several stretches begins, and where the last one ends."""
     out = np.zeros(len(counts) + 1, np.int32)
@@ -108,6 +133,8 @@ def _joined(runs: tuple[array[int], ...]) -> Ints:
 
 
 def _copies(plan: Plan) -> Ints:
+    if not plan.copies:
+        return np.zeros((0, 2), np.int32)
     pairs = [(copy.source, copy.target) for copy in plan.copies]
     return np.array(pairs, np.int32).reshape(-1, 2)
 

@@ -99,9 +99,12 @@ class Interpreter:
         elif isinstance(op, Unreadable):
             self._refuse(client_id, op)
         else:
-            client = self.clients.setdefault(client_id, ClientState())
+            client = self.clients.get(client_id)
+            if client is None:
+                client = self.clients[client_id] = ClientState()
             self._take(client_id, client, op)
-        self._run_ready()
+        if self._ready:
+            self._run_ready()
 
     def _run_ready(self) -> None:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""The admission order of waiting sequences: pure functions from a sequence to a key. The smaller
+"""The order of admission and of preemption: pure functions from a sequence to a key. The smaller
 key goes first.
 
 Keys do not change while a sequence waits, apart from the length of its cached prefix, so the queue
@@ -31,6 +31,8 @@ from lmprog.runtime.scheduling.sequence import Sequence
 Key = tuple[int, float, bytes, int]
 """(not preempted, rank, tokens, arrival number), compared from left to right."""
 
+PREEMPTIONS_BY_AGE = 2
+"""Preemptions of a sequence by older programs; then only sequences admitted earlier preempt it."""
 DFS_PREFIX_TOKENS = 4096
 """dfs: tokens that count for the order; beyond them sequences keep their order of arrival."""
 
@@ -74,3 +76,10 @@ class AdmissionOrder:
 
 def _class(sequence: Sequence) -> int:
     return 0 if sequence.admission_order else 1
+
+
+def preemption_order(sequence: Sequence) -> tuple[bool, int, int]:
+    """The greatest is preempted first: the youngest program's, unless it was often enough."""
+    is_protected = sequence.num_memory_preemptions >= PREEMPTIONS_BY_AGE
+    age = 0 if is_protected else abs(sequence.group.program or 0)
+    return not is_protected, age, sequence.admission_order

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from math import inf
+from operator import attrgetter
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError, Overloaded
@@ -27,7 +28,7 @@ from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.pins import Pins
 from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.policy import AdmissionOrder
+from lmprog.runtime.scheduling.policy import AdmissionOrder, preemption_order
 from lmprog.runtime.scheduling.program_admission import Memory, ProgramAdmission
 from lmprog.runtime.scheduling.progress import Progress, apply_results
 from lmprog.runtime.scheduling.sampling_requests import StepResults
@@ -39,8 +40,7 @@ from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
 from lmprog.runtime.tier.page_store import PageStore
 from lmprog.runtime.tier.second_tier import SecondTier
 
-PREEMPTIONS_BY_AGE = 2
-"""Preemptions of a sequence by older programs; then only sequences admitted earlier preempt it."""
+_NOTHING = Plan()
 
 
 class Scheduler:
@@ -187,6 +187,9 @@ class Scheduler:
         self._step_began = self._clock()
         self.programs.finish(self.pins)
         self.tables.begin()
+        if self.idle:
+            self._work += 1.0
+            return _NOTHING
         self._admission.begin()
         rows: list[Row] = []
         # Decodes first: they are short and somebody waits for each token. Then prefills in the
@@ -296,7 +299,7 @@ class Scheduler:
             )
         sequence.state = SequenceState.RUNNING
         self.running.append(sequence)
-        self.running.sort(key=_admission_order_of)
+        self.running.sort(key=attrgetter("admission_order"))
         if self.programs.admit(sequence):
             self.waiting.move_program(self.programs.number_of(sequence), is_active=True)
 
@@ -336,11 +339,11 @@ class Scheduler:
             self.stats.evicted_pages += freed
             if freed >= missing:
                 continue
-            own, planned = _preemption_order(sequence), {row.sequence for row in rows}
-            later = [v for v in self.running if v not in planned and _preemption_order(v) > own]
+            own, planned = preemption_order(sequence), {row.sequence for row in rows}
+            later = [v for v in self.running if v not in planned and preemption_order(v) > own]
             if not later:
                 return False
-            victim = max(later, key=_preemption_order)
+            victim = max(later, key=preemption_order)
             victim.num_memory_preemptions += 1
             self.preempt(victim)
         return True
@@ -356,14 +359,3 @@ class Scheduler:
             self.tables.detach(sequence)
             sequence.state = SequenceState.WAITING
             self._requeue(sequence)
-
-
-def _admission_order_of(sequence: Sequence) -> int:
-    return sequence.admission_order
-
-
-def _preemption_order(sequence: Sequence) -> tuple[bool, int, int]:
-    """The greatest is preempted first: the youngest program's, unless it was often enough."""
-    is_protected = sequence.num_memory_preemptions >= PREEMPTIONS_BY_AGE
-    age = 0 if is_protected else abs(sequence.group.program or 0)
-    return not is_protected, age, sequence.admission_order
