@@ -66,8 +66,8 @@ class RuntimeConfig:
     """Weights rounded to 8 bits (one scale an output) or 4 (one scale 32 inputs); native only."""
     tp: int = 1
     """Tensor parallelism: processes (ranks) that compute each step together, with a part of every
-    layer's weights and heads each; torch engine only. `threads` and `kv_memory_mb` are of all
-    ranks of a machine together."""
+    layer's weights and heads each; torch engine, or a device for each. `threads` and
+    `kv_memory_mb` are of all ranks of a machine together."""
     tp_ranks: Literal["local", "torchrun"] = "local"
     """Who starts the ranks: the runtime, on this machine, or torchrun and its like, which say by
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT who is who; only there on several machines."""

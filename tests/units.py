@@ -26,7 +26,7 @@ UNITS = {
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
-    "ray": Unit("lmprog.ray", "errors transport launch fleet"),
+    "ray": Unit("lmprog.ray", "errors transport launch fleet options supervision server"),
     "calls": Unit("lmprog.calls", "errors wire"),
     # the client's side: no tokens, no tensors, no sockets
     "backends": Unit(
@@ -121,6 +121,7 @@ DOORS = {
     "lmprog.lang.ops.sampling lmprog.runtime.kv_events "
     "lmprog.backends.blackbox lmprog.backends.caching lmprog.server",
     **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
+    "fastapi": "lmprog.server lmprog.ray.serve_gateway",
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
     "numpy": "lmprog.constraints lmprog.runtime.scheduling.logits_requests lmprog.runtime.engine "

@@ -9,7 +9,8 @@ GPUs. Which replica a program goes to, its messages, and what happens when a rep
 fleet's: nothing of a program travels through Ray.
 
 `application` makes what Serve runs, `runtime_replica` is one of its actors, `directory` says where
-replicas are reached, `ray_members` reads it for a fleet, `ray_cluster` starts and joins clusters.
+replicas are reached, `ray_members` reads it for a fleet, `ray_cluster` starts and joins clusters,
+`serve_gateway` puts gateways behind Serve's own HTTP proxy.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmprog.ray.application import app as app
     from lmprog.ray.application import build as build
+    from lmprog.ray.serve_gateway import with_gateways as with_gateways
 
-__all__ = ["app", "build"]
+_HOMES = {
+    **dict.fromkeys(("app", "build"), "lmprog.ray.application"),
+    "with_gateways": "lmprog.ray.serve_gateway",
+}
+
+__all__ = ["app", "build", "with_gateways"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'lmprog.ray' has no attribute {name!r}")
-    return getattr(importlib.import_module("lmprog.ray.application"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -63,35 +63,51 @@ def app(
     actor.update(resources or {})
     threads = max(1, int(actor["num_cpus"])) * tensor_parallel
     options = {"threads": threads, "tp": tensor_parallel, **options}
-    configured(model, dict(options))  # what is wrong is said here, and not by an actor's log
+    config = configured(model, dict(options))  # what is wrong is said here, not by an actor's log
+    if config.kv_events is not None and bounds[1] > 1:
+        says = "kv_events is for one runtime: several cannot share its address; leave it out"
+        raise InvalidParameter(says, name="kv_events", value=str(config.kv_events))
+    together = _together(actor, tensor_parallel)
     deployment = serve.deployment(
         RuntimeReplica,
         ray_actor_options=actor,
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=2 * STOP_GRACE,
         **_number(*bounds, autoscaling),
-        **_together(actor, tensor_parallel),
+        **together,
     )
     return deployment.bind(model, options, slots, keys)
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
     """The same for a file of `serve deploy` or of KubeRay: `import_path: lmprog.ray:build`, and the
-    arguments of `app` under `args`.
+    arguments of `app` under `args`; below `gateways` there those of `with_gateways`, where Serve's
+    own HTTP proxy shall serve.
     """
-    return app(**arguments)
+    runtimes = {name: value for name, value in arguments.items() if name != "gateways"}
+    gateways = arguments.get("gateways")
+    if gateways is None:
+        return app(**runtimes)
+    from lmprog.ray.serve_gateway import with_gateways
+
+    return with_gateways(app(**runtimes), **{"keys": runtimes.get("keys"), **gateways})
 
 
-def _together(actor: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """The options of a deployment that keep a replica's ranks on one machine."""
+def _together(actor: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """The options of a deployment that keep a replica's ranks on one machine. GPUs become the
+    actor's own, all of them: Ray shows a process those of its own bundle, and the ranks are its
+    children.
+    """
     if ranks == 1:
         return {}
     bundle = {"CPU": actor["num_cpus"], "GPU": actor.get("num_gpus", 0)}
     bundle.update(actor.get("resources", {}))
-    return {
-        "placement_group_bundles": [{name: n for name, n in bundle.items() if n}] * ranks,
-        "placement_group_strategy": "STRICT_PACK",
-    }
+    bundle = {name: n for name, n in bundle.items() if n}
+    bundles = [bundle] * ranks
+    if "GPU" in bundle:
+        bundles = [{name: n * ranks for name, n in bundle.items()}]
+        actor["num_gpus"] *= ranks
+    return {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_PACK"}
 
 
 def _number(least: int, most: int, autoscaling: Mapping[str, Any] | None) -> dict[str, Any]:

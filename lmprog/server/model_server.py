@@ -1,4 +1,4 @@
-"""A gateway and its runtime inside of an application of yours: its routers, and its life.
+"""A gateway and its runtimes inside of an application: its routers, and its life.
 
 `create_app` is the whole application, as `lmprog serve` has it. Where the routers are included in
 another one, that runs the runtime by `ModelServer.lifespan`. Knows how the parts go together; an
@@ -22,22 +22,23 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.options.configuration import configured
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.routers import GatewayRouter
-from lmprog.server.service import RUNTIME_GRACE, ServerService, one_runtime
+from lmprog.server.service import RUNTIME_GRACE, ServerService, Supervise, one_runtime
 
 
-class ModelServer:
-    """A gateway before a runtime of its own, which lives as long as the application."""
+class GatewayServer:
+    """A gateway before runtimes that `supervise` looks after, for as long as an application
+    lives.
+    """
 
-    def __init__(
-        self, model: str = "nano", settings: ServerSettings | None = None, **runtime_options: Any
-    ) -> None:
-        """Starts nothing yet. `runtime_options` are fields of RuntimeConfig and SchedulerConfig."""
-        service = ServerService(
-            settings or ServerSettings(),
-            one_runtime(lambda: RuntimeProcess(model, log_to_stderr=True, **runtime_options)),
-        )
+    def __init__(self, settings: ServerSettings | None, supervise: Supervise) -> None:
+        """Starts nothing yet."""
+        service = ServerService(settings or ServerSettings(), supervise)
         self.gateway: Gateway = service.gateway
         self._supervised = service.supervised
+
+    def app(self) -> FastAPI:
+        """An application of its own, which starts and ends the runtimes."""
+        return build_app(self.gateway, self.lifespan)
 
     def routers(self) -> list[GatewayRouter]:
         """All routes, for `include_router`: in this order, if their paths are not prefixed."""
@@ -61,6 +62,19 @@ class ModelServer:
             await asyncio.to_thread(self.gateway.traces.close)
 
 
+class ModelServer(GatewayServer):
+    """A gateway before a runtime of its own, which lives as long as the application."""
+
+    def __init__(
+        self, model: str = "nano", settings: ServerSettings | None = None, **runtime_options: Any
+    ) -> None:
+        """Starts nothing yet. `runtime_options` are fields of RuntimeConfig and SchedulerConfig."""
+        super().__init__(
+            settings,
+            one_runtime(lambda: RuntimeProcess(model, log_to_stderr=True, **runtime_options)),
+        )
+
+
 def create_app(
     model: str | None = None, settings: ServerSettings | None = None, **runtime_options: Any
 ) -> FastAPI:
@@ -75,4 +89,4 @@ def create_app(
         settings or chosen.settings(),
         **{**chosen.runtime_options(), **runtime_options},
     )
-    return build_app(server.gateway, server.lifespan)
+    return server.app()

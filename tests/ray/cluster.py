@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,9 +38,16 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 @contextmanager
-def running_cluster() -> Iterator[None]:
-    """Ray and Serve, with this process as the driver; more logical processors than there are."""
+def running_cluster() -> Iterator[str]:
+    """Ray and Serve, with this process as the driver; more logical processors than there are. Gives
+    the address of Serve's HTTP proxy.
+    """
     import ray
     from ray import serve
 
@@ -57,8 +65,9 @@ def running_cluster() -> Iterator[None]:
             _temp_dir=folder,
         )
         try:
-            serve.start(proxy_location="Disabled")
-            yield
+            port = free_port()
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield f"http://127.0.0.1:{port}"
         finally:
             started = offspring() - before
             serve.shutdown()

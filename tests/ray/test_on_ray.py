@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 import lmprog
@@ -17,6 +19,7 @@ from lmprog.transport import write_keys
 from tests.ray.cluster import (
     ENVIRONMENT,
     OPTIONS,
+    PATIENCE,
     SEEDS,
     Load,
     offspring,
@@ -39,9 +42,10 @@ SERVE_OPTIONS = ("--threads", "1", "--dtype", "float32")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with running_cluster():
-        yield
+def cluster() -> Iterator[str]:
+    """The address of Serve's proxy."""
+    with running_cluster() as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def deploy(replicas: int | tuple[int, int] = 2, **changes: Any) -> None:
 
 
 @pytest.fixture
-def fleet(cluster: None) -> Iterator[lmprog.Fleet]:
+def fleet(cluster: str) -> Iterator[lmprog.Fleet]:
     """Two replicas that serve, at the beginning of the test."""
     deploy()
     with lmprog.Fleet.from_ray(NAME, slots=SLOTS) as made:
@@ -144,7 +148,7 @@ def test_a_gateway_joins_the_replicas_of_an_application(
 
 
 def test_a_replica_of_another_machine_needs_keys(
-    cluster: None, alone: dict[int, list[str]], tmp_path: Path
+    cluster: str, alone: dict[int, list[str]], tmp_path: Path
 ) -> None:
     from lmprog.ray.ray_members import RayMembers
 
@@ -164,7 +168,7 @@ def test_a_replica_of_another_machine_needs_keys(
         serve.delete("far")
 
 
-def test_a_replica_has_its_ranks_in_a_placement_group(cluster: None) -> None:
+def test_a_replica_has_its_ranks_in_a_placement_group(cluster: str) -> None:
     from ray.util import placement_group_table
 
     with lmprog.Runtime("nano", tp=2, **{**OPTIONS, "threads": 2}) as runtime:
@@ -176,6 +180,51 @@ def test_a_replica_has_its_ranks_in_a_placement_group(cluster: None) -> None:
     groups = [one for one in placement_group_table().values() if one["state"] == "CREATED"]
     assert [one["bundles"] for one in groups] == [{0: {"CPU": 1.0}, 1: {"CPU": 1.0}}]
     serve.delete("ranks")
+
+
+def pids_of(fleet: lmprog.Fleet) -> dict[str, int]:
+    """Of the runtimes whose figures are known, by replica."""
+    states = fleet.channel.replicas()
+    return {one.name: int(one.figures["pid"]) for one in states if "pid" in one.figures}
+
+
+def busy_replica(http: httpx2.Client) -> str:
+    """The one that has the gateway's only request."""
+    replicas = http.get("/fleet").json()["replicas"]
+    (found,) = [one["name"] for one in replicas if one["programs"]]
+    return str(found)
+
+
+def test_requests_to_serves_own_proxy_are_served_and_survive_a_replica(
+    cluster: str, alone: dict[int, list[str]]
+) -> None:
+    app = lmprog.ray.build(
+        {"model": "nano", "replicas": 2, **OPTIONS, "gateways": {"served_model_name": "tales"}}
+    )
+    serve.run(app, name="tales", route_prefix="/")
+    body = {"prompt": "Once", "max_tokens": 200, "seed": 1, "ignore_eos": True}
+    with (
+        httpx2.Client(base_url=cluster, timeout=PATIENCE, trust_env=False) as http,
+        lmprog.Fleet.from_ray("tales") as fleet,
+    ):
+        until(lambda: len(names(fleet)) == 2, "two replicas serve")
+        assert http.get("/v1/models").json()["data"][0]["id"] == "tales"
+        whole = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        backend = lmprog.RuntimeEndpoint(cluster)
+        assert not backend.lost
+        assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
+        until(lambda: len(pids_of(fleet)) == 2, "figures come")
+        pids, pieces = pids_of(fleet), []
+        with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+            for line in stream.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                pieces.append(json.loads(line[6:])["choices"][0]["text"])
+                if len(pieces) == 3:
+                    os.kill(pids[busy_replica(http)], signal.SIGKILL)
+        assert len(pieces) > 3, "more of it came after the death"
+        assert "".join(pieces) == whole
+    serve.delete("tales")
 
 
 def test_a_server_runs_its_replicas_on_a_cluster_of_its_own(alone: dict[int, list[str]]) -> None:

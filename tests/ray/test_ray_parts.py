@@ -88,6 +88,7 @@ def test_replicas_are_listed_while_they_renew_and_until_they_leave() -> None:
         ({"tp": 2}, InvalidParameter, "how many ranks"),
         ({"autoscaling": {"upscale_delay_s": 1}}, InvalidParameter, "needs room"),
         ({"thread": 1}, UnknownName, "unknown runtime option 'thread'"),
+        ({"replicas": (1, 2), "kv_events": "tcp://127.0.0.1:1"}, InvalidParameter, "one runtime"),
     ],
 )
 def test_an_application_with_wrong_options_is_refused(
@@ -98,6 +99,58 @@ def test_an_application_with_wrong_options_is_refused(
 
     with pytest.raises(error, match=message):
         lmprog.ray.app("nano", **arguments)
+
+
+def test_cache_events_of_the_only_replica_are_taken() -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    lmprog.ray.app("nano", replicas=1, kv_events="tcp://127.0.0.1:1")
+
+
+def test_ranks_see_all_gpus_of_their_replica() -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    def of(**resources: float) -> tuple[Any, Any]:
+        app = lmprog.ray.app("nano", tensor_parallel=2, resources=resources, device="cuda")
+        made = app._bound_deployment
+        config = made._replica_config
+        return config.placement_group_bundles, config.ray_actor_options.get("num_gpus")
+
+    assert of(num_cpus=3) == ([{"CPU": 3.0}, {"CPU": 3.0}], None)
+    assert of(num_cpus=3, num_gpus=1) == ([{"CPU": 6.0, "GPU": 2.0}], 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"count": 0}, InvalidParameter, "at least one gateway"),
+        ({"port": 1}, InvalidParameter, "port is the affair of Serve's proxy"),
+        ({"replicas": 2}, InvalidParameter, "replicas is the affair of the application"),
+        ({"api_key": "x"}, UnknownName, "unknown setting 'api_key'; valid: .*api_keys"),
+        ({"max_running": 0}, InvalidParameter, "max-running is 0"),
+    ],
+)
+def test_gateways_with_wrong_settings_are_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    with pytest.raises(error, match=message):
+        lmprog.ray.with_gateways(lmprog.ray.app("nano"), **arguments)
+
+
+def test_gateways_of_a_file_have_the_keys_of_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+    from lmprog.ray import serve_gateway
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(serve_gateway, "with_gateways", lambda app, **more: seen.update(more))
+    lmprog.ray.build({"model": "nano", "keys": "folder", "gateways": {"api_keys": ["one"]}})
+    assert seen == {"keys": "folder", "api_keys": ["one"]}
 
 
 def test_serve_takes_the_manifest_of_kuberay() -> None:

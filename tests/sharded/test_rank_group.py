@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.batch import Batch, build_batch
 from lmprog.runtime.engine.sharded.place import Place
-from lmprog.runtime.engine.sharded.rank_group import RankGroup
+from lmprog.runtime.engine.sharded.rank_group import TRANSPORTS, RankGroup
 from lmprog.runtime.engine.sharded.sharded_engine import ShardedEngine, load_shard
 from lmprog.runtime.scheduling.plan import Plan, Row
 
@@ -29,6 +30,49 @@ def group(tmp_path: Path) -> Iterator[RankGroup]:
     made = RankGroup(Place(0, 1, 1, tmp_path / "meeting"))
     yield made
     made.close()
+
+
+def test_what_lies_on_a_gpu_goes_over_nccl_and_all_else_over_gloo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU there is no NCCL: torch's own fake stands for it, and meta tensors for those of
+    a GPU. Two names are replaced, no code of ours.
+    """
+    assert TRANSPORTS["cuda"] == "cpu:gloo,cuda:nccl"
+    dist.Backend.register_backend(
+        "pretended",
+        lambda _, rank, size, __: FakeProcessGroup._create_internal(rank, size),
+        devices=["meta"],
+    )
+    monkeypatch.setitem(TRANSPORTS, "cuda", "cpu:gloo,meta:pretended")
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    group = RankGroup(Place(0, 1, 1, tmp_path / "meeting"), "cuda:0")
+    try:
+        carriers = {
+            kind: dist.group.WORLD._get_backend(torch.device(kind)).name()
+            for kind in ("cpu", "meta")
+        }
+        assert carriers == {"cpu": "gloo", "meta": "fake"}
+        part = torch.empty(3, 4, device="meta")
+        group.sum(part)
+        (gathered,) = group.gather(part)
+        assert gathered.device == part.device, "nothing is brought to the processor for it"
+        assert group.facts({"dtype": "float16"}) == {"dtype": "float16"}
+        assert group.least(3) == 3
+        group.give(batch_of([5]))
+    finally:
+        group.close()
+    assert chosen == [torch.device("cuda:0")], "each rank its own"
+
+
+def test_only_ranks_on_gpus_ask_for_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **more: asked.append((name, more)))
+    for device, name in (("cpu", "gloo"), ("emulated", "gloo"), ("cuda:3", "cpu:gloo,cuda:nccl")):
+        monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+        RankGroup(Place(1, 2, 2, tmp_path / "meeting", local=1), device)
+        assert asked.pop()[0] == name
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -73,7 +117,7 @@ def test_facts_and_messages_are_texts_of_any_script(group: RankGroup) -> None:
 class Led:
     """A group whose rank 1 could not load its part."""
 
-    leads, rank, size, here = True, 0, 2, 2
+    leads, rank, size, here, device = True, 0, 2, 2, "cpu"
 
     def facts(self, own: dict[str, Any]) -> dict[str, Any]:
         return own
@@ -99,6 +143,8 @@ class Ended(BaseException):
 def test_a_step_that_fails_on_rank_0_ends_the_process_since_the_others_wait_within_it() -> None:
     class Own:
         location, context_len, vocab_size, dtype, num_pages = None, 1, 1, "float32", 1
+
+        def finish(self) -> None: ...
 
         def forward(self, batch: Batch) -> NoReturn:
             raise MemoryError

@@ -23,6 +23,7 @@ from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, RuntimeGone
 from lmprog.launch import RuntimeProcess, greet
+from lmprog.native import compiler
 from lmprog.runtime.assembly import assemble
 from lmprog.transport import LocalRuntimeChannel
 
@@ -115,6 +116,20 @@ def test_programs_on_two_ranks_are_those_of_one_process() -> None:
         assert describe(runtime)["evicted_pages"] > 0
     assert runtime.process.exit_code == 0
     assert ends(other)
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_programs_on_two_ranks_with_a_device_each_are_those_of_one_process() -> None:
+    """The emulated device runs the kernels of a GPU; what ranks say to each other goes over gloo."""
+    short = {"start": "Once upon a time", "seed": 3}
+    with one_process() as backend:
+        wanted = story.run(**short, backend=backend).value
+    roomy = replace(SMALL, scheduler=SchedulerConfig(page_size=16, num_pages=64, token_budget=128))
+    with lmprog.Runtime(roomy, tp=2, device="emulated", context_len=512) as runtime:
+        assert runtime.process.facts["engine"] == "emulated (tree), 2 ranks"
+        assert runtime.process.facts["device"] == "emulated"
+        assert story.run(**short, backend=runtime).value == wanted
+    assert runtime.process.exit_code == 0
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from lmprog.config import RuntimeConfig
-from lmprog.errors import InvalidParameter
+from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.runtime.engine.device import choice
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.weights import expected
@@ -73,6 +74,14 @@ def test_the_parts_of_all_ranks_are_the_whole_model() -> None:
         assert set(source.released) == set(source.sizes), "what is not the rank's own is let go"
 
 
+@pytest.mark.parametrize(("inner", "size"), [(88, 3), (11008, 4), (40, 2)])
+def test_columns_are_spread_in_words_of_a_gpu_where_they_can(inner: int, size: int) -> None:
+    shards = [Shard(shape_of(12, 12, inner), rank, size).inner for rank in range(size)]
+    assert all(one.start % 8 == one.stop % 8 == 0 for one in shards)
+    assert [one.stop for one in shards[:-1]] == [one.start for one in shards[1:]]
+    assert (shards[0].start, shards[-1].stop) == (0, inner)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(8, 2, 4), (8, 1, 8), (12, 2, 4)])
 def test_fewer_key_value_heads_than_ranks_are_copied_to_the_ranks_whose_queries_read_them(
     heads: int, kv_heads: int, size: int
@@ -105,8 +114,8 @@ def test_heads_that_cannot_be_spread_evenly_are_refused_with_what_can(
         {"tp": 2, "engine": "native"},
         {"tp": 2, "quantize": "int8"},
         {"tp": 2, "kv_disk_mb": 10},
-        {"tp": 2, "device": "cuda"},
-        {"tp": 2, "device": "emulated"},
+        {"tp": 2, "device": "cuda:1"},
+        {"tp": 2, "device": "gpu"},
         {"tp": 2, "attention": "tree"},
     ],
 )
@@ -117,8 +126,33 @@ def test_what_ranks_cannot_do_is_refused_by_its_name(options: dict[str, Any]) ->
     assert caught.value.name == list(options)[-1]
 
 
+def test_gpus_that_are_not_there_are_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def why_no_gpu(number: int) -> str | None:
+        asked.append(number)
+        return f"there are {number} GPUs"
+
+    monkeypatch.setattr(choice, "why_no_gpu", why_no_gpu)
+    with pytest.raises(NotSupported, match="device 'cuda:3' cannot be used: there are 3 GPUs"):
+        check_ranks(RuntimeConfig(tp=4, device="cuda"))
+    with pytest.raises(NotSupported, match="cuda:0"):  # the others may be on other machines
+        check_ranks(RuntimeConfig(tp=4, device="cuda", tp_ranks="torchrun"))
+    assert asked == [3, 0]
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"tp": 2}, {"tp": 4, "engine": "torch"}, {"tp": 2, "device": "auto"}]
+    "options",
+    [
+        {},
+        {"tp": 2},
+        {"tp": 4, "engine": "torch"},
+        {"tp": 2, "device": "auto"},
+        {"tp": 2, "device": "emulated"},
+        {"tp": 2, "device": "emulated", "attention": "tree"},
+    ],
 )
 def test_what_ranks_can_do_is_taken(options: dict[str, Any]) -> None:
     check_ranks(RuntimeConfig(**options))

@@ -48,7 +48,7 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
         from lmprog.runtime.engine.sharded.sharded_engine import load_sharded_engine
 
         sharded = load_sharded_engine(config, ranks)
-        return SelectedEngine(sharded, _sampler_for(sharded), "cpu")
+        return SelectedEngine(sharded, sharded.sampler, sharded.device)
     if config.tp != 1:
         raise InvalidParameter(
             f"tp = {config.tp} is for a runtime, which starts the ranks",

@@ -105,6 +105,9 @@ class TorchEngine:
         with torch.inference_mode():
             return self._model.forward(batch, self.attention)
 
+    def finish(self) -> None:
+        """Returns when all steps are computed: each is, when `forward` returns."""
+
 
 class Threads:
     """How many threads torch takes for a step: one for little work, all for more, or always those

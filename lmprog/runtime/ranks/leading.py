@@ -21,6 +21,7 @@ from lmprog.launch.child_process import python
 from lmprog.launch.parent_pipe import FOLDER_VARIABLE, config_to_json
 from lmprog.runtime.engine.sharded.place import Place, place_of_environment
 from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
+from lmprog.runtime.engine.sharded.shard import rank_device
 from lmprog.runtime.ranks.lifelines import Meeting, say_farewell, watch
 
 _MODULE = "lmprog.runtime.ranks.rank_main"
@@ -76,7 +77,8 @@ def _lead_started(config: RuntimeConfig) -> Led:
         {rank: one.lifeline for rank, one in started.items()},
         [one.process for one in started.values()],
     )
-    return Led(RankGroup(Place(0, config.tp, config.tp, meeting)), ranks)
+    place = Place(0, config.tp, config.tp, meeting)
+    return Led(RankGroup(place, rank_device(config, place.local)), ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def _lead_found(config: RuntimeConfig) -> Led:
             name="tp_ranks",
             value=config.tp_ranks,
         )
-    group = RankGroup(place)
+    group = RankGroup(place, rank_device(config, place.local))
     meeting = Meeting(os.environ["MASTER_ADDR"])
     group.facts({"port": meeting.port, "token": meeting.token})
     try:

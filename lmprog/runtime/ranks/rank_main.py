@@ -25,6 +25,7 @@ from lmprog.errors import LmprogError
 from lmprog.launch.parent_pipe import config_from_json
 from lmprog.runtime.engine.sharded.place import Place, place_of_environment
 from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
+from lmprog.runtime.engine.sharded.shard import rank_device
 from lmprog.runtime.engine.sharded.sharded_engine import follow, load_shard
 from lmprog.runtime.ranks.lifelines import meet, watch
 
@@ -54,8 +55,9 @@ def main() -> NoReturn:
             _end_with_parent()
             lifeline = socket.socket(fileno=arguments.lifeline_fd)
             watch({0: lifeline}, _on_end)
-            place = Place(arguments.rank, config.tp, config.tp, arguments.meeting)
-            group = RankGroup(place)
+            rank = arguments.rank
+            place = Place(rank, config.tp, config.tp, arguments.meeting, local=rank)
+            group = RankGroup(place, rank_device(config, rank))
         own = load_shard(config, group)
         gc.collect()
         gc.freeze()
@@ -72,7 +74,7 @@ def main() -> NoReturn:
 def _found(config: RuntimeConfig) -> RankGroup:
     """Joined by torchrun's variables."""
     place = place_of_environment(config)
-    group = RankGroup(place)
+    group = RankGroup(place, rank_device(config, place.local))
     said = group.facts(None)
     lifeline = meet(os.environ["MASTER_ADDR"], said["port"], said["token"], place.rank)
     watch({0: lifeline}, _on_end)

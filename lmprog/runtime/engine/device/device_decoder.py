@@ -103,7 +103,7 @@ class DeviceDecoder:
         """What follows attention: `_more` is what `x` still lacks."""
         count = len(x)
         more, normed = self._more[:count], self._normed[:count]
-        self._product(attended, layer.out, layer.out_bias, more)
+        self._end_half(attended, layer.out, layer.out_bias, more)
         self._norm(inputs, x, more, count_at)
         self._product(normed, layer.gate_up, layer.gate_up_bias, self._gate_up[:count])
         args = SiluArgs(
@@ -114,7 +114,11 @@ class DeviceDecoder:
             count_at=count_at,
         )
         self._kernels.launch("silu_mul", args)
-        self._product(self._inner[:count], layer.down, layer.down_bias, more)
+        self._end_half(self._inner[:count], layer.down, layer.down_bias, more)
+
+    def _end_half(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """The last product of half a layer."""
+        self._product(x, weight, bias, out)
 
     def _finish(self, inputs: StepInputs, layer: LayerWeights) -> None:
         """The end of the last layer, and the head, for the wanted tokens alone."""
@@ -124,9 +128,12 @@ class DeviceDecoder:
         compute(lambda: torch.index_select(self._attended, 0, inputs.logit_tokens, out=attended))
         self._half(inputs, layer, x, attended, Count.LOGITS)
         self._norm(inputs, x, self._more[:wanted], Count.LOGITS, self._weights.norm)
-        head, logits = self._head[:wanted], self._logits[:wanted]
-        self._product(self._normed[:wanted], self._weights.head, None, head)
-        compute(lambda: logits.copy_(head))
+        self._compute_logits(self._normed[:wanted], self._logits[:wanted])
+
+    def _compute_logits(self, x: Tensor, logits: Tensor) -> None:
+        head = self._head[: len(x)]
+        self._product(x, self._weights.head, None, head)
+        self._driver.compute(lambda: logits.copy_(head))
 
     def _norm(
         self,

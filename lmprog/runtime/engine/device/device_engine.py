@@ -38,6 +38,8 @@ class DeviceModel:
     context_len: int
     dtype: torch.dtype
     num_pages: int
+    is_captured: bool = True
+    """Whether steps of one token a row are kept as graphs."""
 
 
 class DeviceEngine:
@@ -56,6 +58,7 @@ class DeviceEngine:
         self.driver = driver
         self.num_replays = 0
         self._decoder = model.decoder
+        self._can_capture = model.is_captured and model.attention.can_be_captured
         self._plans = StepPlans(model.attention.rules)
         self._staging = Staging(driver, _STAGING_BYTES)
         self._graphs: dict[StagingLayout, DeviceGraph] = {}
@@ -68,11 +71,15 @@ class DeviceEngine:
                 self.attention.copy(torch.from_numpy(batch.copies))
             arrays = step_arrays(batch, self._plans.of(batch))
             self.attention.begin(batch)
-            if batch.num_tokens == batch.num_rows and self.attention.can_be_captured:
+            if batch.num_tokens == batch.num_rows and self._can_capture:
                 self._replay(arrays)
             else:
                 self._issue(arrays, StagingLayout.exact(arrays))
         return DeviceLogits(self._decoder.logits(len(batch.logit_tokens)), len(batch.logit_tokens))
+
+    def finish(self) -> None:
+        """Returns when all steps are computed."""
+        self.driver.event().wait()
 
     def _issue(self, arrays: Arrays, layout: StagingLayout) -> None:
         self._make_room(layout)

@@ -48,11 +48,12 @@ _SPARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class AskedModel:
     """A model as it shall be loaded."""
 
     folder: Path | None
     shape: ModelShape
+    """Of what this process computes: the whole model, or its part."""
     dtype: torch.dtype
     context_len: int
     attention_name: DeviceAttentionName | None
@@ -72,16 +73,74 @@ class _Asked:
         )
 
 
+class OpenedDevice:
+    """A device with the kernels for a model, which is not there yet."""
+
+    def __init__(self, config: RuntimeConfig, asked: AskedModel, device: str) -> None:
+        """`device` as `chosen_device` names it."""
+        key = module_key(asked.attention)
+        self.driver = open_driver(device, key)
+        self.kernels = Kernels(self.driver, key)
+        self.budget = 1 << (max(8, config.scheduler.token_budget) - 1).bit_length()
+        """The most tokens of a step."""
+        self._config, self._asked = config, asked
+        self._attention_name: DeviceAttentionName = asked.attention_name or "tree"
+        if isinstance(self.driver, CudaDriver):
+            self._attention_name = right_attention(
+                self.driver, key, asked.attention, asked.attention_name, self.driver.name
+            )
+
+    def num_pages(self) -> int:
+        """For which there is memory beside what has been loaded."""
+        config = self._config
+        page_bytes = TreeAttention.page_bytes(self._asked.attention, config.scheduler.page_size)
+        if config.scheduler.num_pages:
+            return config.scheduler.num_pages
+        if config.kv_memory_mb is not None:
+            return pages_that_fit(config.kv_memory_mb << 20, page_bytes)
+        if self.driver.device.type == "cpu":
+            return pages_that_fit(_EMULATED_BYTES, page_bytes)
+        free, _ = torch.cuda.mem_get_info(self.driver.device)
+        return pages_that_fit(int(free * (1 - _SPARE)), page_bytes)
+
+    def engine(
+        self, decoder: DeviceDecoder, num_pages: int, is_captured: bool = True
+    ) -> DeviceEngine:
+        """With `decoder`, which was made for these kernels."""
+        asked, config = self._asked, self._config
+        decoder.make_room(config.scheduler.max_rows)
+        reader = page_reader(self._attention_name, asked.attention, self.driver.device)
+        page_size = config.scheduler.page_size
+        attention = TreeAttention(
+            self.kernels, asked.attention, num_pages, page_size, self.budget, reader
+        )
+        model = DeviceModel(
+            decoder,
+            attention,
+            self._attention_name,
+            asked.folder,
+            asked.context_len,
+            asked.dtype,
+            num_pages,
+            is_captured,
+        )
+        sampler = DeviceSampler(self.kernels, asked.shape.vocab_size)
+        return DeviceEngine(self.driver, model, sampler)
+
+
 def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
     """The engine that `config` asks for on `device`, as `chosen_device` names it."""
-    asked = _asked(config)
-    key = module_key(asked.attention)
-    driver = open_driver(device, key)
-    name = asked.attention_name or "tree"
-    if isinstance(driver, CudaDriver):
-        name = right_attention(driver, key, asked.attention, asked.attention_name, driver.name)
+    asked = asked_model(config)
+    opened = OpenedDevice(config, asked, device)
     with torch.inference_mode():
-        return _loaded(config, asked, driver, key, name)
+        if asked.folder is None:
+            weights = random_weights(asked.shape, asked.dtype, DUMMY_SEED)
+        else:
+            weights = load_weights(asked.folder, asked.shape, asked.dtype)
+        decoder = DeviceDecoder(
+            opened.kernels, asked.shape, weights, asked.context_len, opened.budget
+        )
+        return opened.engine(decoder, opened.num_pages())
 
 
 def open_driver(device: str, key: ModuleKey) -> Driver:
@@ -91,38 +150,8 @@ def open_driver(device: str, key: ModuleKey) -> Driver:
     return CudaDriver(int(device.partition(":")[2]), key)
 
 
-def _loaded(
-    config: RuntimeConfig,
-    asked: _Asked,
-    driver: Driver,
-    key: ModuleKey,
-    attention_name: DeviceAttentionName,
-) -> DeviceEngine:
-    kernels = Kernels(driver, key)
-    budget = 1 << (max(8, config.scheduler.token_budget) - 1).bit_length()
-    if asked.folder is None:
-        weights = random_weights(asked.shape, asked.dtype, DUMMY_SEED)
-    else:
-        weights = load_weights(asked.folder, asked.shape, asked.dtype)
-    decoder = DeviceDecoder(kernels, asked.shape, weights, asked.context_len, budget)
-    decoder.make_room(config.scheduler.max_rows)
-    page_size = config.scheduler.page_size
-    num_pages = _num_pages(config, driver, TreeAttention.page_bytes(asked.attention, page_size))
-    reader = page_reader(attention_name, asked.attention, driver.device)
-    attention = TreeAttention(kernels, asked.attention, num_pages, page_size, budget, reader)
-    model = DeviceModel(
-        decoder,
-        attention,
-        attention_name,
-        asked.folder,
-        asked.context_len,
-        asked.dtype,
-        num_pages,
-    )
-    return DeviceEngine(driver, model, DeviceSampler(kernels, asked.shape.vocab_size))
-
-
-def _asked(config: RuntimeConfig) -> _Asked:
+def asked_model(config: RuntimeConfig) -> AskedModel:
+    """The whole model, as `config` wants it on a device."""
     folder = locate(config.model)
     if folder is None:
         shape, own = dummy_shape(config.model), "float32"
@@ -153,21 +182,10 @@ def _asked(config: RuntimeConfig) -> _Asked:
     name = config.dtype or own
     if config.kv_dtype not in (None, name):
         raise NotSupported(f"on a device keys and values are kept in the model's type, {name}")
-    return _Asked(
+    return AskedModel(
         folder,
         shape,
         _DTYPES.get(name, torch.float32),
         context_length(config, shape.context_len),
         config.attention,
     )
-
-
-def _num_pages(config: RuntimeConfig, driver: Driver, page_bytes: int) -> int:
-    if config.scheduler.num_pages:
-        return config.scheduler.num_pages
-    if config.kv_memory_mb is not None:
-        return pages_that_fit(config.kv_memory_mb << 20, page_bytes)
-    if driver.device.type == "cpu":
-        return pages_that_fit(_EMULATED_BYTES, page_bytes)
-    free, _ = torch.cuda.mem_get_info(driver.device)
-    return pages_that_fit(int(free * (1 - _SPARE)), page_bytes)

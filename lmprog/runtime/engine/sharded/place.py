@@ -22,6 +22,8 @@ class Place:
     """Ranks on this machine."""
     meeting: Path | None
     """A new file that the ranks of one machine meet by; None: by torchrun's variables."""
+    local: int = 0
+    """Its number among the ranks of this machine, by which it has its GPU."""
 
 
 def place_of_environment(config: RuntimeConfig) -> Place:
@@ -43,4 +45,5 @@ def place_of_environment(config: RuntimeConfig) -> Place:
             name="tp",
             value=config.tp,
         )
-    return Place(rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), None)
+    here, local = os.environ.get("LOCAL_WORLD_SIZE", "1"), os.environ.get("LOCAL_RANK", "0")
+    return Place(rank, size, int(here), None, int(local))

@@ -1,6 +1,7 @@
 """What the ranks of one model say to each other: sums, the parts of logits, batches, facts.
 
-The door of `torch.distributed`. Rank 0 leads: the others do what its batches say. Nothing here has
+The door of `torch.distributed`. Rank 0 leads: the others do what its batches say. What lies on a
+GPU goes over NCCL, all else over gloo: which one is decided by where a tensor is. Nothing here has
 a time limit, since a runtime may be idle for days: whether all ranks live is watched elsewhere
 (`runtime.ranks`), and a rank that is lost is the end of the process.
 """
@@ -29,7 +30,9 @@ log = logging.getLogger("lmprog")
 RANK_LOST = 71
 """Exit status of a process whose ranks can no longer compute together."""
 _NEVER = timedelta(days=3650)
-_INTERFACE = "GLOO_SOCKET_IFNAME"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+TRANSPORTS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""By the kind of device that ranks compute on: what carries tensors, by where they are."""
 _ARRAYS = [field.name for field in fields(Batch) if field.name != "page_size"]
 _HEAD = 2 + len(_ARRAYS)
 _FIRST_INTS = 2048
@@ -42,21 +45,26 @@ class RankGroup:
     the same order.
     """
 
-    def __init__(self, place: Place) -> None:
-        """Waits for all ranks."""
+    def __init__(self, place: Place, device: str = "cpu") -> None:
+        """Waits for all ranks. `device` is this one's, as `chosen_device` names it."""
         self.rank, self.size, self.here = place.rank, place.size, place.here
+        self.device = device
+        kind = "cuda" if device.startswith("cuda") else "cpu"
+        if kind == "cuda":
+            torch.cuda.set_device(torch.device(device))
         if place.meeting is not None or _is_loopback(os.environ.get("MASTER_ADDR", "")):
-            os.environ.setdefault(_INTERFACE, _loopback())
+            for interface in _INTERFACES:
+                os.environ.setdefault(interface, _loopback())
         if place.meeting is not None:
             dist.init_process_group(
-                "gloo",
+                TRANSPORTS[kind],
                 init_method=f"file://{place.meeting}",
                 rank=place.rank,
                 world_size=place.size,
                 timeout=_NEVER,
             )
         else:
-            dist.init_process_group("gloo", init_method="env://", timeout=_NEVER)
+            dist.init_process_group(TRANSPORTS[kind], init_method="env://", timeout=_NEVER)
         self._buffer = torch.zeros(_FIRST_INTS, dtype=torch.int32)
 
     @property

@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
+from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+_WORD = 8
+"""Numbers of 16 bits that a GPU's kernel reads at once."""
 
 
 class WeightSource(Protocol):
@@ -56,7 +59,9 @@ class Shard:
 
     @property
     def inner(self) -> slice:
-        return _even(self.shape.inner, self.rank, self.size)
+        """In whole words of a GPU, where all of them are whole."""
+        word = _WORD if self.shape.inner % _WORD == 0 else 1
+        return _times(_even(self.shape.inner // word, self.rank, self.size), word)
 
     @property
     def vocabulary(self) -> slice:
@@ -123,7 +128,7 @@ def check_ranks(config: RuntimeConfig) -> None:
             says = f"tp_ranks = {config.tp_ranks!r} is for tp of 2 and more"
             raise _refused("tp_ranks", config.tp_ranks, says)
         return
-    only = f"tp = {config.tp} is computed by the torch engine on processors"
+    only = f"tp = {config.tp} is computed by torch"
     if config.engine == "native":
         raise _refused("engine", config.engine, f"{only}; leave out engine = 'native'")
     if config.quantize is not None:
@@ -131,10 +136,22 @@ def check_ranks(config: RuntimeConfig) -> None:
     if config.kv_disk_mb is not None:
         says = f"{only}, which keeps no pages on disk; leave out kv_disk_mb"
         raise _refused("kv_disk_mb", config.kv_disk_mb, says)
-    if config.device not in ("cpu", "auto"):
-        raise _refused("device", config.device, f"{only}; device = {config.device!r} is none")
-    if config.attention not in (None, "native", "reference"):
+    if config.device.startswith("cuda:"):
+        says = "every rank has a GPU of its own, by its number on its machine; device is 'cuda'"
+        raise _refused("device", config.device, says)
+    of_processors = (None, "native", "reference")
+    if config.device in ("cpu", "auto") and config.attention not in of_processors:
         raise _refused("attention", config.attention, f"{only}: attention is native or reference")
+    rank_device(config, config.tp - 1 if config.tp_ranks == "local" else 0)
+
+
+def rank_device(config: RuntimeConfig, local: int) -> str:
+    """What the rank of that number on its machine computes on; with "auto" the processor. Raises
+    NotSupported where it is not there.
+    """
+    if config.device == "auto":
+        return "cpu"
+    return chosen_device(f"cuda:{local}" if config.device == "cuda" else config.device)
 
 
 def shardable_shape(config: RuntimeConfig, folder: Path | None) -> ModelShape:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,6 +22,9 @@ from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError, ModelError
 from lmprog.runtime.engine.attention import make_attention, page_bytes
 from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.device.device_engine import DeviceEngine
+from lmprog.runtime.engine.device.loading import asked_model
+from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, locate
@@ -30,9 +33,11 @@ from lmprog.runtime.engine.model.shape import ModelShape, read_config
 from lmprog.runtime.engine.model.stored_weights import stored_weights
 from lmprog.runtime.engine.model.weights import expected
 from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
+from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
 from lmprog.runtime.engine.sharded.shard import Shard, WeightSource, shardable_shape
 from lmprog.runtime.engine.sharded.sharded_decoder import ShardedDecoder, shard_weights
+from lmprog.runtime.engine.sharded.sharded_device import DevicePart
 from lmprog.runtime.engine.torch_engine import DTYPES, Loaded, Threads, TorchEngine
 
 log = logging.getLogger("lmprog")
@@ -55,7 +60,10 @@ class ShardedEngine:
     name = "sharded"
 
     def __init__(
-        self, own: TorchEngine, group: RankGroup, end: Callable[[str], NoReturn] = end_process
+        self,
+        own: TorchEngine | DeviceEngine,
+        group: RankGroup,
+        end: Callable[[str], NoReturn] = end_process,
     ) -> None:
         self._own = own
         self._group = group
@@ -70,9 +78,21 @@ class ShardedEngine:
     def label(self) -> str:
         return f"{self._own.label}, {self._group.size} ranks"
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """See `TorchEngine`. An error ends the process: the others are in the midst of the step."""
+    @property
+    def sampler(self) -> TorchSampler | DeviceSampler:
+        """What reads the logits."""
+        return self._own.sampler if isinstance(self._own, DeviceEngine) else TorchSampler()
+
+    @property
+    def device(self) -> str:
+        return self._group.device
+
+    def forward(self, batch: Batch) -> torch.Tensor | DeviceLogits:
+        """See `TorchEngine` and `DeviceEngine`. An error ends the process: the others are in the
+        midst of the step.
+        """
         try:
+            self._own.finish()  # what is still queued is summed before the others get more
             self._group.give(batch)
             return self._own.forward(batch)
         except Exception:
@@ -85,25 +105,26 @@ def load_sharded_engine(config: RuntimeConfig, group: RankGroup) -> ShardedEngin
     return ShardedEngine(load_shard(config, group), group)
 
 
-def follow(own: TorchEngine, group: RankGroup) -> NoReturn:
+def follow(own: TorchEngine | DeviceEngine, group: RankGroup) -> NoReturn:
     """Computes what rank 0 gives, until the process is ended. Raises what a step raises."""
     while True:
         own.forward(group.take())
+        own.finish()
 
 
-def load_shard(config: RuntimeConfig, group: RankGroup) -> TorchEngine:
+def load_shard(config: RuntimeConfig, group: RankGroup) -> TorchEngine | DeviceEngine:
     """This rank's part of the model. Raises ModelError and its like; rank 0 those of any rank."""
     if group.leads:
         folder = locate(config.model)
         shape = shardable_shape(config, folder)
-        said = group.facts(asdict(_decided(config, folder, shape)))
+        said = group.facts(asdict(_decided(config, folder, shape, group.device)))
     else:
         said = group.facts(None)
     agreed = Agreed(**said)
     failure: LmprogError | None = None
     pages = -1
     try:
-        part = _Part(config, agreed, group)
+        part = _loaded(config, agreed, group)
         pages = part.num_pages()
     except LmprogError as error:
         failure = error
@@ -117,14 +138,24 @@ def load_shard(config: RuntimeConfig, group: RankGroup) -> TorchEngine:
     return part.engine(least)
 
 
-class _Part:
-    """A rank's loaded part, before its pages are counted."""
+def _loaded(config: RuntimeConfig, agreed: Agreed, group: RankGroup) -> _Part | DevicePart:
+    folder = locate(config.model)
+    if _fingerprint(folder) != agreed.checkpoint:
+        raise ModelError(f"its checkpoint of {config.model} is not the one of rank 0")
+    shard = Shard(shardable_shape(config, folder), group.rank, group.size)
+    if group.device == "cpu":
+        return _Part(config, agreed, shard, group)
+    same: Any = {"dtype": agreed.dtype}
+    return DevicePart(replace(config, **same), shard, _source(folder, shard.shape), group)
 
-    def __init__(self, config: RuntimeConfig, agreed: Agreed, group: RankGroup) -> None:
+
+class _Part:
+    """A rank's loaded part on the processor, before its pages are counted."""
+
+    def __init__(
+        self, config: RuntimeConfig, agreed: Agreed, shard: Shard, group: RankGroup
+    ) -> None:
         folder = locate(config.model)
-        if _fingerprint(folder) != agreed.checkpoint:
-            raise ModelError(f"its checkpoint of {config.model} is not the one of rank 0")
-        shard = Shard(shardable_shape(config, folder), group.rank, group.size)
         self._config, self._here = config, group.here
         dtype = DTYPES[agreed.dtype]
         self._threads = max(1, (config.threads or default_threads()) // group.here)
@@ -150,8 +181,10 @@ class _Part:
         return TorchEngine(loaded, attention, self._attention, pages, threads)
 
 
-def _decided(config: RuntimeConfig, folder: Path | None, shape: ModelShape) -> Agreed:
-    if folder is None:
+def _decided(config: RuntimeConfig, folder: Path | None, shape: ModelShape, device: str) -> Agreed:
+    if device != "cpu":
+        dtype = str(asked_model(config).dtype).removeprefix("torch.")
+    elif folder is None:
         dtype = computable(config.dtype or "float32")
     else:
         dtype = data_type(config, read_config(folder), folder, frozenset())
