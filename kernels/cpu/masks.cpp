@@ -63,6 +63,16 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
+// Rows for states that have few moves: by depth of the walk, and of the two places where tokens begin.
+thread_local std::vector<lmprog::ScratchRow> scratch_rows;
+thread_local lmprog::ScratchRow scratch_roots[2];
+
+void make_rows(lmprog_automaton& a) {
+    const auto deepest = static_cast<size_t>(a.vocabulary.deepest) + 1;
+    if (a.rows.size() < deepest) a.rows.resize(deepest);
+    if (scratch_rows.size() < deepest) scratch_rows.resize(deepest);
+}
+
 enum Verdict { kLeave, kTake, kWalk };
 
 // What of a bucket is allowed behind `state`: nothing, the tokens of at most `whole` characters, or that is not clear.
@@ -144,7 +154,7 @@ void walk_below(lmprog_automaton& a, const lmprog_bucket& bucket, int64_t root, 
                 }
             }
         }
-        if (node.sub > 1) rows[node.depth] = a.inner.row(next);
+        if (node.sub > 1) rows[node.depth] = a.inner.row(next, scratch_rows[node.depth]);
         at++;
     }
     out.count = count;
@@ -160,9 +170,9 @@ struct Root {
     int num_bytes = 0;
     uint8_t bytes[256];
 
-    void set(lmprog_automaton& a, uint32_t at) {
+    void set(lmprog_automaton& a, uint32_t at, lmprog::ScratchRow& scratch_row) {
         state = at;
-        row = a.inner.row(at);
+        row = a.inner.row(at, scratch_row);
         for (int byte = 0; byte < 256; byte++)
             if (row[byte]) bytes[num_bytes++] = static_cast<uint8_t>(byte);
         few = num_bytes <= kFewBytes && (!num_bytes || bytes[num_bytes - 1] < 128);
@@ -196,10 +206,10 @@ void take(const lmprog_bucket& bucket, int32_t whole, int32_t num_words, Mask& o
 
 void fill(lmprog_automaton& a, uint32_t state, Mask& out) {
     const lmprog_vocabulary& vocabulary = a.vocabulary;
-    if (a.rows.size() <= static_cast<size_t>(vocabulary.deepest)) a.rows.resize(vocabulary.deepest + 1);
+    make_rows(a);
     Root roots[2];
-    roots[0].set(a, state);
-    if (roots[0].row[' ']) roots[1].set(a, roots[0].row[' ']);
+    roots[0].set(a, state, scratch_roots[0]);
+    if (roots[0].row[' ']) roots[1].set(a, roots[0].row[' '], scratch_roots[1]);
     for (int32_t i = 0; i < vocabulary.num_buckets; i++) {
         const lmprog_bucket& bucket = vocabulary.buckets[i];
         const Root& root = roots[bucket.lead];
@@ -229,8 +239,8 @@ void put(Mask& out, int32_t token, bool allowed) {
 // Walks a trie from `state`: body(next, node) says whether to go on below the node.
 template <class Body> void each_node(const Leaving& in, uint32_t state, Body body) {
     lmprog_automaton& a = in.a;
-    if (a.rows.size() <= static_cast<size_t>(a.vocabulary.deepest)) a.rows.resize(a.vocabulary.deepest + 1);
-    a.rows[0] = a.inner.row(state);
+    make_rows(a);
+    a.rows[0] = a.inner.row(state, scratch_rows[0]);
     for (size_t n = 0; n < in.trie.nodes.size();) {
         const lmprog_trie_node& node = in.trie.nodes[n];
         const uint32_t next = a.rows[node.depth - 1u][node.byte];
@@ -238,7 +248,7 @@ template <class Body> void each_node(const Leaving& in, uint32_t state, Body bod
             n += node.sub;
             continue;
         }
-        if (node.sub > 1) a.rows[node.depth] = a.inner.row(next);
+        if (node.sub > 1) a.rows[node.depth] = a.inner.row(next, scratch_rows[node.depth]);
         n++;
     }
 }
@@ -308,6 +318,18 @@ void add_eos(lmprog_automaton& a, uint32_t state, Mask& out) {
     }
 }
 
+// Several sums at a time: each of them waits for its last product.
+int64_t digest(const std::vector<uint32_t>& bits) {
+    constexpr size_t kSums = 8;
+    uint64_t sums[kSums] = {1, 2, 3, 4, 5, 6, 7, 8};
+    size_t i = 0;
+    for (; i + kSums <= bits.size(); i += kSums)
+        for (size_t k = 0; k < kSums; k++) sums[k] = lmprog::mix(sums[k], bits[i + k]);
+    for (; i < bits.size(); i++) sums[0] = lmprog::mix(sums[0], bits[i]);
+    for (size_t k = 1; k < kSums; k++) sums[0] = lmprog::mix(sums[0], sums[k]);
+    return static_cast<int64_t>(sums[0]);
+}
+
 // Runs a function that may outgrow the limits of one call.
 template <class Body> int64_t guarded(Body body) {
     try {
@@ -354,14 +376,14 @@ LMPROG_EXPORT int64_t lmprog_automaton_start(lmprog_automaton* automaton) { retu
 LMPROG_EXPORT int64_t lmprog_automaton_run(lmprog_automaton* automaton, uint32_t state, const uint8_t* bytes,
                                            int64_t length) {
     return growing(automaton, [&] {
-        for (int64_t i = 0; i < length && state; i++) state = automaton->inner.row(state)[bytes[i]];
+        for (int64_t i = 0; i < length && state; i++) state = automaton->inner.after(state, bytes[i]);
         return int64_t{state};
     });
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t state, uint32_t* next256) {
     return growing(automaton, [&] {
-        std::memcpy(next256, automaton->inner.row(state), 1024);
+        std::memcpy(next256, automaton->inner.row(state, scratch_roots[0]), 1024);
         return int64_t{0};
     });
 }
@@ -372,7 +394,7 @@ LMPROG_EXPORT int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint3
         Automaton& inner = automaton->inner;
         int64_t length = 0;
         for (; length < max_length && !inner.is_final(state); length++) {
-            const uint32_t* row = inner.row(state);
+            const uint32_t* row = inner.row(state, scratch_roots[0]);
             const uint32_t* moves = std::find_if(row, row + 256, [](uint32_t next) { return next != 0; });
             if (moves == row + 256) break;  // the dead state
             if (std::any_of(moves + 1, row + 256, [](uint32_t next) { return next != 0; })) break;
@@ -418,7 +440,7 @@ LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, i
         Mask out{nullptr, ids, max_ids, most, 0, 0, kMaxSteps};
         if (is_wide && in.kind == InString::kWholly && in.like != state && in.fits(tokens.longest) &&
             most >= lmprog::kUnreachable) {
-            *result = {0, 0, in.like};
+            *result = {0, 0, in.like, 0};
             return int64_t{0};
         }
         if (is_wide) {
@@ -434,11 +456,15 @@ LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, i
                 scratch.forget(ids, out.count);
             }
         }
-        *result = {out.count, out.worst, 0};
+        *result = {out.count, out.worst, 0, out.count > max_ids ? digest(scratch.bits) : 0};
         return int64_t{0};
     });
 }
 
 LMPROG_EXPORT void lmprog_mask_bits(uint32_t* bits) {
     std::copy(scratch.bits.begin(), scratch.bits.end(), bits);
+}
+
+LMPROG_EXPORT int32_t lmprog_mask_is(const uint32_t* bits) {
+    return std::equal(scratch.bits.begin(), scratch.bits.end(), bits);
 }

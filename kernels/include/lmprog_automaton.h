@@ -34,6 +34,7 @@ class Automaton {
         states_.push_back({0, 0, false});
         costs_.push_back(kUnreachable);
         rows_.push_back(dead_.data());
+        of_state_.emplace_back();
         Closure first;
         entered_.assign(1, {net.root, 0});
         close(first);
@@ -45,14 +46,26 @@ class Automaton {
     int64_t num_bytes() const {
         return blocks_.num_bytes() + static_cast<int64_t>(states_.size()) * 64 +
                static_cast<int64_t>(frames_.size()) * 64 + static_cast<int64_t>(positions_.size()) * 32 +
-               static_cast<int64_t>(pool_.size() + closed_) * 4;
+               static_cast<int64_t>(pool_.size() + closed_) * 4 + static_cast<int64_t>(moves_.size()) * 8;
     }
     bool is_final(uint32_t state) const { return states_[state].final; }
     int64_t cost(uint32_t state) const { return costs_[state]; }
 
-    const uint32_t* row(uint32_t state) {
-        uint32_t* found = rows_[state];
-        return found ? found : fill(state);
+    // The next states for all bytes: a row of the automaton's own, or `scratch` where the state has few moves and is not
+    // asked for often.
+    const uint32_t* row(uint32_t state, ScratchRow& scratch) {
+        if (rows_[state]) return rows_[state];
+        const Moves moves = moves_of(state);
+        return rows_[state] ? rows_[state] : scratch.with(moves_.data() + moves.begin, moves.count);
+    }
+
+    uint32_t after(uint32_t state, uint8_t byte) {
+        if (rows_[state]) return rows_[state][byte];
+        const Moves moves = moves_of(state);
+        if (rows_[state]) return rows_[state][byte];
+        for (uint32_t i = moves.begin; i < moves.begin + moves.count; i++)
+            if (moves_[i].first <= byte && byte <= moves_[i].last) return moves_[i].to;
+        return 0;
     }
 
     // The leaf states of a state, each with the frame behind it.
@@ -153,6 +166,7 @@ class Automaton {
     };
 
     static constexpr uint32_t kNotMoved = ~uint32_t{0};
+    static constexpr int kNarrow = 8, kOften = 3;
 
     // Numbers kept: positions, frames and the members of states and closures.
     int64_t num_held() const {
@@ -186,10 +200,42 @@ class Automaton {
         return intern(target_);
     }
 
-    uint32_t* fill(uint32_t state) {
-        uint32_t* row = blocks_.row();
-        each_move(state, 0, 255, [&](int begin, int end, uint32_t to) { std::fill(row + begin, row + end, to); });
-        return rows_[state] = row;
+    // A part of moves_.
+    struct Moves {
+        uint32_t begin = 0;
+        uint8_t count = 0, num_asked = 0;
+        bool is_narrow = false;  // of few bytes, as inside of texts: no row is worth its kilobyte
+    };
+
+    // The moves of a state that has no row. Afterwards it may have one: where it has many moves, or is asked for often.
+    Moves moves_of(uint32_t state) {
+        Moves moves = of_state_[state];
+        if (!moves.num_asked) {
+            found_.clear();
+            each_move(state, 0, 255, [&](int first, int end, uint32_t to) {
+                found_.push_back({static_cast<uint8_t>(first), static_cast<uint8_t>(end - 1), to});
+            });
+            if (found_.size() > ScratchRow::kMost) {
+                fill(state, found_.data(), found_.size());
+                return moves;
+            }
+            moves.begin = static_cast<uint32_t>(moves_.size());
+            moves.count = static_cast<uint8_t>(found_.size());
+            int width = 0;
+            for (const Move& move : found_) width += move.last - move.first + 1;
+            moves.is_narrow = width <= kNarrow;
+            moves_.insert(moves_.end(), found_.begin(), found_.end());
+        } else if (!moves.is_narrow && moves.num_asked == kOften) {
+            fill(state, moves_.data() + moves.begin, moves.count);
+            return moves;
+        }
+        if (moves.num_asked < kOften) moves.num_asked++;
+        return of_state_[state] = moves;
+    }
+
+    void fill(uint32_t state, const Move* moves, size_t count) {
+        uint32_t* row = rows_[state] = blocks_.row();
+        for (size_t i = 0; i < count; i++) std::fill(row + moves[i].first, row + moves[i].last + 1, moves[i].to);
     }
 
     const Closure& frame_closure(uint32_t frame) {
@@ -323,6 +369,7 @@ class Automaton {
         states_.push_back({pool_.size(), static_cast<uint32_t>(ids.size()), set.final});
         costs_.push_back(cost);
         rows_.push_back(nullptr);
+        of_state_.emplace_back();
         pool_.insert(pool_.end(), ids.begin(), ids.end());
         return made;
     }
@@ -389,7 +436,9 @@ class Automaton {
     std::vector<Position> positions_;
     std::vector<State> states_;
     std::vector<int64_t> costs_;    // by state, apart from it: the walk reads little else
-    std::vector<uint32_t*> rows_;   // by state; null until first asked for
+    std::vector<uint32_t*> rows_;   // by state; null where there is none
+    std::vector<Moves> of_state_;   // by state
+    std::vector<Move> moves_, found_;
     std::vector<uint32_t> pool_, dead_;
     std::vector<uint32_t> singles_;  // by position: the state that is that position and nothing else
     Index frame_index_, position_index_, state_index_;

@@ -89,6 +89,7 @@ typedef struct {
     int64_t count; /* allowed tokens, end-of-sequence included */
     int64_t worst; /* at least the highest cost of a state that an allowed token leads to */
     int64_t like;  /* not 0: no mask was made, it is the same as that of this state, which is not like another */
+    int64_t digest; /* of the bits, where there are more than `max_ids` tokens: equal for equal masks */
 } lmprog_mask_result;
 
 /* `any` is the automaton of all contents of strings, or of one of their characters. `strings` of the vocabulary are not
@@ -125,6 +126,8 @@ int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, i
 
 /* The bits of the last mask that this thread made, if it had more than `max_ids` tokens: `num_words` of them. */
 void lmprog_mask_bits(uint32_t* bits);
+/* Whether that mask has these bits. */
+int32_t lmprog_mask_is(const uint32_t* bits);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,5 @@
-// What the automaton's rows are made with: their memory, and the cutting of byte ranges where edges overlap.
+// What the automaton's rows are made with: their memory, the moves of states that have few, and the cutting of byte
+// ranges where edges overlap.
 #ifndef LMPROG_ROWS_H
 #define LMPROG_ROWS_H
 #include <algorithm>
@@ -31,6 +32,32 @@ class Blocks {
     static constexpr int kRows = 64;  // per allocation
     std::vector<std::unique_ptr<uint32_t[]>> blocks_;
     int used_ = kRows;
+};
+
+// The bytes first..last lead to the state `to`.
+struct Move {
+    uint8_t first, last;
+    uint32_t to;
+};
+
+// A row for states with few moves, one after the other: a kilobyte for all of them.
+class ScratchRow {
+  public:
+    const uint32_t* with(const Move* moves, size_t count) {
+        for (size_t i = 0; i < count_; i++) std::fill(row_ + set_[i].first, row_ + set_[i].last + 1, 0);
+        for (size_t i = 0; i < count; i++) {
+            std::fill(row_ + moves[i].first, row_ + moves[i].last + 1, moves[i].to);
+            set_[i] = moves[i];
+        }
+        count_ = count;
+        return row_;
+    }
+    static constexpr size_t kMost = 16;
+
+  private:
+    uint32_t row_[256] = {};
+    Move set_[kMost];
+    size_t count_ = 0;
 };
 
 // The bytes low..high lead to the leaf state `to`, with `frame` behind it.

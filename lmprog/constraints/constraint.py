@@ -29,7 +29,7 @@ class MaskRow:
     same tokens in ascending order if there are at most `NARROW` of them, else None.
     """
 
-    __slots__ = ("_bits", "count", "ids", "num_words")
+    __slots__ = ("__weakref__", "_bits", "count", "ids", "num_words")
 
     def __init__(self, bits: NDArray[np.uint32], ids: NDArray[np.int32] | None, count: int) -> None:
         self._bits: NDArray[np.uint32] | None = bits
@@ -39,7 +39,9 @@ class MaskRow:
 
     @classmethod
     def narrow(cls, ids: NDArray[np.int32], num_words: int) -> MaskRow:
-        """Of few tokens. Its bits are made when they are first asked for: most never are."""
+        """Of few tokens, in ascending order. Its bits are made when they are first asked for: most
+        never are.
+        """
         made = cls.__new__(cls)
         made._bits, made.ids, made.count, made.num_words = None, ids, len(ids), num_words
         return made
@@ -109,7 +111,7 @@ class State:
         self.forced: bytes | None = None
         self.final: bool | None = None
         self.done: bool | None = None
-        self.forced_tokens: dict[str, tuple[int, ...]] = {}
+        self.forced_tokens: dict[str, tuple[int, ...]] | None = None
         """By the text before it; see `forced.forced_tokens`."""
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from lmprog import native
 from lmprog.constraints.automaton import MemoryFull, too_large
 from lmprog.constraints.buckets import NUM_GROUPS, group_bytes
-from lmprog.constraints.constraint import NARROW, CompileLimits
+from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow
 from lmprog.constraints.exclusion import any_text
 from lmprog.constraints.leaves import UNREACHABLE, Leaf
 from lmprog.constraints.lower import any_json_character
@@ -76,7 +76,7 @@ class _CLeaf(ctypes.Structure):
 
 
 class _CResult(ctypes.Structure):
-    _fields_ = [("count", _LONG), ("worst", _LONG), ("like", _LONG)]
+    _fields_ = [(name, _LONG) for name in ("count", "worst", "like", "digest")]
 
 
 @functools.cache
@@ -108,6 +108,7 @@ def _kernel() -> ctypes.CDLL | None:
     found.lmprog_string_tokens_free.restype = None
     found.lmprog_string_tokens_free.argtypes = [_POINTER]
     found.lmprog_mask_bits.restype, found.lmprog_mask_bits.argtypes = None, [_POINTER]
+    found.lmprog_mask_is.restype, found.lmprog_mask_is.argtypes = _INT, [_POINTER]
     return found
 
 
@@ -146,9 +147,35 @@ class _NativeVocabulary:
             group.edges.ctypes.data,
         )
         self.pointer = ctypes.addressof(self._view)
+        self._kernel = kernel
+        self._num_words = vocabulary.num_words
+        self._rows: weakref.WeakValueDictionary[bytes | int, MaskRow] = (
+            weakref.WeakValueDictionary()
+        )
+        """The masks that are held by any constraint, by their ids or their digest: those of
+        different states, and of different constraints, are often equal."""
         self._view.strings = (_POINTER * 2)(
             *(self._string_tokens(kernel, one) for one in (any_text(), any_json_character()))
         )
+
+    def narrow_row(self, ids: bytes) -> MaskRow:
+        """The mask of these tokens, 32 bits each."""
+        found = self._rows.get(ids)
+        if found is None:
+            found = MaskRow.narrow(np.frombuffer(ids, np.int32), self._num_words)
+            self._rows[ids] = found
+        return found
+
+    def wide_row(self, count: int, digest: int) -> MaskRow:
+        """The mask that this thread made last, which has more tokens."""
+        found = self._rows.get(digest)
+        if found is not None and self._kernel.lmprog_mask_is(found.bits.ctypes.data):
+            return found
+        bits = np.empty(self._num_words, np.uint32)
+        self._kernel.lmprog_mask_bits(bits.ctypes.data)
+        bits.flags.writeable = False
+        made = self._rows[digest] = MaskRow(bits, None, count)
+        return made
 
     def _string_tokens(self, kernel: ctypes.CDLL, any_content: Leaf) -> int:
         starts = np.concatenate([[0], np.cumsum(any_content.num_edges)]).astype(np.int32)
@@ -183,7 +210,6 @@ class NativeMaskEngine:
         self._run, self._mask = kernel.lmprog_automaton_run, kernel.lmprog_mask
         self._net = net
         self._vocabulary = _native_vocabulary(kernel, vocabulary)
-        self._num_words = vocabulary.num_words
         self._limits = limits
         view = _CNet(
             *(
@@ -272,14 +298,15 @@ class NativeMaskEngine:
         done = self._mask(self._handle, state, most, self._ids_at, NARROW, self._result_at)
         if done < 0:
             raise self._failure(done)
-        if self._result.like:
-            return RawMask(None, None, 0, 0, self._result.like)
-        count: int = self._result.count
+        result = self._result
+        if result.like:
+            return RawMask(None, 0, result.like)
+        count: int = result.count
         if count <= NARROW:
-            return RawMask(None, self._ids[:count].copy(), count, self._result.worst)
-        bits = np.empty(self._num_words, np.uint32)
-        self._kernel.lmprog_mask_bits(bits.ctypes.data)
-        return RawMask(bits, None, count, self._result.worst)
+            row = self._vocabulary.narrow_row(ctypes.string_at(self._ids_at, 4 * count))
+        else:
+            row = self._vocabulary.wide_row(count, result.digest)
+        return RawMask(row, result.worst)
 
 
 def native_engine(

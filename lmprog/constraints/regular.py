@@ -1,9 +1,9 @@
 """A constraint on this package's own automaton; caches masks and transitions with their states.
 
-The engine (native or plain) turns 256-byte rows into token masks and numbers its states. This class
-hands out one `State` per number and keeps weak references to them. When the engine's memory is
-full, the referenced states and those of the most recently used masks are moved to a fresh memory;
-all others are discarded. The mask cache is bounded in bytes, least recently used first out.
+The engine (native or plain) turns moves by bytes into token masks and numbers its states. This
+class hands out one `State` per number and keeps weak references to them. When the memory of the
+engine is full, the referenced states and those of the most recently used masks are moved to a fresh
+memory; all others are discarded. The mask cache is bounded in bytes, least recently used first out.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from lmprog.constraints.automaton import DEAD, MemoryFull
 from lmprog.constraints.constraint import CompileLimits, MaskRow, State
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.constraints.walk import MaskEngine, RawMask
+from lmprog.constraints.walk import MaskEngine
 
 _MAX_FORCED = 4096
-_MAX_ADVANCES = 1 << 18
+_MAX_ADVANCES = 1 << 15
+"""Tokens whose next state is kept; about 500 bytes each, with the state."""
+_FEW_STATES = 1 << 12
+"""From so many on, the weak references to states that are gone are looked for and dropped."""
 
 _Found = TypeVar("_Found")
 
@@ -38,12 +41,14 @@ class RegularConstraint:
         self.left_out = left_out
         self._vocabulary = vocabulary
         self._tokens = vocabulary.tokens
-        self._states: WeakValueDictionary[int, State] = WeakValueDictionary()
+        self._states: dict[int, ref[State]] = {}
+        self._most_states = _FEW_STATES
         self._with_mask: OrderedDict[State, None] = OrderedDict()
         """The states whose masks are kept, the least recently used first."""
         self._narrowed: OrderedDict[tuple[State, int], MaskRow] = OrderedDict()
         """Masks near the end of a budget, by what is left of it."""
-        self._advances: dict[tuple[State, int], State] = {}
+        self._advances: dict[int, State] = {}
+        """The next states, by state number and token as one integer."""
         self._max_masks = max(16, limits.max_mask_bytes // (4 * vocabulary.num_words + 256))
         self.num_collections = 0
         """How often states were forgotten."""
@@ -90,7 +95,8 @@ class RegularConstraint:
             twin = self._state(made.like)
             row, state.worst = self.mask(twin), twin.worst
         else:
-            row, state.worst = _shared(made, self._vocabulary.num_words), made.worst
+            assert made.row is not None, "a mask that is not like another was made"
+            row, state.worst = made.row, made.worst
         state.row = row
         return row
 
@@ -99,8 +105,8 @@ class RegularConstraint:
         if found is not None:
             self._narrowed.move_to_end((state, budget))
             return found
-        made = self._call(lambda: self._engine.raw_mask(state.number, budget - 1))
-        row = _shared(made, self._vocabulary.num_words)
+        row = self._call(lambda: self._engine.raw_mask(state.number, budget - 1)).row
+        assert row is not None, "a mask within a budget is never like another"
         self._narrowed[state, budget] = row
         if len(self._with_mask) + len(self._narrowed) > self._max_masks:
             self._drop_mask()
@@ -114,19 +120,27 @@ class RegularConstraint:
             self._with_mask.popitem(last=False)[0].row = None
 
     def advance(self, state: State, token: int) -> State:
-        found = self._advances.get((state, token))
-        if found is None:
-            text = self._tokens[token] if 0 <= token < len(self._tokens) else None
+        tokens = self._tokens
+        if 0 <= token < len(tokens):
+            found = self._advances.get(state.number * len(tokens) + token)
+            if found is not None:
+                return found
+            text = tokens[token]
             after = None if text is None else self.advance_bytes(state, text)
-            if after is None:
-                raise ValueError(f"token {token} ({text!r}) is not allowed in state {state.number}")
-            if len(self._advances) >= _MAX_ADVANCES:
-                self._advances.clear()
-            found = self._advances[state, token] = after
-        return found
+            if after is not None:
+                if len(self._advances) >= _MAX_ADVANCES:
+                    self._advances.clear()
+                self._advances[state.number * len(tokens) + token] = after
+                return after
+        text = tokens[token] if 0 <= token < len(tokens) else None
+        raise ValueError(f"token {token} ({text!r}) is not allowed in state {state.number}")
 
     def advance_bytes(self, state: State, text: bytes) -> State | None:
-        number = self._call(lambda: self._engine.run(state.number, text))
+        try:
+            number = self._engine.run(state.number, text)
+        except MemoryFull:
+            self._collect()
+            number = self._engine.run(state.number, text)
         return None if number == DEAD else self._state(number)
 
     def forced(self, state: State) -> bytes:
@@ -155,10 +169,19 @@ class RegularConstraint:
         return self._engine.cost(state.number)
 
     def _state(self, number: int) -> State:
-        found = self._states.get(number)
-        if found is None:
-            found = self._states[number] = State(number)
-        return found
+        held = self._states.get(number)
+        state = None if held is None else held()
+        if state is None:
+            if len(self._states) >= self._most_states:
+                self._states = {state.number: ref(state) for state in self._held()}
+                self._most_states = max(_FEW_STATES, 2 * len(self._states))
+            state = State(number)
+            self._states[number] = ref(state)
+        return state
+
+    def _held(self) -> list[State]:
+        """The states that are referenced."""
+        return [state for one in self._states.values() if (state := one()) is not None]
 
     def _call(self, work: Callable[[], _Found]) -> _Found:
         """Runs engine work that may create states, collecting states if the memory is full.
@@ -179,25 +202,16 @@ class RegularConstraint:
         masks = [(state.number, state.row, state.worst) for state in reversed(self._with_mask)]
         while self._with_mask:
             self._with_mask.popitem()[0].row = None
-        held = list(self._states.values())  # by others: no cache here refers to any now
+        held = self._held()  # by others: no cache here refers to any now
         wanted = [number for number, _, _ in masks]
         numbers = self._engine.collect([state.number for state in held], wanted)
         self._states.clear()
         for state, number in zip(held, numbers, strict=False):
             state.number = number
-            self._states[number] = state
+            self._states[number] = ref(state)
         kept = list(zip(masks, numbers[len(held) :], strict=True))
         for (_, row, worst), number in reversed(kept):
             if number != DEAD:
                 state = self._state(number)
                 state.row, state.worst = row, worst
                 self._with_mask[state] = None
-
-
-def _shared(made: RawMask, num_words: int) -> MaskRow:
-    if made.bits is not None:
-        made.bits.flags.writeable = False
-        return MaskRow(made.bits, None, made.num_allowed)
-    assert made.ids is not None, "a mask has its bits or its ids"
-    made.ids.flags.writeable = False
-    return MaskRow.narrow(made.ids, num_words)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.constraints.automaton import DEAD, ByteAutomaton, LazyAutomaton
-from lmprog.constraints.constraint import NARROW, CompileLimits, bit_row
+from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, bit_row
 from lmprog.constraints.leaves import UNREACHABLE
 from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.trie import Trie
@@ -21,12 +21,9 @@ from lmprog.constraints.vocabulary import Vocabulary
 
 
 class RawMask(NamedTuple):
-    """`ids` are ascending and include end-of-sequence."""
-
-    bits: NDArray[np.uint32] | None
-    """None where there are ids."""
-    ids: NDArray[np.int32] | None
-    num_allowed: int
+    row: MaskRow | None
+    """With end-of-sequence in accepting states; perhaps the row of another mask with the same
+    tokens. None where `like` says whose mask it is."""
     worst: int
     """The highest cost after an allowed token, or more."""
     like: int = 0
@@ -103,9 +100,13 @@ class PlainEngine(LazyAutomaton):
         if self.is_final(state):
             found.append(np.array(self._vocabulary.eos_ids, np.int32))
         ids = np.sort(np.concatenate(found))
+        ids.flags.writeable = False
+        num_words = self._vocabulary.num_words
         if len(ids) <= NARROW:
-            return RawMask(None, ids, len(ids), worst)
-        return RawMask(bit_row(ids, self._vocabulary.num_words), None, len(ids), worst)
+            return RawMask(MaskRow.narrow(ids, num_words), worst)
+        bits = bit_row(ids, num_words)
+        bits.flags.writeable = False
+        return RawMask(MaskRow(bits, None, len(ids)), worst)
 
     def _walk(self, levels: _Levels, state: int, most: int) -> tuple[NDArray[np.int32], int]:
         trie = levels.trie

@@ -4,6 +4,7 @@ any budget.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 
@@ -14,7 +15,7 @@ from lmprog import native, wire
 from lmprog.constraints.cache import ConstraintCache
 from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, Constraint
-from lmprog.constraints.native_masks import native_engine
+from lmprog.constraints.native_masks import NativeMaskEngine, native_engine
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import PlainEngine, RawMask
@@ -90,15 +91,19 @@ def test_the_native_engine_and_its_twin_make_the_same_masks(
             here, there = kernel.run(kernel.start, prefix), twin.run(twin.start, prefix)
             for most in (1 << 40, kernel.cost(here), kernel.cost(here) + 1):
                 ours, theirs = kernel.raw_mask(here, most), twin.raw_mask(there, most)
-                assert np.array_equal(ours.bits, theirs.bits), (pattern, prefix, most)
-                assert (ours.num_allowed, kernel.cost(here)) == (
-                    theirs.num_allowed,
+                assert ours.row is not None, "it is not like another"
+                assert theirs.row is not None
+                assert np.array_equal(ours.row.bits, theirs.row.bits), (pattern, prefix, most)
+                assert (ours.row.count, kernel.cost(here)) == (
+                    theirs.row.count,
                     twin.cost(there),
                 )
                 assert ours.worst >= theirs.worst
-                assert (ours.ids is None) == (theirs.ids is None)
+                assert (ours.row.ids is None) == (theirs.row.ids is None)
                 assert (
-                    ours.ids is None or theirs.ids is None or np.array_equal(ours.ids, theirs.ids)
+                    ours.row.ids is None
+                    or theirs.row.ids is None
+                    or np.array_equal(ours.row.ids, theirs.row.ids)
                 )
         assert kernel.forced(kernel.start, 100) == twin.forced(twin.start, 100)
 
@@ -170,11 +175,15 @@ def test_buckets_taken_whole_are_what_a_walk_would_find(rng: random.Random) -> N
         for _ in range(5):
             for most in (1 << 40, kernel.cost(here), kernel.cost(here) + 2):
                 ours, theirs = kernel.raw_mask(here, most), twin.raw_mask(there, most)
-                assert np.array_equal(ours.bits, theirs.bits), (pattern, most)
-                assert ours.num_allowed == theirs.num_allowed
+                assert ours.row is not None, "it is not like another"
+                assert theirs.row is not None
+                assert np.array_equal(ours.row.bits, theirs.row.bits), (pattern, most)
+                assert ours.row.count == theirs.row.count
                 assert ours.worst >= theirs.worst
                 assert (
-                    ours.ids is None or theirs.ids is None or np.array_equal(ours.ids, theirs.ids)
+                    ours.row.ids is None
+                    or theirs.row.ids is None
+                    or np.array_equal(ours.row.ids, theirs.row.ids)
                 )
                 compared += 1
             tokens = [token for token in tokens_of(theirs) if token != EOS]
@@ -250,10 +259,10 @@ def test_a_forbidden_token_raises(small: Vocabulary) -> None:
 
 
 def tokens_of(mask: RawMask) -> list[int]:
-    if mask.ids is not None:
-        return mask.ids.tolist()
-    assert mask.bits is not None
-    return np.nonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little"))[0].tolist()
+    assert mask.row is not None
+    if mask.row.ids is not None:
+        return mask.row.ids.tolist()
+    return np.nonzero(np.unpackbits(mask.row.bits.view(np.uint8), bitorder="little"))[0].tolist()
 
 
 def test_the_ids_and_the_bits_of_a_mask_say_the_same(real: Vocabulary) -> None:
@@ -284,6 +293,27 @@ def test_masks_are_shared_and_read_only(small: Vocabulary) -> None:
     assert constraint.mask(constraint.start) is row
     with pytest.raises(ValueError, match="read-only"):
         row.bits[0] = 1
+
+
+def test_equal_masks_of_different_constraints_are_one_object(real: Vocabulary) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in "ab"}}
+    rows = []
+    for required in (["a"], ["a", "b"]):
+        spec = wire.JsonSchema(json.dumps({**schema, "required": required}))
+        constraint = compile_constraint(spec, real)
+        if not isinstance(constraint._engine, NativeMaskEngine):
+            pytest.skip("no C++ compiler")
+        for text in (b'{"a": "', b'{"a": "b", "b": "'):
+            state = constraint.advance_bytes(constraint.start, text)
+            assert state is not None
+            rows.append((constraint.mask(constraint.start), constraint.mask(state)))
+    begins, insides = zip(*rows, strict=True)
+    assert len(set(map(id, begins))) == 1
+    # Behind "b" no name follows, behind "a" one may: some tokens span the quote and the comma.
+    assert 1 < len(set(map(id, insides))) < len(insides)
+    for one in insides:
+        for other in insides:
+            assert (one is other) == np.array_equal(one.bits, other.bits)
 
 
 def test_forgotten_masks_and_rows_are_made_anew(small: Vocabulary, rng: random.Random) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint, regular_net
-from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, State
+from lmprog.constraints.constraint import NARROW, CompileLimits, State
 from lmprog.constraints.native_masks import NativeMaskEngine, native_engine
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import PlainEngine
@@ -62,14 +62,8 @@ def bits_of(engine: NativeMaskEngine, state: int, most: int) -> tuple[NDArray[np
     if made.like:
         made = engine.raw_mask(made.like, most)
         assert not made.like, "a state that others are like is not like another"
-    row = MaskRow.narrow(made.ids, engine_words(engine)) if made.ids is not None else None
-    bits = made.bits if row is None else row.bits
-    assert bits is not None
-    return bits, made.num_allowed, made.worst
-
-
-def engine_words(engine: NativeMaskEngine) -> int:
-    return engine._num_words
+    assert made.row is not None
+    return made.row.bits, made.row.count, made.worst
 
 
 def test_masks_inside_strings_are_what_a_walk_would_find(quoting: Vocabulary) -> None:
@@ -96,11 +90,11 @@ def walk_together(
         for most in (1 << 40, kernel.cost(here) + rng.randint(0, 7)):
             bits, count, worst = bits_of(kernel, here, most)
             right = twin.raw_mask(there, most)
-            plain = MaskRow.narrow(right.ids, len(bits)) if right.ids is not None else right
-            assert np.array_equal(bits, plain.bits)
-            assert count == right.num_allowed
+            assert right.row is not None
+            assert np.array_equal(bits, right.row.bits)
+            assert count == right.row.count
             assert worst >= right.worst
-            num_wide += right.num_allowed > NARROW
+            num_wide += right.row.count > NARROW
         allowed = np.nonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))[0]
         tokens = [token for token in allowed.tolist() if token != EOS]
         if not tokens:

@@ -8,10 +8,13 @@ the remainder. Knows decimals and bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from math import lcm
+from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression, whole
@@ -23,6 +26,7 @@ from lmprog.constraints.schema.flat import Bound, NumberFacet
 _MAX_DIGITS = 400
 _MAX_STATES = 50_000
 _STATES_PER_CHECK = 64
+_POINT, _ZERO = ord("."), ord("0")
 
 MAX_PLACES = 24
 """Digits behind the point, and before it where a number without bounds has a fraction or may have
@@ -80,8 +84,7 @@ class _Steps:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _At:
+class _At(NamedTuple):
     """State after a prefix: numbers of digits (`fraction_digits` -1: no point yet), comparisons
     with the bounds, remainder.
     """
@@ -162,52 +165,64 @@ class _Magnitudes:
     def start(self) -> _At:
         return _At(0, -1, 0, 0, 0, False)
 
-    def after(self, at: _At, char: str) -> _At | None:
-        if char == ".":
-            if self._range.integer or at.whole_digits == 0 or at.fraction_digits >= 0:
-                return None
-            return _At(
-                0,
-                0,
-                self._settled(at.whole_digits, at.to_low, self._low[0]),
-                self._settled(at.whole_digits, at.to_high, self._high[0]),
-                at.remainder,
-                False,
-            )
-        digit = int(char)
-        if at.fraction_digits < 0:
+    def ways(self, at: _At) -> Iterator[tuple[int, int, _At]]:
+        """What may follow: the first and the last of a range of characters, and the state behind
+        each of them.
+        """
+        if at.fraction_digits < 0 and at.whole_digits and not self._range.integer:
+            yield _POINT, _POINT, self._behind_point(at)
+        for first, last in self._alike(at):
+            following = self._behind_digit(at, first)
+            if following is not None:
+                yield _ZERO + first, _ZERO + last, following
+
+    def _alike(self, at: _At) -> Iterator[tuple[int, int]]:
+        """The digits, in ranges of those that lead to the same state."""
+        in_fraction = at.fraction_digits >= 0
+        place = at.fraction_digits if in_fraction else at.whole_digits
+        if self._steps.modulus and not (in_fraction and place >= self._steps.scale):
+            return zip(range(10), range(10), strict=True)
+        cuts = {0, 1, 10}  # a zero may be a leading one, or make no fraction
+        for sign, digits in ((at.to_low, self._low), (at.to_high, self._high)):
+            if sign == 0 and place < len(digits[in_fraction]):
+                other = int(digits[in_fraction][place])
+                cuts.update((other, other + 1))
+        return ((first, after - 1) for first, after in pairwise(sorted(cuts)))
+
+    def _behind_point(self, at: _At) -> _At:
+        to_low = self._settled(at.whole_digits, at.to_low, self._low[0])
+        to_high = self._settled(at.whole_digits, at.to_high, self._high[0])
+        return _At(0, 0, to_low, to_high, at.remainder, False)
+
+    def _behind_digit(self, at: _At, digit: int) -> _At | None:
+        place = at.fraction_digits
+        if place < 0:
             if at.leading_zero:
                 return None
-            length = min(at.whole_digits + 1, self._longest)
+            before = at.whole_digits
             return _At(
-                length,
+                min(before + 1, self._longest),
                 -1,
-                _compared(at.to_low, digit, self._low[0], at.whole_digits),
-                _compared(at.to_high, digit, self._high[0], at.whole_digits),
+                _compared(at.to_low, digit, self._low[0], before),
+                _compared(at.to_high, digit, self._high[0], before),
                 self._remainder(at.remainder * 10 + digit),
-                at.whole_digits == 0 and digit == 0,
+                before == 0 and digit == 0,
             )
-        if at.fraction_digits >= self._most_places:
+        if place >= self._most_places:
             return None
-        beyond_scale = self._steps.modulus and at.fraction_digits >= self._steps.scale
+        beyond_scale = bool(self._steps.modulus) and place >= self._steps.scale
         if beyond_scale and digit and self._steps.step:
             return None
+        # Behind its digits, a bound goes on with zeros.
         return _At(
             0,
-            at.fraction_digits + 1,
-            _compared(
-                at.to_low, digit, self._low[1] + "0" * (at.fraction_digits + 1), at.fraction_digits
-            ),
-            _compared(
-                at.to_high,
-                digit,
-                self._high[1] + "0" * (at.fraction_digits + 1),
-                at.fraction_digits,
-            ),
+            place + 1,
+            _compared(at.to_low, digit, self._low[1], place, "0"),
+            _compared(at.to_high, digit, self._high[1], place, "0"),
             at.remainder if beyond_scale else self._remainder(at.remainder * 10 + digit),
             False,
             self._range.fractional and (at.fraction or digit != 0),
-            at.finer or bool(beyond_scale and digit),
+            at.finer or (beyond_scale and digit != 0),
         )
 
     def _remainder(self, value: int) -> int:
@@ -243,11 +258,12 @@ class _Magnitudes:
         return self._steps.take(at.remainder * int(10**missing))
 
 
-def _compared(sign: int, digit: int, digits: str, position: int) -> int:
-    if sign or position >= len(digits):
+def _compared(sign: int, digit: int, digits: str, place: int, behind: str = "") -> int:
+    """The comparison with one more digit. Behind its `digits` a bound has `behind`, if anything."""
+    other = digits[place : place + 1] or behind
+    if sign or not other:
         return sign
-    other = int(digits[position])
-    return (digit > other) - (digit < other)
+    return (digit > int(other)) - (digit < int(other))
 
 
 def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
@@ -262,15 +278,12 @@ def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
         if number % _STATES_PER_CHECK == 0:
             net.check()
         edges: list[Edge] = []
-        for char in "0123456789.":
-            following = reader.after(at, char)
-            if following is None:
-                continue
+        for low, high, following in reader.ways(at):
             if following not in known:
                 known[following] = len(queue)
                 queue.append(following)
                 if len(queue) > _MAX_STATES:
                     raise TooManyDigits
-            edges.append((ord(char), ord(char), known[following]))
+            edges.append((low, high, known[following]))
         states.append((at != first and reader.accepts(at), edges))
     return net.leaf(leaf(states))

@@ -176,6 +176,8 @@ class CallConstraints:
         before = self._tokenizer.decode(tokens[-CONTEXT_TOKENS:], skip_special=False)
         if "\ufffd" in before:  # a character is cut: its tokens must be finished one by one
             return ()
+        if state.forced_tokens is None:
+            state.forced_tokens = {}
         known = state.forced_tokens  # so that they are freed with the constraint
         forced = known.get(before)
         if forced is None:
