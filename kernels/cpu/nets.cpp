@@ -16,7 +16,8 @@ struct lmprog_cover {
 
 namespace {
 
-enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kPart };
+enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce, kPart };
+constexpr int32_t kHead = 5, kKeptHead = 4;  // numbers before the members of a kOnce: in a part, and in the arrays
 enum LeafKind : uint8_t { kAutomaton, kText, kAllBut, kAnyCharacter };
 constexpr int64_t kUnreachable = int64_t{1} << 40;
 constexpr size_t kFewEdges = 2048;  // most nets have fewer
@@ -57,6 +58,7 @@ struct lmprog_net_build {
     // Where the work stands.
     size_t part = 0;
     LeafCursor at;
+    std::vector<int64_t> others;  // costs of members that are not required
     std::vector<uint8_t> padded;  // a text and what may be read behind it
     lmprog_net_sizes size{};
     bool leaves_done = false, costs_done = false, changed = true;
@@ -297,6 +299,10 @@ struct lmprog_net_build {
                 now = cost[static_cast<size_t>(base + args[0])] * args[1];
                 empty = args[1] == 0 || nullable[static_cast<size_t>(base + args[0])];
                 break;
+            case kOnce:
+                now = cost_of_members(base, args, count);
+                empty = false;
+                break;
             default: {
                 const auto root = static_cast<size_t>(root_of(args[0]));
                 now = cost[root];
@@ -311,6 +317,27 @@ struct lmprog_net_build {
             changed = true;
         }
         return count;
+    }
+
+    int64_t cost_at(int32_t node) const { return cost[static_cast<size_t>(node)]; }
+
+    // The required members, and as many of the cheapest others as are needed.
+    int64_t cost_of_members(int32_t base, const int32_t* args, int32_t count) {
+        const int32_t low = args[0], num_required = args[2];
+        int64_t sum = std::min(cost_at(base + args[4]) * (low - 1), kUnreachable);
+        others.clear();
+        for (int32_t i = kHead; i < count; i++) {
+            if (i < kHead + num_required)
+                sum += cost_at(base + args[i]);
+            else
+                others.push_back(cost_at(base + args[i]));
+        }
+        if (args[3] >= 0) others.push_back(cost_at(base + args[3]));
+        const auto needed = static_cast<size_t>(low - num_required);
+        if (others.size() < needed) return kUnreachable;
+        std::sort(others.begin(), others.end());
+        for (size_t i = 0; i < needed; i++) sum += others[i];
+        return sum;
     }
 
     int32_t root_of(int32_t p) const { return node_base[static_cast<size_t>(p)] + parts[static_cast<size_t>(p)]->root; }
@@ -331,6 +358,7 @@ struct lmprog_net_build {
         each_node([&](size_t p, int32_t n, Kind kind, const int32_t* args, int32_t count) {
             if (kind == kSeq || kind == kAlt)
                 for (int32_t i = 0; i < count; i++) items += is_kept(p, kind, args[i]);
+            if (kind == kOnce) items += kKeptHead + static_cast<int64_t>(kept_members(p, args, count).size());
             (void)n;
         });
         return {static_cast<int64_t>(cost.size()),
@@ -339,6 +367,17 @@ struct lmprog_net_build {
                 std::count_if(edges.begin(), edges.end(), [this](const Edge& edge) { return is_live(edge); }),
                 root,
                 cost[static_cast<size_t>(root)]};
+    }
+
+    // By the numbers of the part: the required members, then the others from the cheapest on.
+    std::vector<int32_t> kept_members(size_t p, const int32_t* args, int32_t count) const {
+        std::vector<int32_t> out(args + kHead, args + kHead + args[2]);
+        for (int32_t i = kHead + args[2]; i < count; i++)
+            if (is_kept(p, kOnce, args[i])) out.push_back(args[i]);
+        std::stable_sort(out.begin() + args[2], out.end(), [&](int32_t a, int32_t b) {
+            return cost_at(node_base[p] + a) < cost_at(node_base[p] + b);
+        });
+        return out;
     }
 
     bool is_kept(size_t p, Kind kind, int32_t item) const {
@@ -394,6 +433,15 @@ struct lmprog_net_build {
                     second = nullable[item] ? 0 : args[1];
                     third = args[2];
                 }
+            } else if (kind == kOnce) {
+                first = offset;
+                items[offset++] = args[0];
+                items[offset++] = is_kept(p, kind, args[4]) ? args[1] : 1;  // without a separator there is one member
+                items[offset++] = args[3] >= 0 && is_kept(p, kind, args[3]) ? node_of(p, args[3]) : -1;
+                items[offset++] = node_of(p, args[4]);
+                for (const int32_t member : kept_members(p, args, count)) items[offset++] = node_of(p, member);
+                second = offset - first - kKeptHead;
+                third = args[2];
             } else {
                 first = offset;
                 for (int32_t i = 0; i < count; i++)

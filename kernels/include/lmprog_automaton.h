@@ -11,13 +11,12 @@
 
 #include "lmprog_interned.h"
 #include "lmprog_masks.h"
+#include "lmprog_once.h"
 #include "lmprog_rows.h"
 
 namespace lmprog {
 
-enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat };
-constexpr int64_t kUnreachable = int64_t{1} << 40;
-constexpr int kNoLimit = -1;
+enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce };
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call, about a tenth of a second: an ambiguous grammar has no end
 
 // One call needed more than its limits allow.
@@ -46,7 +45,8 @@ class Automaton {
     int64_t num_bytes() const {
         return blocks_.num_bytes() + static_cast<int64_t>(states_.size()) * 64 +
                static_cast<int64_t>(frames_.size()) * 64 + static_cast<int64_t>(positions_.size()) * 32 +
-               static_cast<int64_t>(pool_.size() + closed_) * 4 + static_cast<int64_t>(moves_.size()) * 8;
+               (static_cast<int64_t>(pool_.size() + closed_) + once_.num_held()) * 4 +
+               static_cast<int64_t>(moves_.size()) * 8;
     }
     bool is_final(uint32_t state) const { return states_[state].final; }
     int64_t cost(uint32_t state) const { return costs_[state]; }
@@ -170,7 +170,7 @@ class Automaton {
 
     // Numbers kept: positions, frames and the members of states and closures.
     int64_t num_held() const {
-        return static_cast<int64_t>(pool_.size() + positions_.size() + frames_.size() + closed_);
+        return static_cast<int64_t>(pool_.size() + positions_.size() + frames_.size() + closed_) + once_.num_held();
     }
 
     // The number here of another automaton's frame, with all that follows it.
@@ -183,7 +183,8 @@ class Automaton {
         uint32_t here = known[frame_id];
         for (size_t i = chain_.size(); i-- > 0;) {
             const Frame& f = old.frames_[chain_[i]];
-            here = known[chain_[i]] = frame(f.node, f.first, f.second, here);
+            const bool once = net_.kind[f.node] == kOnce;
+            here = known[chain_[i]] = frame(f.node, once ? once_.moved(net_, old.once_, f.first) : f.first, f.second, here);
         }
         return here;
     }
@@ -275,7 +276,10 @@ class Automaton {
                         entered_.push_back({net_.items[args[0] + i], at.frame});
             } else {
                 const bool repeat = net_.kind[at.node] == kRepeat;
-                proceed(at.node, repeat ? args[1] : 0, repeat ? args[2] : 0, at.frame);
+                if (net_.kind[at.node] == kOnce)
+                    choose(at.node, once_.nothing(net_, at.node), kBegun, at.frame);
+                else
+                    proceed(at.node, repeat ? args[1] : 0, repeat ? args[2] : 0, at.frame);
             }
         }
     }
@@ -283,6 +287,7 @@ class Automaton {
     // Goes on with the rest of a sequence, or with one more or no more round of a repetition.
     void proceed(int32_t node, int32_t first, int32_t second, uint32_t rest) {
         const int32_t* args = net_.args + 3 * node;
+        if (net_.kind[node] == kOnce) return choose(node, first, second, rest);
         if (net_.kind[node] == kSeq) {
             if (first == args[1]) {
                 resumed_.push_back(rest);
@@ -304,6 +309,19 @@ class Automaton {
         }
     }
 
+    // Goes on with a member that may follow, or ends.
+    void choose(int32_t node, int32_t used, int32_t where, uint32_t rest) {
+        if (where == kBegun) {
+            once_.each_choice(net_, used, [&](int32_t member, int32_t item) {
+                entered_.push_back({item, frame(node, used, kReading + member, rest)});
+            });
+            return;
+        }
+        used = once_.with(net_, used, where - kReading);
+        if (once_.may_end(net_, used)) resumed_.push_back(rest);
+        if (once_.may_go_on(net_, used)) entered_.push_back({Once::separator(net_, node), frame(node, used, kBegun, rest)});
+    }
+
     uint32_t frame(int32_t node, int32_t first, int32_t second, uint32_t rest) {
         const uint64_t hash = mix(mix(mix(mix(1, node), first), static_cast<uint32_t>(second)), rest);
         const int64_t found = frame_index_.find(hash, [&](uint32_t i) {
@@ -315,6 +333,8 @@ class Automaton {
         int64_t cost = 0;
         if (net_.kind[node] == kSeq)
             for (int32_t i = first; i < args[1]; i++) cost += net_.node_cost[net_.items[args[0] + i]];
+        else if (net_.kind[node] == kOnce)
+            cost = once_.cost(net_, first, second);
         else
             cost = int64_t{first} * net_.node_cost[args[0]];
         const auto made = static_cast<uint32_t>(frames_.size());
@@ -420,7 +440,7 @@ class Automaton {
             if (net_.kind[a.node] == kRepeat) {
                 if (a.first > b.first) return false;
                 if (a.second != kNoLimit && (b.second == kNoLimit || b.second > a.second)) return false;
-            } else if (a.first != b.first) {
+            } else if (a.first != b.first || a.second != b.second) {
                 return false;
             }
             left = a.rest;
@@ -442,6 +462,7 @@ class Automaton {
     std::vector<uint32_t> pool_, dead_;
     std::vector<uint32_t> singles_;  // by position: the state that is that position and nothing else
     Index frame_index_, position_index_, state_index_;
+    Once once_;
     Blocks blocks_;
     std::vector<Entered> entered_;
     std::vector<uint32_t> resumed_;

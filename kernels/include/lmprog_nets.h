@@ -23,9 +23,11 @@ typedef struct {
 } lmprog_leaf_automata;
 
 /* One builder's nodes and leaves. A node's arguments: a leaf's number; the items of a sequence or an alternation; item,
- * low and high (or -1) of a repetition; the number of another part, whose root stands here. */
+ * low and high (or -1) of a repetition; for members of which each comes at most once: low, high (or -1), how many are
+ * required, the one that may come again (or -1), the separator, and the members, the required ones first; the number of
+ * another part, whose root stands here. */
 typedef struct {
-    const uint8_t* kind;      /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 another part */
+    const uint8_t* kind;      /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 members, 5 another part */
     const int32_t* num_args;  /* [nodes] */
     const int32_t* args;      /* those of all nodes, consecutive */
     const uint8_t* leaf_kind; /* [leaves] 0 an automaton, 1 a text, 2 all contents of JSON strings but some names, 3 an
@@ -48,7 +50,7 @@ typedef struct lmprog_cover lmprog_cover;
 lmprog_cover* lmprog_cover_new(const uint8_t* tokens, const int32_t* lengths, int64_t num_tokens);
 void lmprog_cover_free(lmprog_cover* cover);
 
-/* parts[0] is the net, the others what its nodes of kind 4 refer to; these have none of that kind. `any_text` is the
+/* parts[0] is the net, the others what its nodes of kind 5 refer to; these have none of that kind. `any_text` is the
  * automaton of the contents of all JSON strings. `cover` may be NULL: texts then cost one token a byte. `spelled` has 256
  * flags, whether a byte has a token of its own; NULL where all have. NULL is returned where memory is short. */
 typedef struct lmprog_net_build lmprog_net_build;

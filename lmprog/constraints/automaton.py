@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.leaves import UNREACHABLE
-from lmprog.constraints.net import ALT, LEAF, NO_LIMIT, REPEAT, SEQ
+from lmprog.constraints.net import ALT, LEAF, NO_LIMIT, ONCE, REPEAT, SEQ
 from lmprog.constraints.net_arrays import Net
+from lmprog.constraints.once import BEGUN, READING, once_nodes
 from lmprog.errors import GrammarError
 
 DEAD = 0
@@ -38,33 +39,10 @@ def too_large(limits: CompileLimits) -> GrammarError:
     )
 
 
-class ByteAutomaton(Protocol):
-    """Interface shared with the native automaton. States are small integers; 0 is the
-    dead state.
-    """
-
-    @property
-    def start(self) -> int: ...
-
-    def run(self, state: int, text: bytes) -> int: ...
-
-    def row(self, state: int) -> list[int]:
-        """The next state for each of the 256 bytes."""
-        ...
-
-    def forced(self, state: int, most: int) -> bytes:
-        """The common prefix, at most `most` bytes, of all continuations; b"" in a final state."""
-        ...
-
-    def is_final(self, state: int) -> bool: ...
-
-    def cost(self, state: int) -> int:
-        """An upper bound on the tokens to acceptance."""
-        ...
-
-
 class _Frame(NamedTuple):
-    """A continuation: the items of a SEQ from `first` on, or `first` to `second` more rounds."""
+    """A continuation: the items of a SEQ from `first` on, `first` to `second` more rounds, or what
+    follows the members `first` of a ONCE at the place `second`.
+    """
 
     node: int
     first: int
@@ -89,6 +67,7 @@ class LazyAutomaton:
         self._edges: list[list[int]] = net.edges.tolist()
         self._ends: list[int] = net.final.tolist()
         self._state_cost: list[int] = net.state_cost.tolist()
+        self._once = once_nodes(self._kind, self._args, self._items, self._node_cost)
         self._limits = limits
         self._root = net.root
         self._room = limits.max_states
@@ -245,7 +224,7 @@ class LazyAutomaton:
                             (item, frame) for item in reversed(self._items[first : first + second])
                         ]
                     continue
-                low, high = (0, 0) if kind == SEQ else (second, third)
+                low, high = (second, third) if kind == REPEAT else (0, 0)
                 work = _Frame(node, low, high, frame)
             else:
                 number = resumed.pop()
@@ -266,6 +245,9 @@ class LazyAutomaton:
         """Continues a sequence, or does one more or no more round of a repetition."""
         node, first, second, rest = work
         args = self._args[node]
+        if self._kind[node] == ONCE:
+            self._choose(work, entered, resumed)
+            return
         if self._kind[node] == SEQ:
             if first == args[1]:
                 resumed.append(rest)
@@ -286,6 +268,21 @@ class LazyAutomaton:
             )
             entered.append((args[0], behind))
 
+    def _choose(self, work: _Frame, entered: list[tuple[int, int]], resumed: list[int]) -> None:
+        """Goes on with a member that may follow, or ends."""
+        node, used, where, rest = work
+        once = self._once[node]
+        if where == BEGUN:
+            for member, item in once.choices(used):
+                entered.append((item, self._frame(_Frame(node, used, READING + member, rest))))
+            return
+        if where >= READING:
+            used = once.after(used, where - READING)
+        if once.may_end(used):
+            resumed.append(rest)
+        if once.may_go_on(used):
+            entered.append((once.separator, self._frame(_Frame(node, used, BEGUN, rest))))
+
     def _frame(self, frame: _Frame) -> int:
         found = self._frame_ids.get(frame)
         if found is None:
@@ -295,6 +292,8 @@ class LazyAutomaton:
             if self._kind[frame.node] == SEQ:
                 items = self._items[args[0] + frame.first : args[0] + args[1]]
                 cost = sum(self._node_cost[item] for item in items)
+            elif self._kind[frame.node] == ONCE:
+                cost = self._once[frame.node].cost(frame.first, frame.second)
             else:
                 cost = frame.first * self._node_cost[args[0]]
             self._frame_cost.append(min(cost + self._frame_cost[frame.rest], UNREACHABLE))
@@ -355,7 +354,7 @@ class LazyAutomaton:
                     a.second != NO_LIMIT and (b.second == NO_LIMIT or b.second > a.second)
                 ):
                     return False
-            elif a.first != b.first:
+            elif a.first != b.first or a.second != b.second:
                 return False
             left, right = a.rest, b.rest
         return True

@@ -23,7 +23,18 @@ from numpy.typing import NDArray
 from lmprog.constraints.constraint import Check
 from lmprog.constraints.exclusion import all_but_leaf, any_text
 from lmprog.constraints.leaves import UNREACHABLE, AllBut, Leaf, LeafSource, leaf, text_leaf
-from lmprog.constraints.net import ALT, LEAF, PART, REPEAT, SEQ, NetBuilder, NetPart, Node
+from lmprog.constraints.net import (
+    ALT,
+    LEAF,
+    NO_NODE,
+    ONCE,
+    PART,
+    REPEAT,
+    SEQ,
+    NetBuilder,
+    NetPart,
+    Node,
+)
 from lmprog.constraints.net_arrays import ALL_BYTES, LONGEST_COVER, Alphabet, Net
 
 _NODES_PER_CHECK = 64
@@ -81,6 +92,9 @@ def _moved(
             args = [first_leaf + args[0]]
         elif kind == REPEAT:
             args = [moved(args[0]), *args[1:]]
+        elif kind == ONCE:
+            again = [one if one == NO_NODE else moved(one) for one in args[3:4]]
+            args = [*args[:3], *again, *map(moved, args[4:])]
         elif kind == PART:
             args = [moved(node)]
         else:
@@ -207,6 +221,8 @@ def _node_costs(
                 empty = any(nullable[item] for item in args)
             elif kind == REPEAT:
                 now, empty = cost[args[0]] * args[1], args[1] == 0 or nullable[args[0]]
+            elif kind == ONCE:
+                now, empty = _cost_of_members(args, cost), False
             else:
                 now, empty = cost[args[0]], nullable[args[0]]
             now = min(now, UNREACHABLE)
@@ -216,6 +232,29 @@ def _node_costs(
                     net.is_recursive
                 )  # without holes, children precede parents: one pass is enough
     return cost, nullable
+
+
+def _cost_of_members(args: Sequence[int], cost: Sequence[int]) -> int:
+    """The required ones, and as many of the cheapest others as are needed."""
+    low, _, num_required, again, separator = args[:5]
+    others = sorted(cost[one] for one in [*args[5 + num_required :], again] if one != NO_NODE)
+    needed = [*(cost[one] for one in args[5 : 5 + num_required]), *others[: low - num_required]]
+    between = cost[separator] * (low - 1)
+    return sum(needed) + between if len(needed) == low else UNREACHABLE
+
+
+def _members(args: Sequence[int], cost: Sequence[int]) -> list[int]:
+    """Fewest and most of them, the one that may come again, the separator, and the members: the
+    required ones, then the others from the cheapest on.
+    """
+    low, high, num_required, again, separator, *members = args
+    others = [one for one in members[num_required:] if cost[one] < UNREACHABLE]
+    if again != NO_NODE and cost[again] >= UNREACHABLE:
+        again = NO_NODE
+    if cost[separator] >= UNREACHABLE:
+        high = 1
+    others.sort(key=cost.__getitem__)
+    return [low, high, again, separator, *members[:num_required], *others]
 
 
 def _flatten(
@@ -235,6 +274,10 @@ def _flatten(
                 out.append((0, 0, 0))
             else:  # a repetition of something that may be empty can always be shortened
                 out.append((child, 0 if nullable[child] else low, high))
+        elif kind == ONCE:
+            members = _members(args, cost)
+            out.append((len(items), len(members) - 4, args[2]))
+            items += members
         else:
             kept = [item for item in args if kind == SEQ or cost[item] < UNREACHABLE]
             out.append((len(items), len(kept), 0))

@@ -1,9 +1,9 @@
 """The compact form of a regular language, or of a grammar without left recursion, over bytes.
 
 A net has *leaves*, small deterministic byte automata (a text, one character of a class, a number),
-and *nodes* that combine them: sequence, alternation, counted repetition. Nodes may refer to
-themselves through holes, so recursive schemas are nets too. A `NetBuilder` shares equal parts;
-`finish.finish` turns it into arrays.
+and *nodes* that combine them: sequence, alternation, counted repetition, and members of which each
+comes at most once. Nodes may refer to themselves through holes, so recursive schemas are nets too.
+A `NetBuilder` shares equal parts; `finish.finish` turns it into arrays.
 
 Nothing is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NewType, TypeAlias
@@ -23,9 +23,9 @@ from lmprog.errors import GrammarError, UnsupportedSchema
 
 Node = NewType("Node", int)
 
-LEAF, SEQ, ALT, REPEAT, PART = range(5)
+LEAF, SEQ, ALT, REPEAT, ONCE, PART = range(6)
 """Finished nets have no PART: the root of another part stands in its place."""
-NO_LIMIT = -1
+NO_LIMIT = NO_NODE = -1
 EMPTY, FAIL = Node(0), Node(1)
 _NODES_PER_CHECK = 8
 
@@ -166,6 +166,18 @@ class NetBuilder:
             return item
         return self._node(REPEAT, (item, low, NO_LIMIT if high is None else high))
 
+    def once(self, of: EachOnce) -> Node:
+        """See `once.py` for what may follow."""
+        optional = [item for item in of.optional if item != FAIL]
+        low = max(of.low, len(of.required), 1)
+        most = len(of.required) + len(optional) + (of.again != FAIL)
+        if FAIL in of.required or low > most or (of.high is not None and of.high < low):
+            return FAIL
+        high = NO_LIMIT if of.high is None else of.high
+        again = NO_NODE if of.again == FAIL else of.again
+        head = (low, high, len(of.required), again, of.separator)
+        return self._node(ONCE, (*head, *of.required, *optional))
+
     def optional(self, item: Node) -> Node:
         return self.alt([item, EMPTY])
 
@@ -186,6 +198,20 @@ class NetBuilder:
             (kind, list(islice(args, count)))
             for kind, count in zip(self.kinds, self.num_args, strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class EachOnce:
+    """Of these each at most once, in any order, with separators between; none of them is empty."""
+
+    separator: Node
+    required: Sequence[Node]
+    optional: Sequence[Node]
+    low: int
+    """Fewest members; at least one."""
+    high: int | None = None
+    again: Node = FAIL
+    """May come many times, and counts towards `low` once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

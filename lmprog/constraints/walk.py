@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.constraints.automaton import DEAD, ByteAutomaton, LazyAutomaton
+from lmprog.constraints.automaton import DEAD, LazyAutomaton
 from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, bit_row
 from lmprog.constraints.leaves import UNREACHABLE
 from lmprog.constraints.net_arrays import Net
@@ -28,6 +28,29 @@ class RawMask(NamedTuple):
     """The highest cost after an allowed token, or more."""
     like: int = 0
     """Not 0: this mask was not made, it is that of another state."""
+
+
+class ByteAutomaton(Protocol):
+    """The interface of an automaton. States are small integers; 0 is the dead state."""
+
+    @property
+    def start(self) -> int: ...
+
+    def run(self, state: int, text: bytes) -> int: ...
+
+    def row(self, state: int) -> list[int]:
+        """The next state for each of the 256 bytes."""
+        ...
+
+    def forced(self, state: int, most: int) -> bytes:
+        """The common prefix, at most `most` bytes, of all continuations; b"" in a final state."""
+        ...
+
+    def is_final(self, state: int) -> bool: ...
+
+    def cost(self, state: int) -> int:
+        """An upper bound on the tokens to acceptance."""
+        ...
 
 
 class MaskEngine(ByteAutomaton, Protocol):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from typing import Any
 
@@ -19,6 +20,24 @@ from lmprog.constraints.inspect import accepts
 from lmprog.constraints.vocabulary import Vocabulary
 
 NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
+FAULTS: list[dict[str, Any]] = [
+    {"type": "object", "not": {"properties": {"a": NUMBER, "b": TEXT, "x": {"minimum": 1}}, "required": ["b", "xx"]}},
+    {"type": "object", "minProperties": 2, "maxProperties": 3,
+     "not": {"properties": {"a": NUMBER, "b": TEXT}, "required": ["x"]}},
+    {"type": "object", "properties": {"a": NUMBER, "b": TEXT, "x": True},
+     "not": {"not": {"not": {"properties": {"a": {"minimum": 1}, "x": TEXT}, "required": ["b"]}}}},
+    {"type": "object", "required": ["a"], "oneOf": [
+        {"properties": {"a": {"const": 0}, "b": TEXT}},
+        {"properties": {"a": {"const": 1}, "b": NUMBER, "x": NUMBER}, "required": ["b"]},
+        {"properties": {"b": {"const": 2}, "x": TEXT}, "required": ["x"]}]},
+    {"type": "object", "oneOf": [
+        {"properties": {"a": {"const": 0}, "b": TEXT}},
+        {"properties": {"a": {"const": 1}, "b": TEXT, "x": NUMBER}},
+        {"properties": {"a": {"const": 2}, "x": TEXT}},
+        {"properties": {"a": {"const": "t"}, "xx": TEXT}}]},
+    {"type": "object", "if": {"properties": {"a": {"const": 1}, "b": {"const": 1}}, "required": ["a"]},
+     "then": {"required": ["x"]}, "else": {"properties": {"xx": TEXT}}},
+]  # fmt: skip
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "not": {"properties": {"a": True}, "additionalProperties": False}},
     {"type": "object", "not": {"properties": {"a": NUMBER}, "additionalProperties": TEXT}},
@@ -40,6 +59,10 @@ SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "not": {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"required": ["x"]}}},
     {"type": "object", "not": {"dependentRequired": {"a": ["b"]}, "dependentSchemas": {"x": {"properties": {"b": TEXT}}}}},
     {"enum": [{"a": 1}, {"b": 1}, {"xx": 1}], "not": {"propertyNames": {"enum": ["a"]}}},
+    {"type": "object", "maxProperties": 2, "additionalProperties": NUMBER, "not": {"patternProperties": {"^x": {"minimum": 1}}}},
+    {"type": "object", "not": {"enum": [{"a": 1}, {"a": 0, "b": "t"}, {}, 3]}},
+    {"type": "object", "not": {"const": {"a": 1, "xx": "t"}}},
+    *FAULTS,
 ]  # fmt: skip
 NAMES, VALUES = ["a", "b", "x", "xx"], [0, 1, 2, "t"]
 
@@ -64,6 +87,16 @@ def test_a_negated_object_is_exact(schema: dict[str, Any], small: Vocabulary) ->
         valid += is_valid
         assert any(takes(made, members)) == is_valid, members
     assert valid > 0
+
+
+@pytest.mark.parametrize("schema", FAULTS, ids=json.dumps)
+def test_a_negated_object_is_exact_in_any_order(schema: dict[str, Any], small: Vocabulary) -> None:
+    made = compile_constraint(wire.JsonSchema(json.dumps(schema), any_order=True), small)
+    judge = jsonschema.Draft202012Validator(schema)
+    for values in itertools.product([None, *VALUES], repeat=len(NAMES)):
+        pairs = zip(NAMES, values, strict=True)
+        members = {name: value for name, value in pairs if value is not None}
+        assert takes(made, members) == [judge.is_valid(members)] * math.factorial(len(members))
 
 
 @pytest.mark.parametrize("schema", SCHEMAS[:5], ids=json.dumps)

@@ -6,12 +6,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
+from lmprog.constraints.net import EMPTY, FAIL, EachOnce, NetBuilder, Node
 from lmprog.constraints.schema.flat import ArrayFacet
 from lmprog.constraints.schema.schema_document import Located
 from lmprog.errors import UnsupportedSchema
 
-_MAX_UNIQUE = 10
+_MAX_UNIQUE = 2000
 _MAX_CELLS = 4000
 
 Compile = Callable[[Sequence[Located]], Node]
@@ -128,28 +128,16 @@ class ArrayBuilder:
 
 
 def unique_content(net: NetBuilder, values: Sequence[Node], comma: Node, facet: ArrayFacet) -> Node:
-    """At least one item, each of `values` at most once: one node per set of remaining values."""
+    """At least one item, each of `values` at most once."""
     path = facet.unique or "#"
     if len(values) > _MAX_UNIQUE:
         raise UnsupportedSchema(
-            f"uniqueItems at {path}: supported for items with at most {_MAX_UNIQUE} possible "
+            f"uniqueItems at {path}: supported for items with at most {_MAX_UNIQUE:,} possible "
             f"values",
             keyword="uniqueItems",
             path=path,
         )
-    most = len(values) if facet.high is None else min(facet.high, len(values))
-    nodes: dict[int, Node] = {}
-    for used in sorted(range(1 << len(values)), key=int.bit_count, reverse=True):
-        size = used.bit_count()
-        ways = [EMPTY] if size and size >= facet.low else []
-        if size < most:
-            ways += [
-                net.seq([comma if used else EMPTY, value, nodes[used | 1 << i]])
-                for i, value in enumerate(values)
-                if not used >> i & 1
-            ]
-        nodes[used] = net.alt(ways) if size <= most else FAIL
-    return nodes[0]
+    return net.once(EachOnce(comma, (), values, facet.low, facet.high))
 
 
 def repeating_content(

@@ -31,7 +31,8 @@ from lmprog.constraints.schema.instances import InstanceChecker
 from lmprog.constraints.schema.layout import Layout, white_space
 from lmprog.constraints.schema.literals import literal
 from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
-from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
+from lmprog.constraints.schema.object_parts import ObjectParts
+from lmprog.constraints.schema.objects import ObjectBuilder
 from lmprog.constraints.schema.schema_document import Document, Json, Located
 from lmprog.constraints.schema.shared_parts import SharedParts, is_worth_sharing, name_of
 from lmprog.constraints.schema.strings import text_set

@@ -6,6 +6,7 @@ the conjunction; a negative answer means only "not known". Works on raw schemas.
 
 from __future__ import annotations
 
+from lmprog.constraints.schema.keywords import ANNOTATIONS
 from lmprog.constraints.schema.schema_document import Document, Json, Located, same_json
 
 _MAX_DEPTH = 4
@@ -14,10 +15,25 @@ _MAX_DEPTH = 4
 def target(at: Located, document: Document) -> Located:
     """Follows a schema that consists of a reference only."""
     for _ in range(_MAX_DEPTH):
-        if not isinstance(at.value, dict) or at.value.keys() != {"$ref"}:
+        if not isinstance(at.value, dict) or at.value.keys() - ANNOTATIONS != {"$ref"}:
             break
         at = document.resolve(at, at.value["$ref"])
     return at
+
+
+def beside(branch: Located, at: Located) -> Located:
+    """The branch with the type and the required names that the schema `at`, which has it, says."""
+    if not isinstance(branch.value, dict) or not isinstance(at.value, dict):
+        return branch
+    names = [*_names(branch.value.get("required")), *_names(at.value.get("required"))]
+    also: dict[str, Json] = {"required": list[Json](dict.fromkeys(names))} if names else {}
+    if "type" in at.value:
+        also["type"] = branch.value.get("type", at.value["type"])
+    return branch.sibling(branch.path, {**branch.value, **also})
+
+
+def _names(value: Json) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def plainly_disjoint(left: Located, right: Located, document: Document, depth: int = 0) -> bool:

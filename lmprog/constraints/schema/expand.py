@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from lmprog.constraints.constraint import Check, never_stop
-from lmprog.constraints.schema.disjoint import plainly_disjoint, target
+from lmprog.constraints.schema.disjoint import beside, plainly_disjoint, target
 from lmprog.constraints.schema.flat import ArrayFacet, Flat, Items, ObjectFacet, Properties
 from lmprog.constraints.schema.keywords import (
     ASSERTIONS,
@@ -188,16 +188,16 @@ class Expander:
         for i, branch in enumerate(branches):
             chosen = self._apply_or_nothing(branch, flats)
             for k, other in enumerate(branches):
-                if i != k and chosen and not self._are_disjoint(branch, other):
+                if i != k and chosen and not self._are_disjoint(branch, other, at):
                     chosen = self._complement(other, chosen)
             out += chosen
         return out
 
-    def _are_disjoint(self, left: Located, right: Located) -> bool:
+    def _are_disjoint(self, left: Located, right: Located, at: Located) -> bool:
+        """`at`: the schema that has both as branches."""
         document = self._document
-        return plainly_disjoint(
-            target(left, document), target(right, document), document
-        ) or self._disjoint(left, right)
+        one, other = (beside(target(branch, document), at) for branch in (left, right))
+        return plainly_disjoint(one, other, document) or self._disjoint(left, right)
 
     def _not(self, at: Located, flats: list[Flat]) -> list[Flat]:
         return self._complement(at.child("not"), flats)

@@ -138,6 +138,15 @@ class Witness(NamedTuple):
     value: Located
 
 
+class Fault(NamedTuple):
+    """Some of these names is absent, or some of these members is there with a value that its schema
+    takes. Negation asks for it."""
+
+    absent: tuple[tuple[str, Located], ...]
+    """Each with the schema that nothing fits."""
+    members: tuple[tuple[str, Located], ...]
+
+
 class ObjectFacet(NamedTuple):
     properties: tuple[Properties, ...] = ()
     required: tuple[str, ...] = ()
@@ -146,6 +155,7 @@ class ObjectFacet(NamedTuple):
     names: tuple[Located, ...] = ()
     path: str = "#"
     witnesses: tuple[Witness, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     def join(self, other: ObjectFacet) -> ObjectFacet:
         if self is ANY_OBJECT:
@@ -159,6 +169,7 @@ class ObjectFacet(NamedTuple):
             self.names + other.names,
             self.path if self.path != "#" else other.path,
             self.witnesses + other.witnesses,
+            self.faults + other.faults,
         )
 
 

@@ -94,6 +94,12 @@ class InstanceChecker:
             told = [one for group in facet.properties for one in self._of(group, name)]
             if not self._fits(told, item):
                 return False
+        for fault in facet.faults:
+            there = [(members[name], one) for name, one in fault.members if name in members]
+            if members.keys() >= dict(fault.absent).keys() and not any(
+                self._fits([one], item) for item, one in there
+            ):
+                return False
         return all(
             any(
                 self._fits([witness.name], name) and self._fits([witness.value], item)

@@ -14,6 +14,7 @@ from lmprog.constraints.schema.flat import (
     ArrayFacet,
     Bound,
     Contains,
+    Fault,
     Flat,
     Items,
     NumberFacet,
@@ -28,7 +29,7 @@ from lmprog.errors import UnsupportedSchema
 
 NOT_PATTERN, NOT_VALUES, FRACTIONAL = "\0notPattern", "\0notValues", "\0fractional"
 NOT_FORMAT, NOT_MULTIPLE, REPEATS = "\0notFormat", "\0notMultiple", "\0repeats"
-WITNESS, CONTAINS_FROM = "\0witness", "\0containsFrom"
+WITNESS, FAULT, CONTAINS_FROM = "\0witness", "\0fault", "\0containsFrom"
 """Keywords of our own, made by negation; documents with such keys are refused."""
 
 Keyword = Callable[[Flat, Json, Located], Flat]
@@ -211,6 +212,15 @@ def properties_of(_: Json, at: Located) -> ObjectFacet:
     )
 
 
+def _fault(value: Json, at: Located) -> ObjectFacet:
+    parts = mapping(value, at, FAULT)
+    members = mapping(parts["properties"], at, FAULT)
+    named = tuple((name, at.child(FAULT, "properties", name)) for name in members)
+    nothing = at.sibling(f"{at.path}/{FAULT}/absent", False)
+    absent = tuple((name, nothing) for name in strings(parts["required"], at, FAULT))
+    return ObjectFacet(faults=(Fault(absent, named),), path=at.path)
+
+
 def _required(value: Json, at: Located) -> ObjectFacet:
     if isinstance(value, bool):  # draft 3: a boolean inside the property's own schema
         raise refuse(at, "required", "a list of names is expected")
@@ -266,6 +276,7 @@ ASSERTIONS: dict[str, Keyword] = {
             path=at.path,
         )
     ),
+    FAULT: _object(_fault),
     "propertyNames": _object(
         lambda v, at: ObjectFacet(names=(at.child("propertyNames"),), path=at.path)
     ),

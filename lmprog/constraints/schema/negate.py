@@ -8,11 +8,12 @@ contain. A keyword without such a complement is rejected with its name and path.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 
 from lmprog.constraints.schema.flat import TYPES
 from lmprog.constraints.schema.keywords import (
     CONTAINS_FROM,
+    FAULT,
     FRACTIONAL,
     NOT_FORMAT,
     NOT_MULTIPLE,
@@ -118,9 +119,31 @@ def _of(types: Set[str]) -> Json:
 
 
 def _values(value: Json, at: Located) -> list[Json]:
+    """Another value than these. Arrays and objects are told by their parts."""
     if not isinstance(value, list):
         raise refuse(at, "enum", "a list is expected")
-    return [{NOT_VALUES: value}]
+    plain: list[Json] = [one for one in value if not isinstance(one, list | dict)]
+    made = [_exactly(one) for one in value if isinstance(one, list | dict)]
+    if not made:
+        return [{NOT_VALUES: plain}]
+    return [{"allOf": [{NOT_VALUES: plain}, *({"not": one} for one in made)]}]
+
+
+def _exactly(value: Json) -> Json:
+    """The schema of one value."""
+    if isinstance(value, list):
+        first: list[Json] = [_exactly(one) for one in value]
+        size = len(value)
+        return {"type": "array", "prefixItems": first, "minItems": size, "maxItems": size}
+    if isinstance(value, dict):
+        named: dict[str, Json] = {name: _exactly(one) for name, one in value.items()}
+        return {
+            "type": "object",
+            "properties": named,
+            "required": list[Json](named),
+            "additionalProperties": False,
+        }
+    return {"const": value}
 
 
 def _of_type(kind: str, keyword: str) -> Callable[[Json, Located], list[Json]]:
@@ -140,17 +163,34 @@ def _fewer(
 
 
 def _required(value: Json, at: Located) -> list[Json]:
-    return [
-        {"type": "object", "properties": {name: False}} for name in strings(value, at, "required")
-    ]
+    """Some name is absent; beside `properties` that is said with these."""
+    return [] if "properties" in keywords_of(at) else _faults(strings(value, at, "required"), {})
 
 
 def _properties(value: Json, at: Located) -> list[Json]:
-    """Some property is present and violates its schema."""
-    return [
-        {"type": "object", "required": [name], "properties": {name: {"not": schema}}}
-        for name, schema in mapping(value, at, "properties").items()
-    ]
+    """Some property is present and violates its schema, or a required one is absent."""
+    required = strings(keywords_of(at).get("required", []), at, "required")
+    named = mapping(value, at, "properties")
+    return _faults(required, {name: {"not": one} for name, one in named.items() if one is not True})
+
+
+def _faults(absent: Sequence[str], wrong: dict[str, Json]) -> list[Json]:
+    """Several ways to be wrong are one alternative: each of many would be multiplied with those of
+    others."""
+    if len(absent) + len(wrong) > 1:
+        return [{"type": "object", FAULT: {"required": list[Json](absent), "properties": wrong}}]
+    out: list[Json] = [{"type": "object", "properties": {name: False}} for name in absent]
+    for name, one in wrong.items():
+        out.append({"type": "object", "required": [name], "properties": {name: one}})
+    return out
+
+
+def _no_fault(value: Json, at: Located) -> list[Json]:
+    parts = mapping(value, at, FAULT)
+    named: dict[str, Json] = {
+        name: {"not": one} for name, one in mapping(parts["properties"], at, FAULT).items()
+    }
+    return [{"type": "object", "required": parts["required"], "properties": named}]
 
 
 def _items(value: Json, at: Located) -> list[Json]:
@@ -265,7 +305,7 @@ def _list(value: Json, at: Located, keyword: str) -> list[Json]:
 _NEGATED: dict[str, Callable[[Json, Located], list[Json]]] = {
     "type": _type,
     "enum": _values,
-    "const": lambda value, at: [{NOT_VALUES: [value]}],
+    "const": lambda value, at: _values([value], at),
     "minimum": _of_type("number", "exclusiveMaximum"),
     "maximum": _of_type("number", "exclusiveMinimum"),
     "exclusiveMinimum": _of_type("number", "maximum"),
@@ -290,6 +330,7 @@ _NEGATED: dict[str, Callable[[Json, Located], list[Json]]] = {
     "patternProperties": _pattern_properties,
     "propertyNames": lambda value, at: [_witness({"not": value}, True)],
     WITNESS: _not_witness,
+    FAULT: _no_fault,
     "not": lambda value, at: [value],
     NOT_PATTERN: lambda value, at: [{"type": "string", "pattern": value}],
     NOT_FORMAT: lambda value, at: [{"type": "string", "format": value}],

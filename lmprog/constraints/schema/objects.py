@@ -8,48 +8,27 @@ how values are built.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from json.encoder import encode_basestring
-from typing import NamedTuple
 
-from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression
-from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
+from lmprog.constraints.net import EMPTY, FAIL, EachOnce, Node
+from lmprog.constraints.schema.conditions import (
+    ConditionalMembers,
+    FurtherMembers,
+    without_faults,
+)
 from lmprog.constraints.schema.flat import ObjectFacet, Witness
+from lmprog.constraints.schema.object_parts import Entry, ObjectParts
 from lmprog.constraints.schema.schema_document import Located
 from lmprog.constraints.schema.strings import search_pattern
 from lmprog.constraints.textset import TextSet, contains, matches
 from lmprog.errors import UnsupportedSchema
 
 _MAX_PATTERNS = 5
-_MAX_ANY_ORDER = 10
 _MAX_COUNTED = 4000
-_MAX_WITNESSES = 4
-
-
-class Entry(NamedTuple):
-    name: str
-    value: Node
-    required: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectParts:
-    """The schema compiler's callbacks for building parts of an object."""
-
-    net: NetBuilder
-    limits: CompileLimits
-    any_order: bool
-    comma: Node
-    colon: Node
-    named: Callable[[bytes], Node]
-    """The name of a member, in quotes, and its colon."""
-    compile_schemas: Callable[[Sequence[Located]], Node]
-    name_sets: Callable[[Sequence[Located]], list[TextSet]]
-    """The sets of strings whose union a list of schemas takes."""
-    lower_names: Callable[[TextSet], Node]
-    """A set of strings as they are written, quotes included."""
+_MAX_WAYS = 256
 
 
 class ObjectBuilder:
@@ -70,19 +49,21 @@ class ObjectBuilder:
 
     def content(self) -> tuple[Node, bool]:
         """At least one member, separated by commas, and whether the object may be empty."""
+        if self._facet.faults and self._parts.any_order:
+            return self._alternatives()
         low, high = self._facet.low, self._facet.high
         entries, further = self._entries(), self._further()
         low = max(low, sum(entry.required for entry in entries))
         if high is not None and high < low:
             return FAIL, False
-        if self._facet.witnesses:
-            return self._witnessed(entries, further), False
+        if self._facet.witnesses or self._facet.faults:
+            return self._conditional(entries, further, low)
         counted = self._facet.low > sum(entry.required for entry in entries) or high is not None
         if not self._parts.any_order and not counted:
             return self._declared(entries, further), low == 0
         members = {entry.name: self._net.seq(self._member(entry)) for entry in entries}
         if self._parts.any_order:
-            return self._any_order(entries, members, further, low, high), low == 0
+            return self._any_order(entries, members, further, low), low == 0
         return self._declared_counted(entries, members, further, low, high), low == 0
 
     def _refuse(self, keyword: str, why: str) -> UnsupportedSchema:
@@ -103,7 +84,9 @@ class ObjectBuilder:
 
     def _named(self) -> list[str]:
         named = [name for group in self._facet.properties for name, _ in group.named]
-        return list(dict.fromkeys([*named, *self._facet.required]))
+        wrong = [name for one in self._facet.faults for name, _ in one.members]
+        absent = [name for one in self._facet.faults for name, _ in one.absent]
+        return list(dict.fromkeys([*named, *self._facet.required, *wrong, *absent]))
 
     def _entries(self) -> list[Entry]:
         required = set(self._facet.required)
@@ -176,54 +159,24 @@ class ObjectBuilder:
                 following = net.seq([net.optional(net.seq([comma, *member])), following])
         return first
 
-    def _witnessed(self, entries: list[Entry], further: Node) -> Node:
-        """Members in order, with one that is a witness of each of the facet's. A state is the set
-        of witnesses so far. Of several further members with one name the last one counts, so the
-        witness among them is the last of all.
-        """
-        net, comma, witnesses = self._net, self._parts.comma, self._facet.witnesses
-        if self._parts.any_order or self._facet.high is not None or self._facet.low:
-            raise self._refuse("not", "negated properties beside bounds or in any order")
-        if len(witnesses) > (1 if further != FAIL else _MAX_WITNESSES):
-            raise self._refuse("not", "too many negated properties")
-        everyone = (1 << len(witnesses)) - 1
-        more = net.repeat(net.seq([comma, further]), 0, None)
-        last = {
-            missing: self._further([one for i, one in enumerate(witnesses) if missing >> i & 1])
-            for missing in range(1, everyone + 1)
-        }
-        after = [net.seq([more, comma, last[everyone ^ seen]]) for seen in range(everyone)] + [more]
-        first = net.alt([last[everyone], net.seq([further, more, comma, last[everyone]])])
-        for entry in reversed(entries):
-            members = self._members_by_witness(entry)
-            begun = [net.seq([*member, after[seen]]) for seen, member in members.items()]
-            first = net.alt(begun if entry.required else [*begun, first])
-            behind = []
-            for before in range(everyone + 1):
-                ways = [
-                    net.seq([comma, *member, after[before | seen]])
-                    for seen, member in members.items()
-                ]
-                behind.append(net.alt(ways if entry.required else [*ways, after[before]]))
-            after = behind
-        return first
+    def _alternatives(self) -> tuple[Node, bool]:
+        if math.prod(len(one.absent + one.members) for one in self._facet.faults) > _MAX_WAYS:
+            raise self._refuse("not", "so many negated properties in any order")
+        facets = without_faults(self._facet)
+        ways = [ObjectBuilder(facet, self._parts).content() for facet in facets]
+        return self._net.alt(node for node, _ in ways), any(may_be for _, may_be in ways)
 
-    def _members_by_witness(self, entry: Entry) -> dict[int, tuple[Node, Node]]:
-        """The member for each set of witnesses that it may be, as bits."""
-        witnesses = self._facet.witnesses
-        fitting = [
-            i
-            for i, one in enumerate(witnesses)
-            if any(contains(names, entry.name) for names in self._parts.name_sets([one.name]))
-        ]
-        found = {0: self._member(entry)}
-        for size in range(1, len(fitting) + 1):
-            for chosen in itertools.combinations(fitting, size):
-                schemas = [*self._schemas_of(entry.name), *(witnesses[i].value for i in chosen)]
-                value = self._parts.compile_schemas(schemas) if entry.value != FAIL else FAIL
-                bits = sum(1 << i for i in chosen)
-                found[bits] = self._member(entry._replace(value=value))
-        return found
+    def _conditional(self, entries: list[Entry], further: Node, low: int) -> tuple[Node, bool]:
+        others = FurtherMembers(
+            further,
+            self._further,
+            lambda count, low, high: self._further_counted(further, count, low, high),
+            self._member,
+            self._schemas_of,
+            self._refuse,
+        )
+        members = ConditionalMembers(self._facet, self._parts, others)
+        return members.node(entries), low == 0 and members.may_be_empty
 
     def _declared_counted(
         self,
@@ -270,31 +223,11 @@ class ObjectBuilder:
         return net.seq([further, rest])
 
     def _any_order(
-        self,
-        entries: list[Entry],
-        members: dict[str, Node],
-        further: Node,
-        low: int,
-        high: int | None,
+        self, entries: list[Entry], members: dict[str, Node], further: Node, low: int
     ) -> Node:
-        """One node per set of remaining entries; further members come last."""
-        if self._facet.low > sum(entry.required for entry in entries) or high is not None:
-            raise self._refuse("maxProperties", "bounds are not supported together with any order")
-        if len(entries) > _MAX_ANY_ORDER:
-            raise self._refuse(
-                "properties", f"any order is supported for at most {_MAX_ANY_ORDER} properties"
-            )
-        net, comma = self._net, self._parts.comma
-        nodes: dict[int, Node] = {}
-        tail = net.repeat(net.seq([comma, further]), 0, None)
-        for used in range((1 << len(entries)) - 1, -1, -1):
-            left = [i for i in range(len(entries)) if not used >> i & 1]
-            ways = [
-                net.seq([comma if used else EMPTY, members[entries[i].name], nodes[used | 1 << i]])
-                for i in left
-            ]
-            if not any(entries[i].required for i in left):
-                ways.append(tail if used else net.seq([further, tail]))
-            nodes[used] = net.alt(ways)
-        del low
-        return nodes[0]
+        """Each declared member at most once, further ones between them."""
+        required = [members[entry.name] for entry in entries if entry.required]
+        optional = [members[entry.name] for entry in entries if not entry.required]
+        high = self._facet.high
+        # Two further members may share a name, so at most one counts towards the fewest.
+        return self._net.once(EachOnce(self._parts.comma, required, optional, low, high, further))
