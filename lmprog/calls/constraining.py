@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from lmprog import wire
 from lmprog.calls.call_stream import mark_of
+from lmprog.calls.harmony import harmony_calls
 from lmprog.calls.lexemes import is_tag, lexemes
 from lmprog.calls.writing import as_json
 
@@ -31,8 +32,10 @@ class ToolShape(NamedTuple):
 
 def opening_of(form: wire.CallForm) -> str:
     """What every answer with calls begins with and no other: up to the last tag before the name,
-    and the white space behind it. "" where the form has no tag.
+    and the white space behind it. "" where the form has no tag, or may begin with a thought.
     """
+    if form.harmony:
+        return ""
     parts = lexemes(form.begin + form.literals[0])
     tags = [place for place, lexeme in enumerate(parts) if is_tag(lexeme)]
     if not tags:
@@ -60,6 +63,8 @@ def calls_constraint(
     """An answer that calls one of `tools`, or, with `many`, several in a row. `written` is the
     beginning that already stands there.
     """
+    if form.harmony:
+        return harmony_calls([(tool.name, arguments_constraint(form, tool)) for tool in tools])
     first = wire.AnyOf(tuple(_call(form, tool, None) for tool in tools))
     parts: list[wire.Constraint] = [first]
     if many and form.is_parallel:
@@ -74,8 +79,10 @@ def free_or_calls(
     form: wire.CallForm, tools: Sequence[ToolShape], many: bool
 ) -> wire.Constraint | None:
     """Any text, in which nothing but calls of `tools` follows once one has begun. None where calls
-    begin without a tag: then nothing tells them from other text.
+    begin without a tag, or with that of other messages: nothing tells them from other text.
     """
+    if form.harmony:
+        return None
     mark = mark_of(form)
     if mark.only_at_start:
         return None

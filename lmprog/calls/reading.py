@@ -145,6 +145,11 @@ def _read_object(shape: _JsonCall, text: str, at: int) -> _Read | None:
     return _Read(ParsedCall(name, as_json(arguments), id_ if isinstance(id_, str) else ""), after)
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is, white space around it aside; None where it is none."""
+    return _object(text)
+
+
 def _object(value: Any) -> dict[str, Any] | None:
     """Arguments as a JSON object; models also write one as a JSON string."""
     if isinstance(value, str):

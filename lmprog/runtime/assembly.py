@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
+from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError
 from lmprog.runtime.loop import Loop, StepEngine
@@ -147,6 +148,5 @@ def _tool_support(
         return wire.ToolSupport()
     ends = [tokenizer.token_text(token) for token in tokenizer.eos_ids]
     found = tool_support(template, ends)
-    form = found.form
-    tokenizer.show("".join((form.begin, *form.literals, form.between, form.end)))
+    tokenizer.show(shown_marks(found.form))
     return found

@@ -51,6 +51,8 @@ class CallForm(Message, frozen=True):
     keyed: KeyedArguments | None = None
     is_parallel: bool = True
     """Whether several calls can be in one answer."""
+    harmony: bool = False
+    """Answers are messages in channels: thoughts, calls and texts apart (`calls/harmony.py`)."""
 
 
 HERMES = CallForm(

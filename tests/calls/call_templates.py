@@ -83,11 +83,57 @@ FAMILIES = {
     + _JSON
     + "}{% if not loop.last %},{% endif %}{% endfor %}\n]<|END_ACTION|>",
     "functionary": _EACH + "<function={{ f['name'] }}>" + _JSON + "</function>{% endfor %}",
-    "harmony": "{% set f = m['tool_calls'][0]['function'] %} to=functions.{{ f['name'] }}"
-    + "<|channel|>commentary json<|message|>"
-    + _JSON
-    + "<|call|>",
 }
 """By family, the piece of Jinja that writes an answer's calls."""
+
+CHANNELS = """
+{%- macro message(head, text, end='<|end|>') -%}
+<|start|>{{ head }}<|message|>{{ text }}{{ end }}
+{%- endmacro -%}
+{{- message('system', 'Reasoning: ' ~ (reasoning_effort or 'medium')
+    ~ '\n\n# Valid channels: analysis, commentary, final.') -}}
+{%- set rest = messages -%}
+{%- set said = namespace(text='', called='') -%}
+{%- if messages and messages[0].role in ('system', 'developer') -%}
+  {%- set said.text = '# Instructions\n\n' ~ messages[0].content ~ '\n\n' -%}
+  {%- set rest = messages[1:] -%}
+{%- endif -%}
+{%- if tools -%}
+  {%- set said.text = said.text ~ '# Tools\n\n' -%}
+  {%- for tool in tools -%}
+    {%- set said.text = said.text ~ '// ' ~ tool.function.description ~ '\ntype '
+        ~ tool.function.name ~ ' = (_: ' ~ tool.function.parameters | tojson ~ ') => any;\n' -%}
+  {%- endfor -%}
+{%- endif -%}
+{%- if said.text -%}{{- message('developer', said.text) -}}{%- endif -%}
+{%- for m in rest -%}
+  {%- if m.role == 'user' -%}
+    {{- message('user', m.content) -}}
+  {%- elif m.role == 'tool' -%}
+    {%- if not said.called -%}{{- raise_exception('a result without a call') -}}{%- endif -%}
+    {{- message('functions.' ~ said.called ~ ' to=assistant<|channel|>commentary',
+        m.content | tojson) -}}
+  {%- elif m.tool_calls -%}
+    {%- set call = m.tool_calls[0].function -%}
+    {%- if m.content and m.thinking -%}
+      {{- raise_exception('content and thinking before a call') -}}
+    {%- elif m.content or m.thinking -%}
+      {{- message('assistant<|channel|>analysis', m.content or m.thinking) -}}
+    {%- endif -%}
+    {{- message('assistant to=functions.' ~ call.name ~ '<|channel|>commentary json',
+        call.arguments | tojson, '<|call|>') -}}
+    {%- set said.called = call.name -%}
+  {%- else -%}
+    {%- set is_last = loop.last and not add_generation_prompt -%}
+    {%- if is_last and m.thinking -%}
+      {{- message('assistant<|channel|>analysis', m.thinking) -}}
+    {%- endif -%}
+    {{- message('assistant<|channel|>final', m.content, '<|return|>' if is_last else '<|end|>') -}}
+    {%- set said.called = '' -%}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
+""".strip()
+"""As gpt-oss's models expect a conversation: messages in channels."""
 
 ENDS = ("<|end|>", "<|call|>")

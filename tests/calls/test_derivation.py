@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from lmprog import wire
+from lmprog.calls.harmony import HARMONY
 from lmprog.calls.reading import calls_in
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate
-from tests.calls.call_templates import ENDS, FAMILIES, native
+from tests.calls.call_templates import CHANNELS, ENDS, FAMILIES, native
 
 CALLS = [
     WrittenCall("get_weather", {"city": 'Oslo "N"\nB', "days": [1, {"deep": "x"}]}, "abcdefgh1"),
@@ -73,9 +74,13 @@ def test_a_template_says_which_part_of_a_conversation_it_writes() -> None:
     assert not support.short_ids
 
 
-@pytest.mark.parametrize("family", ["llama", "harmony"])
-def test_a_template_that_refuses_or_drops_a_second_call_allows_one(family: str) -> None:
-    assert not support_of(family).form.is_parallel
+def test_a_template_that_refuses_a_second_call_allows_one() -> None:
+    assert not support_of("llama").form.is_parallel
+
+
+def test_a_template_that_drops_a_second_call_allows_one() -> None:
+    dropping = FAMILIES["hermes"].replace("m['tool_calls']", "m['tool_calls'][:1]")
+    assert not tool_support(ChatTemplate(native(dropping), {}), ENDS).form.is_parallel
 
 
 def test_arguments_are_given_as_text_where_the_template_joins_them_to_text() -> None:
@@ -129,17 +134,11 @@ def test_a_template_that_rewrites_names_hides_its_form() -> None:
     assert tool_support(ChatTemplate(native(shouting), {}), ENDS).dialect == "hermes"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
-        "<|channel|>analysis<|message|>Now?<|end|><|start|>assistant to=functions.now"
-        "<|channel|>commentary json<|message|>{}",
-        "<|channel|>final<|message|>It is late.",
-    ],
-)
-def test_channels_are_no_part_of_the_form_and_stay_content(text: str) -> None:
-    form = support_of("harmony").form
-    told = " to=functions.now<|channel|>commentary json<|message|>{}"
-    assert [call.name for call in calls_in(form, told, PARAMETERS)] == ["now"]
-    assert calls_in(form, text, PARAMETERS) == []
+def test_a_template_of_channels_has_the_form_that_its_model_was_trained_on() -> None:
+    support = tool_support(ChatTemplate(CHANNELS, {}), ("<|return|>", "<|call|>"))
+    assert support.form == HARMONY
+    assert support.dialect == ""
+    assert support.lists_tools
+    assert support.writes_calls
+    assert support.takes_results
+    assert not support.arguments_as_text

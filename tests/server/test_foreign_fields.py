@@ -273,7 +273,7 @@ def test_tools_and_a_schema_make_a_call_or_an_answer(runtime: Fake) -> None:
     answer, _ = made.prompt.constraint.options
     assert isinstance(answer, wire.JsonSchema)
     assert json.loads(answer.schema) == SCHEMA
-    assert made.box.read('{"a": 1}') == ('{"a": 1}', [])
+    assert made.box.read('{"a": 1}') == ('{"a": 1}', [], "")
     assert calls_of(made, CALL % "sub") == [("sub", '{"a": 1}')]
     assert calls_of(made, CALL % "sub" + "\n" + CALL % "sub") == [("sub", '{"a": 1}')] * 2
 

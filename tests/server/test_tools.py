@@ -96,7 +96,7 @@ def test_the_calls_do_not_depend_on_how_the_text_comes(
 def test_only_the_exact_form_is_a_call_and_all_else_is_content(
     text: str, content: str, calls: list[ParsedCall]
 ) -> None:
-    got, found = BOX.read(text)
+    got, found, _ = BOX.read(text)
     assert (got, [without_id(call) for call in found]) == (content, calls)
 
 
@@ -109,7 +109,7 @@ def test_content_before_a_call_goes_out_at_once_and_half_a_tag_waits() -> None:
 
 def test_without_tools_everything_is_content() -> None:
     text = called("add", "{}")
-    assert Toolbox().read(text) == (text, [])
+    assert Toolbox().read(text) == (text, [], "")
 
 
 def test_a_tool_that_names_no_parameters_takes_none() -> None:
@@ -120,7 +120,7 @@ def test_a_tool_that_names_no_parameters_takes_none() -> None:
 
 
 def test_several_calls_of_one_answer_have_different_ids() -> None:
-    _, calls = BOX.read(called("add", "{}") + called("add", "{}"))
+    _, calls, _ = BOX.read(called("add", "{}") + called("add", "{}"))
     assert len({call.id for call in calls}) == 2
 
 
@@ -150,7 +150,8 @@ def test_the_named_tools_arguments_are_json_whatever_form_the_model_writes() -> 
     )
     assert box.opening == "<call>add"
     assert not box.streams_arguments
-    assert box.read("<key>a</key><value>7</value>") == ("", [ParsedCall("add", '{"a": 7}', "x")])
+    (call,) = box.read("<key>a</key><value>7</value>").calls
+    assert call == ParsedCall("add", '{"a": 7}', "x")
 
 
 def test_a_choice_of_another_type_is_refused_with_the_form_that_there_is() -> None:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from lmprog.calls.constraining import ToolShape, calls_constraint
+from lmprog.calls.harmony import MARKS, shown_marks
 from lmprog.errors import ModelError
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
-from tests.calls.call_templates import FAMILIES, native
+from tests.calls.call_templates import CHANNELS, FAMILIES, native
 from tests.text.checkpoints import KINDS, byte_level, llama, save, unigram
 
 AnyTokenizer = HfTokenizer | ByteTokenizer
@@ -281,3 +282,23 @@ def test_a_constraint_of_calls_forces_the_tags_as_the_tokens_that_they_are(tmp_p
     tokens = constraints.forcing(made, made.start, array("i"))
     assert list(tokens) == tokenizer.encode("[TOOL_CALLS]now[ARGS]{}", start=False)
     assert made.is_done(functools.reduce(made.advance, tokens, made.start))
+
+
+def test_the_marks_of_channels_are_part_of_texts_and_forced_as_their_tokens(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([*MARKS, "<|return|>", "<|call|>"])
+    config = {"eos_token": "<|return|>", "chat_template": CHANNELS}
+    made = HfTokenizer(save(tmp_path, tokenizer, tokenizer_config=config))
+    form = tool_support(load_template(tmp_path), ["<|return|>"]).form
+    made.show(shown_marks(form))
+    text = "<|channel|>analysis<|message|>So.<|end|>"
+    tokens = made.encode(text + "<|return|>", start=False)
+    assert made.decode(tokens) == text
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    constraints = CallConstraints(made)
+    compiled = constraints.compile(calls_constraint(form, [ToolShape("now", nothing)], many=False))
+    state = compiled.start
+    for token in made.encode("<|channel|>commentary to=fun", start=False):
+        state = compiled.advance(state, token)
+    rest = made.encode("ctions.now <|constrain|>json<|message|>{}", start=False)
+    assert list(constraints.forcing(compiled, state, array("i")))[-len(rest) :] == rest

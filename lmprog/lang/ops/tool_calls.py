@@ -18,6 +18,7 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.calls.call_stream import CallStream, mark_of
+from lmprog.calls.harmony import HarmonyStream, ThoughtText
 from lmprog.calls.reading import ParsedCall
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.errors import (
@@ -140,9 +141,10 @@ class OfferedTools:
     tools: ToolSet
     form: wire.CallForm
 
-    def stream(self) -> CallStream:
+    def stream(self) -> CallStream | HarmonyStream:
         """A reader of a text that comes in pieces."""
-        return CallStream(self.form, {shape.name: shape.parameters for shape in self.tools.shapes})
+        tools = {shape.name: shape.parameters for shape in self.tools.shapes}
+        return HarmonyStream(tools) if self.form.harmony else CallStream(self.form, tools)
 
     def read(self, text: str) -> ToolReply:
         """A whole text as a value."""
@@ -156,7 +158,7 @@ class OfferedTools:
         mark = mark_of(self.form).text
         return bool(mark) and mark in self.read(text).text
 
-    def _calls(self, parts: Sequence[str | ParsedCall]) -> tuple[ToolCall, ...]:
+    def _calls(self, parts: Sequence[str | ParsedCall | ThoughtText]) -> tuple[ToolCall, ...]:
         calls = tuple(self._call(part) for part in parts if isinstance(part, ParsedCall))
         return calls if self.tools.is_parallel else calls[:1]
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmprog import wire
+from lmprog.calls.harmony import ThoughtText
 from lmprog.calls.reading import ParsedCall
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Splitter, SplitText
@@ -89,8 +90,8 @@ class Listening:
             if partial is not None:
                 self._feed.add(partial)
 
-    def _without_calls(self, parts: Sequence[str | ParsedCall]) -> str:
-        """Calls of tools are no text; they are in the value."""
+    def _without_calls(self, parts: Sequence[str | ParsedCall | ThoughtText]) -> str:
+        """Calls of tools are no text; they are in the value. Nor are thoughts."""
         return "".join(part for part in parts if isinstance(part, str))
 
     def _show(self, text: str) -> None:

@@ -4,6 +4,7 @@ The template renders an answer with calls whose names, ids and arguments are sen
 two, arguments of several types. What stands between the sentinels is the form. A form is taken only
 if it writes other answers (three calls, arguments of every type) exactly as the template does, and
 these are read back; otherwise, and where the template leaves calls out, `dialects.py` has a form.
+A template that puts answers into channels is known by that (`calls/harmony.py`).
 
 Knows templates and forms; knows no tokens.
 """
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from lmprog import wire
 from lmprog.calls.dialects import dialect_of
+from lmprog.calls.harmony import FINAL, HARMONY
 from lmprog.calls.lexemes import common_end, common_start, is_tag, lexemes
 from lmprog.calls.reading import calls_in
 from lmprog.calls.writing import WrittenCall, as_json, written
@@ -50,6 +52,8 @@ def tool_support(template: ChatTemplate, ends: Sequence[str] = ()) -> wire.ToolS
         if form is not None:
             break
     writes_calls = form is not None
+    if view.writes_channels():
+        form = HARMONY
     takes_results = view.takes_results(writes_calls)
     if form is None:
         dialect, form = dialect_of(template.source if lists_tools else "")
@@ -126,6 +130,10 @@ class _View:
             return self._template.render([user, *turns], False, {"tools": tools})
         except NotSupported:
             return None
+
+    def writes_channels(self) -> bool:
+        plain = self._render({"role": "assistant", "content": _ANSWER})
+        return plain is not None and plain.partition(_ANSWER)[0].endswith(FINAL)
 
     def says(self, text: str) -> bool:
         """Whether the tools' own text is written."""

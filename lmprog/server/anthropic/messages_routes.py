@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
+from lmprog.calls.harmony import ThoughtText
 from lmprog.calls.reading import ParsedCall
 from lmprog.server.anthropic.messages_body import SILENT, Countable, MessagesBody, chat_of, renamed
 from lmprog.server.gateway import Gateway
@@ -24,6 +25,7 @@ from lmprog.server.http.sse import EventStream, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.running_request import running, warned
+from lmprog.server.openai.tool_calls import AnswerPart
 from lmprog.server.routers import GatewayRouter
 
 Json = dict[str, Any]
@@ -85,7 +87,7 @@ async def _counted(gateway: Gateway, chat: ChatCompletions) -> int:
 
 
 def _whole(chat: ChatCompletions, done: wire.CallDone) -> Json:
-    content, calls = chat.box.read(done.outputs[0].text)
+    content, calls, _ = chat.box.read(done.outputs[0].text)
     blocks: list[Json] = [{"type": "text", "text": content}] if content or not calls else []
     blocks += [{**_tool_use(call), "input": json.loads(call.arguments)} for call in calls]
     return {
@@ -174,9 +176,12 @@ class _Blocks:
         self._index = -1
         self._is_open = False
 
-    def add(self, parts: Sequence[str | ParsedCall]) -> bytes:
+    def add(self, parts: Sequence[AnswerPart]) -> bytes:
+        """Thoughts are left out: this dialect has them only where thinking was asked for."""
         return b"".join(
-            self._call(part) if isinstance(part, ParsedCall) else self._text(part) for part in parts
+            self._call(part) if isinstance(part, ParsedCall) else self._text(part)
+            for part in parts
+            if not isinstance(part, ThoughtText)
         )
 
     def end(self) -> bytes:

@@ -69,6 +69,8 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     content: str | None
     refusal: None = None
     tool_calls: Sequence[AnsweredCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """What the model thought, where it writes that in a channel of its own."""
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -109,6 +111,7 @@ class ChatDelta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: Sequence[AnsweredCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.calls.reading import ParsedCall
+from lmprog.calls.harmony import FINAL
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
@@ -22,6 +22,7 @@ from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.answering_request import Started, answer_request
+from lmprog.server.openai.choice_stream import ChoiceStream
 from lmprog.server.openai.messages import ChatMessage, pieces_of
 from lmprog.server.openai.output_constraint import OutputConstraint, constraint_of
 from lmprog.server.openai.prompt_tokens import PromptFields, as_tokens, ids_of
@@ -112,9 +113,12 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     support = gateway.info.tools
     box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls, support)
     made = constraint_of(body)
+    goes_on = _goes_on(body)
+    if support.form.harmony and (goes_on or isinstance(made.constraint, wire.Grammar)):
+        box = _with_header(box)
     box, constraint = _constrained(box, made)
     prompt = RequestPrompt(
-        pieces=pieces_of(body.messages, box, _goes_on(body), _variables(body)),
+        pieces=pieces_of(body.messages, box, goes_on, _variables(body)),
         sampling=_sampling(body, box, gateway.suggested),
         constraint=constraint,
         priority=body.priority or 0,
@@ -137,8 +141,10 @@ def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Co
     A call that must be made leaves no answer to constrain; where one may be made, the text is an
     answer under the constraint, or calls.
     """
-    if made.constraint is None or box.choice == "none":
-        return box, made.constraint or box.constraint
+    if made.constraint is None:
+        return box, box.constraint
+    if box.choice == "none":
+        return box, box.in_channel(made.constraint)
     if isinstance(made.constraint, wire.Grammar):
         raise refused(
             f"{made.field} is a grammar of the whole text, which then cannot be a call of a tool; "
@@ -149,6 +155,19 @@ def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Co
     if box.choice == "auto":
         box = replace(box, answer=made.constraint)
     return box, box.constraint
+
+
+def _with_header(box: Toolbox) -> Toolbox:
+    """Of a model with channels, where the answer's header cannot be the model's to write. Raises
+    HttpError.
+    """
+    if box.choice in ("required", "named"):
+        raise refused(
+            "an answer that goes on, or has a grammar, cannot be a call that must be made.",
+            "tool_choice",
+            "conflict",
+        )
+    return replace(box, written=FINAL)
 
 
 def _goes_on(body: ChatBody) -> bool:
@@ -216,19 +235,20 @@ def _whole(
 
 def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.ChatChoice:
     ids = output.tokens if chat.wants_token_ids else msgspec.UNSET
-    content, calls = chat.box.read(output.text)
+    content, calls, thought = chat.box.read(output.text)
+    thoughts = thought or msgspec.UNSET
     logprobs = (
         None if chat.prompt.sampling.logprobs is None else answers.chat_logprobs(output.logprobs)
     )
     if not calls:
-        message = answers.AnswerMessage("assistant", content)
+        message = answers.AnswerMessage("assistant", content, reasoning_content=thoughts)
         reason = answers.stop_reason_of(output, chat.prompt.sampling)
         return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason, ids)
     made = [
         answers.AnsweredCall(answers.Function(call.arguments, call.name), call.id, "function")
         for call in calls
     ]
-    message = answers.AnswerMessage("assistant", content or None, None, made)
+    message = answers.AnswerMessage("assistant", content or None, None, made, thoughts)
     finish = answers.finish_of(output)
     reason = "tool_calls" if finish == "stop" else finish
     return answers.ChatChoice(index, message, reason, logprobs, token_ids=ids)
@@ -237,7 +257,10 @@ def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.C
 async def _events(chat: ChatCompletions, started: Started) -> AsyncGenerator[bytes, None]:
     """The stream: roles, contents and calls as they come, ends, usage."""
     count = chat.prompt.sampling.n
-    streams = [_ChoiceStream(chat, index) for index in range(count)]
+    streams = [
+        ChoiceStream(chat.box, chat.prompt.sampling, chat.wants_token_ids, index)
+        for index in range(count)
+    ]
     ids = ids_of(chat.prompt) if chat.wants_token_ids else msgspec.UNSET
     with started() as run:
         begun = False
@@ -279,79 +302,3 @@ def _chunk(
             prompt_token_ids=ids,
         )
     )
-
-
-class _ChoiceStream:
-    """One choice of a stream: which parts of its text are content, and which are calls."""
-
-    def __init__(self, chat: ChatCompletions, index: int) -> None:
-        self._index = index
-        self._reader = chat.box.reader()
-        self._sampling = chat.prompt.sampling
-        self._wants_ids = chat.wants_token_ids
-        self._num_calls = 0
-        self._id = chat.box.id
-        self._named = chat.box.tools[0].name if chat.box.streams_arguments else None
-        """The one function that is called: all text is its arguments, which go out as they come."""
-
-    def opening(self) -> answers.ChunkChoice:
-        return answers.ChunkChoice(self._index, answers.ChatDelta(role="assistant", content=""))
-
-    def add(
-        self, text: str, logprobs: Sequence[wire.TokenLogprob] = ()
-    ) -> list[answers.ChunkChoice]:
-        """More text has come, and the log-probabilities of the tokens that are whole now."""
-        if self._named is None:
-            choices = [self._part(part) for part in self._reader.feed(text)]
-        else:
-            choices = [self._arguments(text)] if text else []
-        if logprobs:
-            last = (
-                choices.pop()
-                if choices
-                else answers.ChunkChoice(self._index, answers.ChatDelta(content=""))
-            )
-            choices.append(msgspec.structs.replace(last, logprobs=answers.chat_logprobs(logprobs)))
-        return choices
-
-    def end(self, output: wire.Output) -> list[answers.ChunkChoice]:
-        """Nothing more will come: what was held back, and the reason."""
-        parts = self._reader.finish() if self._named is None else []
-        choices = [self._part(part) for part in parts]
-        finish = answers.finish_of(output)
-        reason = "tool_calls" if self._num_calls and finish == "stop" else finish
-        stop_reason = None if self._num_calls else answers.stop_reason_of(output, self._sampling)
-        return [
-            *choices,
-            answers.ChunkChoice(
-                self._index,
-                answers.ChatDelta(),
-                reason,
-                None,
-                stop_reason,
-                output.tokens if self._wants_ids else msgspec.UNSET,
-            ),
-        ]
-
-    def _arguments(self, text: str) -> answers.ChunkChoice:
-        """More of the named function's arguments; the first part says whose they are."""
-        if self._num_calls:
-            call = answers.AnsweredCall(answers.Function(text), index=0)
-        else:
-            call = answers.AnsweredCall(
-                answers.Function(text, self._named or ""), self._id, "function", index=0
-            )
-        self._num_calls = 1
-        return answers.ChunkChoice(self._index, answers.ChatDelta(tool_calls=[call]))
-
-    def _part(self, part: str | ParsedCall) -> answers.ChunkChoice:
-        if isinstance(part, str):
-            return answers.ChunkChoice(self._index, answers.ChatDelta(content=part))
-        call = answers.AnsweredCall(
-            answers.Function(part.arguments, part.name),
-            part.id,
-            "function",
-            index=self._num_calls,
-        )
-        self._num_calls += 1
-        return answers.ChunkChoice(self._index, answers.ChatDelta(tool_calls=[call]))

@@ -53,6 +53,8 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
+    reasoning_content: str | None = None
+    """What was thought before an earlier answer; the template says what becomes of it."""
 
 
 def pieces_of(
@@ -81,7 +83,11 @@ def pieces_of(
         json.dumps(box.shown_tools) if box.shown_tools else "",
         json.dumps(variables) if variables else "",
     )
-    more = (wire.TextPiece(last, quoted=True), wire.TextPiece(box.opening))
+    more = (
+        wire.TextPiece(box.written),
+        wire.TextPiece(last, quoted=True),
+        wire.TextPiece(box.opening),
+    )
     return (conversation, *(text for text in more if text.text))
 
 
@@ -115,6 +121,8 @@ def _turn(message: ChatMessage, at: str, support: wire.ToolSupport) -> dict[str,
         ]
         texts = (text, written(support.form, calls))
         made["content"] = "\n".join(filter(None, texts))
+    if message.reasoning_content and role == "assistant":
+        made |= _thought(message.reasoning_content, text, bool(message.tool_calls), support)
     if role == "tool" and not support.takes_results:
         return {"role": _RESULT, "content": result_text(text)}
     if message.tool_call_id is not None:
@@ -122,6 +130,15 @@ def _turn(message: ChatMessage, at: str, support: wire.ToolSupport) -> dict[str,
     if message.name is not None:
         made["name"] = message.name
     return made
+
+
+def _thought(thought: str, text: str, has_calls: bool, support: wire.ToolSupport) -> dict[str, Any]:
+    """By the names that templates have for it. Those of models with channels write one text before
+    a call, and refuse two.
+    """
+    if not support.form.harmony:
+        return {"reasoning_content": thought}
+    return {} if has_calls and text else {"thinking": thought}
 
 
 def _native_call(call: CalledTool, support: wire.ToolSupport) -> dict[str, Any]:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from lmprog import wire
 from lmprog.calls.call_stream import CallStream
+from lmprog.calls.harmony import HarmonyStream, ThoughtText
 from lmprog.calls.reading import Parameters, ParsedCall, arguments_in
 
 Choice: TypeAlias = Literal["none", "auto", "required", "named"]
+AnswerPart: TypeAlias = str | ParsedCall | ThoughtText
+"""Text for the user, a whole call, or text that was thought."""
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 
 
@@ -36,26 +40,26 @@ class AnswerReader:
     """
 
     def __init__(
-        self, choice: Choice, calls: CallStream, one_at_most: bool, is_short: bool
+        self, calls: CallStream | HarmonyStream | None, one_at_most: bool, is_short: bool
     ) -> None:
-        self._choice = choice
+        """`calls` None: all text is content."""
         self._calls = calls
         self._one_at_most = one_at_most
         self._is_short = is_short
         self._ids: set[str] = set()
 
-    def feed(self, text: str) -> list[str | ParsedCall]:
+    def feed(self, text: str) -> list[AnswerPart]:
         """What is certain now."""
-        if self._choice == "none":
+        if self._calls is None:
             return [text] if text else []
         return self._kept(self._calls.feed(text))
 
-    def finish(self) -> list[str | ParsedCall]:
+    def finish(self) -> list[AnswerPart]:
         """The text has ended: what is held is a call, or it is content after all."""
-        return [] if self._choice == "none" else self._kept(self._calls.finish())
+        return [] if self._calls is None else self._kept(self._calls.finish())
 
-    def _kept(self, parts: list[str | ParsedCall]) -> list[str | ParsedCall]:
-        kept: list[str | ParsedCall] = []
+    def _kept(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+        kept: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, ParsedCall):
                 if self._ids and self._one_at_most:
@@ -81,10 +85,10 @@ class NamedReader:
         self._id = id_
         self._held = ""
 
-    def feed(self, text: str) -> list[str | ParsedCall]:
+    def feed(self, text: str) -> list[AnswerPart]:
         self._held += text
         return []
 
-    def finish(self) -> list[str | ParsedCall]:
+    def finish(self) -> list[AnswerPart]:
         arguments = arguments_in(self._form, self._held, self._tools[self._name])
         return [ParsedCall(self._name, arguments, self._id)]

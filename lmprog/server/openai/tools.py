@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from lmprog.calls.constraining import (
     opening_of_named,
 )
 from lmprog.calls.describing import function_shape, tools_text
+from lmprog.calls.harmony import HarmonyStream, ThoughtText, harmony_answer
 from lmprog.calls.lexemes import is_tag, lexemes
 from lmprog.calls.reading import ParsedCall
 from lmprog.calls.writing import as_json
@@ -69,6 +70,14 @@ class NamedTool(msgspec.Struct):
     allowed_tools: AllowedTools | None = None
 
 
+class ReadAnswer(NamedTuple):
+    """What an answer is made of."""
+
+    content: str
+    calls: list[ParsedCall]
+    thought: str
+
+
 @dataclass(frozen=True, slots=True)
 class Toolbox:
     """What a request says about tools, decided."""
@@ -85,6 +94,8 @@ class Toolbox:
     """How the model calls tools."""
     id: str = ""
     """Of the call of a named tool."""
+    written: str = ""
+    """The header of the answer, where it is written before an earlier beginning of the answer."""
 
     @property
     def form(self) -> wire.CallForm:
@@ -130,9 +141,15 @@ class Toolbox:
         if self.choice == "required":
             return calls_constraint(self.form, self._shapes, self.parallel, self.opening)
         if self.answer is not None:
+            if self.written:
+                return self.answer
             calls = calls_constraint(self.form, self._shapes, self.parallel)
-            return wire.AnyOf((self.answer, calls))
+            return wire.AnyOf((self.in_channel(self.answer), calls))
         return None
+
+    def in_channel(self, answer: wire.Constraint) -> wire.Constraint:
+        """The constraint of an answer's text, where that has a header of its own."""
+        return harmony_answer(answer) if self.form.harmony and not self.written else answer
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -160,15 +177,24 @@ class Toolbox:
         tools = {shape.name: shape.parameters for shape in self._shapes}
         if self.choice == "named":
             return NamedReader(self.form, self.tools[0].name, tools, self.id)
-        calls = CallStream(self.form, tools, self.opening)
-        return AnswerReader(self.choice, calls, not self.parallel, self.support.short_ids)
+        calls: CallStream | HarmonyStream | None = None
+        if self.form.harmony:
+            calls = HarmonyStream(
+                tools if self.choice != "none" else {}, self.written + self.opening
+            )
+        elif self.choice != "none":
+            calls = CallStream(self.form, tools, self.opening)
+        return AnswerReader(calls, not self.parallel, self.support.short_ids)
 
-    def read(self, text: str) -> tuple[str, list[ParsedCall]]:
-        """A whole answer: its content, and the calls in it."""
+    def read(self, text: str) -> ReadAnswer:
+        """A whole answer."""
         reader = self.reader()
         parts = [*reader.feed(text), *reader.finish()]
-        content = "".join(part for part in parts if isinstance(part, str))
-        return content, [part for part in parts if isinstance(part, ParsedCall)]
+        return ReadAnswer(
+            "".join(part for part in parts if isinstance(part, str)),
+            [part for part in parts if isinstance(part, ParsedCall)],
+            "".join(part.text for part in parts if isinstance(part, ThoughtText)),
+        )
 
 
 def toolbox(

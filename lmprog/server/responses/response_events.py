@@ -16,6 +16,7 @@ from lmprog import wire
 from lmprog.calls.reading import ParsedCall
 from lmprog.server.http.sse import event
 from lmprog.server.openai import answers
+from lmprog.server.openai.tool_calls import AnswerPart
 from lmprog.server.responses.responses_body import ResponsesBody
 
 Json = dict[str, Any]
@@ -31,6 +32,8 @@ class Writer:
         self._message: Json | None = None
         """The message item that is open."""
         self._part: Json = {}
+        self._thought: Json | None = None
+        """The item of thoughts that is open."""
 
     def begin(self) -> bytes:
         self.state["status"] = "in_progress"
@@ -38,11 +41,14 @@ class Writer:
             "response.in_progress", response=self.state
         )
 
-    def add(self, parts: Sequence[str | ParsedCall]) -> bytes:
-        """More text, or whole calls."""
-        return b"".join(
-            self._call(part) if isinstance(part, ParsedCall) else self._text(part) for part in parts
-        )
+    def add(self, parts: Sequence[AnswerPart]) -> bytes:
+        """More text, more thoughts, or whole calls."""
+        return b"".join(map(self._add, parts))
+
+    def _add(self, part: AnswerPart) -> bytes:
+        if isinstance(part, ParsedCall):
+            return self._call(part)
+        return self._text(part) if isinstance(part, str) else self._think(part.text)
 
     def end(self, done: wire.CallDone, logprobs: bool) -> bytes:
         """The text is complete."""
@@ -67,7 +73,7 @@ class Writer:
         self.state["error"] = {"code": code, "message": message} if message else None
 
     def _text(self, text: str) -> bytes:
-        events = b""
+        events = self._close_thought("completed")
         if self._message is None:
             self._part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             self._message = {
@@ -79,17 +85,47 @@ class Writer:
             }
             events += self._open(self._message)
             self._message["content"] = [self._part]
-            events += self._tell("response.content_part.added", **self._where(), part=self._part)
+            events += self._tell(
+                "response.content_part.added", **self._where(self._message), part=self._part
+            )
         self._part["text"] += text
         return events + self._tell(
-            "response.output_text.delta", **self._where(), delta=text, logprobs=[]
+            "response.output_text.delta", **self._where(self._message), delta=text, logprobs=[]
+        )
+
+    def _think(self, text: str) -> bytes:
+        events = self._close_message("completed")
+        if self._thought is None:
+            self._thought = {
+                "id": f"rs_{secrets.token_hex(12)}",
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [],
+            }
+            events += self._open(self._thought)
+            self._thought["content"] = [{"type": "reasoning_text", "text": ""}]
+        self._thought["content"][0]["text"] += text
+        where = self._where(self._thought)
+        return events + self._tell("response.reasoning_text.delta", **where, delta=text)
+
+    def _close_thought(self, status: str) -> bytes:
+        thought, self._thought = self._thought, None
+        if thought is None:
+            return b""
+        thought["status"], where = status, self._where(thought)
+        text = thought["content"][0]["text"]
+        events = self._tell("response.reasoning_text.done", **where, text=text)
+        return events + self._tell(
+            "response.output_item.done", output_index=where["output_index"], item=thought
         )
 
     def _close_message(self, status: str) -> bytes:
+        """Closes what is open: a message, or thoughts."""
         if self._message is None:
-            return b""
+            return self._close_thought(status)
         self._message["status"] = status
-        where = self._where()
+        where = self._where(self._message)
         events = self._tell(
             "response.output_text.done",
             **where,
@@ -135,10 +171,9 @@ class Writer:
             "response.output_item.added", output_index=len(self._output) - 1, item=item
         )
 
-    def _where(self) -> Json:
-        assert self._message is not None
+    def _where(self, item: Json) -> Json:
         return {
-            "item_id": self._message["id"],
+            "item_id": item["id"],
             "output_index": len(self._output) - 1,
             "content_index": 0,
         }

@@ -115,9 +115,13 @@ class Responding:
 
     def _remember(self, done: wire.CallDone) -> None:
         """Adds the answer to the conversation, for requests that continue it."""
-        content, calls = self._chat.box.read(done.outputs[0].text)
+        content, calls, thought = self._chat.box.read(done.outputs[0].text)
         tools = [CalledTool(CalledFunction(call.name, call.arguments)) for call in calls]
-        self._messages.append(ChatMessage("assistant", content, tool_calls=tools or None))
+        self._messages.append(
+            ChatMessage(
+                "assistant", content, tool_calls=tools or None, reasoning_content=thought or None
+            )
+        )
 
 
 def router(gateway: Gateway) -> GatewayRouter:

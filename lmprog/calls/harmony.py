@@ -1,0 +1,181 @@
+"""Answers that are messages in channels: the harmony format, which gpt-oss's models write.
+
+An answer is one message or several, each with a header that names its channel and, for a call, the
+function that it is for: thoughts are in `analysis`, calls in `commentary`, and what the user reads
+in `final`, or in `commentary` without a function. Knows texts; knows no requests and no branches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmprog import wire
+from lmprog.calls.reading import Parameters, ParsedCall, json_object
+from lmprog.calls.writing import as_json
+
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+_CONSTRAIN = "<|constrain|>"
+MARKS = (START, CHANNEL, MESSAGE, END, _CONSTRAIN)
+FINAL = f"{CHANNEL}final{MESSAGE}"
+"""The header of what the user reads."""
+HARMONY = wire.CallForm(
+    literals=(f"{CHANNEL}commentary to=functions.", f" {_CONSTRAIN}json{MESSAGE}", ""),
+    slots=("name", "arguments"),
+    is_parallel=False,
+    harmony=True,
+)
+"""As the models were trained to call; templates write earlier calls with another header."""
+
+_ENDS = (END, START)
+_HEADS = (START, CHANNEL, "to=")
+_LONGEST_HEAD = 512
+"""Characters of a header; a longer one is none."""
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_IN = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+
+
+def shown_marks(form: wire.CallForm) -> str:
+    """The tags of a model's answers, which are part of its texts even where its tokenizer calls
+    them special.
+    """
+    marks = MARKS if form.harmony else ()
+    return "".join((form.begin, *form.literals, form.between, form.end, *marks))
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtText:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+class HarmonyStream:
+    """One answer that comes in pieces. `opening` was written before it began.
+
+    Calls are given when they are whole; all other text goes out as it comes.
+    """
+
+    def __init__(self, tools: Parameters, opening: str = "") -> None:
+        self._tools = tools
+        self._held = opening
+        self._head: str | None = None
+        """Of the message that is being read; None between two."""
+        self._called: str | None = None
+        """The tool that it calls."""
+        self._is_thought = False
+        self._shown = ""
+        """Of the header: a call that is none is content with its header."""
+        self._said: set[bool] = set()
+        """Whether there were thoughts (True), and text for the user (False)."""
+        self._is_begun = False
+        """Something of this message was given."""
+        self._searched = 0
+        """Characters of the held text without an end in them."""
+
+    def feed(self, text: str) -> list[str | ParsedCall | ThoughtText]:
+        """What is certain now."""
+        self._held += text
+        return self._settled(is_end=False)
+
+    def finish(self) -> list[str | ParsedCall | ThoughtText]:
+        """The text has ended."""
+        return self._settled(is_end=True)
+
+    def _settled(self, is_end: bool) -> list[str | ParsedCall | ThoughtText]:
+        found: list[str | ParsedCall | ThoughtText] = []
+        while self._held:
+            if self._head is None and not self._read_head(is_end):
+                break
+            goes_on = self._read_body(found, is_end)
+            if not goes_on:
+                break
+        return found
+
+    def _read_head(self, is_end: bool) -> bool:
+        """Whether a message's text begins now."""
+        held = self._held.lstrip()
+        is_head = any(held.startswith(one) or one.startswith(held) for one in _HEADS)
+        limit = _LONGEST_HEAD + len(MESSAGE)
+        at = self._held.find(MESSAGE, 0, limit) if is_head else -1
+        if at < 0 and is_head and len(self._held) < limit:
+            if is_end:  # the answer was cut within a header, which is nobody's text
+                self._held = ""
+            return False
+        head = self._held[: max(at, 0)]
+        self._held = self._held[at + len(MESSAGE) :] if at >= 0 else self._held
+        self._head, self._is_begun, self._searched = head, False, 0
+        channel, recipient = _IN.search(head), _RECIPIENT.search(head)
+        name = recipient[1] if recipient is not None else None
+        self._called = name if name in self._tools else None
+        self._is_thought = name is None and channel is not None and channel[1] == "analysis"
+        self._shown = head + MESSAGE if name is not None else ""
+        return True
+
+    def _read_body(self, found: list[str | ParsedCall | ThoughtText], is_end: bool) -> bool:
+        """Adds to `found` what is certain of the message; whether the next one can be read."""
+        begin = max(0, self._searched - len(START))
+        places = [at for at in (self._held.find(end, begin) for end in _ENDS) if at >= 0]
+        if not places and not is_end and self._called is not None:
+            self._searched = len(self._held)
+            return False
+        at = min(places) if places else len(self._held)
+        if not places and not is_end:
+            at -= _unsure(self._held)
+        body, self._held, self._searched = self._held[:at], self._held[at:], 0
+        arguments = json_object(body) if self._called is not None else None
+        if self._called is not None and arguments is not None:
+            found.append(ParsedCall(self._called, as_json(arguments)))
+        else:
+            self._tell(found, body)
+        if places:
+            self._held = self._held.removeprefix(END)
+            self._head = None
+        return bool(places)
+
+    def _tell(self, found: list[str | ParsedCall | ThoughtText], text: str) -> None:
+        text, self._shown = self._shown + text, ""
+        if not text:
+            return
+        if not self._is_begun and self._is_thought in self._said:
+            text = "\n\n" + text
+        self._is_begun = True
+        self._said.add(self._is_thought)
+        found.append(ThoughtText(text) if self._is_thought else text)
+
+
+def harmony_calls(tools: Sequence[tuple[str, wire.Constraint]]) -> wire.Constraint:
+    """An answer that calls one of `tools`, each with the constraint of its arguments, after a
+    thought or without one.
+    """
+    before, between, _ = HARMONY.literals
+    called = wire.AnyOf(
+        tuple(
+            wire.InOrder((wire.Choices((name + between,)), arguments)) for name, arguments in tools
+        )
+    )
+    return _perhaps_thought((wire.Choices((before,)), called))
+
+
+def harmony_answer(answer: wire.Constraint) -> wire.Constraint:
+    """An answer whose text for the user is constrained, after a thought or without one."""
+    return _perhaps_thought((wire.Choices((FINAL,)), answer))
+
+
+def _perhaps_thought(then: tuple[wire.Constraint, ...]) -> wire.Constraint:
+    avoided = tuple(mark for mark in MARKS if mark != END)
+    thought = wire.InOrder(
+        (
+            wire.Choices((f"{CHANNEL}analysis{MESSAGE}",)),
+            wire.FreeText(avoided, END),
+            wire.Choices((f"{START}assistant",)),
+        )
+    )
+    return wire.InOrder((wire.Repeated(thought, 0, 1), *then))
+
+
+def _unsure(text: str) -> int:
+    """How many characters at the end of `text` may begin a mark that ends the message."""
+    at = text.rfind("<", max(0, len(text) - len(START)))
+    return len(text) - at if at >= 0 and any(end.startswith(text[at:]) for end in _ENDS) else 0
