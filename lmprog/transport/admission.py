@@ -57,7 +57,9 @@ class Admission:
             ops = wire.decode_ops(frame)
         except UNDECODABLE as error:
             self.counters["frames_malformed"] += 1
-            return self._unreadable(frame, str(error)) if self.is_welcome(client) else _NOTHING
+            if self.is_welcome(client):
+                return self._unreadable(frame, str(error))
+            return self._of_another_version(client, frame)
         messages: list[Received] = []
         refusal: wire.Failed | None = None
         for op in ops:
@@ -70,6 +72,16 @@ class Admission:
             self.counters["ops_received"] += 1
             messages.append(op)
         return Admitted(tuple(messages), refusal, len(ops))
+
+    def _of_another_version(self, client: ClientId, frame: bytes) -> Admitted:
+        """Whoever greets is told of its version, though its messages are not ours."""
+        try:
+            version = wire.version_in(frame)
+        except UNDECODABLE:
+            return _NOTHING
+        if version is None or version == wire.PROTOCOL_VERSION:
+            return _NOTHING
+        return Admitted(refusal=self._refuse(client, wire.Hello(version)))
 
     def count_malformed(self) -> None:
         """Counts a transport message that is not one frame."""

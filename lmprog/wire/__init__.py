@@ -56,6 +56,7 @@ from lmprog.wire.frames import (
     decode_replies,
     encode,
     named_in,
+    version_in,
 )
 from lmprog.wire.message import (
     SHARES_PUBLIC,
@@ -220,4 +221,5 @@ __all__ = [
     "options_of",
     "structural_tag",
     "suggested",
+    "version_in",
 ]

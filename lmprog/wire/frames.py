@@ -9,7 +9,10 @@ import msgspec
 from lmprog.wire.ops import Op
 from lmprog.wire.replies import Reply
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""Both sides must have the same. It is raised with every change of a message; a test knows the
+fields of each version.
+"""
 MAX_FRAME_BYTES = 32 * 1024 * 1024
 MAX_FRAME_OPS = 128
 """A runtime decodes a frame at once, and takes one of each client in turn, while others wait."""
@@ -70,3 +73,13 @@ def named_in(frame: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if at < len(op) and type(op[at]) is int and 0 <= op[at] <= 2**53:
             found.append(op[at])
     return tuple(calls), tuple(branches)
+
+
+def version_in(frame: bytes) -> int | None:
+    """The protocol version that a frame's greeting names, also where another version's messages
+    cannot be decoded; None where it begins with no greeting. Raises like `decode_ops`.
+    """
+    ops = _any_ops.decode(frame)
+    first = ops[0] if ops else []
+    is_hello = len(first) > 1 and first[0] == "Hello" and type(first[1]) is int
+    return first[1] if is_hello else None

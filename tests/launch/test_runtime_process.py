@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def the_scripted_child_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = str(Path(wire.__file__).parents[1])
+    source = str(Path(wire.__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), source]))
 
 

@@ -27,7 +27,7 @@ PEER = Path(__file__).with_name("peer.py")
 
 @contextmanager
 def peer(role: str, address: str) -> Iterator[subprocess.Popen[str]]:
-    source = str(Path(wire.__file__).parents[1])  # also where the package is not installed
+    source = str(Path(wire.__file__).parents[2])  # also where the package is not installed
     process = subprocess.Popen(
         [sys.executable, str(PEER), role, address],
         stdout=subprocess.PIPE,
