@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lmprog.backends.service_calls import get_server_info as get_server_info
     from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
+    from lmprog.errors import Paused as Paused
     from lmprog.lang.branches.acting import Acted as Acted
     from lmprog.lang.branches.branch import Branch as Branch
     from lmprog.lang.branches.branch import Branches as Branches
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
     from lmprog.lang.ops.tool_functions import Tool as Tool
     from lmprog.lang.program import AsyncProgram as AsyncProgram
     from lmprog.lang.program import Program as Program
+    from lmprog.lang.resuming import aresume as aresume
+    from lmprog.lang.resuming import resume as resume
     from lmprog.lang.runs.results import Results as Results
     from lmprog.lang.runs.results import Run as Run
     from lmprog.lang.runs.run_replay import replay as replay
@@ -119,7 +122,7 @@ _HOMES = {
     "Judge": "lmprog.lang.ops.best_of",
     "Fleet": "lmprog.backends.fleet_backend",
     "LiteLLM": "lmprog.backends.litellm_backend",
-    "LmprogError": "lmprog.errors",
+    **dict.fromkeys(("LmprogError", "Paused"), "lmprog.errors"),
     "OpenAI": "lmprog.backends.openai_backend",
     "RuntimeEndpoint": "lmprog.backends.server_backend",
     "global_config": "lmprog.backends.global_config",
@@ -129,6 +132,7 @@ _HOMES = {
     "build_regex_from_object": "lmprog.lang.ops.schema_regex",
     "Selected": "lmprog.lang.ops.meta",
     "replay": "lmprog.lang.runs.run_replay",
+    **dict.fromkeys(("aresume", "resume"), "lmprog.lang.resuming"),
     "tracing": "lmprog.lang.runs.run_tracing",
     "TraceEvent": "lmprog.lang.streaming.trace_events",
     "set_default_backend": "lmprog.backends.default",

@@ -21,6 +21,8 @@
     ├── TokenBudgetExceeded        the tokens of `max_total_tokens` are used up
     ├── StepLimitExceeded          the model still calls tools after so many steps    (steps)
     ├── ProgramError               a program was used wrongly (a closed branch, say)
+    ├── Paused                     the program waits for an answer from outside  (question)
+    ├── CheckpointMismatch         a resumed program, or its backend, does not do what it had done
     └── ValidationFailed           the model's text does not parse as the requested type (text)
         └── IncompleteValue        the token limit ended a typed value early            (text)
 
@@ -31,7 +33,8 @@ module knows nothing of messages, sockets or models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import ClassVar
 
 Detail = str | int | float | bool | None
@@ -153,6 +156,24 @@ class StepLimitExceeded(LmprogError):
 
 class ProgramError(LmprogError):
     code = "program"
+
+
+class Paused(LmprogError):
+    code = "paused"
+    fields = ("question",)
+    question: str
+    write: Callable[[Path], None] | None = None
+    """Writes the run's checkpoint; None where the error came from elsewhere."""
+
+    def checkpoint(self, path: str | Path) -> None:
+        """Writes the run to a file, from which `lmprog.resume(path, answer=...)` goes on."""
+        if self.write is None:
+            raise ProgramError("this error is of no run here, so there is nothing to be written")
+        self.write(Path(path))
+
+
+class CheckpointMismatch(LmprogError):
+    code = "checkpoint"
 
 
 class ValidationFailed(LmprogError):

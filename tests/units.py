@@ -34,10 +34,15 @@ UNITS = {
     ),
     "ops": Unit("lmprog.lang.ops", "errors wire calls"),
     "streaming": Unit("lmprog.lang.streaming", "errors wire calls backends ops"),
-    "branches": Unit("lmprog.lang.branches", "errors wire calls backends ops streaming"),
-    "runs": Unit("lmprog.lang.runs", "errors wire backends ops streaming branches"),
+    "checkpoints": Unit("lmprog.lang.checkpoints", "errors wire"),
+    "branches": Unit(
+        "lmprog.lang.branches", "errors wire calls backends ops streaming checkpoints"
+    ),
+    "runs": Unit("lmprog.lang.runs", "errors wire backends ops streaming checkpoints branches"),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends ops branches runs"),
-    "lang": Unit("lmprog.lang", "errors wire backends ops streaming branches runs rehearsal"),
+    "lang": Unit(
+        "lmprog.lang", "errors wire backends ops streaming checkpoints branches runs rehearsal"
+    ),
     "facade": Unit(
         "lmprog lmprog.grammar", "errors lang backends ops streaming branches runs constraint ray"
     ),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from lmprog import wire
 from lmprog.backends.client import Client
 
 
@@ -35,4 +36,15 @@ class Speculates(Protocol):
         """Sets the token budget for speculation on `branch`. Called before it is opened or
         forked.
         """
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A backend that can be told how a call was answered in an earlier process, so that its branch
+    is as it was.
+    """
+
+    def remember(self, call: int, reply: wire.CallDone | wire.Chosen) -> None:
+        """The call of that number is answered by `reply`; nobody is asked. Before it is sent."""
         ...

@@ -227,7 +227,7 @@ class ProgramLog:
                 sent.add(op.call)
                 yield self._with_time_left(op)
             elif isinstance(reply, wire.CallDone) and op.call not in contested:
-                if _can_be_given(reply.outputs[0]):
+                if reply.outputs[0].is_spelled:
                     self._given.add(op.call)
                     if reply.outputs[0].tokens:
                         yield wire.Append(op.branch, (wire.TokensPiece(reply.outputs[0].tokens),))
@@ -265,15 +265,6 @@ class ProgramLog:
             return op
         left = op.timeout - (self.clock() - self._asked_at[op.call])
         return msgspec.structs.replace(op, timeout=max(0.001, left))
-
-
-def _can_be_given(output: wire.Output) -> bool:
-    """Whether its tokens, appended as they are, leave the branch as the generation left it.
-
-    Not where the seam was healed, where a stop left text that no token spells, or where tokens
-    spell nothing: what follows would be tokenised or healed in another way.
-    """
-    return not output.seam and not output.rest and bool(output.tokens) == bool(output.text)
 
 
 def _same(before: ProgramReply, now: ProgramReply) -> bool:

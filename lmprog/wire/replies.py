@@ -73,6 +73,15 @@ class Output(Message, frozen=True):
     rest: str = ""
     """The end of the text where a stop cut a token: no token of `tokens` spells it."""
 
+    @property
+    def is_spelled(self) -> bool:
+        """Whether its tokens, appended as they are, leave a branch as the generation left it.
+
+        Not where the seam was healed, where a stop left text that no token spells, or where tokens
+        spell nothing: what follows would be tokenised or healed in another way.
+        """
+        return not self.seam and not self.rest and bool(self.tokens) == bool(self.text)
+
 
 class Delta(Message, frozen=True):
     """More text of a running generation. Joined in order, an output's deltas are its text, and

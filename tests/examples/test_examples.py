@@ -22,6 +22,7 @@ import pytest
 import lmprog
 from examples import (
     act_tools,
+    approve,
     ask_again,
     async_programs,
     batch_progress,
@@ -44,8 +45,8 @@ from lmprog.testing import Scripted
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
-    act_tools, ask_again, async_programs, batch_progress, extract_json, few_shot_select, fork_tips, hello,
-    judge, multi_turn_chat, pattern_pieces,
+    act_tools, approve, ask_again, async_programs, batch_progress, extract_json, few_shot_select,
+    fork_tips, hello, judge, multi_turn_chat, pattern_pieces,
     plan_and_execute, react_tools, reflection, skeleton_of_thought, streaming, tree_of_thought,
     two_models,
 )  # fmt: skip
@@ -229,6 +230,15 @@ def test_ask_again_finds_the_secret_whatever_is_guessed_first(
             for wrong in answers[:-1]
         ]
     assert "of them from the cache" in printed_by(ask_again, capsys)
+
+
+def test_approve_goes_on_from_its_file_without_asking_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked, value, work = lines_of(approve, capsys)
+    assert asked == "asked: Book a flight to Oslo?"
+    assert value == "value: a flight to Oslo for Mia, 31"
+    assert work.startswith("1 call from the checkpoint, ")
 
 
 def test_multi_turn_chat_remembers_and_never_computes_a_turn_twice(

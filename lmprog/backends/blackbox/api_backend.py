@@ -8,6 +8,7 @@ from typing import Self, TypedDict
 from lmprog.backends.blackbox.api import Api
 from lmprog.backends.blackbox.api_channel import BlackBox
 from lmprog.backends.blackbox.call_answers import CallAnswers, Constraints
+from lmprog.backends.blackbox.remembered import KnownReply
 from lmprog.backends.blackbox.retry_policy import RetryCounters, RetryPolicy
 from lmprog.backends.client import Client
 
@@ -69,6 +70,10 @@ class ApiBackend:
     def speculate(self, branch: int, num_tokens: int) -> None:
         """For programs with `num_api_spec_tokens`; called before `branch` is opened."""
         self._channel.speculate(branch, num_tokens)
+
+    def remember(self, call: int, reply: KnownReply) -> None:
+        """The call of that number was answered before: it is not asked."""
+        self._channel.remember(call, reply)
 
     def close(self) -> None:
         self._client.close()

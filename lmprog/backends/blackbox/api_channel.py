@@ -21,6 +21,7 @@ from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import TextListener
 from lmprog.backends.blackbox.api_branch import ApiBranch, ApiCall, Texts
 from lmprog.backends.blackbox.call_answers import CallAnswers
+from lmprog.backends.blackbox.remembered import KnownReply, remembered
 from lmprog.backends.blackbox.transcript import Item, TurnBegin, TurnEnd
 from lmprog.errors import (
     Cancelled,
@@ -45,6 +46,7 @@ class BlackBox:
         self._replies: queue.SimpleQueue[wire.Reply | None] = queue.SimpleQueue()
         self._branches: dict[int, ApiBranch] = {}
         self._speculating: dict[int, int] = {}  # branch -> tokens, set before the branch opens
+        self._remembered: dict[int, KnownReply] = {}  # by call, set before the call is sent
         self._results: dict[int, Texts] = {}
         self._calls: dict[int, ApiCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,6 +90,10 @@ class BlackBox:
         before `branch` is opened or its fork is sent.
         """
         self._speculating[branch] = num_tokens
+
+    def remember(self, call: int, reply: KnownReply) -> None:
+        """The call of that number is not asked; see `Remembers`."""
+        self._remembered[call] = reply
 
     # --- the loop's thread
 
@@ -284,6 +290,10 @@ class BlackBox:
     async def _request(
         self, branch: ApiBranch, op: wire.Generate | wire.Select
     ) -> wire.CallDone | wire.Chosen:
+        known = self._remembered.pop(op.call, None)
+        if known is not None:
+            branch.state, known = remembered(branch.state, op, known)
+            return known
         if isinstance(op, wire.Select):
             branch.state, chosen = await self._answering.select(branch.state, op)
             return chosen

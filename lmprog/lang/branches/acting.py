@@ -86,6 +86,8 @@ class ActingBranch(Protocol):
 
     def take(self, results: ToolResults) -> None: ...
 
+    def with_kept_results(self, reply: ToolReply) -> ToolReply: ...
+
     def hold(self, held: Held | None) -> None: ...
 
 
@@ -127,7 +129,8 @@ class Acting:
                     reply = self._asked.value
                     results = ToolResults(())
                     if not self._branch.is_rehearsal:
-                        results = reply.run(concurrent=self._plan.is_concurrent)
+                        tried = self._branch.with_kept_results(reply)
+                        results = tried.run(concurrent=self._plan.is_concurrent)
                     self._take(reply, results)
             except Exception as error:
                 self._failed = error
@@ -143,7 +146,8 @@ class Acting:
                     reply = await self._asked
                     results = ToolResults(())
                     if not self._branch.is_rehearsal:
-                        results = await reply.arun(concurrent=self._plan.is_concurrent)
+                        tried = self._branch.with_kept_results(reply)
+                        results = await tried.arun(concurrent=self._plan.is_concurrent)
                     self._take(reply, results)
             except Exception as error:
                 self._failed = error

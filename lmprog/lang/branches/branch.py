@@ -197,6 +197,20 @@ class Branches(Sequence[Branch]):
         """
         self._close(self._children, cancelled=True)
 
+    def known_winner(self) -> int | None:
+        """Who won the race of these branches before the run was resumed; None without one."""
+        return self._parent.cursor.scope.progress.winner(self._race_key)
+
+    def tell_winner(self, place: int) -> None:
+        """Who has won it, for a checkpoint."""
+        keys = [child.cursor.key for child in self._children]
+        lost = [f"{key}{end}" for at, key in enumerate(keys) if at != place for end in "#."]
+        self._parent.cursor.scope.progress.keep_winner(self._race_key, place, lost)
+
+    @property
+    def _race_key(self) -> str:
+        return f"{self._children[0].cursor.key}>race"
+
     def drop(self, losers: Sequence[Branch]) -> None:
         """Cancels those of the branches that nobody needs any more, whatever has become of them."""
         self._close(losers, cancelled=True)

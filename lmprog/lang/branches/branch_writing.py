@@ -6,12 +6,12 @@ Nothing here waits. Knows no tokens and no wire.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from lmprog.backends import Backend
 from lmprog.errors import InvalidParameter, LmprogError, ProgramError, UnknownName
-from lmprog.lang.branches import tool_turns
+from lmprog.lang.branches import outside, tool_turns
 from lmprog.lang.branches.acting import Acting, ActPlan, Until
 from lmprog.lang.branches.asked_gen import Held
 from lmprog.lang.branches.branch_reading import BranchReading
@@ -22,6 +22,7 @@ from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import Item
 from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.branches.site import here
+from lmprog.lang.branches.snapshots import BranchSnapshot, restore, snapshot_of
 from lmprog.lang.ops.best_of import By, best_options
 from lmprog.lang.ops.expressions import (
     GenOptions,
@@ -43,6 +44,7 @@ from lmprog.lang.streaming.feed import Feed
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -249,6 +251,34 @@ class BranchWriting(BranchReading):
         op = select_op(texts, {**options, "name": name})
         return self.cursor.request(op, self.settings)
 
+    def once(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function`, unless the run was resumed and has called it before: then this is what
+        it gave. For what is not the same each time, or must not be done twice. The result is as
+        JSON has it.
+        """
+        self.cursor.usable(self.settings.budget)
+        given: T = outside.once(self.cursor, function)(*args, **kwargs)
+        return given
+
+    def pause(self, question: str) -> Any:
+        """Stops the run until somebody has answered: raises `Paused`, whose `checkpoint(path)`
+        writes it to a file. Resumed with `lmprog.resume(path, answer=...)`, this is the answer.
+        """
+        self.cursor.usable(self.settings.budget)
+        return outside.pause(self.cursor, question)
+
+    def snapshot(self) -> BranchSnapshot:
+        """Where the branch stands, to go back to by `restore`: its text, variables and messages.
+        Costs no more than a fork; kept until the run ends, or `close()`.
+        """
+        return snapshot_of(self.cursor)
+
+    def restore(self, snapshot: BranchSnapshot) -> None:
+        """Goes back to where the branch stood; what was asked since and still runs is cancelled.
+        What is asked from now on has other seeds than what was asked before.
+        """
+        restore(self.cursor, snapshot)
+
     def with_(self, **options: Unpack[ForkOptions]) -> Self:
         """The same branch, with other sampling, and perhaps limits, for what is asked through this
         view.
@@ -310,6 +340,9 @@ class _ActingView:
 
     def take(self, results: ToolResults) -> None:
         self._branch.append(results)
+
+    def with_kept_results(self, reply: ToolReply) -> ToolReply:
+        return outside.with_kept_results(self._branch.cursor, reply)
 
     def hold(self, held: Held | None) -> None:
         self._branch.cursor.hold(held)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from lmprog import wire
-from lmprog.backends import Backend, Speculates
+from lmprog.backends import Backend
 from lmprog.backends.client import ClientCall
 from lmprog.errors import Cancelled, LmprogError, ProgramError
-from lmprog.lang.branches import asked_gen, tool_turns
+from lmprog.lang.branches import asked_gen, begun_calls, contents, tool_turns
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import (
     BranchSettings,
@@ -23,17 +23,22 @@ from lmprog.lang.branches.call_request import (
     select_request,
 )
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import GainedBy, Item, carry, check_role, gens_of, last_item
-from lmprog.lang.branches.mark_text import Mark, split
-from lmprog.lang.branches.marks import call_of
+from lmprog.lang.branches.log import (
+    GainedBy,
+    Item,
+    carry,
+    check_role,
+    copy_items,
+    gens_of,
+    last_item,
+)  # fmt: skip
 from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.site import here
 from lmprog.lang.branches.text_pieces import UnsentText
 from lmprog.lang.branches.thinking import think_and_ask
-from lmprog.lang.branches.variables import Captured, Reasoned, Var, Variable
+from lmprog.lang.branches.variables import Captured, Reasoned, Var
 from lmprog.lang.ops.expressions import (
-    Concat,
     GenOp,
     RoleBeginExpr,
     RoleEndExpr,
@@ -41,7 +46,6 @@ from lmprog.lang.ops.expressions import (
 )
 from lmprog.lang.ops.reasoning import THOUGHT
 from lmprog.lang.ops.text_patterns import TextPattern
-from lmprog.lang.ops.tool_calls import ToolResults
 from lmprog.lang.streaming.listening import marks_of_op
 
 
@@ -68,7 +72,9 @@ class Cursor:
         self.names: dict[str, Var] = {} if parent is None else dict(parent.names)
         self.own_names: set[str] = set()
         self.gens: list[Gen[Any]] = []
+        self.num_values = 0  # how often something outside of the model was asked on it
         self.num_forks = 0
+        self._num_told: int = 0 if parent is None else parent._num_told  # of the log, by calls
         self.closed = False
         self.cancelled = False
         self._last: Gen[Any] | None = None if parent is None else parent._last
@@ -78,51 +84,29 @@ class Cursor:
         self.shown_tools: frozenset[str] = frozenset() if parent is None else parent.shown_tools
         """The tools that the text describes."""
         self._final_text: ClientCall | None = None
+        self._was_restored = False
         self._held: asked_gen.Held | None = None  # to be read before anything is appended
         self._asides: list[Cursor] = []
         """Branches on which reasoning happens; they end with this branch at the latest."""
         scope.enter(self)
+
+    @property
+    def key(self) -> str:
+        """Which branch of which run this is, in the keys of a checkpoint."""
+        return self.scope.place + ".".join(map(str, self.path))
 
     # --- appending
 
     def put(self, content: object, settings: BranchSettings) -> None:
         """Appends `content`; `settings` are what the branch adds to the calls in it."""
         self.usable(settings.budget)
-        if isinstance(content, str):
-            for piece in split(content):
-                if isinstance(piece, Mark):
-                    self._put_result(call_of(piece, self.scope))
-                else:
-                    self.put_text(piece)
-        elif isinstance(content, GenOp | SelectOp):
-            self.request(content, settings)
-        elif isinstance(content, Concat | list | tuple):
-            for part in content.parts if isinstance(content, Concat) else tuple(content):
-                self.put(part, settings)
-        elif isinstance(content, RoleBeginExpr | RoleEndExpr):
-            self.put_role(content)
-        elif isinstance(content, ToolResults):
-            self.put(tool_turns.result_parts(self, content), settings)
-        elif isinstance(content, PendingCall):
-            if content.is_pending_in(self.scope):
-                self._put_result(content)
-            else:
-                self.put_text(content.text)
-        elif isinstance(content, Variable):
-            for part in content.contents():
-                self.put(part, settings)
-        else:
-            kind = "None" if content is None else type(content).__name__
-            raise ProgramError(
-                f"{kind} cannot be appended to a branch; append text, a gen, a select, a role, "
-                "or a list of these"
-            )
+        contents.put(self, content, settings)
 
     def put_text(self, text: str, quoted: bool = False) -> None:
         self._unsent.add_text(text, quoted)
         self.scope.show()
 
-    def _put_result(self, call: PendingCall) -> None:
+    def put_result(self, call: PendingCall) -> None:
         """A reference to a result, of this run or of one on the same client that it is part of."""
         if call.run.family is not self.scope.family:
             raise ProgramError(
@@ -151,15 +135,18 @@ class Cursor:
     def put_gained(self, child: Cursor) -> None:
         """Appends all that `child` gained since it was forked."""
         self.usable(self.budget)
-        child.send_text()
-        self._unsent.add_gained(GainedBy(child.log, child.base), child.id)
+        if child._was_restored:  # the runtime counts what it gained from there on
+            copy_items(child.log[child.base :], self)
+        else:
+            child.send_text()
+            self._unsent.add_gained(GainedBy(child.log, child.base), child.id)
         self.send_text()  # before the child can be closed
 
     def send_text(self) -> None:
         """Posts what was collected: after this, other branches may refer to this one."""
         if not self._opened:
             self._opened = True
-            self._speculate()
+            self.scope.speculate(self.id, self.budget)
             self.scope.post(wire.Open(self.id, self.scope.salt))
         if self._unsent:
             for call in self._unsent.results():  # not while posting: both sides post
@@ -167,14 +154,6 @@ class Cursor:
                     PendingCall.wait(call)
             with self.scope.posting:
                 self.scope.post(wire.Append(self.id, self._unsent.take()))
-
-    def _speculate(self) -> None:
-        """A black-box API may generate more than a call asks for, where no budget counts tokens."""
-        backend = self.scope.backend
-        if self.scope.num_api_spec_tokens and isinstance(backend, Speculates):
-            backend.speculate(
-                self.id, 0 if self.budget.limits_tokens else self.scope.num_api_spec_tokens
-            )
 
     # --- calls
 
@@ -247,6 +226,8 @@ class Cursor:
         """The result belongs to `home`: this branch, or the one that it was forked from."""
         scope = self.scope
         place = CallPlace(self.id, scope.client.number(), scope.seed, self.path, len(self.gens))
+        said = self.log[self._num_told :]
+        self._num_told = len(self.log)
         wanted: wire.Generate | wire.Select
         is_cut = False
         if isinstance(op, SelectOp):
@@ -265,8 +246,7 @@ class Cursor:
         if isinstance(op, GenOp) and isinstance(op.tp, TextPattern):
             for name in op.tp.names:
                 home.name(name, Captured(gen, name))
-        scope.add_call(gen, wanted)
-        scope.client.begin(wanted, gen.call)
+        begun_calls.begin(scope, gen, wanted, f"{self.key}#{place.ordinal}", said)
         if scope.feed is not None:
             gen.call.when_done(gen.show)
         return gen
@@ -296,9 +276,32 @@ class Cursor:
             Cursor(self.scope, self, (*self.path, nth, index), budget) for index in range(size)
         ]
         for child in children:
-            child._speculate()
+            self.scope.speculate(child.id, child.budget)
         self.scope.post(wire.Fork(self.id, tuple(child.id for child in children)))
         return children
+
+    def go_back_to(self, kept: Cursor) -> None:
+        """Stands where `kept`, a fork of this branch, was made. The number of the branch is another
+        one then; its path, and how many calls it has made, stay: no seed is used twice.
+        """
+        self.hold(None)
+        self.usable(self.budget)
+        (again,) = kept.fork(1, self.budget)
+        for gen in self.gens:
+            gen.was_read = gen.was_read or not gen.done()
+        with self.scope.posting:
+            self.scope.leave(self)
+            self.scope.leave(again)
+            self.scope.send(wire.Close(self.id))
+            self.id = again.id
+            self.scope.enter(self)
+        self.log[:] = again.log
+        self._unsent.clear()
+        self._was_restored = True
+        self.names, self.shown_tools, self._last = again.names, again.shown_tools, again._last
+        self.own_names &= set(again.names)
+        self._num_told = again._num_told
+        self.scope.client.hurry()
 
     def usable(self, budget: Budget) -> None:
         """Raises where nothing can be asked of this branch any more."""
@@ -327,7 +330,7 @@ class Cursor:
         self.scope.leave(self)
         if self._opened:
             with self.scope.posting:
-                self.scope.client.post(wire.Close(self.id))
+                self.scope.send(wire.Close(self.id))
         for aside in self._asides:
             aside.close(cancelled=cancelled)
 
@@ -362,4 +365,5 @@ class Cursor:
         if self.closed:
             raise ProgramError("this branch was closed before its text was read")
         self.send_text()
+        self.scope.go_live()
         return self.scope.client.call(wire.Read(self.id, self.scope.client.number()))

@@ -89,7 +89,7 @@ def messages(items: list[Item]) -> list[dict[str, str]]:
     """
     turns: list[tuple[str, list[Item]]] = []
     inside = False
-    for item in _flat(items):
+    for item in flat(items):
         if isinstance(item, RoleBeginExpr):
             turns.append((item.role, []))
             inside = True
@@ -100,11 +100,11 @@ def messages(items: list[Item]) -> list[dict[str, str]]:
     return [{"role": role, "content": plain_text(content)} for role, content in turns]
 
 
-def _flat(items: list[Item]) -> list[Item]:
+def flat(items: list[Item]) -> list[Item]:
     """With the items of joined branches in their place."""
     found: list[Item] = []
     for item in items:
-        found += _flat(item.items) if isinstance(item, GainedBy) else [item]
+        found += flat(item.items) if isinstance(item, GainedBy) else [item]
     return found
 
 
@@ -120,8 +120,25 @@ def carry(items: list[Item], to: Writable) -> None:
     """Writes what a log says into a branch of another backend; waits for results, raises why there
     is none.
     """
-    for item in _flat(items):
+    for item in flat(items):
         if isinstance(item, RoleBeginExpr | RoleEndExpr):
             to.put_role(item)
         else:
             to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall))
+
+
+class Referring(Writable, Protocol):
+    """A branch that results can be put into before they are there."""
+
+    def put_result(self, call: PendingCall) -> None: ...
+
+
+def copy_items(items: list[Item], to: Referring) -> None:
+    """Writes what a log says into another branch of the same backend; waits for nothing."""
+    for item in flat(items):
+        if isinstance(item, RoleBeginExpr | RoleEndExpr):
+            to.put_role(item)
+        elif isinstance(item, PendingCall):
+            to.put_result(item)
+        else:
+            to.put_text(str(item))

@@ -46,6 +46,14 @@ class BranchGroup(Protocol[B]):
         """Closes the branches: their calls end with `Cancelled`."""
         ...
 
+    def known_winner(self) -> int | None:
+        """Who won the race of these branches before the run was resumed."""
+        ...
+
+    def tell_winner(self, place: int) -> None:
+        """Who has won it, for a checkpoint."""
+        ...
+
     def drop(self, losers: Sequence[B]) -> None:
         """Cancels some of them; nobody needs to know what became of these."""
         ...
@@ -196,12 +204,16 @@ class BranchRace(Generic[T, B]):
         dropped.
         """
         ended = [(index, _error(run)) for index, run in enumerate(runs) if run.done()]
-        won = next((index for index, error in ended if error is None), None)
+        known = self._branches.known_winner()
+        well = (index for index, error in ended if error is None)
+        won = next((index for index in well if known in (None, index)), None)
         if won is not None or len(ended) == len(runs):
             self._end(won, next((error for _, error in ended if error is not None), None))
 
     def _end(self, won: int | None, failed: Exception | None) -> None:
         self._won, self._failed = won, failed if won is None else None
+        if won is not None:
+            self._branches.tell_winner(won)
         self._branches.drop([child for index, child in enumerate(self._branches) if index != won])
 
     def _untold(self) -> list[Exception]:

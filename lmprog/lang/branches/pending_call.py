@@ -55,6 +55,10 @@ class PendingCall:
         self._op = op
         self._previous = previous
         self._listening = Listening(op, origin.run.feed, origin.path)
+        self.key = ""
+        """Which call of which branch of which run it is, for checkpoints."""
+        self.was_answered = False
+        """Whether its reply is from a checkpoint, so that it cost nothing now."""
         self._was_read = False
         self._num_waiting = 0
         streams = isinstance(wanted, wire.Generate) and wanted.stream
@@ -110,7 +114,8 @@ class PendingCall:
         def last(outcome: LastReply | LmprogError) -> None:
             if before is not None:
                 before(outcome)
-            usage = outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+            is_done = isinstance(outcome, wire.CallDone | wire.Chosen)
+            usage = self._work(cast(Any, outcome)) if is_done else None
             ended(usage, outcome if isinstance(outcome, LmprogError) else None)
 
         self.call.on_last = last
@@ -182,7 +187,19 @@ class PendingCall:
     def usage(self) -> wire.Usage | None:
         """The work of the call; None as long as it is not done, or where it failed."""
         outcome = self.call.wait(0) if self.call.done() else None
-        return outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+        return self._work(outcome) if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+
+    def _work(self, reply: wire.CallDone | wire.Chosen) -> wire.Usage:
+        return wire.Usage() if self.was_answered else reply.usage
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """How many tokens its reasoning had, as far as it was streamed."""
+        return self._listening.reasoning_tokens
+
+    @thought_tokens.setter
+    def thought_tokens(self, num_tokens: int | None) -> None:
+        self._listening.reasoning_tokens = num_tokens
 
     def cancel(self) -> None:
         """Ends the call; reading it raises `Cancelled`, unless it was done already."""
@@ -243,6 +260,12 @@ class PendingCall:
         """What this very call has put into its branch, also where it is asked for again; blocks."""
         PendingCall.wait(self)
         return self._texts_of(PendingCall.reply(self))[0]
+
+    def left_text(self) -> str:
+        """The same of a call that is done, without reading it: nothing where it failed."""
+        outcome = self.call.wait(0)
+        is_done = isinstance(outcome, wire.CallDone | wire.Chosen)
+        return self._texts_of(cast(Any, outcome))[0] if is_done else ""
 
     def _texts_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
         if isinstance(reply, wire.Chosen):

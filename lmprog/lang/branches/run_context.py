@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lmprog import wire
 from lmprog.backends.client import Client
 from lmprog.errors import LmprogError
+from lmprog.lang.checkpoints.run_progress import RunProgress
 from lmprog.lang.streaming.feed import Feed
 
 
@@ -31,6 +32,8 @@ class RunContext:
         self.feed = feed
         self.ended: LmprogError | None = None
         """Why the run was ended from outside; None while it was not."""
+        self.progress = RunProgress()
+        """What this run and those inside it have done, for a checkpoint."""
         self.contests: list[ContestRecord] = []
         self.marks: dict[int, bool] = {}
         """The marks made of this run's pending results, and whether each has found its place: in

@@ -14,12 +14,13 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from lmprog import wire
-from lmprog.backends import Backend
+from lmprog.backends import Backend, Speculates
 from lmprog.backends.caching.caching_backend import CachingBackend, RunCache
 from lmprog.errors import Cancelled, LmprogError
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.branches.resumed_ops import ResumedOps
 from lmprog.lang.branches.run_context import RunContext
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.streaming.feed import Feed
@@ -101,6 +102,13 @@ class Scope(RunContext):
         """Whom to tell of the run and its calls."""
         self.cache: RunCache | None = None
         """Where replies are kept; the backend then asks only what is not there."""
+        if parent is not None:
+            self.progress = parent.progress
+        self.place: str = "" if parent is None else parent.place
+        """Which run inside of which run this is, in the keys of a checkpoint."""
+        self.resumed: ResumedOps | None = None
+        """What is sent in place of ops as long as a resumed run asks nothing new."""
+        self._num_nested = 0
         self._parent = parent
         if parent is not None:
             parent.nested.add(self)
@@ -110,7 +118,35 @@ class Scope(RunContext):
     def post(self, op: wire.Op) -> None:
         """Posts an op of one of the branches and records it."""
         self.posted.append(op)
-        self.client.post(op)
+        self.send(op)
+
+    def send(self, op: wire.Op) -> None:
+        """Posts an op that nobody needs to do again."""
+        if self.resumed is None:
+            self.client.post(op)
+        else:
+            self.resumed.post(op)
+
+    def speculate(self, branch: int, budget: Budget) -> None:
+        """A black-box API may generate more than a call asks for, where no budget counts tokens."""
+        if self.num_api_spec_tokens and isinstance(self.backend, Speculates):
+            self.backend.speculate(branch, 0 if budget.limits_tokens else self.num_api_spec_tokens)
+
+    def go_live(self) -> None:
+        """Something is asked of the backend."""
+        if self.resumed is not None:
+            self.resumed.go_live()
+
+    def resume(self) -> None:
+        """Before the run begins: its progress may know what it did before."""
+        if self.progress.known is not None:
+            self.resumed = ResumedOps(self.backend, self.cancel)
+
+    def nested_place(self) -> str:
+        """The place of the next run inside this one."""
+        with self._lock:
+            self._num_nested += 1
+            return f"{self.place}{self._num_nested}/"
 
     def add_call(self, gen: Gen[Any], op: wire.Op) -> None:
         """A call is about to be posted: records it, and tells of it."""
@@ -138,6 +174,7 @@ class Scope(RunContext):
         """
         if self.ended is not None:
             raise type(self.ended)(self.ended.message)
+        self.progress.check()
 
     def show(self) -> None:
         """Wakes those who follow a streaming run."""
@@ -164,6 +201,7 @@ class Scope(RunContext):
                     feed=self.feed,
                 )
                 visit.seed, visit.marks, visit.trace = self.seed, self.marks, self.trace
+                visit.resume()
                 self._visits[id(backend)] = visit
         return visit
 
@@ -194,7 +232,7 @@ class Scope(RunContext):
     def num_from_cache(self) -> int:
         """How many calls of this run, on whatever backend, were answered from a folder."""
         known = self.backend.from_cache if isinstance(self.backend, CachingBackend) else ()
-        own = sum(gen.call.id in known for gen in self.gens)
+        own = sum(gen.call.id in known or gen.was_answered for gen in self.gens)
         return own + sum(visit.num_from_cache() for visit in list(self._visits.values()))
 
     def usage(self) -> wire.Usage:
@@ -218,6 +256,8 @@ class Scope(RunContext):
             parent is None or parent.backend is not self.backend
         ):
             self.backend.close()
+        if parent is None or parent.progress is not self.progress:
+            self.progress.end()
         if parent is not None and self in parent.nested:
             with parent._lock:
                 for model, usage in self.usage_by_model().items():

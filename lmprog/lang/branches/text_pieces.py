@@ -78,6 +78,10 @@ class UnsentText:
         pieces, self._pieces = tuple(known(piece) for piece in self._pieces), []
         return pieces
 
+    def clear(self) -> None:
+        """Nothing of it is to be sent."""
+        self._pieces = []
+
     def results(self) -> list[PendingCall]:
         return [piece.call for piece in self._pieces if isinstance(piece, ResultPiece)]
 

@@ -47,6 +47,8 @@ class Contested(Generic[T]):
             raise ProgramError("results of different backends cannot contest; await them first")
         self._record = ContestRecord(rule, tuple(gen.call.id for gen in self._gens))
         run.contests.append(self._record)
+        self._key = f"{self._gens[0].key}>{rule}"  # a call is in one contest
+        self._known = run.progress.winner(self._key)
         for index, gen in enumerate(self._gens):
             gen.call.when_done(lambda index=index: self._ended(index))  # type: ignore[misc]
         if not self._decided.is_set():
@@ -64,6 +66,8 @@ class Contested(Generic[T]):
                 return
             if self._won is not None:
                 self._record.won = self._record.calls[self._won]
+                lost = [gen.key for gen in self._gens if not gen.call.done()]
+                self._gens[0].run.progress.keep_winner(self._key, self._won, lost)
             self._decided.set()
             waiters, self._waiters = self._waiters, []
         for gen in self._gens:
@@ -75,10 +79,14 @@ class Contested(Generic[T]):
             wake_up()
 
     def _place(self) -> int | None:
-        """Which of the results wins; None as long as that is open, or where all failed."""
+        """Which of the results wins, or won before the run was resumed; None as long as that is
+        open, or where all failed.
+        """
         there = {
             index: self._gens[index] for index in self._order if self._gens[index].failure() is None
         }
+        if self._known is not None:
+            return self._known if self._known in there else None
         if self._rule == "first":
             return next(iter(there), None)
         return majority(

@@ -197,7 +197,7 @@ class Sampling:
         return f"Sampling({', '.join(f'{name}={value!r}' for name, value in self._given.items())})"
 
 
-def with_max_tokens(sampling: wire.SamplingParams, max_tokens: int) -> wire.SamplingParams:
+def with_max_tokens(sampling: wire.SamplingParams, max_tokens: int | None) -> wire.SamplingParams:
     """The same parameters with another token limit."""
     return msgspec.structs.replace(sampling, max_tokens=max_tokens)
 

@@ -23,8 +23,10 @@ from lmprog.calls.reading import ParsedCall
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.errors import (
     Cancelled,
+    CheckpointMismatch,
     DeadlineExceeded,
     LmprogError,
+    Paused,
     RuntimeGone,
     TokenBudgetExceeded,
     ValidationFailed,
@@ -33,7 +35,9 @@ from lmprog.lang.ops.tool_functions import Tool, ToolSet
 
 MAX_CONCURRENT = 32
 """Threads for the calls of one answer."""
-_ENDS_THE_RUN = (Cancelled, DeadlineExceeded, TokenBudgetExceeded, RuntimeGone)
+_ENDS_THE_RUN = (
+    Cancelled, CheckpointMismatch, DeadlineExceeded, Paused, RuntimeGone, TokenBudgetExceeded,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

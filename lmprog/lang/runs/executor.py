@@ -30,7 +30,9 @@ from lmprog.lang.branches.failures import raise_together, unread_failures
 from lmprog.lang.branches.marks import forget_marks, resolved, warn_of_leaks
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.variables import settle
+from lmprog.lang.checkpoints.run_progress import Answer
 from lmprog.lang.ops.sampling import Sampling
+from lmprog.lang.runs import checkpointed_run
 from lmprog.lang.runs.results import Run
 from lmprog.lang.streaming.feed import Feed
 from lmprog.lang.streaming.trace_events import RunTrace, callbacks
@@ -54,6 +56,23 @@ class RunSettings:
     """Others that branches may go to, by name."""
     cache: Path | None = None
     """The folder of replies that are not asked for again."""
+    checkpoint: Path | None = None
+    """The file that the run is written to while it goes on, and that it goes on from."""
+    answer: Answer | None = None
+    """What the run is told that has paused."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Those that decide on the results, as the keywords of `using`; without backends."""
+        found: dict[str, Any] = {
+            **self.sampling.given(),
+            "timeout": self.timeout,
+            "max_total_tokens": self.max_total_tokens,
+            "num_api_spec_tokens": self.num_api_spec_tokens,
+            "heal": self.heal,
+            "cache_salt": self.salt or None,
+            "cache": None if self.cache is None else str(self.cache),
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def __post_init__(self) -> None:
         tokens = self.num_api_spec_tokens
@@ -119,6 +138,10 @@ def open_run(
     )
     scope.cache = cache
     scope.is_rehearsal = is_rehearsal
+    if not is_rehearsal:
+        checkpointed_run.join(
+            scope, outer, settings.checkpoint, settings.answer, settings.as_json()
+        )
     told = () if scope.is_rehearsal else callbacks.get()
     if told:
         scope.trace = RunTrace(
@@ -139,6 +162,7 @@ def execute(job: Job, run: Run[Any]) -> None:
     token = scopes.current.set(run.scope)
     ended = _tell_of(job, run)
     try:
+        checkpointed_run.begin(run.scope, job.function, job.args, job.kwargs)
         run.scope.budget.begin()
         value = job.function(run.branch, *job.args, **job.kwargs)
         if inspect.iscoroutine(value):
@@ -153,7 +177,7 @@ def execute(job: Job, run: Run[Any]) -> None:
         value = _finish(run, value)
     except BaseException as error:
         run.scope.close()
-        run.outcome.set_exception(error)
+        run.outcome.set_exception(run.scope.progress.paused or error)
         if not isinstance(error, Exception):
             raise
     else:
@@ -175,6 +199,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
     ended = _tell_of(job, run)
     try:
         run.scope.check()
+        checkpointed_run.begin(run.scope, job.function, job.args, job.kwargs)
         run.scope.budget.begin()
         value = await _in_time(job, run)
         raise_together(
@@ -186,7 +211,8 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         run.scope.close()
         await asyncio.gather(*(task.abandon() for task in run.scope.tasks))
         cancelled = isinstance(error, asyncio.CancelledError)
-        run.outcome.set_exception(Cancelled("the run was cancelled") if cancelled else error)
+        why = run.scope.ended or Cancelled("the run was cancelled") if cancelled else error
+        run.outcome.set_exception(run.scope.progress.paused or why)
         if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
             raise
     else:
@@ -254,6 +280,7 @@ def _finish(run: Run[Any], value: Any) -> Any:
     """The program has returned `value` and all its calls are done: raises what failed and was
     never read, and gives the value with the results that it refers to.
     """
+    checkpointed_run.check(run.scope)
     raise_together(unread_failures(run.scope.all_gens()))
     run.scope.budget.check()
     value = resolved(value, run.scope)

@@ -51,8 +51,9 @@ class Run(Generic[R]):
 
     @property
     def num_from_cache(self) -> int:
-        """How many of the run's calls were answered from the folder of `using(cache=...)`; they
-        cost nothing in `usage`. Runs within this one count their own.
+        """How many of the run's calls were answered from the folder of `using(cache=...)`, or from
+        the checkpoint that it goes on from; they cost nothing in `usage`. Runs within this one
+        count their own.
         """
         return self.scope.num_from_cache()
 
@@ -76,6 +77,12 @@ class Run(Generic[R]):
         """
         self.sync()
         Recording.of(self.scope).write(Path(path))
+
+    def checkpoint(self, path: str | Path) -> None:
+        """Writes what the run has done so far to a file, from which `lmprog.resume` goes on, in any
+        process, on any backend with the same model. Does not wait, and may be called at any time.
+        """
+        self.scope.progress.write(Path(path))
 
     def __getitem__(self, name: str) -> Any:
         self._if_started_well()

@@ -33,6 +33,9 @@ class ProgramBatch:
         if concurrency < 1:
             message = f"concurrency={concurrency} is not allowed; give at least 1"
             raise InvalidParameter(message, name="concurrency", value=concurrency, allowed="1 <= x")
+        if settings.checkpoint is not None:
+            message = "a checkpoint is of one run, and these are many; leave it out"
+            raise InvalidParameter(message, name="checkpoint", allowed="None for many runs")
         self._jobs = jobs
         self._concurrency = min(concurrency, max(len(jobs), 1))
         self._stops = on_error == "raise"

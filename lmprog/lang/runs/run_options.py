@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 from lmprog.backends import Backend
 from lmprog.backends.default import backend_at
 from lmprog.errors import InvalidParameter
+from lmprog.lang.checkpoints.run_progress import Answer
 from lmprog.lang.ops.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
 from lmprog.lang.runs.executor import RunSettings
 
@@ -27,6 +29,8 @@ class RunOptions(SamplingOptions, total=False):
     heal: bool
     num_api_spec_tokens: int | None
     cache: str | Path | None
+    checkpoint: str | Path | None
+    answer: Any
 
 
 def is_setting(name: str) -> bool:
@@ -48,11 +52,48 @@ def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettin
         settings = replace(settings, backends={**settings.backends, **others})
     if "cache" in rest:
         settings = replace(settings, cache=_folder(rest.pop("cache")))
+    if "checkpoint" in rest:
+        settings = replace(settings, checkpoint=_file(rest.pop("checkpoint")))
+    if "answer" in rest:
+        settings = replace(settings, answer=_answer(rest.pop("answer")))
     if "cache_salt" in rest:
         settings = replace(settings, salt=rest.pop("cache_salt"))
     given = rest.pop("sampling", None) or Sampling()
     own = sampling_of(rest, RunOptions.__annotations__)
     return replace(settings, sampling=own.over(given).over(settings.sampling))
+
+
+def _file(given: object) -> Path | None:
+    """A file in a folder that is there."""
+    if given is None:
+        return None
+    allowed = "the path of a file in a folder that is there"
+    try:
+        path = Path(given).expanduser().absolute()  # type: ignore[arg-type]
+        if path.parent.is_dir() and not path.is_dir():
+            return path
+    except TypeError:
+        pass
+    raise InvalidParameter(
+        f"checkpoint={given!r} is not allowed; give {allowed}",
+        name="checkpoint",
+        value=repr(given),
+        allowed=allowed,
+    )
+
+
+def _answer(given: object) -> Answer:
+    """As the program sees it, which is as JSON has it."""
+    try:
+        return Answer(json.loads(json.dumps(given)))
+    except (TypeError, ValueError) as error:
+        allowed = "a value that JSON has"
+        raise InvalidParameter(
+            f"answer={given!r} is not allowed; give {allowed} ({error})",
+            name="answer",
+            value=repr(given),
+            allowed=allowed,
+        ) from None
 
 
 def _folder(given: object) -> Path | None:

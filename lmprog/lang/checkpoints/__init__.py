@@ -1,0 +1,1 @@
+"""What a run has done so far, and the file that keeps it; knows no branches."""
