@@ -18,13 +18,20 @@ from lmprog.constraints.vocabulary import Vocabulary
 
 _Key = tuple[wire.Constraint, str, CompileLimits]
 _OTHER_ENGINE_BYTES = 1 << 20
+_ENTRY_BYTES = 10 << 10
+"""Of an entry beside its automaton and its masks: the specification, and the objects around it."""
 
 
 class ConstraintCache:
-    def __init__(self, max_bytes: int = 256 << 20, limits: CompileLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, max_bytes: int = 128 << 20, limits: CompileLimits = DEFAULT_LIMITS) -> None:
         self._max_bytes = max_bytes
         self._limits = limits
         self._held: OrderedDict[_Key, Constraint] = OrderedDict()
+        self._sizes: dict[_Key, int] = {}
+        """When they were last measured."""
+        self._total = 0
+        self._used: set[_Key] = set()
+        """Those that may have grown since."""
         self._lock = Lock()
 
     def get(self, spec: wire.Constraint, vocabulary: Vocabulary) -> Constraint:
@@ -42,9 +49,22 @@ class ConstraintCache:
         with self._lock:
             made = self._held.setdefault(key, made)
             self._held.move_to_end(key)
-            while len(self._held) > 1 and self.num_bytes > self._max_bytes:
-                self._held.popitem(last=False)
+            for used in (*self._used, key):
+                self._measure(used)
+            self._used = {key}
+            while len(self._held) > 1 and self._total > self._max_bytes:
+                oldest, _ = self._held.popitem(last=False)
+                self._total -= self._sizes.pop(oldest)
+                self._used.discard(oldest)
         return made
+
+    def _measure(self, key: _Key) -> None:
+        """Constraints grow while they are used: those that were used are measured again, and not
+        all, of which there may be thousands.
+        """
+        size = _size_of(self._held[key])
+        self._total += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
 
     def peek(self, spec: wire.Constraint, vocabulary: Vocabulary) -> Constraint | None:
         """The constraint if it is cached, else None."""
@@ -53,20 +73,27 @@ class ConstraintCache:
             found = self._held.get(key)
             if found is not None:
                 self._held.move_to_end(key)
+                self._used.add(key)
             return found
 
     def clear(self) -> None:
         """Removes all entries; constraints in use live on until their calls end."""
         with self._lock:
             self._held.clear()
+            self._sizes.clear()
+            self._used.clear()
+            self._total = 0
 
     @property
     def num_bytes(self) -> int:
-        """An estimate, recomputed each time because constraints grow while they are used."""
-        return sum(
-            held.num_bytes if isinstance(held, RegularConstraint) else _OTHER_ENGINE_BYTES
-            for held in self._held.values()
-        )
+        """An estimate of all, measured now."""
+        with self._lock:
+            return sum(map(_size_of, self._held.values()))
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+def _size_of(held: Constraint) -> int:
+    own = held.num_bytes if isinstance(held, RegularConstraint) else _OTHER_ENGINE_BYTES
+    return own + _ENTRY_BYTES

@@ -361,13 +361,13 @@ def test_equal_specifications_share_one_constraint(small: Vocabulary) -> None:
 
 
 def test_the_cache_forgets_the_least_recently_used_beyond_its_bytes(small: Vocabulary) -> None:
-    one = compile_constraint(wire.Regex("a"), small)
-    assert isinstance(one, RegularConstraint)
-    cache = ConstraintCache(max_bytes=4 * one.num_bytes)
+    alone = ConstraintCache()
+    alone.get(wire.Regex("a"), small)
+    cache = ConstraintCache(max_bytes=4 * alone.num_bytes)
     specs: list[wire.Constraint] = [wire.Regex("a" * n) for n in range(1, 12)]
     for spec in specs:
         cache.get(spec, small)
-        assert cache.num_bytes <= 6 * one.num_bytes
+        assert cache.num_bytes <= 6 * alone.num_bytes
     assert cache.peek(specs[0], small) is None
     assert cache.peek(specs[-1], small) is not None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmprog import wire
+from lmprog.runtime.programs import interpreter
 from lmprog.simulation import oracle
 from lmprog.transport import Gone, Unreadable
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
@@ -375,3 +376,14 @@ def test_the_time_of_the_first_step_counts_as_prefill() -> None:
     assert usage.queued_ms == 0.0
     assert usage.prefill_ms == pytest.approx(250)
     assert usage.decode_ms == pytest.approx(1000)
+
+
+def test_a_flush_gives_freed_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[bool] = []
+    monkeypatch.setattr(interpreter, "trim", lambda: trimmed.append(True))
+    talk = Talk()
+    talk.ask(wire.Open(1), text(1, "hello"), wire.Generate(1, 1, GREEDY))
+    assert talk.scheduler.tree.num_evictable > 0
+    talk.ask(wire.Flush(2))
+    assert talk.scheduler.tree.num_evictable == 0
+    assert trimmed == [True]

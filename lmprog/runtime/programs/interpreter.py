@@ -42,6 +42,7 @@ from lmprog.runtime.programs.deadlines import Deadlines
 from lmprog.runtime.programs.delivery import Delivery
 from lmprog.runtime.programs.figures import runtime_figures
 from lmprog.runtime.programs.snapshot import SnapshotBuilder
+from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
@@ -181,6 +182,7 @@ class Interpreter:
                     self.scheduler.tree.clear()
                     if self._calls.constraints is not None:
                         self._calls.constraints.flush()
+                    trim()
             return wire.Described(op.call, self.figures())
         except LmprogError as error:
             return failed(op.call, error)

@@ -38,12 +38,14 @@ class IdleMemory:
         tree = self._scheduler.tree
         self._scheduler.stats.evicted_pages += tree.evict(tree.num_evictable - tree.num_pinned)
         self._give_back(self._scheduler.pages.free_pages())
-        gc.collect()
-        _trim()
+        trim()
 
 
-def _trim() -> None:
-    """Has the allocator of C return what it keeps; nothing where it is not glibc's."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def trim() -> None:
+    """Returns what Python and the allocator of C keep of freed memory; the latter where it is
+    glibc's.
+    """
+    gc.collect()
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
