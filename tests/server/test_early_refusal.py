@@ -15,6 +15,7 @@ from starlette.routing import Route
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.early_refusal import read_head
 from lmprog.server.http.http_server import HttpServer, bind, url_of
+from lmprog.server.http.listener import HttpConnection
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.runtime_link import RuntimeLink
 from lmprog.server.serving import http_server
@@ -46,6 +47,7 @@ class FullServer:
 
     def __init__(self, gateway: Gateway, server: HttpServer, port: int) -> None:
         self.gateway = gateway
+        self.server = server
         self.port = port
         self.calls = Calls(server.config.app)
         server.config.app = self.calls  # type: ignore[assignment]
@@ -101,6 +103,60 @@ def test_a_flood_is_refused_without_parser_and_application(fake: Fake) -> None:
             counted = server.gateway.meters.text()
             assert b'status="429"' in counted
             assert server.gateway.open_requests == 0
+
+    asyncio.run(run())
+
+
+def test_a_refused_connection_gets_no_parser_until_it_needs_one(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    begin = HttpConnection.connection_made
+
+    def counted(self: HttpConnection, transport: asyncio.Transport) -> None:
+        made.append(self)
+        begin(self, transport)
+
+    monkeypatch.setattr(HttpConnection, "connection_made", counted)
+
+    async def run() -> None:
+        async with full(fake) as server:
+            for _ in range(3):
+                await server.answers(PLAIN)
+            assert not made
+            await server.answers(PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            assert len(made) == 1
+
+    asyncio.run(run())
+
+
+def test_a_refused_client_that_asks_nothing_more_is_cut_off(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HttpConnection, "header_seconds", 0.2)
+
+    async def run() -> None:
+        async with full(fake) as server:
+            for sent in (b"", PLAIN):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(sent)
+                with contextlib.suppress(ConnectionError):
+                    while await reader.read(1000):
+                        pass
+                writer.close()
+
+    asyncio.run(run())
+
+
+def test_connections_that_never_asked_end_with_the_server(fake: Fake) -> None:
+    async def run() -> None:
+        async with full(fake) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            await server.answers(PLAIN)  # by then the other one is accepted
+            server.server.stop()
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
 
     asyncio.run(run())
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from lmprog.errors import InvalidParameter
 from lmprog.server.http.early_refusal import EarlyRefusal
 from lmprog.server.http.listener import HttpConnection
+from lmprog.server.http.new_connection import NewConnection
 from lmprog.server.options.server_settings import ServerSettings
 
 BACKLOG = 65_535
@@ -43,10 +44,12 @@ class HttpServer(uvicorn.Server):
         """`when_stopping` is called first when it is told to stop. `early` sees requests before
         the application does.
         """
+        http = type("_Connection", (HttpConnection,), {"early": early})
+        first = type("_First", (NewConnection,), {"early": early, "http": http})
         super().__init__(
             uvicorn.Config(
                 app,
-                http=type("_Connection", (HttpConnection,), {"early": early}),
+                http=http if early is None else first,
                 ws="none",
                 lifespan="off",
                 loop="none",
