@@ -5,11 +5,13 @@
     python -m benchmarks.endurance stopped --seconds 30         SIGSTOP of the runtime of `lmprog serve`
     python -m benchmarks.endurance idle-streams --times 10000   open streams that get nothing
     python -m benchmarks.endurance churn --times 30000          short requests, one after the other
+    python -m benchmarks.endurance mixed --times 10000          requests of every kind, all different
     python -m benchmarks.endurance slow-readers --times 32      clients that ask and do not read
     python -m benchmarks.endurance clock --times 10             a wall clock that jumps
 
 Each prints its figures and ends with exit code 1 where something was left behind, hung, wrong or
-not told. This file knows kills, stops and clocks; `lasting_loads` the others.
+not told. This file knows kills, stops and clocks; `lasting_loads` and
+`mixed_requests` the others.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import httpx2
 
 import lmprog
 from benchmarks.lasting_loads import churn, idle_streams, slow_readers
+from benchmarks.mixed_requests import mixed
 from benchmarks.served_process import Footprint, served_nano
 from lmprog.errors import RuntimeGone
 
@@ -273,6 +276,7 @@ def main(arguments: list[str]) -> int:
         "stopped": (stopped, 30),
         "idle-streams": (idle_streams, 10_000),
         "churn": (churn, 30_000),
+        "mixed": (mixed, 10_000),
         "slow-readers": (slow_readers, 32),
         "clock": (clock, 10),
     }

@@ -4,8 +4,11 @@
     python -m benchmarks.gateway_pairs --against FOLDER     in turns with that of another checkout
 
 Both stand before a runtime that takes no time (`speaker`), and serve the same requests in turns; the
-figures are microseconds of processor time of the gateway's process, the least of all rounds. Knows
-processes and sockets; knows no gateway from the inside.
+figures are microseconds of processor time of the gateway's process, the least of all rounds, and how
+often its threads went to sleep for a request. What a stream costs depends on the latter: tokens that
+come while the gateway is busy are one piece. So a stream also comes from a runtime that takes a
+millisecond for each token, which makes every token a piece of its own. Knows processes and sockets;
+knows no gateway from the inside.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any], int]] = {
     "a list of models": ("/v1/models", {}, 600),
 }
 """Path, body (empty: GET) and how many requests make a round."""
+PACED = {"a stream of 64 single tokens": (*SCENARIOS["a stream of 64 tokens"][:2], 10)}
+PACE = "0.001"
 
 
 def main() -> None:
@@ -42,22 +47,40 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     trees = [Path.cwd(), *([asked.against] if asked.against else [])]
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        address = f"ipc://{folder}/socket"
-        stack.enter_context(started(trees[0], "runtime", address))
-        gateways = [stack.enter_context(started(tree, "gateway", address)) for tree in trees]
-        for name, (path, body, count) in SCENARIOS.items():
-            costs: list[list[float]] = [[] for _ in trees]
-            for turn in range(asked.rounds + 1):
-                for cost, (url, pid) in zip(costs, gateways, strict=True):
-                    before = processor_time(pid)
-                    asyncio.run(ask(url, path, body, count))
-                    if turn:  # the first round warms up
-                        cost.append((processor_time(pid) - before) / count)
-            least = [1e6 * min(cost) for cost in costs]
-            ratio = f"  ratio {least[0] / least[1]:.2f}" if len(least) > 1 else ""
-            print(f"{name:<34}" + "".join(f"{one:>9.0f} us" for one in least) + ratio, flush=True)
+    for scenarios, pace in ((SCENARIOS, ()), (PACED, (PACE,))):
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            address = f"ipc://{folder}/socket"
+            stack.enter_context(started(trees[0], "runtime", address, *pace))
+            gateways = [stack.enter_context(started(tree, "gateway", address)) for tree in trees]
+            for name, (path, body, count) in scenarios.items():
+                print(
+                    f"{name:<34}{compared(gateways, path, body, count, asked.rounds)}", flush=True
+                )
+
+
+def compared(
+    gateways: list[tuple[str, int]], path: str, body: dict[str, Any], count: int, rounds: int
+) -> str:
+    """The least cost of each gateway, how often it slept in that round, and the ratio."""
+    costs: list[list[tuple[float, float]]] = [[] for _ in gateways]
+    for turn in range(rounds + 1):
+        for cost, (url, pid) in zip(costs, gateways, strict=True):
+            before, slept = processor_time(pid), sleeps(pid)
+            asyncio.run(ask(url, path, body, count))
+            if turn:  # the first round warms up
+                each = (processor_time(pid) - before) / count
+                cost.append((1e6 * each, (sleeps(pid) - slept) / count))
+    least = [min(cost) for cost in costs]
+    ratio = f"  ratio {least[0][0] / least[1][0]:.2f}" if len(least) > 1 else ""
+    return "".join(f"{cost:>9.0f} us ({slept:.0f} sleeps)" for cost, slept in least) + ratio
+
+
+def sleeps(pid: int) -> int:
+    """How often the threads of a process have waited for something."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/status")
+    lines = [line for task in tasks for line in task.read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
 
 
 @contextmanager

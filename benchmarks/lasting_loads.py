@@ -74,20 +74,20 @@ def churn(count: int) -> bool:
     with served_nano("--kv-memory-mb", "16") as server:
         asyncio.run(closed_loop(server.url, AT_ONCE, min(100, count // 80), BODY))
         runtime_pid = server.runtime_pid()
-        held = [_held(server)]
+        figures = [held(server)]
         began, answered = time.monotonic(), 0
         for _ in range(SAMPLES):
             seen, _ = asyncio.run(
                 closed_loop(server.url, AT_ONCE, count // SAMPLES // AT_ONCE, BODY)
             )
             answered += sum(one.status == 200 and one.chunks > 0 for one in seen)
-            held.append(_held(server))
-            print(f"{answered:,}: gateway {held[-1][0]}; runtime {held[-1][1]}", flush=True)
+            figures.append(held(server))
+            print(f"{answered:,}: gateway {figures[-1][0]}; runtime {figures[-1][1]}", flush=True)
         seconds = time.monotonic() - began
         is_same = server.runtime_pid() == runtime_pid
     asked = count // SAMPLES // AT_ONCE * AT_ONCE * SAMPLES
-    later = held[SAMPLES // 2 :]
-    slopes = [_slope([one[at].kilobytes for one in later], asked / SAMPLES) for at in (0, 1)]
+    later = figures[SAMPLES // 2 :]
+    slopes = [slope([one[at].kilobytes for one in later], asked / SAMPLES) for at in (0, 1)]
     print(
         f"{answered:,} of {asked:,} requests in {seconds:.0f} s, one runtime: {is_same}; over the "
         f"second half the gateway grew by {slopes[0]:.2f} kB and the runtime by {slopes[1]:.2f} kB "
@@ -95,16 +95,17 @@ def churn(count: int) -> bool:
     )
     kept = all(
         now.files <= then.files + 2 and now.threads <= then.threads + 2
-        for then, now in zip(held[0], held[-1], strict=True)
+        for then, now in zip(figures[0], figures[-1], strict=True)
     )
     return answered == asked and is_same and kept
 
 
-def _held(server: ServedProcess) -> tuple[Footprint, Footprint]:
+def held(server: ServedProcess) -> tuple[Footprint, Footprint]:
+    """What gateway and runtime hold now."""
     return Footprint.of(server.pid), Footprint.of(server.runtime_pid())
 
 
-def _slope(values: list[int], apart: float) -> float:
+def slope(values: list[int], apart: float) -> float:
     """By least squares, for 1,000 requests; `values` are so many requests apart."""
     mean_at, mean = (len(values) - 1) / 2, sum(values) / len(values)
     above = sum((at - mean_at) * (value - mean) for at, value in enumerate(values))
@@ -116,14 +117,14 @@ def slow_readers(count: int) -> bool:
     with served_nano() as server:
         seen, _ = asyncio.run(closed_loop(server.url, 2, 4, BODY))
         quiet = percentile([one.first for one in seen], 50)
-        before = _held(server)
+        before = held(server)
         slow = [_unread(server.url) for _ in range(count)]
         seen, _ = asyncio.run(closed_loop(server.url, 2, 10, BODY))
         beside = percentile([one.first for one in seen], 50)
         is_served = all(one.status == 200 and one.chunks for one in seen)
         during = max(
-            (_held(server)[0] for _ in range(SAMPLES) if not time.sleep(0.5)),
-            key=lambda held: held.kilobytes,
+            (held(server)[0] for _ in range(SAMPLES) if not time.sleep(0.5)),
+            key=lambda one: one.kilobytes,
         )
         for one in slow:
             one.close()

@@ -11,6 +11,7 @@ TRIALS = [
     ("client-kills", 2),
     ("idle-streams", 100),
     ("churn", 80),
+    ("mixed", 190),
     ("slow-readers", 2),
     ("clock", 1),
 ]
