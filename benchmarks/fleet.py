@@ -22,6 +22,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import lmprog
@@ -101,22 +102,58 @@ def hits(orders: int = 3) -> None:
 
 
 def gateways(orders: int = 3) -> None:
-    """The share that is found where the prompts come through several gateways, which know nothing
-    of each other, in turns of 16 programs.
+    """The share that is found where the prompts come through several gateways: in turns of 16
+    programs; through all of them at once, 16 programs together; and so once each family has been
+    seen, which is not counted.
     """
-    print("| gateways | order | found |")
-    print("|-|-|-|")
+    print("| gateways | order | in turns | at once | at once, families known |")
+    print("|-|-|-|-|-|")
     for count in (1, 2, 4):
         for order in range(7, 7 + orders):
             texts = prompts(random.Random(order))
-            with lmprog.Runtime(MODEL, **HALF) as first, lmprog.Runtime(MODEL, **HALF) as second:
-                fleets = [lmprog.Fleet([first.address, second.address]) for _ in range(count)]
-                for fleet in fleets:
-                    fleet.channel.wait_for(2)
-                found = share_found(fleets, texts, 16)
-                for fleet in fleets:
-                    fleet.close()
-            print(f"| {count} | {order} | {found:.3f} |", flush=True)
+            ways = (share_found, share_found_at_once, share_found_later)
+            found = [f"{_through(count, texts, way):.3f}" for way in ways]
+            print(f"| {count} | {order} | {' | '.join(found)} |", flush=True)
+
+
+def _through(
+    count: int, texts: Sequence[str], way: Callable[[Sequence[Backend], Sequence[str], int], float]
+) -> float:
+    """The share that is found through so many gateways before two new runtimes."""
+    with lmprog.Runtime(MODEL, **HALF) as first, lmprog.Runtime(MODEL, **HALF) as second:
+        fleets = [lmprog.Fleet([first.address, second.address]) for _ in range(count)]
+        for fleet in fleets:
+            fleet.channel.wait_for(2)
+        found = way(fleets, texts, 16)
+        for fleet in fleets:
+            fleet.close()
+    return found
+
+
+def share_found_at_once(backends: Sequence[Backend], texts: Sequence[str], at_once: int) -> float:
+    """All backends at the same time, each with its share of the texts and of `at_once`."""
+    each = [list(texts[index :: len(backends)]) for index in range(len(backends))]
+
+    def run(backend: Backend, own: list[str]) -> list[lmprog.Usage]:
+        runs = ask.run_batch(
+            [{"text": text} for text in own],
+            backend=backend,
+            num_threads=max(1, at_once // len(backends)),
+        )
+        return [one.usage for one in runs]
+
+    with ThreadPoolExecutor(len(backends)) as threads:
+        usages = [one for part in threads.map(run, backends, each) for one in part]
+    return sum(one.cached for one in usages) / sum(one.prompt for one in usages)
+
+
+def share_found_later(backends: Sequence[Backend], texts: Sequence[str], at_once: int) -> float:
+    """As `share_found_at_once`, after one prompt of each family, which is not counted."""
+    first = {text[:PREFIX]: text for text in reversed(texts)}
+    for text in first.values():
+        ask.run(text, backend=backends[0])
+    rest = [text for text in texts if first[text[:PREFIX]] != text]
+    return share_found_at_once(backends, rest, at_once)
 
 
 @lmprog.function

@@ -28,6 +28,8 @@ BLOCK = 64  # tokens
 PREFILL = 20_000.0  # tokens a second
 WRITING = 40.0  # tokens a second and slot
 PREFIXES, SKEW = 4000, 1.1
+TOLD_AFTER, TOLD_LATE = 0.05, 2.0
+"""Seconds until gateways know what others have sent: a step of a replica, and far more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +110,38 @@ class Placement:
         loads = [one.load for one in replicas]
         mark = mark_of(str(prompt[0]))
         index = choose(matched, loads, self._memory.held, self._slots, mark, self._marks)
-        self._memory.remember(index, prompt)
+        self.remember(index, prompt)
         return index
+
+    def remember(self, index: int, prompt: Sequence[int]) -> None:
+        """The replica was sent that prompt."""
+        self._memory.remember(index, prompt)
 
 
 class Gateways:
-    """Several gateways that know the loads, and of prefixes what each has sent itself."""
+    """Several gateways that know the loads, and of prefixes what each has sent itself; what others
+    have sent is known `delay` seconds later, or never (None).
+    """
 
-    def __init__(self, fleet: Fleet, count: int) -> None:
+    def __init__(self, fleet: Fleet, count: int, told: Sessions, delay: float | None) -> None:
         self._placements = [Placement(fleet) for _ in range(count)]
+        self._arrivals = iter(told.arrivals)
+        self._delay = delay
+        self._news: deque[tuple[float, Placement, int, Sequence[int]]] = deque()
         self._draw = random.Random(5)
 
     def __call__(self, prompt: Sequence[int], replicas: Sequence[SimulatedReplica]) -> int:
-        return self._draw.choice(self._placements)(prompt, replicas)
+        now = next(self._arrivals)
+        while self._news and self._news[0][0] <= now:
+            _, who, index, keys = self._news.popleft()
+            for one in self._placements:
+                if one is not who:
+                    one.remember(index, keys)
+        chosen = self._draw.choice(self._placements)
+        index = chosen(prompt, replicas)
+        if self._delay is not None:
+            self._news.append((now + self._delay, chosen, index, prompt))
+        return index
 
 
 class InTurns:
@@ -220,10 +241,14 @@ def main(count: int = 100_000) -> None:
     for fleet in (Fleet(0.05), Fleet(0.8), Fleet(0.9)):
         _row(fleet, count, "the fleet's", Placement(fleet))
     few, fleet = count // 5, Fleet(0.8)
+    told = sessions(fleet, few)
     for name, policy in (
         ("the fleet's", Placement(fleet)),
-        ("by 8 gateways", Gateways(fleet, 8)),
-        ("by 32 gateways", Gateways(fleet, 32)),
+        ("by 8 gateways", Gateways(fleet, 8, told, TOLD_AFTER)),
+        ("by 32 gateways", Gateways(fleet, 32, told, TOLD_AFTER)),
+        ("by 32 gateways, told late", Gateways(fleet, 32, told, TOLD_LATE)),
+        ("by 8 that tell nothing", Gateways(fleet, 8, told, None)),
+        ("by 32 that tell nothing", Gateways(fleet, 32, told, None)),
         ("in turns", InTurns()),
         ("least loaded", least_loaded),
     ):

@@ -32,7 +32,13 @@ CallOp: TypeAlias = (
     wire.Generate | wire.Select | wire.Read | wire.Describe | wire.Inspect | wire.Flush
 )
 LastReply: TypeAlias = (
-    wire.CallDone | wire.Chosen | wire.TextIs | wire.TokensAre | wire.Described | wire.Snapshot
+    wire.CallDone
+    | wire.Chosen
+    | wire.TextIs
+    | wire.TokensAre
+    | wire.Described
+    | wire.Snapshot
+    | wire.PrefixesAre
 )
 DeltaListener: TypeAlias = Callable[[wire.Delta], None]
 

@@ -138,8 +138,8 @@ class TextRuntime:
             self._close(op.branch)
         elif isinstance(op, wire.Cancel):
             self._cancel(op.call)
-        elif isinstance(op, wire.Hello | wire.Contest):
-            pass  # a text runtime needs no greeting; the client decides contests itself
+        elif isinstance(op, wire.Hello | wire.Contest | wire.SharePrefix | wire.AwaitPrefixes):
+            pass  # no greeting is needed; the client decides contests itself; there is one client
         elif isinstance(op, wire.Describe | wire.Flush):
             self._replies.put(wire.Described(op.call, {"branches": float(len(self._branches))}))
         elif isinstance(op, wire.Inspect):

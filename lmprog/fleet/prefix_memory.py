@@ -15,13 +15,19 @@ BLOCK = 64
 
 
 def keys_of(text: str, salt: str = "") -> list[int]:
-    """One key for each whole block, each over everything before it too."""
+    """One key for each whole block, each over everything before it too; the same in every process
+    (Python draws a secret for hashes of texts, and none for those of numbers).
+    """
     keys = []
-    key = hash(salt)
+    key = _number(salt)
     for start in range(0, len(text) - BLOCK + 1, BLOCK):
-        key = hash((key, text[start : start + BLOCK]))
+        key = hash((key, _number(text[start : start + BLOCK])))
         keys.append(key)
     return keys
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(text.encode("utf-8", "surrogatepass"))
 
 
 class PrefixMemory:

@@ -30,6 +30,8 @@ from lmprog.fleet.routed_program import Replica, RoutedProgram
 
 CHARACTERS_PER_TOKEN = 4
 """How many blocks a replica's pages hold is only guessed at."""
+PREFIX_CALL = 2**53 - 1
+"""The call for what other fleets send to a replica; calls of programs count from 1."""
 HOMELESS_SECONDS = 60.0
 """A program waits so long for a replica."""
 
@@ -71,6 +73,7 @@ class Router:
         self._replicas[name] = Replica(name, number, slots, mark=mark_of(name))
         characters = welcome.num_pages * welcome.page_size * CHARACTERS_PER_TOKEN
         self._memory.add(number, characters // BLOCK)
+        self.outgoing.append((name, [wire.AwaitPrefixes(PREFIX_CALL)]))
         homeless, self._homeless = self._homeless, []
         for program in homeless:
             self._place(program)
@@ -239,6 +242,9 @@ class Router:
         if replica is None:
             return
         for reply in replies:
+            if isinstance(reply, wire.PrefixesAre):
+                self._learn(replica, reply)
+                continue
             call = getattr(reply, "call", None)
             if call is None:
                 continue
@@ -246,6 +252,12 @@ class Router:
                 self.replies.extend(self._questions.take(name, call, reply))
             elif (program := self._calls.get(call)) is not None and program.home is replica:
                 self._hear(program, reply)
+
+    def _learn(self, replica: Replica, news: wire.PrefixesAre) -> None:
+        """What other fleets have sent there, as if it had been this one; asks for more."""
+        for keys in news.programs:
+            self._memory.remember(replica.number, keys)
+        self.outgoing.append((replica.name, [wire.AwaitPrefixes(PREFIX_CALL)]))
 
     def _hear(self, program: RoutedProgram, reply: wire.Reply) -> None:
         try:
@@ -311,7 +323,8 @@ class Router:
         program.home, program.homeless_since = home, None
         ops = program.log.rebuilt() if program.was_sent else list(program.log.ops)
         program.was_sent = True
-        self.outgoing.append((home.name, ops))
+        told = [wire.SharePrefix(tuple(keys[: wire.MAX_PREFIX_KEYS]))] if keys else []
+        self.outgoing.append((home.name, [*told, *ops]))
 
     def _move(self, program: RoutedProgram) -> None:
         """Its replica is lost. A program whose calls are all answered moves with its next one."""

@@ -25,6 +25,9 @@ _WEIGHTS = {
 FLOOD_OPS = 100
 
 
+_OF_NO_BRANCH = wire.Welcome | wire.Described | wire.Snapshot | wire.TokensAre | wire.PrefixesAre
+
+
 class SimClient:
     """`act` gives the next ops, `receive` takes a reply."""
 
@@ -82,7 +85,7 @@ class SimClient:
     def receive(self, reply: wire.Reply) -> None:
         """Checks one reply against what it must be."""
         self.num_replies += 1
-        if isinstance(reply, wire.Welcome | wire.Described | wire.Snapshot | wire.TokensAre):
+        if isinstance(reply, _OF_NO_BRANCH):
             return
         assert reply.call is not None, f"the connection failed: {reply}"
         issued = self.calls[reply.call]

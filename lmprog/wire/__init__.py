@@ -12,8 +12,9 @@ Rules of the protocol:
 - Ops of one branch run in their order, those of different branches concurrently.
 - Every call (`Generate`, `Select`, `Read`, `Describe`, `Inspect`, `Flush`) gets exactly one last
   reply: `CallDone`, `Chosen`, `TextIs`, `Described`, `Snapshot` or `Failed`; `Delta`s come only
-  before it. A wrong op that is not a call (an `Append` of an unknown reference, say) fails its
-  branch: the branch's later calls fail with that error.
+  before it. `AwaitPrefixes` may wait for its reply as long as the client is there. A wrong op that
+  is not a call (an `Append` of an unknown reference, say) fails its branch: the branch's later
+  calls fail with that error.
 - Ranges declared here are checked while decoding; what depends on a model (vocabulary, context) is
   checked by the interpreter. Of a frame with a value out of range nothing is carried out: its
   readable calls get `Failed`, and the branches of its other ops fail. A frame that is not a list
@@ -59,6 +60,7 @@ from lmprog.wire.frames import (
     version_in,
 )
 from lmprog.wire.message import (
+    MAX_PREFIX_KEYS,
     SHARES_PUBLIC,
     ContestRule,
     FinishReason,
@@ -72,6 +74,7 @@ from lmprog.wire.message import (
 )
 from lmprog.wire.ops import (
     Append,
+    AwaitPrefixes,
     Cancel,
     Close,
     Contest,
@@ -94,6 +97,7 @@ from lmprog.wire.ops import (
     RoleBegin,
     RoleEnd,
     Select,
+    SharePrefix,
     TextPiece,
     TokensPiece,
 )
@@ -105,6 +109,7 @@ from lmprog.wire.replies import (
     Failed,
     NodeSeen,
     Output,
+    PrefixesAre,
     Reply,
     ScoredChoice,
     SequenceSeen,
@@ -135,11 +140,13 @@ __all__ = [
     "HERMES",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_OPS",
+    "MAX_PREFIX_KEYS",
     "PROTOCOL_VERSION",
     "SAMPLING_OPTIONS",
     "SHARES_PUBLIC",
     "AnyOf",
     "Append",
+    "AwaitPrefixes",
     "CallDone",
     "CallForm",
     "CallSlot",
@@ -184,6 +191,7 @@ __all__ = [
     "OptionLine",
     "Output",
     "Piece",
+    "PrefixesAre",
     "Read",
     "Ref",
     "Regex",
@@ -198,6 +206,7 @@ __all__ = [
     "SelectMethod",
     "SequenceSeen",
     "Service",
+    "SharePrefix",
     "ShortText",
     "Snapshot",
     "SuggestedSampling",

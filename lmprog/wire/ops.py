@@ -8,7 +8,17 @@ from msgspec import Meta
 
 from lmprog.wire.call_form import ToolOffer
 from lmprog.wire.constraints import Constraint
-from lmprog.wire.message import ContestRule, Id, Keep, Message, SelectMethod, ShortText, TokenId
+from lmprog.wire.message import (
+    MAX_PREFIX_KEYS,
+    ContestRule,
+    Id,
+    Keep,
+    Message,
+    PrefixKey,
+    SelectMethod,
+    ShortText,
+    TokenId,
+)
 from lmprog.wire.sampling_params import SamplingParams
 
 
@@ -213,6 +223,20 @@ class Flush(Message, frozen=True):
     call: Id
 
 
+class SharePrefix(Message, frozen=True):
+    """A program was sent here, of whose text these are the blocks' keys (`fleet.prefix_memory`).
+    The runtime makes nothing of it: it tells its other clients that await it.
+    """
+
+    keys: Annotated[tuple[PrefixKey, ...], Meta(min_length=1, max_length=MAX_PREFIX_KEYS)]
+
+
+class AwaitPrefixes(Message, frozen=True):
+    """What other clients have shared since this one asked last; answered when there is any."""
+
+    call: Id
+
+
 Op: TypeAlias = (
     Hello
     | Open
@@ -229,4 +253,6 @@ Op: TypeAlias = (
     | Describe
     | Inspect
     | Flush
+    | SharePrefix
+    | AwaitPrefixes
 )

@@ -220,6 +220,13 @@ class Snapshot(Message, frozen=True):
     waiting_left_out: int
 
 
+class PrefixesAre(Message, frozen=True):
+    """The keys of programs that other clients have sent, in their order (`SharePrefix`)."""
+
+    call: Id
+    programs: tuple[tuple[int, ...], ...]
+
+
 class Failed(Message, frozen=True):
     """The last reply of a call that failed. `code` and `details` are those of `lmprog.errors`.
 
@@ -233,5 +240,14 @@ class Failed(Message, frozen=True):
 
 
 Reply: TypeAlias = (
-    Welcome | Delta | CallDone | Chosen | TextIs | TokensAre | Described | Snapshot | Failed
+    Welcome
+    | Delta
+    | CallDone
+    | Chosen
+    | TextIs
+    | TokensAre
+    | Described
+    | Snapshot
+    | PrefixesAre
+    | Failed
 )

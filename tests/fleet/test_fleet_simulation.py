@@ -30,8 +30,11 @@ def test_affinity_finds_more_than_turns_and_lets_nobody_wait_longer() -> None:
     assert ours.first_p99 < turns.first_p99
 
 
-def test_gateways_that_know_nothing_of_each_other_keep_much_of_the_affinity() -> None:
-    assert tried(Gateways(SMALL, 8)).hit > tried(InTurns()).hit + 0.05
+def test_gateways_that_are_told_of_each_others_programs_find_what_one_finds() -> None:
+    one, alone = tried(Placement(SMALL)).hit, tried(Gateways(SMALL, 8, TOLD, None)).hit
+    assert alone > tried(InTurns()).hit + 0.05, "those that are not keep much of the affinity"
+    assert tried(Gateways(SMALL, 8, TOLD, 0.05)).hit > one - 0.01 > alone + 0.04
+    assert tried(Gateways(SMALL, 8, TOLD, 2.0)).hit > one - 0.02, "being late costs little"
 
 
 def test_the_simulation_repeats_itself() -> None:

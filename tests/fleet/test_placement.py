@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 from lmprog.fleet.placement import choose, load_bound, mark_of
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
@@ -125,6 +128,22 @@ def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
     assert memory.matched(old, [0]) == [0]
     memory.forget(0)
     assert memory._holders == {}
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    code = "from lmprog.fleet.prefix_memory import keys_of; print(keys_of('né' * 64, 'salt'))"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert said == {f"{keys_of('né' * 64, 'salt')}\n"}
+    assert len(keys_of("\ud800" * BLOCK)) == 1, "whatever a program writes has keys"
 
 
 def test_salts_share_no_prefix() -> None:

@@ -53,6 +53,8 @@ OPS: tuple[wire.Op, ...] = (
     wire.Describe(9),
     wire.Flush(10),
     wire.Inspect(11, 20, True),
+    wire.SharePrefix((1, -(2**63), 2**63 - 1)),
+    wire.AwaitPrefixes(15),
     wire.Close(1),
 )
 REPLIES: tuple[wire.Reply, ...] = (
@@ -64,6 +66,7 @@ REPLIES: tuple[wire.Reply, ...] = (
         wire.Usage(5, 4),
     ),
     wire.Chosen(4, 0, (wire.ScoredChoice(-1.0, 0.7, (-1.0,)),), wire.Usage()),
+    wire.PrefixesAre(15, ((1, -2), (3,))),
     wire.Failed(None, "protocol", "no", {"a": 1, "b": None}),
 )
 

@@ -126,7 +126,9 @@ class CachingBackend:
                     self._branches.update(made)
             elif isinstance(op, BranchCall):
                 self._fail(op.call, ProgramError(f"there is no branch {op.branch}"))
-        elif not isinstance(op, wire.Hello | wire.Contest) and getattr(op, "call", None):
+        elif not isinstance(op, wire.Hello | wire.Contest | wire.SharePrefix) and getattr(
+            op, "call", None
+        ):
             error = NotSupported(f"a run with a cache does not answer {type(op).__name__}")
             self._fail(op.call, error)
 

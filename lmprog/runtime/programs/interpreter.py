@@ -41,6 +41,7 @@ from lmprog.runtime.programs.completion import Addressed, CallCompletion
 from lmprog.runtime.programs.deadlines import Deadlines
 from lmprog.runtime.programs.delivery import Delivery
 from lmprog.runtime.programs.figures import runtime_figures
+from lmprog.runtime.programs.prefix_news import PrefixNews
 from lmprog.runtime.programs.snapshot import SnapshotBuilder
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.progress import Progress
@@ -71,6 +72,7 @@ class Interpreter:
         self._ready: list[RuntimeBranch] = []
         """Branches that may go on."""
         self._completion = CallCompletion(scheduler, self._ready.append)
+        self._news = PrefixNews(self._completion.send)
         self._delivery = Delivery(scheduler, self._completion, calls)
         self._calls = calls
         self._runner = BranchRunner(
@@ -161,6 +163,10 @@ class Interpreter:
             case wire.Contest():
                 entrants = [client.calls[call] for call in op.calls if call in client.calls]
                 self._completion.start_contest(entrants, op.rule)
+            case wire.SharePrefix(keys=keys):
+                self._news.share(client_id, keys)
+            case wire.AwaitPrefixes(call=number):
+                self._news.answer(client_id, number)
             case wire.Encode(text=text) if self._calls.long_texts.is_long(text):
                 self._encode_long(client_id, op)
             case wire.Encode() | wire.Decode() | wire.Describe() | wire.Inspect() | wire.Flush():
@@ -313,6 +319,7 @@ class Interpreter:
         for number in list(client.branches):
             self._close(client, number)
         del self.clients[client_id]
+        self._news.forget(client_id)
         self._completion.drop_client(client_id)
 
     # --- what a step brought
