@@ -84,7 +84,7 @@ _ATTENTION = (
 )
 
 LIBRARIES: dict[str, tuple[Unit, ...]] = {
-    "masks": (Unit("masks.cpp"), Unit("nets.cpp")),
+    "masks": (Unit("masks.cpp"), Unit("nets.cpp"), Unit("texts.cpp")),
     "attention": _ATTENTION,
     "engine": (
         *_ATTENTION,

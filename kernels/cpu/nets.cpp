@@ -4,9 +4,11 @@
 #include "lmprog_nets.h"
 
 #include <new>
+#include <unordered_map>
 
 #include "lmprog_cover.h"
 #include "lmprog_name_trie.h"
+#include "lmprog_text_table.h"
 
 #define LMPROG_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -16,7 +18,7 @@ struct lmprog_cover {
 
 namespace {
 
-enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce, kPart };
+enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce, kPart, kTable };
 constexpr int32_t kHead = 5, kKeptHead = 4;  // numbers before the members of a kOnce: in a part, and in the arrays
 enum LeafKind : uint8_t { kAutomaton, kText, kAllBut, kAnyCharacter };
 constexpr int64_t kUnreachable = int64_t{1} << 40;
@@ -54,6 +56,7 @@ struct lmprog_net_build {
     std::vector<int64_t> cost;
     std::vector<uint8_t> nullable;
     int64_t num_args = 0;
+    std::unordered_map<int32_t, std::vector<int32_t>> tables;  // finished, by node
 
     // Where the work stands.
     size_t part = 0;
@@ -303,6 +306,11 @@ struct lmprog_net_build {
                 now = cost_of_members(base, args, count);
                 empty = false;
                 break;
+            case kTable:
+                if (tables.count(base + n)) return 0;  // what it is made of comes before it
+                now = table(base + n, args);
+                empty = now < kUnreachable && nullable_table(base + n);
+                break;
             default: {
                 const auto root = static_cast<size_t>(root_of(args[0]));
                 now = cost[root];
@@ -340,6 +348,21 @@ struct lmprog_net_build {
         return sum;
     }
 
+    int64_t table(int32_t node, const int32_t* args) {
+        const auto cost_of = [&](int32_t item) { return cost[static_cast<size_t>(node_base[part] + item)]; };
+        const auto number_of = [&](int32_t item) { return node_of(part, item); };
+        lmprog::TableBuild made(args, cost_of, number_of);
+        const int64_t now = made.make(tables[node]);
+        return now < decltype(made)::kNever ? now : kUnreachable;
+    }
+
+    bool nullable_table(int32_t node) const {
+        const lmprog::TextTable table(tables.at(node).data());
+        bool out = table.is_final(0);
+        table.each_edge(0, [&](int32_t to, int32_t item) { out = out || (to < 0 && nullable[static_cast<size_t>(item)]); });
+        return out && table.low() == 0;
+    }
+
     int32_t root_of(int32_t p) const { return node_base[static_cast<size_t>(p)] + parts[static_cast<size_t>(p)]->root; }
 
     // The node of a part's own number; where that stands for another part, its root.
@@ -359,7 +382,7 @@ struct lmprog_net_build {
             if (kind == kSeq || kind == kAlt)
                 for (int32_t i = 0; i < count; i++) items += is_kept(p, kind, args[i]);
             if (kind == kOnce) items += kKeptHead + static_cast<int64_t>(kept_members(p, args, count).size());
-            (void)n;
+            if (kind == kTable) items += static_cast<int64_t>(tables.at(node_base[p] + n).size());
         });
         return {static_cast<int64_t>(cost.size()),
                 items,
@@ -442,6 +465,11 @@ struct lmprog_net_build {
                 for (const int32_t member : kept_members(p, args, count)) items[offset++] = node_of(p, member);
                 second = offset - first - kKeptHead;
                 third = args[2];
+            } else if (kind == kTable) {
+                const std::vector<int32_t>& table = tables.at(node_base[p] + n);
+                std::copy(table.begin(), table.end(), items + offset);
+                first = offset;
+                offset += second = static_cast<int32_t>(table.size());
             } else {
                 first = offset;
                 for (int32_t i = 0; i < count; i++)

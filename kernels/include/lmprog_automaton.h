@@ -13,10 +13,11 @@
 #include "lmprog_masks.h"
 #include "lmprog_once.h"
 #include "lmprog_rows.h"
+#include "lmprog_text_table.h"
 
 namespace lmprog {
 
-enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce };
+enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce, kTable = 6 };
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call, about a tenth of a second: an ambiguous grammar has no end
 
 // One call needed more than its limits allow.
@@ -279,7 +280,7 @@ class Automaton {
                 if (net_.kind[at.node] == kOnce)
                     choose(at.node, once_.nothing(net_, at.node), kBegun, at.frame);
                 else
-                    proceed(at.node, repeat ? args[1] : 0, repeat ? args[2] : 0, at.frame);
+                    proceed(at.node, repeat ? args[1] : 0, repeat ? args[2] : 0, at.frame);  // a table: its start
             }
         }
     }
@@ -295,6 +296,10 @@ class Automaton {
             }
             const uint32_t behind = first + 1 == args[1] ? rest : frame(node, first + 1, 0, rest);
             entered_.push_back({net_.items[args[0] + first], behind});
+            return;
+        }
+        if (net_.kind[node] == kTable) {
+            proceed_in_table(node, first, second, rest);
             return;
         }
         if (first == 0) {
@@ -322,6 +327,29 @@ class Automaton {
         if (once_.may_go_on(net_, used)) entered_.push_back({Once::separator(net_, node), frame(node, used, kBegun, rest)});
     }
 
+    // Goes on in a state of a table, after so many characters.
+    void proceed_in_table(int32_t node, int32_t state, int32_t length, uint32_t rest) {
+        const TextTable table(net_.items + net_.args[3 * node]);
+        if (const int32_t loop = table.loop(state); loop >= 0) {  // a repetition of one class, with counters of its own
+            const bool is_free = length < 0 || !table.counts();
+            const int32_t more = is_free ? 0 : std::max(table.low() - length, 0);
+            const int32_t most = is_free || table.high() < 0 ? kNoLimit : table.high() - length;
+            if (more == 0) resumed_.push_back(rest);
+            if (most == 0) return;
+            const int32_t fewer = most == kNoLimit ? most : most - 1;
+            entered_.push_back({net_.args[3 * loop], fewer == 0 ? rest : frame(loop, std::max(more - 1, 0), fewer, rest)});
+            return;
+        }
+        if (table.is_final(state) && (length < 0 || length >= table.low())) resumed_.push_back(rest);
+        const int32_t after = length < 0 ? length : length + table.counts();
+        table.each_edge(state, [&](int32_t to, int32_t item) {
+            if (to < 0)
+                entered_.push_back({item, rest});
+            else if (!table.counts() || table.may_end(to, after))
+                entered_.push_back({item, frame(node, to, table.counts() ? table.counted(to, after) : 0, rest)});
+        });
+    }
+
     uint32_t frame(int32_t node, int32_t first, int32_t second, uint32_t rest) {
         const uint64_t hash = mix(mix(mix(mix(1, node), first), static_cast<uint32_t>(second)), rest);
         const int64_t found = frame_index_.find(hash, [&](uint32_t i) {
@@ -335,6 +363,8 @@ class Automaton {
             for (int32_t i = first; i < args[1]; i++) cost += net_.node_cost[net_.items[args[0] + i]];
         else if (net_.kind[node] == kOnce)
             cost = once_.cost(net_, first, second);
+        else if (net_.kind[node] == kTable)
+            cost = TextTable(net_.items + args[0]).cost(first, second);
         else
             cost = int64_t{first} * net_.node_cost[args[0]];
         const auto made = static_cast<uint32_t>(frames_.size());
@@ -440,7 +470,7 @@ class Automaton {
             if (net_.kind[a.node] == kRepeat) {
                 if (a.first > b.first) return false;
                 if (a.second != kNoLimit && (b.second == kNoLimit || b.second > a.second)) return false;
-            } else if (a.first != b.first || a.second != b.second) {
+            } else if (a.first != b.first || a.second != b.second) {  // a sequence has no second
                 return false;
             }
             left = a.rest;

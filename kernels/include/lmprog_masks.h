@@ -20,9 +20,10 @@ extern "C" {
 
 /* A trimmed net (see lmprog/constraints/costs.py for the meaning of every array). */
 typedef struct {
-    const uint8_t* kind;        /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 each member once */
+    const uint8_t* kind;        /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 each member once, 6 table */
     const int32_t* args;        /* [nodes][3] */
-    const int32_t* items;       /* children of sequences and alternations; see `Net` for members of which each comes once */
+    const int32_t* items;       /* children of sequences and alternations; see `Net` for members of which each comes once;
+                                   tables */
     const int64_t* node_cost;   /* [nodes] tokens */
     const int32_t* edge_start;  /* [leaf states + 1] */
     const int32_t* edges;       /* [edges][3]: first byte, last byte, target leaf state */

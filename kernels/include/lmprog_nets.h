@@ -25,9 +25,9 @@ typedef struct {
 /* One builder's nodes and leaves. A node's arguments: a leaf's number; the items of a sequence or an alternation; item,
  * low and high (or -1) of a repetition; for members of which each comes at most once: low, high (or -1), how many are
  * required, the one that may come again (or -1), the separator, and the members, the required ones first; the number of
- * another part, whose root stands here. */
+ * another part, whose root stands here; a table, as lmprog/constraints/text_table.py lays it out. */
 typedef struct {
-    const uint8_t* kind;      /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 members, 5 another part */
+    const uint8_t* kind;      /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 members, 5 another part, 6 table */
     const int32_t* num_args;  /* [nodes] */
     const int32_t* args;      /* those of all nodes, consecutive */
     const uint8_t* leaf_kind; /* [leaves] 0 an automaton, 1 a text, 2 all contents of JSON strings but some names, 3 an

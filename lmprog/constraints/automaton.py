@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.leaves import UNREACHABLE
-from lmprog.constraints.net import ALT, LEAF, NO_LIMIT, ONCE, REPEAT, SEQ
+from lmprog.constraints.net import ALT, LEAF, NO_LIMIT, ONCE, REPEAT, SEQ, TABLE
 from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.once import BEGUN, READING, once_nodes
+from lmprog.constraints.text_table import TextTable
 from lmprog.errors import GrammarError
 
 DEAD = 0
@@ -40,8 +41,9 @@ def too_large(limits: CompileLimits) -> GrammarError:
 
 
 class _Frame(NamedTuple):
-    """A continuation: the items of a SEQ from `first` on, `first` to `second` more rounds, or what
-    follows the members `first` of a ONCE at the place `second`.
+    """A continuation: the items of a SEQ from `first` on, `first` to `second` more rounds, what
+    follows the members `first` of a ONCE at the place `second`, or the state `first` of a TABLE
+    after `second` characters.
     """
 
     node: int
@@ -255,6 +257,13 @@ class LazyAutomaton:
             behind = rest if first + 1 == args[1] else self._frame(_Frame(node, first + 1, 0, rest))
             entered.append((self._items[args[0] + first], behind))
             return
+        if self._kind[node] == TABLE:
+            table = TextTable(self._items, args[0])
+            if table.may_stop(first, second):
+                resumed.append(rest)
+            for entry, then in table.following(node, first, second, self._args):
+                entered.append((entry, self._frame(_Frame(*then, rest)) if then else rest))
+            return
         if first == 0:
             # Reached again without reading a byte, a repetition can only have fewer rounds left.
             if (node, rest, -2) in seen:
@@ -263,10 +272,8 @@ class LazyAutomaton:
             resumed.append(rest)
         if second != 0:
             fewer = second if second == NO_LIMIT else second - 1
-            behind = (
-                rest if fewer == 0 else self._frame(_Frame(node, max(first - 1, 0), fewer, rest))
-            )
-            entered.append((args[0], behind))
+            after = _Frame(node, max(first - 1, 0), fewer, rest)
+            entered.append((args[0], self._frame(after) if fewer else rest))
 
     def _choose(self, work: _Frame, entered: list[tuple[int, int]], resumed: list[int]) -> None:
         """Goes on with a member that may follow, or ends."""
@@ -294,6 +301,8 @@ class LazyAutomaton:
                 cost = sum(self._node_cost[item] for item in items)
             elif self._kind[frame.node] == ONCE:
                 cost = self._once[frame.node].cost(frame.first, frame.second)
+            elif self._kind[frame.node] == TABLE:
+                cost = TextTable(self._items, args[0]).cost(frame.first, frame.second)
             else:
                 cost = frame.first * self._node_cost[args[0]]
             self._frame_cost.append(min(cost + self._frame_cost[frame.rest], UNREACHABLE))
@@ -354,7 +363,7 @@ class LazyAutomaton:
                     a.second != NO_LIMIT and (b.second == NO_LIMIT or b.second > a.second)
                 ):
                     return False
-            elif a.first != b.first or a.second != b.second:
+            elif (a.first, a.second) != (b.first, b.second):
                 return False
             left, right = a.rest, b.rest
         return True

@@ -31,11 +31,13 @@ from lmprog.constraints.net import (
     PART,
     REPEAT,
     SEQ,
+    TABLE,
     NetBuilder,
     NetPart,
     Node,
 )
 from lmprog.constraints.net_arrays import ALL_BYTES, LONGEST_COVER, Alphabet, Net
+from lmprog.constraints.text_table import TextTable, finished_table, moved_table
 
 _NODES_PER_CHECK = 64
 
@@ -97,6 +99,8 @@ def _moved(
             args = [*args[:3], *again, *map(moved, args[4:])]
         elif kind == PART:
             args = [moved(node)]
+        elif kind == TABLE:
+            args = moved_table(args, moved)
         else:
             args = list(map(moved, args))
         out.append((kind, args))
@@ -223,6 +227,9 @@ def _node_costs(
                 now, empty = cost[args[0]] * args[1], args[1] == 0 or nullable[args[0]]
             elif kind == ONCE:
                 now, empty = _cost_of_members(args, cost), False
+            elif kind == TABLE:
+                made, now = finished_table(args, cost)
+                empty = now < UNREACHABLE and _is_nullable(TextTable(made, 0), nullable)
             else:
                 now, empty = cost[args[0]], nullable[args[0]]
             now = min(now, UNREACHABLE)
@@ -257,6 +264,11 @@ def _members(args: Sequence[int], cost: Sequence[int]) -> list[int]:
     return [low, high, again, separator, *members[:num_required], *others]
 
 
+def _is_nullable(table: TextTable, nullable: Sequence[bool]) -> bool:
+    ends = table.is_final(0) or any(to < 0 and nullable[node] for to, node in table.edges(0))
+    return ends and table.low == 0
+
+
 def _flatten(
     net: _Joined, firsts: Sequence[int], cost: list[int], nullable: list[bool]
 ) -> tuple[list[int], list[tuple[int, int, int]], list[int]]:
@@ -267,6 +279,10 @@ def _flatten(
         elif kind == PART:  # nothing refers to it
             kinds[node] = ALT
             out.append((0, 0, 0))
+        elif kind == TABLE:
+            table, _ = finished_table(args, cost)
+            out.append((len(items), len(table), 0))
+            items += table
         elif kind == REPEAT:
             child, low, high = args
             if cost[child] >= UNREACHABLE:

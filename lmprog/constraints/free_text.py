@@ -11,7 +11,8 @@ from lmprog.constraints.expression import ANYTHING, Chars, Expression, Repeat, a
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import NetBuilder, Node
-from lmprog.constraints.textset import TextSet, lower_text_set
+from lmprog.constraints.text_set import TextSet
+from lmprog.constraints.textset import lower_text_set
 from lmprog.errors import GrammarError
 
 _MORE = Repeat(Chars(charset.ALL), 1, None)

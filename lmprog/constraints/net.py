@@ -1,9 +1,10 @@
 """The compact form of a regular language, or of a grammar without left recursion, over bytes.
 
 A net has *leaves*, small deterministic byte automata (a text, one character of a class, a number),
-and *nodes* that combine them: sequence, alternation, counted repetition, and members of which each
-comes at most once. Nodes may refer to themselves through holes, so recursive schemas are nets too.
-A `NetBuilder` shares equal parts; `finish.finish` turns it into arrays.
+and *nodes* that combine them: sequence, alternation, counted repetition, members of which each
+comes at most once, and tables, which are automata over classes of characters (`text_table.py`).
+Nodes may refer to themselves through holes, so recursive schemas are nets too. A `NetBuilder`
+shares equal parts; `finish.finish` turns it into arrays.
 
 Nothing is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON.
 """
@@ -19,11 +20,12 @@ from typing import NewType, TypeAlias
 
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
 from lmprog.constraints.leaves import Edge, Leaf, LeafSource, leaf
+from lmprog.constraints.text_table import UnfinishedTable
 from lmprog.errors import GrammarError, UnsupportedSchema
 
 Node = NewType("Node", int)
 
-LEAF, SEQ, ALT, REPEAT, ONCE, PART = range(6)
+LEAF, SEQ, ALT, REPEAT, ONCE, PART, TABLE = range(7)
 """Finished nets have no PART: the root of another part stands in its place."""
 NO_LIMIT = NO_NODE = -1
 EMPTY, FAIL = Node(0), Node(1)
@@ -74,7 +76,7 @@ class NetBuilder:
             found = self._known[key] = self._new_node(kind, args)
         return found
 
-    def _new_node(self, kind: int, args: tuple[int, ...]) -> Node:
+    def _new_node(self, kind: int, args: Sequence[int]) -> Node:
         number = len(self.kinds)
         self.kinds.append(kind)
         self.num_args.append(len(args))
@@ -177,6 +179,10 @@ class NetBuilder:
         again = NO_NODE if of.again == FAIL else of.again
         head = (low, high, len(of.required), again, of.separator)
         return self._node(ONCE, (*head, *of.required, *optional))
+
+    def table(self, made: UnfinishedTable) -> Node:
+        self._count_states(len(made.final) * (made.low + 1))
+        return self._new_node(TABLE, made.args())
 
     def optional(self, item: Node) -> Node:
         return self.alt([item, EMPTY])

@@ -17,11 +17,11 @@ LONGEST_COVER = 12
 class Net:
     """A trimmed net as arrays, shared by the native automaton and the plain one.
 
-    Node n is (kind[n], args[n, 0:3]): LEAF (state), SEQ and ALT (offset and length in `items`),
-    REPEAT (child, low, high or -1), ONCE (offset in `items`, number of members, how many of them
-    are required). Of a ONCE, `items` has low, high or -1, the member that may come again or -1, the
-    separator, and the members: the required ones, then the others from the cheapest on. State q has
-    the edges edge_start[q]..edge_start[q + 1]. Costs are in tokens.
+    Node n is (kind[n], args[n, 0:3]): LEAF (state), SEQ, ALT and TABLE (offset and length in
+    `items`), REPEAT (child, low, high or -1), ONCE (offset in `items`, number of members, how many
+    of them are required). Of a ONCE, `items` has low, high or -1, the member that may come again or
+    -1, the separator, and the members: the required ones, then the others from the cheapest on.
+    State q has the edges edge_start[q]..edge_start[q + 1]. Costs are in tokens.
 
     From some states of leaves every content of a JSON string goes on. Their `string_state` is a
     state of the same leaf: a final one in which any content may follow, or one that is not final,

@@ -19,7 +19,7 @@ from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import MaskEngine
 
 _MAX_FORCED = 4096
-_MAX_ADVANCES = 1 << 15
+_MAX_ADVANCES = 1 << 13
 """Tokens whose next state is kept; about 500 bytes each, with the state."""
 _FEW_STATES = 1 << 12
 """From so many on, the weak references to states that are gone are looked for and dropped."""

@@ -2,15 +2,16 @@
 
 Used where a schema combines string constraints with "and" or "not". Characters are first
 partitioned into classes that no expression distinguishes. Then states (a set of partial derivatives
-per expression, and a length) are explored from the start, within a limit. Knows expressions; knows
-no bytes and no JSON.
+per expression) are explored from the start, within a limit: by the kernel where there is one, else
+here. Lengths are counted when the automaton is walked. Knows expressions; knows no bytes and no
+JSON.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
@@ -29,46 +30,17 @@ from lmprog.constraints.expression import (
     seq,
 )
 from lmprog.constraints.lower import Lowering
+from lmprog.constraints.native_texts import native_automaton
 from lmprog.constraints.net import FAIL, NetBuilder, Node
-from lmprog.constraints.text_nodes import (
-    MAX_STATES,
-    BoundedNodes,
-    TextAutomaton,
-    UnboundedNodes,
-    too_many_states,
-)
+from lmprog.constraints.text_nodes import MAX_STATES, TextAutomaton, table_node, too_many_states
+from lmprog.constraints.text_set import MAX_STEPS, Lower, TextSet
 
 _Terms = frozenset[int]
 """Numbers of expressions, one of which has to match the rest."""
 _State = tuple[int, tuple[_Terms, ...]]
 """The vertex of the excluded texts, and the terms."""
-MAX_STEPS = 1_000_000
-"""Derivatives that are asked for in one exploration, about half a second; more are refused."""
 _OFF = -1
 """No excluded text begins like this."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextSet:
-    """The texts that match all of `within`, none of `outside`, are not in `excluded`, and have
-    `low` to `high` characters (None: unbounded).
-    """
-
-    within: tuple[Expression, ...] = ()
-    outside: tuple[Expression, ...] = ()
-    low: int = 0
-    high: int | None = None
-    excluded: tuple[str, ...] = ()
-
-    def and_also(self, other: TextSet) -> TextSet:
-        highs = [high for high in (self.high, other.high) if high is not None]
-        return TextSet(
-            self.within + other.within,
-            self.outside + other.outside,
-            max(self.low, other.low),
-            min(highs) if highs else None,
-            tuple(dict.fromkeys(self.excluded + other.excluded)),
-        )
 
 
 def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
@@ -90,12 +62,14 @@ def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
             direct = _bounded(texts.within[0], texts.low, texts.high)
             if direct is not None:
                 return lowering.lower(direct)
-    exploration = _Exploration(texts, net.check)
-    automaton = exploration.automaton(lambda rest: lower_text_set(rest, net, lowering))
-    unbounded = UnboundedNodes(automaton, net, lowering)
-    if texts.low == 0 and texts.high is None:
-        return unbounded.node(0)
-    return BoundedNodes(automaton, (texts.low, texts.high), unbounded, net, lowering).node()
+
+    def lower(rest: TextSet) -> Node:
+        return lower_text_set(rest, net, lowering)
+
+    automaton = native_automaton(texts, net.check, lower)
+    if automaton is None:
+        automaton = plain_automaton(texts, net.check, lower)
+    return table_node(automaton, texts.low, texts.high, net, lowering)
 
 
 def contains(texts: TextSet, value: str) -> bool:
@@ -202,8 +176,15 @@ def char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
     return classes
 
 
+def plain_automaton(texts: TextSet, check: Check, lower: Lower) -> TextAutomaton:
+    """The automaton of a text set without its bounds on the length. `lower` makes the nodes of
+    simpler sets, where nothing more has to be explored.
+    """
+    return _Exploration(texts, check).automaton(lower)
+
+
 class _Exploration:
-    """Breadth first from the start, without length bounds. Dead states are trimmed with the net."""
+    """Breadth first from the start."""
 
     def __init__(self, texts: TextSet, check: Check) -> None:
         self._texts = texts
@@ -216,8 +197,7 @@ class _Exploration:
             _OFF: [[(chars, _OFF)] for chars in self._classes]
         }
 
-    def automaton(self, lower: Callable[[TextSet], Node]) -> TextAutomaton:
-        """`lower` makes the nodes of simpler sets, where nothing more has to be explored."""
+    def automaton(self, lower: Lower) -> TextAutomaton:
         # Partial derivatives of a required expression are followed one by one. Those of an excluded
         # expression are followed as one set, since any match excludes.
         number = self._terms.number
@@ -228,27 +208,28 @@ class _Exploration:
         start: _State = (0 if self._texts.excluded else _OFF, parts)
         known: dict[_State, int] = {start: 0}
         queue = [start]
-        out = TextAutomaton()
+        rests: dict[int, TextSet] = {}
+        final: list[bool] = []
+        edges: list[dict[int, list[CharSet]]] = []
         for state, (vertex, parts) in enumerate(queue):  # appended to while iterated
             self._check()
             rest = self._rest(vertex, parts)
+            following: dict[int, list[CharSet]] = {}
+            edges.append(following)
             if rest is not None:
-                out.rests[state] = lower(rest)
-                out.final.append(False)
-                out.edges.append({})
+                rests[state] = rest
+                final.append(False)
                 continue
             is_excluded = vertex != _OFF and self._trie.is_text[vertex]
-            out.final.append(not is_excluded and self._terms.accept(parts))
-            edges: dict[int, list[CharSet]] = {}
-            for following, chars in self._moves(vertex, parts):
-                number_of_it = known.setdefault(following, len(queue))
+            final.append(not is_excluded and self._terms.accept(parts))
+            for after, chars in self._moves(vertex, parts):
+                number_of_it = known.setdefault(after, len(queue))
                 if number_of_it == len(queue):
-                    queue.append(following)
+                    queue.append(after)
                     if number_of_it > MAX_STATES:
                         raise too_many_states()
-                edges.setdefault(number_of_it, []).append(chars)
-            out.edges.append({to: _united(tuple(pieces)) for to, pieces in edges.items()})
-        return out
+                following.setdefault(number_of_it, []).append(chars)
+        return _trimmed(final, edges, rests, lower)
 
     def _rest(self, vertex: int, parts: tuple[_Terms, ...]) -> TextSet | None:
         """What may follow, if that is simple: all texts but some, or those of one expression."""
@@ -271,6 +252,41 @@ class _Exploration:
             if self._terms.may_accept(after):
                 for piece, behind in pieces:
                     yield (behind, after), piece
+
+
+def _trimmed(
+    final: list[bool],
+    edges: list[dict[int, list[CharSet]]],
+    rests: dict[int, TextSet],
+    lower: Lower,
+) -> TextAutomaton:
+    """The states from which something can end."""
+    sources: list[list[int]] = [[] for _ in edges]
+    for state, of in enumerate(edges):
+        for to in of:
+            sources[to].append(state)
+    queue = [state for state, is_final in enumerate(final) if is_final or state in rests]
+    lives = set(queue)
+    for state in queue:  # appended to while iterated
+        more = [source for source in sources[state] if source not in lives]
+        lives.update(more)
+        queue += dict.fromkeys(more)
+    out = TextAutomaton()
+    if 0 not in lives:
+        return out
+    numbers = {state: number for number, state in enumerate(sorted(lives))}
+    labels: dict[CharSet, int] = {}
+    for state in numbers:
+        out.final.append(final[state])
+        for to, pieces in edges[state].items():
+            if to in lives:
+                out.targets.append(numbers[to])
+                label = _united(tuple(pieces))
+                out.labels.append(labels.setdefault(label, len(labels)))
+        out.starts.append(len(out.targets))
+    out.classes = list(labels)
+    out.rests = {numbers[state]: lower(rest) for state, rest in rests.items()}
+    return out
 
 
 @functools.lru_cache(maxsize=1024)

@@ -260,7 +260,6 @@ SLOW_SCHEMAS = {
     "conjunction": {"type": "string", "allOf": [{"pattern": f"a.{{{n}}}b"} for n in (9, 10, 11)]},
     "nested": {"oneOf": [{"properties": {f"p{i}": {"type": "string"}}} for i in range(14)]},
     "texts": {"enum": [f"{i} " * 30 for i in range(20_000)]},
-    "bounded": {"type": "string", "pattern": r"^(\w+ ){1,90}$", "maxLength": 300},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import weakref
+from array import array
 from dataclasses import fields
 from typing import Any
 
@@ -24,6 +25,7 @@ from lmprog.constraints.net_arrays import EVERY_BYTE, Alphabet, Net
 from lmprog.constraints.schema.build import SchemaBuilder, schema_node
 from lmprog.constraints.schema.schema_document import Document
 from lmprog.constraints.schema.shared_parts import SharedParts
+from lmprog.constraints.text_table import UnfinishedTable
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsatisfiableConstraint
 
@@ -37,7 +39,7 @@ def random_net(rng: random.Random, parts: list[NetPart]) -> tuple[NetBuilder, No
     holes = []
     for _ in range(rng.randint(1, 30)):
         some = rng.choices(nodes, k=rng.randint(0, 4))
-        match rng.randrange(8):
+        match rng.randrange(9):
             case 0 | 1:
                 made = net.text(bytes(rng.choices(b"abcdefghxyz0123 ", k=rng.randint(0, 30))))
             case 2:
@@ -55,6 +57,8 @@ def random_net(rng: random.Random, parts: list[NetPart]) -> tuple[NetBuilder, No
                 low = rng.randint(0, 3)
                 high = rng.choice([None, low, low + 5])
                 made = net.repeat(rng.choice(nodes), low, high)
+            case 7:
+                made = net.table(random_table(rng, net))
             case _:
                 made = net.hole()
                 holes.append(made)
@@ -62,6 +66,26 @@ def random_net(rng: random.Random, parts: list[NetPart]) -> tuple[NetBuilder, No
     for hole in holes:
         net.fill(hole, rng.choice(nodes))
     return net, rng.choice(nodes)
+
+
+def random_table(rng: random.Random, net: NetBuilder) -> UnfinishedTable:
+    """Some of its states are dead ends, some of its classes cannot be spelled with few bytes."""
+    size = rng.randint(1, 6)
+    ranges = [((low, low + rng.randint(0, 2)),) for low in rng.choices(range(97, 110), k=4)]
+    classes = [net.byte_strings(((one,),)) for one in ranges]
+    low, high = rng.choice([(0, None), (0, 7), (2, 2), (3, None), (1, 4)])
+    starts, targets, nodes = array("i", [0]), array("i"), array("i")
+    loops = array("i", [-1]) * size
+    final = bytearray(rng.choice([0, 0, 1]) for _ in range(size))
+    for state in range(size):
+        ends = low == 0 and high is None and rng.random() < 0.2
+        count = 1 if ends or (final[state] and rng.random() < 0.5) else rng.randint(0, 3)
+        targets.extend([-1] if ends else rng.choices(range(size), k=count))
+        nodes.extend([net.text(b"abc")] if ends else rng.choices(classes, k=count))
+        starts.append(len(targets))
+        if final[state] and count == 1 and targets[-1] == state:
+            loops[state] = net.repeat(Node(nodes[-1]), 0, None)
+    return UnfinishedTable(low, high, final, loops, starts, targets, nodes)
 
 
 def assert_twins(net: NetBuilder, root: Node, alphabet: Alphabet) -> None:

@@ -33,10 +33,12 @@ from lmprog.constraints.schema.literals import literal
 from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
 from lmprog.constraints.schema.object_parts import ObjectParts
 from lmprog.constraints.schema.objects import ObjectBuilder
+from lmprog.constraints.schema.plain import plain_object, referred
 from lmprog.constraints.schema.schema_document import Document, Json, Located
 from lmprog.constraints.schema.shared_parts import SharedParts, is_worth_sharing, name_of
 from lmprog.constraints.schema.strings import text_set
-from lmprog.constraints.textset import TextSet, lower_text_set
+from lmprog.constraints.text_set import TextSet
+from lmprog.constraints.textset import lower_text_set
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
 
 _MAX_DEPTH = 120
@@ -99,6 +101,7 @@ class SchemaBuilder:
         """The node of all values that every one of `schemas` accepts; text in brackets is at
         `depth` + 1.
         """
+        schemas = [referred(schema, self._document) for schema in schemas]
         if len(schemas) > 1:
             schemas = list({schema.path: schema for schema in schemas}.values())
         schemas = [schema for schema in schemas if schema.value is not True]
@@ -132,6 +135,8 @@ class SchemaBuilder:
         return node
 
     def _conjunction(self, schemas: Sequence[Located], depth: int) -> Node:
+        if len(schemas) == 1 and (plain := plain_object(schemas[0])) is not None:
+            return self._object(plain, depth)
         flats = self._expander.expand(schemas)
         if self._strict:
             return self._net.alt(self._flat(flat, depth) for flat in flats)
@@ -329,7 +334,7 @@ class SchemaBuilder:
                 out.append(texts)
             else:
                 out += [
-                    texts.and_also(_exactly(value))
+                    texts.and_also(TextSet((expression_of(value),)))
                     for value in flat.values
                     if isinstance(value, str)
                 ]
@@ -362,7 +367,3 @@ class SchemaBuilder:
                 found = False
             self._compared[key] = found
         return found
-
-
-def _exactly(value: str) -> TextSet:
-    return TextSet((expression_of(value),))

@@ -52,7 +52,7 @@ def weakly(method: Disjoint) -> Disjoint:
 
 
 @functools.lru_cache(maxsize=4096)
-def _sorted_keywords(*schema: str) -> tuple[str | None, list[str]]:
+def sorted_keywords(*schema: str) -> tuple[str | None, list[str]]:
     """The first keyword that is refused; the assertions in their order, one for each group."""
     refused = next((keyword for keyword in schema if keyword in _REFUSED), None)
     done: set[str] = set()
@@ -124,19 +124,19 @@ class Expander:
 
     def _keywords(self, at: Located, flats: list[Flat]) -> list[Flat]:
         schema = keywords_of(at)
-        if _APPLICATORS.keys().isdisjoint(schema):
+        if APPLICATORS.keys().isdisjoint(schema):
             return self._assertions(at, flats)
         # Properties are ordered as in the schema text: first those of keywords before `properties`.
         before = [*takewhile(lambda keyword: keyword != "properties", schema)]
         joined = [keyword for keyword in schema if keyword in _JOINED]
         first = [one for one in joined if one in before and "properties" in schema]
         after = [one for one in joined if one not in first]
-        others = [one for one in _APPLICATORS if one in schema and one not in _JOINED]
+        others = [one for one in APPLICATORS if one in schema and one not in _JOINED]
         for keyword in first:
-            flats = self._few(at, keyword, _APPLICATORS[keyword](self, at, flats))
+            flats = self._few(at, keyword, APPLICATORS[keyword](self, at, flats))
         flats = self._assertions(at, flats)
         for keyword in after + others:
-            flats = self._few(at, keyword, _APPLICATORS[keyword](self, at, flats))
+            flats = self._few(at, keyword, APPLICATORS[keyword](self, at, flats))
         return flats
 
     def _few(self, at: Located, keyword: str, flats: list[Flat]) -> list[Flat]:
@@ -149,7 +149,7 @@ class Expander:
 
     def _assertions(self, at: Located, flats: list[Flat]) -> list[Flat]:
         schema = keywords_of(at)
-        refused, asserted = _sorted_keywords(*schema)
+        refused, asserted = sorted_keywords(*schema)
         if refused is not None:
             raise refuse(at, refused, "this keyword is not supported")
         for keyword in asserted:
@@ -288,7 +288,7 @@ def _negated(schemas: list[Located | None]) -> bool:
     return any(located is not None and "\0not" in located.path for located in schemas)
 
 
-_APPLICATORS: dict[str, Callable[[Expander, Located, list[Flat]], list[Flat]]] = {
+APPLICATORS: dict[str, Callable[[Expander, Located, list[Flat]], list[Flat]]] = {
     "$ref": Expander._ref,
     "$dynamicRef": Expander._dynamic_ref,
     "allOf": Expander._all_of,

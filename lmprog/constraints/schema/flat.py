@@ -129,6 +129,11 @@ class Properties(NamedTuple):
     patterns: tuple[tuple[Sourced, Located], ...]
     additional: Located | None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no other property is allowed."""
+        return self.additional is not None and self.additional.value is False
+
 
 class Witness(NamedTuple):
     """Some member must have a name that `name` takes and a value that `value` takes. Negation asks

@@ -24,7 +24,7 @@ from lmprog.constraints.schema.flat import (
     StringFacet,
     Witness,
 )
-from lmprog.constraints.schema.schema_document import Json, Located
+from lmprog.constraints.schema.schema_document import Json, Located, escape
 from lmprog.errors import UnsupportedSchema
 
 NOT_PATTERN, NOT_VALUES, FRACTIONAL = "\0notPattern", "\0notValues", "\0fractional"
@@ -197,10 +197,11 @@ def properties_of(_: Json, at: Located) -> ObjectFacet:
     named = mapping(schema.get("properties", {}), at, "properties")
     patterns = mapping(schema.get("patternProperties", {}), at, "patternProperties")
     where = f"{at.path}/patternProperties"
+    within = f"{at.path}/properties/"
     return ObjectFacet(
         properties=(
             Properties(
-                tuple((name, at.child("properties", name)) for name in named),
+                tuple([(name, at.sibling(within + escape(name), named[name])) for name in named]),
                 tuple(
                     (Sourced(pattern, where), at.child("patternProperties", pattern))
                     for pattern in patterns
@@ -221,7 +222,7 @@ def _fault(value: Json, at: Located) -> ObjectFacet:
     return ObjectFacet(faults=(Fault(absent, named),), path=at.path)
 
 
-def _required(value: Json, at: Located) -> ObjectFacet:
+def required_of(value: Json, at: Located) -> ObjectFacet:
     if isinstance(value, bool):  # draft 3: a boolean inside the property's own schema
         raise refuse(at, "required", "a list of names is expected")
     return ObjectFacet(required=strings(value, at, "required"), path=at.path)
@@ -263,7 +264,7 @@ ASSERTIONS: dict[str, Keyword] = {
     "properties": _object(properties_of),
     "patternProperties": _object(properties_of),
     "additionalProperties": _object(properties_of),
-    "required": _object(_required),
+    "required": _object(required_of),
     "minProperties": _object(
         lambda v, at: ObjectFacet(low=count(v, at, "minProperties"), path=at.path)
     ),

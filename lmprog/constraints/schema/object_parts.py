@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.net import NetBuilder, Node
 from lmprog.constraints.schema.schema_document import Located
-from lmprog.constraints.textset import TextSet
+from lmprog.constraints.text_set import TextSet
 
 
 class Entry(NamedTuple):

@@ -7,11 +7,13 @@ how values are built.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
 from json.encoder import encode_basestring
 
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression
 from lmprog.constraints.net import EMPTY, FAIL, EachOnce, Node
 from lmprog.constraints.schema.conditions import (
@@ -19,16 +21,23 @@ from lmprog.constraints.schema.conditions import (
     FurtherMembers,
     without_faults,
 )
-from lmprog.constraints.schema.flat import ObjectFacet, Witness
+from lmprog.constraints.schema.flat import ObjectFacet, Sourced, Witness
 from lmprog.constraints.schema.object_parts import Entry, ObjectParts
 from lmprog.constraints.schema.schema_document import Located
 from lmprog.constraints.schema.strings import search_pattern
-from lmprog.constraints.textset import TextSet, contains, matches
+from lmprog.constraints.text_set import TextSet
+from lmprog.constraints.textset import contains, matches
 from lmprog.errors import UnsupportedSchema
 
 _MAX_PATTERNS = 5
 _MAX_COUNTED = 4000
 _MAX_WAYS = 256
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_like(pattern: Sourced, name: str, limits: CompileLimits) -> bool:
+    """Whether a name contains a match of a pattern."""
+    return matches(search_pattern(pattern, limits), name)
 
 
 class ObjectBuilder:
@@ -45,10 +54,14 @@ class ObjectBuilder:
         }
         self._by_name = [dict(group.named) for group in facet.properties]
         self._all_names = not facet.names
+        self._is_plain = len(facet.properties) == 1 and not self._patterns and not facet.names
+        """Whether one schema says all that is said about the properties, by their names."""
         self._names = parts.name_sets(facet.names) if facet.names else [TextSet()]
 
     def content(self) -> tuple[Node, bool]:
         """At least one member, separated by commas, and whether the object may be empty."""
+        if len(self._patterns) > _MAX_PATTERNS:  # before anything is built
+            raise self._refuse("patternProperties", f"more than {_MAX_PATTERNS} patterns")
         if self._facet.faults and self._parts.any_order:
             return self._alternatives()
         low, high = self._facet.low, self._facet.high
@@ -71,13 +84,15 @@ class ObjectBuilder:
         return UnsupportedSchema(f"{keyword} at {path}: {why}", keyword=keyword, path=path)
 
     def _schemas_of(self, name: str) -> list[Located]:
+        if self._is_plain and name in self._by_name[0]:
+            return [self._by_name[0][name]]
         out: list[Located] = []
         for group, named in zip(self._facet.properties, self._by_name, strict=True):
             own = [named[name]] if name in named else []
             own += [
                 located
                 for pattern, located in group.patterns
-                if matches(self._patterns[pattern.text], name)
+                if _is_like(pattern, name, self._parts.limits)
             ]
             out += own or ([group.additional] if group.additional is not None else [])
         return out
@@ -106,8 +121,8 @@ class ObjectBuilder:
         """One undeclared member, and a witness of each of `witnesses`. Each set of patterns that a
         name can match gets its own schemas.
         """
-        if len(self._patterns) > _MAX_PATTERNS:
-            raise self._refuse("patternProperties", f"more than {_MAX_PATTERNS} patterns")
+        if self._is_plain and self._facet.properties[0].is_closed and not witnesses:
+            return FAIL
         named = tuple(self._named())
         ways = []
         for chosen in range(1 << len(self._patterns)):
@@ -147,16 +162,14 @@ class ObjectBuilder:
         begin_at = next((i for i, entry in enumerate(entries) if entry.required), len(entries))
         for number in reversed(range(len(entries))):
             entry = entries[number]
-            member = self._member(entry)
+            name, value = self._member(entry)
             if number <= begin_at:
-                begun = net.seq([*member, following])
+                begun = net.seq([name, value, following])
                 first = begun if entry.required else net.alt([begun, first])
             if number == 0:
                 break
-            if entry.required:
-                following = net.seq([comma, *member, following])
-            else:
-                following = net.seq([net.optional(net.seq([comma, *member])), following])
+            more = net.seq([comma, name, value, following])
+            following = more if entry.required else net.alt([more, following])
         return first
 
     def _alternatives(self) -> tuple[Node, bool]:

@@ -11,7 +11,8 @@ from lmprog.constraints.pattern_sets import PatternDialect
 from lmprog.constraints.schema.flat import Sourced, StringFacet
 from lmprog.constraints.schema.formats import FORMATS
 from lmprog.constraints.schema.narrow_formats import COMPACT, LOOSE, sized
-from lmprog.constraints.textset import TextSet, lengths
+from lmprog.constraints.text_set import TextSet
+from lmprog.constraints.textset import lengths
 from lmprog.errors import GrammarError, UnsupportedSchema
 
 
