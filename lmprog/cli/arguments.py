@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     add_clients(commands, _positive)
     _add_top(commands)
     _add_replay(commands)
+    _add_trace(commands)
     _add_cache(commands)
     _add_constraint(commands)
     _add_sim(commands)
@@ -164,6 +165,12 @@ def _add_replay(commands: _Commands) -> None:
     replay.add_argument(
         "--model", help="folder of the run's model, for a runtime of its own (default: its name)"
     )
+
+
+def _add_trace(commands: _Commands) -> None:
+    trace = commands.add_parser("trace", help="where a traced program's time and tokens went")
+    trace.add_argument("file", metavar="FILE", help="what lmprog.tracing(FILE) wrote")
+    trace.add_argument("--html", metavar="PAGE", help="write one page instead, for a browser")
 
 
 def _add_cache(commands: _Commands) -> None:

@@ -123,5 +123,5 @@ def test_opentelemetry_has_a_span_of_each_run_and_call() -> None:
 
 
 def test_what_cannot_be_told_is_refused() -> None:
-    with pytest.raises(InvalidParameter), lmprog.tracing("here"):  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter), lmprog.tracing(3):  # type: ignore[arg-type]
         pass

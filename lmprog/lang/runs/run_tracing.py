@@ -10,9 +10,11 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.lang.runs.trace_file import TraceWriter
 from lmprog.lang.streaming.trace_events import TraceCallback, TraceEvent, callbacks
 
 if TYPE_CHECKING:
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def tracing(to: TraceCallback | TracerProvider | None = None) -> Iterator[None]:
+def tracing(to: TraceCallback | TracerProvider | str | Path | None = None) -> Iterator[None]:
     """Tells of every run that begins inside the block, and of its calls: `to` is a function of a
-    `TraceEvent`, or OpenTelemetry's tracer provider; without it, OpenTelemetry's global one.
+    `TraceEvent`, the path of a file that `lmprog trace` shows, or OpenTelemetry's tracer provider;
+    without it, OpenTelemetry's global one.
 
     Blocks nest, and all of their callbacks are told.
     """
@@ -38,11 +41,17 @@ def _callback(to: object) -> TraceCallback:
         return SpanMaker(to)
     if callable(to):
         return to
+    allowed, problem = "a function, the path of a file, or a tracer provider", ""
+    if isinstance(to, str | Path):
+        try:
+            return TraceWriter(Path(to).expanduser().absolute())
+        except OSError as error:
+            problem = f" ({error})"
     raise InvalidParameter(
-        f"tracing({to!r}) is not allowed; give a function, or a tracer provider",
+        f"tracing({to!r}) is not allowed; give {allowed}{problem}",
         name="to",
         value=repr(to),
-        allowed="a function, or a tracer provider",
+        allowed=allowed,
     )
 
 
