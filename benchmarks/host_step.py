@@ -25,7 +25,6 @@ from lmprog.runtime.engine.device.items import Tiling, plan_items
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,
@@ -34,6 +33,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
     StepResults,
 )
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.tokenizer import load_tokenizer
@@ -68,7 +68,9 @@ def decoding_loop(num_rows: int, max_tokens: int) -> Loop:
     """A loop in whose next steps `num_rows` streamed gens decode one token each."""
     tokenizer = load_tokenizer(Path(lmprog.__file__).parent / "nano")
     # so many pages that every program has a place, whatever it is expected to grow to
-    config = SchedulerConfig(num_pages=300 * num_rows + 1000, page_size=PAGE, max_rows=num_rows)
+    config = SchedulerConfig(
+        num_pages=300 * num_rows + 1000, page_size=PAGE, max_rows=num_rows, speculation="off"
+    )
     scheduler = Scheduler(config, CONTEXT)
     limits = CallLimits(tokenizer.vocab_size, scheduler.longest_sequence, scheduler.check_fits)
     calls = CallBuilder(tokenizer, limits, None, None, random.Random(0))

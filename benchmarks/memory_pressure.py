@@ -213,7 +213,7 @@ def chats(seed: int, answer: int, think: float, scale: float) -> list[Chat]:
     ]
 
 
-CONFIG = SchedulerConfig(page_size=PAGE)
+CONFIG = SchedulerConfig(page_size=PAGE, speculation="off")  # its texts repeat nothing
 UNLIMITED = replace(CONFIG, admission="unlimited")
 POLICIES = {
     "unlimited, fcfs": (replace(UNLIMITED, policy="fcfs"), 10**9, 0.0),

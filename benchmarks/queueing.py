@@ -122,7 +122,9 @@ def _text(dice: random.Random, count: int) -> list[int]:
 
 def policy_rows(count: int) -> Iterator[str]:
     """The table's rows: for each load and number of prefixes, all policies."""
-    config = SchedulerConfig(page_size=PAGE, num_pages=NUM_PAGES, admission="unlimited")
+    config = SchedulerConfig(
+        page_size=PAGE, num_pages=NUM_PAGES, admission="unlimited", speculation="off"
+    )
     for load in (0.7, 1.0, 1.5):
         for num_hot in (1, 8, 64):
             for policy, ageing in POLICIES:
@@ -153,7 +155,7 @@ def shares(num_programs: int) -> Iterator[str]:
     dice = random.Random(1)
     flood = [Request(0.0, "flood", _text(dice, 256), 32, "flood") for _ in range(num_programs)]
     small = [Request(0.5 * n, "small", _text(dice, 64), 8, "small") for n in range(1, 61)]
-    config = SchedulerConfig(page_size=PAGE, num_pages=NUM_PAGES)
+    config = SchedulerConfig(page_size=PAGE, num_pages=NUM_PAGES, speculation="off")
     for name, clients in (("shared fairly", True), ("as one client", False)):
         for request in [*flood, *small]:
             request.first_token = 0.0

@@ -10,6 +10,7 @@ from typing import Literal
 
 PolicyName = Literal["fcfs", "lpm", "dfs"]
 AdmissionName = Literal["programs", "unlimited"]
+SpeculationName = Literal["auto", "always", "off"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -40,6 +41,10 @@ class SchedulerConfig:
     next call fits; where they do not all fit, they evict each other's pages. With a second tier
     (`RuntimeConfig.kv_disk_mb`) that gives them back for little, programs is unlimited.
     """
+    speculation: SpeculationName = "auto"
+    """auto: where the end of a text stood before, what followed it is tried as several tokens of
+    one step, as long as that pays by measured acceptance and costs; texts are the same. always:
+    wherever it stood before. off: never."""
     share: bool = True
     """False switches the tree off (nothing is matched or kept): the plain twin that the cache is
     tested against.

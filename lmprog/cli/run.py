@@ -150,4 +150,6 @@ def _work(usage: wire.Usage) -> str:
     ]
     if usage.forced:
         parts.append(f"{usage.forced} of them forced")
+    if usage.drafted:
+        parts.append(f"{usage.drafted} drafted, {usage.accepted} of them right")
     return f"{'; '.join(parts)}; {usage.computed} computed"

@@ -26,7 +26,8 @@ def main(asked: SimulationRun, say: Callable[[str], object] = sys.stdout.write) 
     say(
         f"{total.worlds:,} worlds from seed {asked.seed}: {total.steps:,} checked steps, "
         f"{total.passes:,} of them with a forward pass, {total.calls:,} calls, "
-        f"{total.computed_tokens:,} tokens computed, {total.preemptions:,} preemptions "
+        f"{total.computed_tokens:,} tokens computed, "
+        f"{total.accepted_tokens:,} drafted ones accepted, {total.preemptions:,} preemptions "
         f"(a sequence lost its pages to others at most {total.most_preempted} times), {found}; "
         f"{total.steps / max(total.processor_seconds, 0.01):,.0f} steps per second of processor "
         f"time; last trace {total.last_trace}\n"

@@ -25,6 +25,8 @@ _SAMPLER = PlainSampler()
 class Expected:
     text: str
     finish: wire.FinishReason
+    num_tokens: int
+    """With those of the stop string."""
 
 
 def generated(prompt: str, op: wire.Generate, seed: int) -> Expected:
@@ -39,7 +41,7 @@ def generated(prompt: str, op: wire.Generate, seed: int) -> Expected:
         picked = _SAMPLER.sample(reference.logits()[None], (pick,), ()).samples[0]
         assert picked is not None
         if picked.token in LETTERS.eos_ids:
-            return Expected(text, "stop")
+            return Expected(text, "stop", len(text))
         text += LETTERS.token_text(picked.token)
         reference.append(picked.token)
         # One letter is one token, and none of the first `min_tokens` belongs to a stop.
@@ -49,8 +51,8 @@ def generated(prompt: str, op: wire.Generate, seed: int) -> Expected:
             if stop in text[sampling.min_tokens :]
         ]
         if ends:
-            return Expected(text[: min(ends)], "stop")
-    return Expected(text, "length")
+            return Expected(text[: min(ends)], "stop", len(text))
+    return Expected(text, "length", len(text))
 
 
 @lru_cache(64)

@@ -64,17 +64,21 @@ class ReplyChecks:
             self._check_kept(issued, prompt, reply)
             return
         assert len(reply.outputs) == op.sampling.n
+        num_tokens = 0
         for index, output in enumerate(reply.outputs):
             expected = oracle.generated(prompt, op, (op.sampling.seed or 0) + index)
             assert output.text == expected.text, (
                 f"call {op.call}[{index}]: {output.text!r} is not {expected.text!r}"
             )
             assert output.finish == expected.finish
+            num_tokens += expected.num_tokens
             assert oracle.LETTERS.decode(output.tokens) == output.text, "its tokens are its text"
             if op.stream:
                 assert issued.deltas.get(index, "") == output.text, "the deltas joined are the text"
         usage = reply.usage
         assert usage.prompt == len(prompt)
+        assert usage.generated == num_tokens, "no token is generated after the end"
+        assert usage.accepted <= usage.drafted
         assert 0 <= usage.cached <= usage.prompt
 
     def _check_kept(self, issued: IssuedCall, prompt: str, reply: wire.CallDone) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmprog import wire
-from lmprog.config import SchedulerConfig
+from lmprog.config import SchedulerConfig, SpeculationName
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.loop import Loop
@@ -24,6 +24,7 @@ from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.simulation.fake_engine import FakeEngine, Floats
 from lmprog.simulation.fake_store import FakeStore
+from lmprog.simulation.guessing import GuessingSource
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.reply_checks import ReplyChecks
@@ -52,6 +53,8 @@ class Scenario:
     """Chance per client and step that its programs think for some thirty steps."""
     seconds_per_look: float = 0.0
     """Time that passes whenever the runtime looks at its clock: messages then take time too."""
+    right_drafts: float = 0.0
+    """Chance that a drafted token is what the model finds likeliest."""
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -81,6 +84,13 @@ def draw(rng: random.Random) -> Scenario:
         pauses=rng.choice([0.0, 0.05]),
         seconds_per_look=rng.choice([0.0, 0.0, 0.0005]),
     )
+
+
+def with_drafts(scenario: Scenario, dice: random.Random) -> Scenario:
+    """Two in three with drafts: some mostly right, some never."""
+    speculation: SpeculationName = dice.choice(["off", "always", "auto"])
+    scheduler = replace(scenario.scheduler, speculation=speculation)
+    return replace(scenario, scheduler=scheduler, right_drafts=dice.choice([0.0, 0.5, 0.9, 1.0]))
 
 
 class SimChannel:
@@ -115,7 +125,8 @@ class World:
         self.seed = seed
         self._full_check_every = full_check_every
         self.rng = random.Random(seed)
-        self.scenario = scenario or draw(self.rng)
+        guessing = random.Random(f"drafts of {seed}")  # worlds without drafts stay as they were
+        self.scenario = scenario or with_drafts(draw(self.rng), guessing)
         self.now = 0.0
         self.steps = 0
         self.num_passes = 0
@@ -128,6 +139,9 @@ class World:
         self.store = FakeStore(self.engine, num_handles, dice, self.scenario.faults)
         self.scheduler = Scheduler(
             config, CONTEXT, clock=self.clock, store=self.store if num_handles else None
+        )
+        self.scheduler.drafting.source = GuessingSource(
+            tokenizer.vocab_size, guessing, self.scenario.right_drafts
         )
         limits = CallLimits(
             tokenizer.vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits

@@ -55,6 +55,8 @@ class WorldTally:
     """Steps with a forward pass; in the others messages were handled, loads awaited, or nothing."""
     calls: int = 0
     computed_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of drafted ones."""
     preemptions: int = 0
     most_preempted: int = 0
     processor_seconds: float = 0.0
@@ -67,6 +69,7 @@ class WorldTally:
         self.passes += world.num_passes
         self.calls += stats.calls
         self.computed_tokens += stats.computed_tokens
+        self.accepted_tokens += stats.accepted_tokens
         self.preemptions += stats.preemptions
         self.most_preempted = max(self.most_preempted, world.most_preemptions)
         self.last_trace = world.trace
@@ -78,6 +81,7 @@ class WorldTally:
         self.passes += other.passes
         self.calls += other.calls
         self.computed_tokens += other.computed_tokens
+        self.accepted_tokens += other.accepted_tokens
         self.preemptions += other.preemptions
         self.most_preempted = max(self.most_preempted, other.most_preempted)
         self.processor_seconds += other.processor_seconds

@@ -47,6 +47,9 @@ class Usage(Message, frozen=True):
     used, once for all its sequences, and from there on every token of each sequence but its last.
     For a gen that is `prompt - 1 + generated`. It is more where a sequence was preempted, or where
     several sequences computed chunks of one prompt side by side.
+
+    `drafted`: tokens that were guessed and tried as further tokens of a step. `accepted`: those of
+    them that were sampled; each saved a step. The others are not among `computed`.
     """
 
     prompt: int = 0
@@ -54,6 +57,8 @@ class Usage(Message, frozen=True):
     generated: int = 0
     forced: int = 0
     computed: int = 0
+    drafted: int = 0
+    accepted: int = 0
     preemptions: int = 0
     queued_ms: float = 0.0
     prefill_ms: float = 0.0

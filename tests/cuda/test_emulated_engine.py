@@ -24,9 +24,10 @@ from lmprog.runtime.engine.device.items import AttentionItems
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
 from lmprog.runtime.engine.selection import SelectedEngine, select_engine
-from lmprog.runtime.scheduling.generation import Scoring
+from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.wire import SamplingParams
 from tests.cuda.trees import Row, batch_of
+from tests.runtime.guesses import knowing
 from tests.runtime.rig import GREEDY, Rig
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -54,7 +55,8 @@ def prompts() -> list[list[int]]:
 
 
 def rig_for(device: str, preempt_every: int = 0, **changes: Any) -> Rig:
-    config = SchedulerConfig(**{"page_size": 16, "num_pages": 64, "token_budget": 128, **changes})
+    fields = {"page_size": 16, "num_pages": 64, "token_budget": 128, "speculation": "off"}
+    config = SchedulerConfig(**{**fields, **changes})
     made = selected(device, config.page_size)
     return Rig(config, 512, preempt_every, made.engine, made.sampler)
 
@@ -84,6 +86,7 @@ CASES = {
     "chunks of 7": ({"max_chunk": 7}, 10, 0),
     "preempted every third step": ({"max_chunk": 16}, 5, 3),
     "hardly any memory": ({"num_pages": 9}, 10, 0),
+    "drafts": ({"speculation": "always"}, 10, 0),
 }
 
 
@@ -92,11 +95,16 @@ CASES = {
 def test_the_answer_is_that_of_the_processor(case: str) -> None:
     changes, at_once, preempt_every = CASES[case]
     rig = rig_for("emulated", preempt_every, **changes)
+    rig.scheduler.drafting.source = knowing(alone(), 0.8)
     before = engine_of("emulated", rig.config.page_size).num_replays
     assert answers(rig, at_once) == alone()
     if preempt_every:
         assert rig.scheduler.stats.preemptions > 2
-    assert engine_of("emulated", rig.config.page_size).num_replays > before, "decoded by graphs"
+    if case == "drafts":
+        assert rig.scheduler.stats.accepted_tokens > 10, "steps with drafts are no graphs"
+    else:
+        num_replays = engine_of("emulated", rig.config.page_size).num_replays
+        assert num_replays > before, "decoded by graphs"
 
 
 def engine_of(device: str, page_size: int = 16) -> DeviceEngine:

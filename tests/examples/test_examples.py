@@ -26,6 +26,7 @@ from examples import (
     ask_again,
     async_programs,
     batch_progress,
+    drafted_extraction,
     extract_json,
     few_shot_select,
     fork_tips,
@@ -45,8 +46,8 @@ from lmprog.testing import Scripted
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
-    act_tools, approve, ask_again, async_programs, batch_progress, extract_json, few_shot_select,
-    fork_tips, hello, judge, multi_turn_chat, pattern_pieces,
+    act_tools, approve, ask_again, async_programs, batch_progress, drafted_extraction, extract_json,
+    few_shot_select, fork_tips, hello, judge, multi_turn_chat, pattern_pieces,
     plan_and_execute, react_tools, reflection, skeleton_of_thought, streaming, tree_of_thought,
     two_models,
 )  # fmt: skip
@@ -118,6 +119,15 @@ def test_one_call_fills_a_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert first == f"Mia lives in Oslo, and Tom has a {animal}."
     forced, generated = map(int, re.findall(r"\d+", second))
     assert 0 < forced < generated
+
+
+def test_drafts_save_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    run = drafted_extraction.person.run()
+    assert run.value == drafted_extraction.Person("Mia", 31, "Oslo")
+    assert run.usage.forced == 0
+    assert 0 < run.usage.accepted <= run.usage.drafted
+    generated, steps = map(int, re.findall(r"\d+", lines_of(drafted_extraction, capsys)[1]))
+    assert steps < generated / 2
 
 
 def test_calls_are_constrained_to_the_signatures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,8 +205,8 @@ CALL_MUTANTS = [
         "min_tokens is one too few",
         "generation",
         _SCHEDULING + "generation.py",
-        "is_early = self.generated < self.settings.sampling.min_tokens",
-        "is_early = self.generated + 1 < self.settings.sampling.min_tokens",
+        "is_early = self.generated + ahead < self.settings.sampling.min_tokens",
+        "is_early = self.generated + ahead + 1 < self.settings.sampling.min_tokens",
     ),
     Mutant(
         "random numbers do not move on",

@@ -10,7 +10,8 @@ ROOMS = {
     "tests/radix/test_radix_references.py tests/radix/test_radix_sequences.py",
     "scheduling": "tests/runtime/test_client_shares.py tests/runtime/test_admission_order.py "
     "tests/runtime/test_short_memory.py "
-    "tests/runtime/test_namespaces.py tests/runtime/test_scheduler.py",
+    "tests/runtime/test_namespaces.py tests/runtime/test_scheduler.py "
+    "tests/runtime/test_draft_worth.py tests/runtime/test_speculation.py",
     "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_forced_tokens.py "
     "tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
     "tests/runtime/test_streamed_logprobs.py tests/runtime/test_usage.py",

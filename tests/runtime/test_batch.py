@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lmprog.runtime.engine.batch import Batch, build_batch
-from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Plan, Row
+from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 
 NOBODY = Sequence(SequenceGroup(), array("i"), Scoring(1, ()))

@@ -15,6 +15,7 @@ from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.engine.torch_engine import TorchEngine
 from lmprog.wire import SamplingParams
+from tests.runtime.guesses import knowing
 from tests.runtime.rig import Rig
 
 NUM_PROMPTS = 32
@@ -72,7 +73,8 @@ def answers(rig: Rig, at_once: int) -> tuple[list[list[int]], list[float]]:
 
 
 def rig_for(attention: str, preempt_every: int = 0, **changes: Any) -> Rig:
-    config = SchedulerConfig(**{"page_size": 16, "num_pages": 256, **changes})
+    fields = {"page_size": 16, "num_pages": 256, "speculation": "off", **changes}
+    config = SchedulerConfig(**fields)
     engine = engines(config.page_size, attention)
     assert engine.num_pages >= config.num_pages
     return Rig(config, 512, preempt_every, engine, TorchSampler())
@@ -97,6 +99,8 @@ CASES = {
     "preempted every third step": ({"max_chunk": 16}, 8, 3),
     "preempted, pages of 1": ({"page_size": 1, "num_pages": 4096, "max_chunk": 16}, 8, 3),
     "hardly any memory": ({"num_pages": 14}, 32, 0),
+    "drafts": ({"speculation": "always"}, 32, 0),
+    "drafts, hardly any memory": ({"speculation": "always", "num_pages": 14}, 32, 0),
 }
 
 
@@ -105,8 +109,10 @@ CASES = {
 def test_the_answer_is_the_same(case: str, attention: str) -> None:
     changes, at_once, preempt_every = CASES[case]
     rig = rig_for(attention, preempt_every, **changes)
-    tokens, logprobs = answers(rig, at_once)
     expected, expected_logprobs = alone(attention)
+    rig.scheduler.drafting.source = knowing(expected, 0.8)
+    tokens, logprobs = answers(rig, at_once)
+    assert (rig.scheduler.stats.accepted_tokens > 100) == ("drafts" in case)
     assert tokens == expected
     assert max(abs(a - b) for a, b in zip(logprobs, expected_logprobs, strict=True)) < 1e-4
     if preempt_every:

@@ -23,7 +23,9 @@ def tokens(seed: int, count: int) -> list[int]:
 
 
 def config(**changes: object) -> SchedulerConfig:
-    return SchedulerConfig(**{"page_size": 4, "num_pages": 512, **changes})  # type: ignore[arg-type]
+    """Without drafts: what is computed is counted."""
+    fields = {"page_size": 4, "num_pages": 512, "speculation": "off", **changes}
+    return SchedulerConfig(**fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])

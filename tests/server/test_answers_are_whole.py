@@ -30,6 +30,8 @@ USAGE = wire.Usage(
     generated=307,
     forced=47,
     computed=701,
+    drafted=353,
+    accepted=241,
     preemptions=13,
     queued_ms=11.5,
     prefill_ms=12.5,
@@ -80,7 +82,7 @@ PARTS = {
     *("Chosen.call", "Chosen.index", "Chosen.options", "Chosen.usage"),
 }
 _TIMES = {"Usage.queued_ms", "Usage.prefill_ms", "Usage.decode_ms"}
-_WORK = {"Usage.forced", "Usage.computed", "Usage.preemptions"}
+_WORK = {"Usage.forced", "Usage.computed", "Usage.preemptions", "Usage.drafted", "Usage.accepted"}
 _SELECT = {name for name in SHOWN_AS if name.startswith(("Chosen", "ScoredChoice"))}
 _EXACT = {"Output.forced", "Output.seam", "Output.rest"}
 _OPENAIS = _TIMES | _WORK | _SELECT | _EXACT

@@ -33,7 +33,7 @@ MIRRORED = (
     "request_params_max_tokens iteration_tokens request_max_num_generation_tokens "
     "num_running_reqs num_queue_reqs token_usage num_used_tokens max_total_num_tokens "
     "num_retracted_requests gen_throughput cached_tokens num_requests num_so_requests "
-    "num_retractions"
+    "num_retractions spec_decode_num_draft_tokens spec_decode_num_accepted_tokens"
 )
 """Of vLLM and SGLang, with our prefix."""
 OURS = (

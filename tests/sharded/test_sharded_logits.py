@@ -13,12 +13,16 @@ import pytest
 import safetensors.torch
 import torch
 
+from lmprog.config import SchedulerConfig, SpeculationName
 from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.weights import expected
+from lmprog.runtime.engine.sampler import TorchSampler
 from tests.model.driver import Driver
-from tests.sharded.threaded_ranks import PAGE_SIZE, SEED, ThreadedRanks, Whole
+from tests.runtime.guesses import knowing
+from tests.runtime.rig import Rig
+from tests.sharded.threaded_ranks import NUM_PAGES, PAGE_SIZE, SEED, ThreadedRanks, Whole
 
 LLAMA = ModelShape(
     vocab_size=131,  # no multiple of any number of ranks
@@ -101,3 +105,18 @@ def test_a_step_that_wants_no_logits_gathers_none() -> None:
     ranks = ThreadedRanks(LLAMA, torch.float32, 2)
     Driver(ranks, PAGE_SIZE).greedy([[1] * 9], 1, chunk=4)
     assert [one.num_gathers for one in ranks.ranks] == [1, 1], "of three steps the last one"
+
+
+def test_ranks_compute_drafted_tokens_as_one_process_does() -> None:
+    """Each rank sees rows, some of them with several tokens and the logits of all."""
+    texts: list[list[list[int]]] = []
+    for engine in (Whole(LLAMA, torch.float64), ThreadedRanks(LLAMA, torch.float64, 2)):
+        mode: SpeculationName = "always" if texts else "off"
+        config = SchedulerConfig(page_size=PAGE_SIZE, num_pages=NUM_PAGES, speculation=mode)
+        rig = Rig(config, 256, engine=engine, sampler=TorchSampler())
+        rig.scheduler.drafting.source = knowing(texts[0] if texts else (), 0.8)
+        sequences = [rig.gen(prompt, 12) for prompt in prompts()]
+        rig.run()
+        texts.append([list(one.tokens) for one in sequences])
+    assert texts[1] == texts[0]
+    assert rig.scheduler.stats.accepted_tokens > 10

@@ -16,11 +16,18 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling import logits_requests, progress
+from lmprog.runtime.scheduling.drafting import Drafting
+from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.policy import AdmissionOrder
 from lmprog.runtime.scheduling.program_admission import ProgramAdmission
+from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
+from lmprog.runtime.text.stream import TextStream
 from lmprog.simulation.world_runs import FULL_CHECK_EVERY, Violation, run_world
 
 Patch = pytest.MonkeyPatch
@@ -164,6 +171,42 @@ def what_never_fits_is_accepted(patch: Patch) -> None:
     patch.setattr(Scheduler, "check_fits", lambda self, num_tokens, max_tokens: None)
 
 
+def wrong_drafts_count_as_computed(patch: Patch) -> None:
+    patch.setattr(Drafting, "settle", lambda self, plan, accepted: None)
+
+
+def pages_of_wrong_drafts_leak(patch: Patch) -> None:
+    def give_back(self: PageTables, sequence: Any) -> None:
+        del sequence.pages[max(-(-len(sequence.tokens) // self._page_size), sequence.shared) :]
+
+    patch.setattr(PageTables, "give_back", give_back)
+
+
+def wrong_drafts_are_followed(patch: Patch) -> None:
+    def follow(first: Progress, row: Row, drafted: Any, asked: Any, step: Any) -> Any:
+        if asked and not first.ended:
+            sequence = row.sequence
+            del sequence.tokens[row.end - len(drafted.tokens) :]
+            sequence.tokens.extend(drafted.tokens)
+        return original(first, row, drafted, asked, step)
+
+    original = progress._follow
+    patch.setattr(progress, "_follow", follow)
+
+
+def drafted_tokens_share_a_random_number(patch: Patch) -> None:
+    original = logits_requests._plain_request
+
+    def request(row: Row, task: Generation, logit: int, ahead: int = 0) -> SampleRequest:
+        return original(row, task, logit, ahead)._replace(step=task.steps)
+
+    patch.setattr(logits_requests, "_plain_request", request)
+
+
+def drafts_run_past_a_stop(patch: Patch) -> None:
+    patch.setattr(TextStream, "num_before_stop", lambda self, tokens: len(tokens))
+
+
 BUGS: list[Callable[[Patch], None]] = [
     a_shared_page_is_written,
     copies_are_forgotten,
@@ -183,6 +226,11 @@ BUGS: list[Callable[[Patch], None]] = [
     a_place_in_memory_goes_before_everything,
     all_results_of_n_have_one_seed,
     what_never_fits_is_accepted,
+    wrong_drafts_count_as_computed,
+    pages_of_wrong_drafts_leak,
+    wrong_drafts_are_followed,
+    drafted_tokens_share_a_random_number,
+    drafts_run_past_a_stop,
 ]
 
 

@@ -337,6 +337,8 @@ def _sum(a: wire.Usage, b: wire.Usage) -> wire.Usage:
         generated=a.generated + b.generated,
         forced=a.forced + b.forced,
         computed=a.computed + b.computed,
+        drafted=a.drafted + b.drafted,
+        accepted=a.accepted + b.accepted,
     )
 
 

@@ -95,7 +95,7 @@ class SpanMaker:
         if usage is not None:
             span.set_attribute("gen_ai.usage.input_tokens", usage.prompt)
             span.set_attribute("gen_ai.usage.output_tokens", usage.generated)
-            for name in ("cached", "computed", "forced"):
+            for name in ("cached", "computed", "forced", "drafted", "accepted"):
                 span.set_attribute(f"lmprog.{name}_tokens", getattr(usage, name))
         if event.error is not None:
             span.set_attribute("error.type", event.error)

@@ -153,10 +153,12 @@ def _result(gen: Gen[Any]) -> ShownPart:
 
 def work(usage: wire.Usage) -> str:
     """One line for a whole run."""
+    drafted = f"; {usage.drafted:,} drafted, {usage.accepted:,} of them right"
     return (
         f"{usage.prompt:,} prompt tokens, {usage.cached:,} of them cached; "
         f"{usage.generated:,} generated, "
         f"{usage.forced:,} of them forced; {usage.computed:,} computed"
+        f"{drafted if usage.drafted else ''}"
     )
 
 

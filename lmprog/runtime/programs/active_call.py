@@ -92,6 +92,8 @@ def usage_of(group: SequenceGroup) -> Usage:
         generated=sum(task.generated for task in tasks),
         forced=sum(task.forced for task in tasks),
         computed=group.computed,
+        drafted=group.drafted,
+        accepted=group.accepted,
         preemptions=group.preemptions,
         queued_ms=1e3 * (admitted - timing.submitted),
         prefill_ms=1e3 * (first - admitted),

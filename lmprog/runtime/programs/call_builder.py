@@ -25,8 +25,9 @@ from lmprog.runtime.programs.healing import Healer
 from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
-from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings, Scoring
+from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings
 from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGroup
 from lmprog.runtime.scheduling.token_rules import BannedSequences, TokenRules
 from lmprog.runtime.text.chunked_encoder import ChunkedEncoder
@@ -159,6 +160,10 @@ class CallBuilder:
             )
             for _ in range(sampling.n)
         ]
+        if sampling.stop or sampling.stop_regex:
+            for sequence, stream in zip(group.sequences, streams, strict=True):
+                assert isinstance(sequence.task, Generation)
+                sequence.task.num_before_stop = stream.num_before_stop
         selector = None
         if op.keep != "first":
             selector = ResultSelector(op.keep, sampling.n, settings.max_tokens + 1, judge=op.judge)
@@ -243,6 +248,7 @@ class CallBuilder:
         judging = SequenceGroup(group.priority, timing=group.timing, prompt_len=group.prompt_len)
         judging.computed, judging.computed_from = group.computed, group.computed_from
         judging.preemptions = group.preemptions
+        judging.drafted, judging.accepted = group.drafted, group.accepted
         judging.program, judging.client = group.program, group.client
         for index, found in selector.finished.items():
             judged = RuntimeBranch(branch.id, branch.salt)

@@ -23,9 +23,10 @@ from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.programs.select_scoring import choose, read_scores
-from lmprog.runtime.scheduling.generation import Generation, Scoring
+from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 
 

@@ -1,14 +1,14 @@
-"""The tasks of sequences: a generation samples tokens, a scoring reads log-probabilities of given
-ones.
+"""The task of a sequence that samples tokens: a cursor over immutable settings.
 
-Both are cursors over immutable settings. They know sampling parameters, constraints and token ids,
-and neither pages, text nor tensors. Stop strings need text and are found in `text.stops`.
+Knows sampling parameters, constraints and token ids, and neither pages, text nor tensors. Stop
+strings need text and are found in `text.stops`. The other task is a `scoring`.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from lmprog.constraints.constraint import NO_STATE, Constraint, MaskRow, State
@@ -73,6 +73,7 @@ class Generation:
         "is_cut",
         "is_plain",
         "logprobs",
+        "num_before_stop",
         "num_seam_tokens",
         "prompt_logprobs",
         "seam_bytes",
@@ -106,6 +107,9 @@ class Generation:
         """Tokens wholly inside the seam. They belong to the prompt, not to what is generated."""
         self.stop_prefix = b""
         """The bytes so far of a stop string that the constraint does not allow as content."""
+        self.num_before_stop: Callable[[Tokens[int]], int] | None = None
+        """How many of given tokens may follow before one completes a stop, which only their text
+        tells; None where it has none."""
         sampling = settings.sampling
         self._ends = frozenset((*settings.eos_ids, *sampling.stop_token_ids))
         self._bans = settings.eos_ids if sampling.ignore_eos else ()
@@ -124,6 +128,22 @@ class Generation:
             and not self.has_penalties
         )
         """Its tokens are sampled one by one, and nothing forces, masks or penalizes any."""
+
+    def copy(self) -> Generation:
+        """Another one in the same state, for tokens that may not come: without what is told of
+        those that came.
+        """
+        other = Generation.__new__(Generation)
+        other.settings, other.seed, other.steps = self.settings, self.seed, self.steps
+        other.generated, other.forced = self.generated, self.forced
+        other.finish, other.stopped_by, other.is_cut = self.finish, self.stopped_by, self.is_cut
+        other.guide, other.stop_prefix = self.guide, self.stop_prefix
+        other.seam_bytes, other.num_seam_tokens = self.seam_bytes, self.num_seam_tokens
+        other.forced_runs, other.logprobs, other.prompt_logprobs = [], [], []
+        other.num_before_stop = None
+        other._ends, other._bans, other._early_bans = self._ends, self._bans, self._early_bans
+        other.has_penalties, other.is_plain = self.has_penalties, self.is_plain
+        return other
 
     @property
     def prompt_len(self) -> int:
@@ -204,11 +224,12 @@ class Generation:
         """Tokens that may still be generated."""
         return self.settings.max_tokens - self.generated
 
-    def banned(self, tokens: array[int]) -> tuple[int, ...]:
+    def banned(self, tokens: array[int], ahead: int = 0) -> tuple[int, ...]:
         """Tokens that would end a generation that is still too short, or that must never end it;
-        and those that would complete a banned sequence. `tokens` are all so far.
+        and those that would complete a banned sequence. `tokens` are all so far; a plain generation
+        is asked for what holds so many tokens later.
         """
-        is_early = self.generated < self.settings.sampling.min_tokens
+        is_early = self.generated + ahead < self.settings.sampling.min_tokens
         ends = self._early_bans if is_early else self._bans
         rules = self.settings.rules
         if rules is None or rules.banned is None:
@@ -219,6 +240,10 @@ class Generation:
             rest = len(seam.text) - self.seam_bytes
             found = tuple(one for one in found if len(seam.pieces.bytes_of(one)) > rest)
         return ends + found
+
+    def is_end(self, token: int) -> bool:
+        """Whether `token` ends the generation, or is known to be banned."""
+        return token in self._ends or token in self._bans
 
     @property
     def may_end(self) -> bool:
@@ -330,24 +355,3 @@ class Generation:
     def _ended(self, reason: FinishReason) -> FinishReason:
         """The reason for an end that the text has come to, unless the budget brought it there."""
         return "length" if self.is_cut else reason
-
-
-class Scoring:
-    """Reads the log-probability of each of the sequence's tokens from position `first` on, given
-    all before it, and of each of `finals` as the token after the sequence's last.
-
-    Options of a select that differ only in their last token are one sequence with several finals.
-    """
-
-    __slots__ = ("final_logprobs", "finals", "first", "logprobs")
-
-    def __init__(self, first: int, finals: tuple[int, ...]) -> None:
-        assert first >= 1, "the first token of a text has no logits before it"
-        self.first = first
-        self.finals = finals
-        self.logprobs: list[ScoredToken] = []
-        self.final_logprobs: tuple[ScoredToken, ...] = ()
-
-    def logits_from(self, num_tokens: int) -> int:
-        """One position before the next token to score."""
-        return min(self.first - 1 + len(self.logprobs), num_tokens - 1)

@@ -6,13 +6,16 @@ knows no tensors.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
-from lmprog.runtime.scheduling.generation import Generation, Scoring
+from lmprog.runtime.scheduling.drafts import RowDraft
+from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
+from lmprog.runtime.scheduling.scoring import Scoring
 
 _NONE = range(0)
 
@@ -29,8 +32,11 @@ class LogitsRequests:
     """Per row: indices of its score requests. The first one scores the row's known tokens, if
     any."""
     unbounded_of: Mapping[int, int] = field(default_factory=dict)
-    """Index of a row's second sample request, under the mask that would hold with any number of
-    tokens left. Only rows have one whose mask is narrower because few are left."""
+    """By the index of a sample request: that of a second one, under the mask that would hold with
+    any number of tokens left. Only those have one whose mask is narrower because few are left."""
+    drafted_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By row: indices of the sample requests after each drafted token. Fewer than were drafted
+    where a constraint exceeded its limits: where that token is sampled, the next step says so."""
     failed: Mapping[int, LmprogError] = field(default_factory=dict)
     """Rows without a mask, because their constraint exceeded its limits. Only these calls fail."""
 
@@ -42,15 +48,22 @@ def collect_requests(plan: Plan) -> LogitsRequests:
     sample_of: list[int | None] = []
     scores_of: list[range] = []
     unbounded_of: dict[int, int] = {}
+    drafted_of: dict[int, tuple[int, ...]] = {}
     failed: dict[int, LmprogError] = {}
     first_logit = 0
     for index, row in enumerate(plan.rows):
         sequence, _, _, end, _, logits_from = row
         task, num_logits = sequence.task, end - logits_from
+        drafted = plan.drafts.get(index)
+        if drafted is not None:
+            end -= len(drafted.tokens)
         if isinstance(task, Generation) and task.is_plain and end == len(sequence.tokens):
+            last = first_logit + end - 1 - logits_from
             sample_of.append(len(samples))
             scores_of.append(_NONE)
-            samples.append(_plain_request(row, task, first_logit + num_logits - 1))
+            samples.append(_plain_request(row, task, last))
+            if drafted is not None:
+                drafted_of[index] = _add_drafted(samples, unbounded_of, row, drafted, last)
             first_logit += num_logits
             continue
         first_score = len(scores)
@@ -58,16 +71,14 @@ def collect_requests(plan: Plan) -> LogitsRequests:
         if num_logits:
             scores += _known_scores(row, first_logit)
             if end == len(sequence.tokens):
-                last = first_logit + num_logits - 1
+                last = first_logit + end - 1 - logits_from
                 if isinstance(task, Generation):
                     try:
-                        request = _sample_request(row, task, last)
-                        unbounded = task.mask_without_budget()
-                        samples.append(request)
-                        sample = len(samples) - 1
-                        if unbounded is not None:
-                            unbounded_of[index] = len(samples)
-                            samples.append(request._replace(mask=unbounded))
+                        sample = _add_sample(samples, unbounded_of, sequence.tokens, task, last)
+                        if drafted is not None:
+                            drafted_of[index] = _add_drafted(
+                                samples, unbounded_of, row, drafted, last
+                            )
                     except LmprogError as error:
                         failed[index] = error
                 else:
@@ -76,8 +87,58 @@ def collect_requests(plan: Plan) -> LogitsRequests:
         scores_of.append(range(first_score, len(scores)))
         first_logit += num_logits
     return LogitsRequests(
-        tuple(samples), tuple(scores), tuple(sample_of), tuple(scores_of), unbounded_of, failed
+        tuple(samples),
+        tuple(scores),
+        tuple(sample_of),
+        tuple(scores_of),
+        unbounded_of,
+        drafted_of,
+        failed,
     )
+
+
+def _add_sample(
+    samples: list[SampleRequest],
+    unbounded_of: dict[int, int],
+    tokens: array[int],
+    task: Generation,
+    logit: int,
+) -> int:
+    """Adds the request for the token after `tokens`, and a second one where the mask is narrow;
+    returns the first one's index. May raise what a mask raises, and then adds nothing.
+    """
+    request = _sample_request(tokens, task, logit)
+    unbounded = task.mask_without_budget()
+    index = len(samples)
+    samples.append(request)
+    if unbounded is not None:
+        unbounded_of[index] = len(samples)
+        samples.append(request._replace(mask=unbounded))
+    return index
+
+
+def _add_drafted(
+    samples: list[SampleRequest],
+    unbounded_of: dict[int, int],
+    row: Row,
+    drafted: RowDraft,
+    logit: int,
+) -> tuple[int, ...]:
+    """Adds the requests after each drafted token of `row`, whose last known one has `logit`."""
+    task, first, count = row.sequence.task, len(samples), len(drafted.lengths)
+    if isinstance(task, Generation) and task.is_plain:
+        samples += [_plain_request(row, task, logit + at, at) for at in range(1, count + 1)]
+        return tuple(range(first, first + count))
+    found: list[int] = []
+    tokens, end = row.sequence.tokens[:], 0
+    for length, ahead in zip(drafted.lengths, drafted.aheads, strict=True):
+        tokens.extend(drafted.tokens[end : end + length])
+        end += length
+        try:
+            found.append(_add_sample(samples, unbounded_of, tokens, ahead, logit + end))
+        except LmprogError:
+            break
+    return tuple(found)
 
 
 def known_targets(row: Row) -> tuple[int, ...]:
@@ -91,9 +152,10 @@ def known_targets(row: Row) -> tuple[int, ...]:
     return tuple(tokens[row.logits_from + 1 : end])
 
 
-def _plain_request(row: Row, task: Generation, logit: int) -> SampleRequest:
-    banned = task.banned(row.sequence.tokens)
-    return SampleRequest(logit, task.settings.sampling, task.seed, task.steps, (), (), banned)
+def _plain_request(row: Row, task: Generation, logit: int, ahead: int = 0) -> SampleRequest:
+    """`ahead` tokens after the known ones."""
+    banned, step = task.banned(row.sequence.tokens, ahead), task.steps + ahead
+    return SampleRequest(logit, task.settings.sampling, task.seed, step, (), (), banned)
 
 
 def _known_scores(row: Row, logit: int) -> list[ScoreRequest]:
@@ -105,8 +167,8 @@ def _known_scores(row: Row, logit: int) -> list[ScoreRequest]:
     return [ScoreRequest(logit, targets, top)]
 
 
-def _sample_request(row: Row, task: Generation, logit: int) -> SampleRequest:
-    sampling, tokens = task.settings.sampling, row.sequence.tokens
+def _sample_request(tokens: array[int], task: Generation, logit: int) -> SampleRequest:
+    sampling = task.settings.sampling
     needs_history = task.has_penalties
     return SampleRequest(
         logit=logit,

@@ -140,6 +140,27 @@ class PageTables:
             return None
         return Row(sequence, sequence.tokens[start:end], start, end, pages[:], start)
 
+    def pages_after(self, row: Row, count: int) -> int:
+        """The free pages that `lengthen` takes for `count` more tokens."""
+        return max(0, -(-(row.end + count) // self._page_size) - len(row.sequence.pages))
+
+    def lengthen(self, row: Row, drafted: array[int]) -> Row:
+        """`row` with drafted tokens after its own, in pages of the sequence's own. `pages_after`
+        pages must be free.
+        """
+        sequence = row.sequence
+        taken = self._pages.allocate(self.pages_after(row, len(drafted)))
+        assert taken is not None, "drafts take only pages that are free"
+        sequence.pages.extend(taken)
+        tokens, end = row.tokens + drafted, row.end + len(drafted)
+        return row._replace(tokens=tokens, end=end, pages=sequence.pages[:])
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Frees the pages behind the known tokens, which drafts needed that were wrong."""
+        end = max(-(-len(sequence.tokens) // self._page_size), sequence.shared)
+        self._pages.free(sequence.pages[end:])
+        del sequence.pages[end:]
+
     def release(self, sequence: Sequence, *, pin: bool) -> Node | None:
         """The sequence ends or is preempted: what it computed enters the tree, other pages are
         freed.

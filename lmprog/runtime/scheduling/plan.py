@@ -9,9 +9,11 @@ into flat arrays, and the scheduler takes it back with the sampled tokens. Integ
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lmprog.runtime.scheduling.drafts import RowDraft
 from lmprog.runtime.scheduling.sequence import Sequence
 
 
@@ -71,6 +73,8 @@ class Plan:
     rows: tuple[Row, ...] = ()
     copies: tuple[Copy, ...] = ()
     mirrors: tuple[Mirror, ...] = ()
+    drafts: Mapping[int, RowDraft] = field(default_factory=dict)
+    """By row: what its last tokens are, if they are not known but drafted."""
 
     @property
     def num_tokens(self) -> int:

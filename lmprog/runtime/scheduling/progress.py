@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lmprog.errors import LmprogError, ModelError
+from lmprog.runtime.scheduling.drafts import RowDraft
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, known_targets
 from lmprog.runtime.scheduling.plan import Plan, Row
@@ -26,26 +27,66 @@ class Progress(NamedTuple):
     """Its logits were not finite: nothing that it computed or found may be used again."""
 
 
-def apply_results(
-    plan: Plan, requests: LogitsRequests, results: StepResults
-) -> tuple[list[Progress], int]:
-    """Applies the results of each row to its sequence's task. Returns the progress row by row, and
-    how many tokens were generated."""
+class Applied(NamedTuple):
+    """What a step brought."""
+
+    progress: list[Progress]
+    """Row by row."""
+    num_generated: int
+    accepted: dict[int, int]
+    """By row: how many of its drafted tokens were sampled."""
+
+
+def apply_results(plan: Plan, requests: LogitsRequests, results: StepResults) -> Applied:
+    """Applies the results of each row to its sequence's task."""
     progress: list[Progress] = []
+    accepted: dict[int, int] = {}
     num_generated = 0
-    samples, sample_of = results.samples, requests.sample_of
+    samples, sample_of, drafted_of = results.samples, requests.sample_of, requests.drafted_of
     for index, row in enumerate(plan.rows):
         sequence, asked = row[0], sample_of[index]
         task, sampled = sequence.task, None if asked is None else samples[asked]
+        generated = task.generated if isinstance(task, Generation) else 0
         if sampled is not None and isinstance(task, Generation) and task.is_plain:
-            generated = task.generated
-            progress.append(_accept(sequence, task, sampled))
-            num_generated += task.generated - generated
+            one = _accept(sequence, task, sampled)
         else:
-            generated = sequence.num_generated
-            progress.append(_apply(row, index, requests, results))
-            num_generated += sequence.num_generated - generated
-    return progress, num_generated
+            one = _apply(row, index, requests, results)
+        if index in drafted_of:
+            one, accepted[index] = _follow(
+                one, row, plan.drafts[index], drafted_of[index], (requests, results)
+            )
+        progress.append(one)
+        num_generated += task.generated - generated if isinstance(task, Generation) else 0
+    return Applied(progress, num_generated, accepted)
+
+
+def _follow(
+    first: Progress,
+    row: Row,
+    drafted: RowDraft,
+    asked: tuple[int, ...],
+    step: tuple[LogitsRequests, StepResults],
+) -> tuple[Progress, int]:
+    """Goes on from the token after the known ones, as long as what is sampled was drafted: so long
+    the next logits are right. `asked` are the sample requests after each drafted token.
+
+    Returns the row's progress and how many drafted tokens were sampled.
+    """
+    sequence, task, progress, end = row.sequence, row.sequence.task, first, 0
+    assert isinstance(task, Generation)
+    begin = row.end - len(drafted.tokens)
+    for count, at in enumerate(asked):
+        first_of_piece, end = end, end + drafted.lengths[count]
+        piece = drafted.tokens[first_of_piece:end]
+        if progress.ended or sequence.tokens[begin + first_of_piece :] != piece:
+            return progress, count
+        sampled = step[1].samples[at]
+        if sampled is None:
+            return Progress(sequence, ended=True, error=_not_finite(row), not_finite=True), count
+        task.is_cut = task.is_cut or _is_cut(at, *step)
+        one = _accept(sequence, task, sampled)
+        progress = one._replace(added=progress.added + one.added)
+    return progress, len(asked)
 
 
 def _apply(row: Row, index: int, requests: LogitsRequests, results: StepResults) -> Progress:
@@ -62,7 +103,7 @@ def _apply(row: Row, index: int, requests: LogitsRequests, results: StepResults)
             return Progress(sequence, ended=True, error=requests.failed[index])
         if sampled is None:
             return Progress(sequence)
-        task.is_cut = task.is_cut or _is_cut(index, requests, results)
+        task.is_cut = task.is_cut or (asked is not None and _is_cut(asked, requests, results))
         return _accept(sequence, task, sampled)
     num_known = len(known_targets(row))
     task.logprobs += scored[:num_known]
@@ -72,10 +113,10 @@ def _apply(row: Row, index: int, requests: LogitsRequests, results: StepResults)
     return Progress(sequence, ended=True)
 
 
-def _is_cut(index: int, requests: LogitsRequests, results: StepResults) -> bool:
-    """Whether a row's second sample, which any number of tokens might follow, does not fit."""
-    asked, unbounded = requests.sample_of[index], requests.unbounded_of.get(index)
-    if asked is None or unbounded is None:
+def _is_cut(asked: int, requests: LogitsRequests, results: StepResults) -> bool:
+    """Whether a sample's second one, which any number of tokens might follow, does not fit."""
+    unbounded = requests.unbounded_of.get(asked)
+    if unbounded is None:
         return False
     mask, wanted = requests.samples[asked].mask, results.samples[unbounded]
     return mask is not None and wanted is not None and not mask.allows(wanted.token)

@@ -24,6 +24,7 @@ from lmprog.errors import ContextOverflow, LmprogError, Overloaded
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.active_programs import ActivePrograms
 from lmprog.runtime.scheduling.client_shares import ClientShares
+from lmprog.runtime.scheduling.drafting import Drafting
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.pins import Pins
@@ -79,6 +80,7 @@ class Scheduler:
             config, self.pages, self.tree, self.tables, self.pins, self.stats, self.tier
         )
         self._admission = ProgramAdmission(memory, self.waiting, self.programs, self.shares)
+        self.drafting = Drafting(memory)
         self.running: list[Sequence] = []
         """In the order of first admission."""
         self.step = 0
@@ -210,7 +212,8 @@ class Scheduler:
                 break
             self._admit(admitted)
             budget -= self._extend(admitted, budget, rows)
-        plan = Plan(tuple(rows), *self.tables.finish())
+        drafts = self.drafting.add(rows, budget)
+        plan = Plan(tuple(rows), *self.tables.finish(), drafts)
         self._work += 1.0 + plan.num_tokens
         self.stats.see_plan(
             plan, len(self.running), len(self.waiting), self.config.num_pages - self.pages.num_free
@@ -230,8 +233,10 @@ class Scheduler:
             group.count_computed(sequence, start, count)
         for client, num_tokens in served.items():
             self.shares.serve(client, num_tokens)
-        progress, num_generated = apply_results(plan, requests, results)
+        progress, num_generated, accepted = apply_results(plan, requests, results)
         self.stats.generated_tokens += num_generated
+        self.drafting.settle(plan, accepted)
+        self.drafting.observe(plan, self._clock() - self._step_began)
         failed = [one for one in progress if one.error is not None]
         for one in failed:
             if one.not_finite:

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
-from lmprog.runtime.scheduling.generation import Generation, Scoring
+from lmprog.runtime.scheduling.draft_worth import AT_FIRST
+from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import SHARED_NAMESPACE, Namespace
+from lmprog.runtime.scheduling.scoring import Scoring
 
 
 class SequenceState(enum.Enum):
@@ -52,6 +54,10 @@ class SequenceGroup:
     prompt_len: int = 0
     computed: int = 0
     """Tokens of its sequences that went through the model, with those computed again."""
+    drafted: int = 0
+    """Tokens that were guessed, and computed for the case that they are sampled."""
+    accepted: int = 0
+    """Of these, what was sampled."""
     computed_from: int | None = None
     """Lowest position of the prompt that was computed; None where none was."""
     preemptions: int = 0
@@ -82,6 +88,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "acceptance",
         "admission_order",
         "arrival",
         "computed",
@@ -151,6 +158,8 @@ class Sequence:
         """How many it has waited for."""
         self.sweep = 0
         """dfs: number of the sweep that it belongs to."""
+        self.acceptance = AT_FIRST
+        """The chance that its next drafted token is right."""
         self.error: LmprogError | None = None
 
     @property

@@ -47,13 +47,17 @@ class Stats:
     rows: int = 0
     computed_tokens: int = 0
     prefill_tokens: int = 0
-    """Computed in rows of more than one token."""
+    """Computed in rows of more than one token, drafted ones left out."""
     cached_tokens: int = 0
     """Prompt tokens found in the tree at a sequence's first admission."""
     looked_up_tokens: int = 0
     """Prompt tokens looked up at first admissions."""
     generated_tokens: int = 0
     forced_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guessed, computed in one step with the token before them, and sampled."""
+    accepted_tokens: int = 0
+    """Of these, what was sampled too."""
     calls: int = 0
     calls_done: int = 0
     calls_failed: int = 0
@@ -97,7 +101,10 @@ class Stats:
         if num_rows:
             self.step_tokens.see(num_tokens)
         if num_tokens > num_rows:
-            self.prefill_tokens += sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
+            known = [row.num_tokens for row in plan.rows]
+            for index, drafted in plan.drafts.items():
+                known[index] -= len(drafted.tokens)
+            self.prefill_tokens += sum(count for count in known if count > 1)
         self.copied_slots += len(plan.copies)
         self.mirrored_slots += len(plan.mirrors)
         self.peak_running = max(self.peak_running, running)

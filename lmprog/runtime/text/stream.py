@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import codecs
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lmprog.runtime.text.stops import StopWatch, watch_regex, watch_strings
@@ -230,6 +230,15 @@ class TextStream:
         """Whole characters of the first `count` tokens."""
         borders = self._borders[:count]
         return next((border for border in reversed(borders) if border >= 0), 0)
+
+    def num_before_stop(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` might be pushed before one completes a stop."""
+        other = self.copy()
+        for count, token in enumerate(tokens):
+            other.push(token)
+            if other.is_stopped:
+                return count
+        return len(tokens)
 
     def copy(self) -> TextStream:
         """An independent stream that has read the same tokens."""

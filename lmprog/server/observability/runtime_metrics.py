@@ -140,6 +140,14 @@ COUNTERS = (
     RuntimeCounter(
         "forced_tokens", "Tokens forced by a constraint: it allowed no other.", "forced_tokens"
     ),
+    RuntimeCounter(
+        "spec_decode_num_draft_tokens",
+        "Tokens guessed, and tried as further tokens of a step.",
+        "drafted_tokens",
+    ),
+    RuntimeCounter(
+        "spec_decode_num_accepted_tokens", "Of them: sampled; each saved a step.", "accepted_tokens"
+    ),
     RuntimeCounter("num_preemptions", "Preemptions of running results.", "preemptions"),
     RuntimeCounter(
         "num_retracted_requests", "SGLang's name of num_preemptions_total.", "preemptions"

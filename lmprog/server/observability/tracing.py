@@ -168,6 +168,8 @@ class OtelTraces:
                 "lmprog.generated_tokens": usage.generated,
                 "lmprog.forced_tokens": usage.forced,
                 "lmprog.computed_tokens": usage.computed,
+                "lmprog.drafted_tokens": usage.drafted,
+                "lmprog.accepted_tokens": usage.accepted,
                 "lmprog.preemptions": usage.preemptions,
                 "lmprog.queued_ms": usage.queued_ms,
                 "lmprog.prefill_ms": usage.prefill_ms,

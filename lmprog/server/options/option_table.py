@@ -115,6 +115,8 @@ _HELP: Mapping[str, str] = {
     "depth first",
     "ageing": "seconds of waiting that a level of priority or a cached context is worth",
     "admission": "who gets memory: as many programs as fit until they end, or all",
+    "speculation": "try text that stood before as several tokens of one step: where it pays, "
+    "always, off; the texts are the same",
     "share": "enable prefix caching",
 }
 

@@ -13,7 +13,7 @@ from lmprog.errors import from_wire
 from lmprog.server.http.http_errors import problem_of
 from lmprog.server.programs.translation import NamedCall
 
-TOKENS = ("prompt", "cached", "generated", "forced", "computed")
+TOKENS = ("prompt", "cached", "generated", "forced", "computed", "drafted", "accepted")
 """Fields of `wire.Usage` that count tokens; here their names end in `_tokens`."""
 NAMES = {
     name: f"{name}_tokens" if name in TOKENS else name for name in wire.Usage.__struct_fields__

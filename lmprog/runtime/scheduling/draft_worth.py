@@ -1,0 +1,87 @@
+"""How many tokens are worth drafting: by how often a sequence's drafts were right, and by what
+drafted tokens cost on this machine, both measured while running.
+
+Knows counts and seconds; has no clock of its own.
+"""
+
+from __future__ import annotations
+
+MOST = 16
+"""Tokens drafted at a time."""
+AT_FIRST = 0.6
+"""Chance that a drafted token is right, before any was tried."""
+LESSON = 0.25
+"""Of a chance, what one drafted token's outcome makes."""
+FORGOTTEN = 1 / 64
+"""Of the distance to `AT_FIRST`, what a step without a draft goes back, to be tried again."""
+FIRST_RATIO = 0.25
+"""What a drafted token costs as a part of a row, before any was measured."""
+NEWEST = 0.2
+"""Of a measured time or ratio, what the newest step makes."""
+DOUBT = 1 / 256
+"""Of the distance to `FIRST_RATIO`, what a step without drafts goes back, to be measured again."""
+OUTLIER = 4.0
+"""A step that took so many times what it should is taken for one that took that."""
+COMPARED = 16
+"""After so many steps with drafts one is made without, to compare with."""
+
+
+def after_draft(chance: float, num_accepted: int, num_drafted: int) -> float:
+    """The chance that a sequence's next drafted token is right, now that the first `num_accepted`
+    of so many were; of those after the first wrong one nothing is known.
+    """
+    chance = 1.0 - (1.0 - chance) * (1.0 - LESSON) ** num_accepted
+    return chance if num_accepted == num_drafted else chance * (1.0 - LESSON)
+
+
+def most_worth(chance: float, least: float) -> int:
+    """How many tokens to draft, each right with `chance` if those before it are, where at least
+    `least` is worth it.
+    """
+    count, gain = 0, chance
+    while count < MOST and gain >= least:
+        count += 1
+        gain *= chance
+    return count
+
+
+class DraftCosts:
+    """What a drafted token costs, as a part of what a row of one token does.
+
+    A right token saves its sequence a row of a later step; so one that is right with a chance of at
+    least the ratio is worth it. Its cost is how much longer a step with drafts lasts than one of as
+    many rows without. Ratios are kept by about the number of rows, which share what is fixed.
+    """
+
+    def __init__(self) -> None:
+        self._plain: dict[int, float] = {}
+        """By the number of rows: seconds of a step without drafts."""
+        self._ratios: dict[int, float] = {}
+        self._since_plain = 0
+
+    def ratio(self, num_rows: int) -> float:
+        """For steps of about so many rows."""
+        return self._ratios.get(num_rows.bit_length(), FIRST_RATIO)
+
+    def needs_plain(self, num_rows: int) -> bool:
+        """Whether the next step, of so many rows, is wanted without drafts."""
+        return self._since_plain >= COMPARED or num_rows not in self._plain
+
+    def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+        """A step of rows of one known token each, and so many drafted ones, lasted so long."""
+        size, ratio = num_rows.bit_length(), self.ratio(num_rows)
+        plain = self._plain.get(num_rows)
+        if not num_drafted:
+            self._since_plain = 0
+            if plain is not None:
+                seconds = plain + (min(seconds, OUTLIER * plain) - plain) * NEWEST
+            self._plain[num_rows] = seconds
+            self._ratios[size] = ratio + (FIRST_RATIO - ratio) * DOUBT
+            return
+        self._since_plain += 1
+        if plain is None or plain <= 0.0:
+            return
+        row = plain / num_rows
+        more = min(seconds, OUTLIER * (plain + num_drafted * row)) - plain
+        found = min(1.0, max(0.0, more / num_drafted / row))
+        self._ratios[size] = ratio + (found - ratio) * NEWEST

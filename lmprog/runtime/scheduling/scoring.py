@@ -1,0 +1,29 @@
+"""The task of a sequence whose tokens are given: their log-probabilities are read.
+
+Knows token ids; knows neither pages, text nor tensors.
+"""
+
+from __future__ import annotations
+
+from lmprog.runtime.scheduling.generation import ScoredToken
+
+
+class Scoring:
+    """Reads the log-probability of each of the sequence's tokens from position `first` on, given
+    all before it, and of each of `finals` as the token after the sequence's last.
+
+    Options of a select that differ only in their last token are one sequence with several finals.
+    """
+
+    __slots__ = ("final_logprobs", "finals", "first", "logprobs")
+
+    def __init__(self, first: int, finals: tuple[int, ...]) -> None:
+        assert first >= 1, "the first token of a text has no logits before it"
+        self.first = first
+        self.finals = finals
+        self.logprobs: list[ScoredToken] = []
+        self.final_logprobs: tuple[ScoredToken, ...] = ()
+
+    def logits_from(self, num_tokens: int) -> int:
+        """One position before the next token to score."""
+        return min(self.first - 1 + len(self.logprobs), num_tokens - 1)

@@ -1,0 +1,74 @@
+"""Planted bugs in drafts: what is tried, what of it is believed, and whether it pays."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+_SCHEDULING = "runtime/scheduling/"
+
+DRAFT_MUTANTS = [
+    Mutant(
+        "wrong drafts count as computed",
+        "scheduling",
+        _SCHEDULING + "drafting.py",
+        "            sequence.computed -= num_wrong\n",
+        "",
+    ),
+    Mutant(
+        "pages of wrong drafts leak",
+        "scheduling",
+        _SCHEDULING + "page_tables.py",
+        "        self._pages.free(sequence.pages[end:])\n        del",
+        "        del",
+    ),
+    Mutant(
+        "drafts take more than a step may have",
+        "scheduling",
+        _SCHEDULING + "drafting.py",
+        "                budget -= len(drafted.tokens)\n",
+        "",
+    ),
+    Mutant(
+        "drafts in pages of the tree",
+        "scheduling",
+        _SCHEDULING + "drafting.py",
+        "            and sequence.shared * self._memory.config.page_size <= row.start\n",
+        "",
+    ),
+    Mutant(
+        "what follows a wrong draft is believed",
+        "scheduling",
+        _SCHEDULING + "progress.py",
+        "        if progress.ended or sequence.tokens[begin + first_of_piece :] != piece:",
+        "        if progress.ended:",
+    ),
+    Mutant(
+        "drafts run past a stop",
+        "scheduling",
+        _SCHEDULING + "drafts.py",
+        "    count = bisect_right(ends, most)\n",
+        "    count = len(ends)\n",
+    ),
+    Mutant(
+        "drafts do not see what is banned after them",
+        "scheduling",
+        _SCHEDULING + "logits_requests.py",
+        "        tokens.extend(drafted.tokens[end : end + length])\n",
+        "",
+    ),
+    Mutant(
+        "drafts that are wrong are tried for ever",
+        "scheduling",
+        _SCHEDULING + "draft_worth.py",
+        "return chance if num_accepted == num_drafted else chance * (1.0 - LESSON)",
+        "return chance",
+    ),
+    Mutant(
+        "what a draft costs does not matter",
+        "scheduling",
+        _SCHEDULING + "draft_worth.py",
+        "    while count < MOST and gain >= least:",
+        "    while count < MOST:",
+    ),
+]
+"""In the order of a step: what is drafted, sampled, accepted, and learned."""
