@@ -256,3 +256,12 @@ def test_gaps_between_texts_are_by_token_and_by_result() -> None:
     assert value("lmprog_num_aborted_requests_total", labels) == 1
     meters.replied(wire.Failed(call=7, code="model", message=""))
     assert value("lmprog_corrupted_requests_total", labels) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="they are read from /proc")
+def test_the_process_of_the_gateway_is_counted_by_its_usual_names(fake: Fake) -> None:
+    samples, _ = session(fake, [])
+    assert samples["process_resident_memory_bytes"] > 10_000_000
+    assert samples["process_cpu_seconds_total"] > 0
+    assert samples["process_open_fds"] > 0
+    assert samples["process_start_time_seconds"] > 1_600_000_000

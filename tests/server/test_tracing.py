@@ -49,7 +49,14 @@ def test_a_call_is_below_its_request_and_that_below_its_client(fake: Fake) -> No
     assert f"{request.context.trace_id:032x}" == TRACE
     assert call.attributes["lmprog.generated_tokens"] == 3
     assert call.attributes["lmprog.finish"] == ("length",)
-    assert request.attributes["http.response.status_code"] == 200
+    assert dict(request.attributes) == {
+        "http.request.method": "POST",
+        "url.path": "/v1/completions",
+        "url.scheme": "http",
+        "lmprog.model": "fake",
+        "http.route": "/v1/completions",
+        "http.response.status_code": 200,
+    }
     assert not any(name.startswith("gen_ai") for name in call.attributes)
 
 

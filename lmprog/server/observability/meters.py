@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from lmprog import wire
 from lmprog.server.observability.call_sizes import CallSizes
@@ -69,6 +76,7 @@ class Meters:
         self.registry = CollectorRegistry(auto_describe=False)
         self.runtime = RuntimeFigures(model, clock)
         self.registry.register(self.runtime)
+        ProcessCollector(registry=self.registry)  # `process_*`, of the gateway's own process
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From asking to the first text.", _SECONDS
         )

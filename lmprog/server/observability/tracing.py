@@ -131,8 +131,14 @@ class OtelTraces:
         from opentelemetry.trace import SpanKind, StatusCode
 
         method, parent = scope["method"], extract(dict(Headers(scope=scope)))
+        known = {
+            "http.request.method": method,
+            "url.path": scope["path"],
+            "url.scheme": scope.get("scheme", "http"),
+            "lmprog.model": self._model(),
+        }
         with self._tracer.start_as_current_span(
-            method, context=parent, kind=SpanKind.SERVER
+            method, context=parent, kind=SpanKind.SERVER, attributes=known
         ) as span:
 
             def ended(route: str, status: int) -> None:
