@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
 from lmprog.backends.blackbox.dialects import DIALECTS, OPENAI, PLAIN, ApiDialect, Prefill
+from lmprog.backends.blackbox.http_client import look
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.backends.blackbox.sdk_transport import SdkTransport
 from lmprog.backends.blackbox.transcript import Kind
-from lmprog.errors import InvalidParameter, NotSupported, RequestRejected
+from lmprog.errors import InvalidParameter, LmprogError, NotSupported, RequestRejected
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from typing_extensions import Unpack
 
+_PATIENCE = 10.0
+"""Seconds for the list of models."""
 _COMPLETION_MODEL = re.compile(r"(davinci|babbage|curie|ada)(-|$)|-instruct")
 
 
@@ -32,7 +35,10 @@ class OpenAIOptions(ApiOptions, total=False):
     is_chat_model: bool | None
     """True: every call is a chat; False: a completion; None: guessed, see `OpenAI`."""
     dialect: str
-    """How the service differs from OpenAI's: "openai", "plain", "vllm", "sglang", "lmprog"."""
+    """How the service differs from OpenAI's: "openai", "plain", "vllm", "sglang", "lmprog". With a
+    `base_url` it is by default found out from the service's list of models, and "plain" where that
+    does not say.
+    """
     prefill: Prefill
     """How a chat continues within the assistant's turn; "none" if the service cannot do that."""
     echo: bool
@@ -79,9 +85,13 @@ class OpenAI(ApiBackend):
             extra_body=options.get("extra_body"),
             leave_out=frozenset(options.get("leave_out", ())),
         )
+        transport = _transport(client, base_url, api_key)
+        if base_url is not None and "dialect" not in options:
+            key = transport.api_key
+            service = replace(service, find=lambda: _found(base_url, key, options))
         retry_policy = retry_policy_of(options)
         super().__init__(
-            OpenAIApi(service, _transport(client, base_url, api_key), retry_policy),
+            OpenAIApi(service, transport, retry_policy),
             retry_policy,
             options,
         )
@@ -105,7 +115,25 @@ def _dialect(options: OpenAIOptions, is_own: bool) -> ApiDialect:
         allowed = ", ".join(DIALECTS)
         message = f"there is no dialect {name!r}; there are {allowed}"
         raise InvalidParameter(message, name="dialect", value=name, allowed=allowed)
-    dialect = DIALECTS[name] if name is not None else OPENAI if is_own else PLAIN
+    return _with_options(
+        DIALECTS[name] if name is not None else OPENAI if is_own else PLAIN, options
+    )
+
+
+def _found(base_url: str, api_key: str | None, options: OpenAIOptions) -> ApiDialect | None:
+    """The dialect of the server that the list of models names; None where there is none."""
+    try:
+        models = look(base_url, "/models", api_key, timeout=_PATIENCE) or {}
+    except LmprogError:
+        return None  # whatever is wrong there, the request itself tells
+    cards = models.get("data")
+    card = cards[0] if isinstance(cards, list) and cards else None
+    owner = card.get("owned_by") if isinstance(card, Mapping) else None
+    own = DIALECTS[owner] if owner in ("lmprog", "sglang", "vllm") else PLAIN
+    return _with_options(own, options)
+
+
+def _with_options(dialect: ApiDialect, options: OpenAIOptions) -> ApiDialect:
     prefill = options.get("prefill", dialect.prefill)
     if prefill not in ("none", "continue", "message"):
         allowed = "'none', 'continue' or 'message'"

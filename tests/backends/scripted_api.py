@@ -61,6 +61,10 @@ class ScriptedApi:
         self.faults: list[Fault] = []
         self.requests: list[dict[str, Any]] = []
         self.paths: list[str] = []
+        self.looks: list[str] = []
+        """What was asked for by GET."""
+        self.is_deaf = False
+        """Every GET fails."""
         self.headers: list[dict[str, str]] = []
         self.prompt_tokens = 0
         self.completion_tokens = 0
@@ -157,7 +161,10 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        self.api.looks.append(self.path)
+        if self.api.is_deaf:
+            self._send(503, {"error": {"message": "not now"}})
+        elif self.path == "/v1/models":
             card = {
                 "id": "scripted-1",
                 "object": "model",

@@ -307,6 +307,29 @@ def test_on_lmprogs_server_a_select_is_the_runtimes_own() -> None:
             }
 
 
+def test_on_lmprogs_server_the_prompts_log_probabilities_are_asked_for_and_told() -> None:
+    output = {"text": "x", "tokens": [9], "finish_reason": "stop", "stopped_by": None}
+    likely = [
+        {"token": 5, "text": "o", "logprob": -0.5},
+        {"token": 6, "text": "a", "logprob": -1.0},
+    ]
+    prompt = [{"token": 5, "text": "o", "logprob": -0.5, "top": likely}]
+    result = {"type": "gen", "outputs": [output], "usage": USAGE, "prompt_logprobs": prompt}
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        s += "To" + lmprog.gen("x", return_logprob=True, logprob_start_len=0, top_logprobs_num=2)
+
+    with ScriptedApi(FACTS) as api:
+        api.owner = "lmprog"
+        api.extra["/v1/programs"] = lambda body: {"results": {"c": result}}
+        with lmprog.connect(api.url) as backend:
+            meta = program.using(backend=backend).run().get_meta_info("x")
+        assert api.requests[0]["ops"][-1]["prompt_logprobs"] == 2
+    assert meta["input_token_logprobs"] == [(-0.5, 5, "o")]
+    assert meta["input_top_logprobs"] == [[(-0.5, 5, "o"), (-1.0, 6, "a")]]
+
+
 def test_on_lmprogs_server_pieces_come_as_a_stream_and_errors_as_errors() -> None:
     pieces: list[dict[str, Any]] = [{"status": "running"}, {"call": "c", "index": 0, "text": "fi"}]
     with ScriptedApi(FACTS) as api:

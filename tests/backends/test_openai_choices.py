@@ -43,6 +43,43 @@ def test_a_select_is_scored_in_one_request_where_the_server_echoes_logprobs(
         assert (request["echo"], request["max_tokens"], len(request["prompt"])) == (True, 0, 3)
 
 
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "lmprog"])
+def test_a_server_is_asked_once_what_it_is(owner: str) -> None:
+    with ScriptedApi(FACTS) as api, on(api) as backend:
+        api.owner = owner
+        assert api.looks == []
+        for _ in range(2):
+            won = choose.using(backend=backend).run().value
+            assert won.logprobs == {
+                " Rome": (-0.1,),
+                " Paris": (-4.0,),
+                " London town": (-4.0, -4.0),
+            }
+        assert api.looks == ["/v1/models"]
+
+
+def test_a_server_that_says_nothing_of_itself_is_a_plain_one() -> None:
+    with ScriptedApi(FACTS) as api, on(api) as backend:
+        with pytest.raises(NotSupported):
+            choose.using(backend=backend).run()
+        assert api.looks == ["/v1/models"]
+
+
+def test_a_server_whose_dialect_is_named_is_not_asked() -> None:
+    with ScriptedApi(FACTS) as api, on(api, dialect="vllm") as backend:
+        assert choose.using(backend=backend).run().value == " Rome"
+        assert api.looks == []
+
+
+def test_a_server_that_does_not_say_now_is_asked_again() -> None:
+    with ScriptedApi(FACTS) as api, on(api) as backend:
+        api.owner, api.is_deaf = "vllm", True
+        with pytest.raises(NotSupported):
+            choose.using(backend=backend).run()
+        api.is_deaf = False
+        assert choose.using(backend=backend).run().value == " Rome"
+
+
 def test_any_server_can_be_said_to_echo() -> None:
     with ScriptedApi(FACTS) as api, on(api, echo=True) as backend:
         assert choose.using(backend=backend).run().value == " Rome"

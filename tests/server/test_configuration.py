@@ -117,6 +117,7 @@ def test_the_page_has_the_table_of_options() -> None:
         ("LMPROG_API_KEYS", "LMPROG_API_KEY"),
         ("LMPROG_MAX_RUNING", "LMPROG_MAX_RUNNING"),
         ("LMPROG_DRAIN_SECOND", "LMPROG_DRAIN_SECONDS"),
+        ("LMPROG_PROT", "LMPROG_PORT"),
     ],
 )
 def test_a_misspelled_variable_is_refused_with_the_right_name(
@@ -130,7 +131,14 @@ def test_a_variable_that_may_be_somebody_elses_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "lmprog.server")
-    others = {"LMPROG_SERVICE_HOST": "10.0.0.1", "LMPROG_NATIVE": "0", "HOME": "/"}
+    others = {
+        "LMPROG_SERVICE_HOST": "10.0.0.1",
+        "LMPROG_SERVICE_PORT": "80",
+        "LMPROG_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "LMPROG_PORT_80_TCP_PORT": "80",
+        "LMPROG_NATIVE": "0",
+        "HOME": "/",
+    }
     chosen(tmp_path, environment=others)
     assert "LMPROG_SERVICE_HOST is not an option" in caplog.text
     assert "LMPROG_NATIVE" not in caplog.text

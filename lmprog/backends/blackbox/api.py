@@ -40,6 +40,7 @@ class ApiAnswer:
     usage: wire.Usage
     left_out: tuple[str, ...] = ()
     """What of its schema the constraint does not write; see `wire.CallDone`."""
+    prompt_logprobs: tuple[wire.TokenLogprob, ...] = ()
 
 
 class Api(Protocol):
@@ -47,10 +48,13 @@ class Api(Protocol):
 
     model: str
     kind: Kind
-    can_prefill: bool
-    """Whether a chat model can continue a prefilled assistant turn."""
     context_len: int
     """In tokens; 0 if unknown."""
+
+    @property
+    def can_prefill(self) -> bool:
+        """Whether a chat model can continue a prefilled assistant turn."""
+        ...
 
     async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         """Generates; streams if `hear` is given. Raises `LmprogError`s, and `NotSupported` for what

@@ -120,7 +120,11 @@ class CallAnswers:
             for index, output in enumerate(outputs):
                 on_text(index, output.text, 1)
         return state.with_result(outputs[0].text, output=outputs[0]), wire.CallDone(
-            op.call, outputs, _sum(spent, answer.usage), left_out=answer.left_out
+            op.call,
+            outputs,
+            _sum(spent, answer.usage),
+            answer.prompt_logprobs,
+            left_out=answer.left_out,
         )
 
     async def _prefilled(

@@ -8,7 +8,7 @@ library.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,6 +43,8 @@ class ApiService:
     """Fields that are never sent, because the service rejects them."""
     root: str = ""
     """The path prefix: "/v1" if the transport's address is that of the whole server."""
+    find: Callable[[], ApiDialect | None] | None = None
+    """Asks the service for its dialect, which is used instead; None: it did not say now. Blocks."""
 
 
 class OpenAIApi:
@@ -53,14 +55,25 @@ class OpenAIApi:
     ) -> None:
         self.model = service.model
         self.kind: Kind = service.kind
-        self.can_prefill = service.dialect.prefill != "none"
         self.context_len = service.context_len
         self._service = service
         self._transport = transport
         self._retry_policy = retry_policy
+        self._found: ApiDialect | None = None
+
+    @property
+    def dialect(self) -> ApiDialect:
+        """Found out where it first matters; a service that does not say is asked again."""
+        if self._found is None and self._service.find is not None:
+            self._found = self._service.find()
+        return self._found or self._service.dialect
+
+    @property
+    def can_prefill(self) -> bool:
+        return self.dialect.prefill != "none"
 
     async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
-        dialect = self._service.dialect
+        dialect = self.dialect
         is_chat = isinstance(request.prompt, ChatPrompt)
         wrapping: ResponseSchema | None = None
         if dialect.confines == "response_format" and isinstance(
@@ -118,12 +131,10 @@ class OpenAIApi:
     # --- selections
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
-        return enforceable(
-            constraint, self._service.dialect, is_chat=isinstance(prompt, ChatPrompt)
-        )
+        return enforceable(constraint, self.dialect, is_chat=isinstance(prompt, ChatPrompt))
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
-        if not isinstance(prompt, TextPrompt) or not self._service.dialect.scores:
+        if not isinstance(prompt, TextPrompt) or not self.dialect.scores:
             return None
         texts = [prompt.text + choice for choice in op.choices]
         found, usage = await self._echo(texts, op.choices)

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
+
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import failure
@@ -49,11 +51,16 @@ class ProgramsApi:
     async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         sampling = request.sampling
         gen: Json = {"op": "gen", "branch": "b", "call": "c", "max_tokens": sampling.max_tokens}
-        gen.update(sampling_fields(sampling, LMPROG))
+        unprompted = msgspec.structs.replace(
+            sampling, prompt_logprobs=None, prompt_logprobs_start=0
+        )
+        gen.update(sampling_fields(unprompted, LMPROG))
         if request.heal and _ends_literal(request.prompt):
             gen["heal"] = True
         if sampling.logprobs is not None:
             gen["logprobs"] = sampling.logprobs
+        if sampling.prompt_logprobs is not None:
+            gen["prompt_logprobs"] = sampling.prompt_logprobs
         if request.constraint is not None:
             gen.update(structured_outputs(request.constraint))
             if isinstance(request.constraint, wire.JsonSchema) and not request.constraint.strict:
@@ -64,6 +71,7 @@ class ProgramsApi:
             tuple(_output(output) for output in result["outputs"]),
             _usage(result["usage"]),
             tuple(result.get("constraint_left_out") or ()),
+            _logprobs(result.get("prompt_logprobs"))[max(sampling.prompt_logprobs_start - 1, 0) :],
         )
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
@@ -190,25 +198,29 @@ def _output(output: Mapping[str, Any]) -> wire.Output:
         raise NotSupported(
             f"the server ended a text for a reason that is not known here: {finish!r}"
         )
-    logprobs = tuple(
-        wire.TokenLogprob(
-            one["token"],
-            one["text"],
-            one["logprob"],
-            tuple((top["token"], top["text"], top["logprob"]) for top in one["top"]),
-        )
-        for one in output.get("logprobs") or ()
-    )
     seam, rest = output.get("seam", ""), output.get("rest", "")
     return wire.Output(
         output["text"],
         tuple(output["tokens"]),
         finish,
         output["stopped_by"],
-        logprobs,
+        _logprobs(output.get("logprobs")),
         tuple((begin, end) for begin, end in output.get("forced") or ()),
         seam=seam,
         rest=rest,
+    )
+
+
+def _logprobs(given: Sequence[Mapping[str, Any]] | None) -> tuple[wire.TokenLogprob, ...]:
+    """The server leaves out the prompt's first token, which has none."""
+    return tuple(
+        wire.TokenLogprob(
+            one["token"],
+            one["text"],
+            one["logprob"],
+            tuple((top["token"], top["text"], top["logprob"]) for top in one["top"]),
+        )
+        for one in given or ()
     )
 
 

@@ -21,6 +21,12 @@ class SdkTransport:
         self._package = package
         self._client = client.with_options(max_retries=0, timeout=None)
 
+    @property
+    def api_key(self) -> str | None:
+        """The package's, which may be that of the environment."""
+        key = getattr(self._client, "api_key", None)
+        return key if isinstance(key, str) else None
+
     async def post(self, path: str, body: Json) -> Mapping[str, Any]:
         with self._failures():
             return cast(

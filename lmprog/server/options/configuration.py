@@ -120,7 +120,7 @@ def _check_variables(environment: Mapping[str, str]) -> None:
         if not name.startswith(PREFIX) or name in known or name in OTHER_VARIABLES:
             continue
         names = [variable.removeprefix(PREFIX) for variable in known]
-        near = difflib.get_close_matches(name.removeprefix(PREFIX), names, 1, 0.8)
+        near = difflib.get_close_matches(name.removeprefix(PREFIX), names, 1, 0.74)
         if near:
             raise UnknownName(
                 f"unknown environment variable {name}; did you mean {PREFIX}{near[0]}?", name=name
