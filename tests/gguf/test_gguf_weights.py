@@ -21,7 +21,7 @@ from lmprog.runtime.engine.model.gguf_blocks import block_numbers
 from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import read_config, read_shape
-from lmprog.runtime.engine.model.weights import expected
+from lmprog.runtime.engine.native.recipe import expected
 from tests.gguf import plain_blocks, writer
 from tests.model.checkpoints import NATIVE, VARIANTS, Recipe
 from tests.model.conftest import Judge

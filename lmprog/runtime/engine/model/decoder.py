@@ -1,4 +1,4 @@
-"""The native decoder: Llama, Mistral, Qwen2 and Qwen3 in plain torch, for inference only.
+"""Our decoder in plain torch, for inference only: all that a `ModelShape` can say.
 
 Small models are dominated by the cost of calling operators, so there are few of them: query, key
 and value projections are one product, as are gate and up; the weights of the norms before them are
@@ -37,6 +37,8 @@ class LayerWeights:
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], in pairs
+    attention_norm: Tensor | None = None  # [hidden], of what attention gives; mostly there is none
+    mlp_norm: Tensor | None = None  # [hidden], of what the feed-forward gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Decoder:
         self.shape = shape
         self.weights = weights
         self.vocab_size = shape.vocab_size
-        self._rotations = rotations(shape.rope, shape.head_dim, context_len)[:, None]
+        turned = shape.rotary_dim or shape.head_dim
+        self._rotations = [rotations(rope, turned, context_len)[:, None] for rope in shape.ropes]
         # x / norm(x) is what the folded weights expect: sqrt(hidden) is in them, and epsilon joins
         # the norm like a leg of a right triangle.
         self._eps = torch.tensor(math.sqrt(shape.hidden * shape.norm_eps))
@@ -75,9 +78,9 @@ class Decoder:
     def attention_shape(self, kv_dtype: torch.dtype) -> AttentionShape:
         """What the backend must provide, keys and values kept as `kv_dtype`."""
         shape = self.shape
-        scale = shape.head_dim**-0.5
+        scale, softcap = shape.attention_scale or shape.head_dim**-0.5, shape.attention_softcap
         return AttentionShape(
-            layers=tuple(LayerAttention(scale, window) for window in shape.windows),
+            layers=tuple(LayerAttention(scale, window, softcap) for window in shape.windows),
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
@@ -89,17 +92,22 @@ class Decoder:
         """Logits of the tokens that `batch` wants. # [L, vocab] float32 (float64 stays that)"""
         attention.plan(batch)
         weights = self.weights
-        turns = self._rotations[torch.from_numpy(batch.positions)]  # [T, 1, head_dim / 2]
+        positions = torch.from_numpy(batch.positions)
+        turns = [table[positions] for table in self._rotations]  # [T, 1, head_dim / 2]
         x = self._embedded(torch.from_numpy(batch.tokens))
+        if self.shape.embedding_scale != 1.0:
+            x.mul_(self.shape.embedding_scale)
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
-            attended = self._attend(index, layer, x, turns, attention)
+            rope = self.shape.rope_of(index)
+            turn = None if rope is None else turns[rope]
+            attended = self._attend(index, layer, x, turn, attention)
             if index == last and len(batch.logit_tokens) < batch.num_tokens:
                 wanted = torch.from_numpy(
                     batch.logit_tokens
                 )  # what follows concerns each token alone
                 x, attended = x[wanted], attended[wanted]
-            self._add_product(x, attended, layer.out, layer.out_bias)
+            self._add_half(x, attended, layer.out, layer.out_bias, layer.attention_norm)
             self._feed_forward(layer, x)
         return self._logits(F.rms_norm(x, (self.shape.hidden,), weights.norm, self.shape.norm_eps))
 
@@ -109,16 +117,35 @@ class Decoder:
 
     def _logits(self, x: Tensor) -> Tensor:
         """Of normalized tokens. # [L, vocab]"""
-        return wide(torch.mm(x, self.weights.head))
+        return self._capped(wide(torch.mm(x, self.weights.head)))
 
-    def _add_product(self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """Adds a half's last product to the residual `x` in place."""
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = self.shape.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _add_half(
+        self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None
+    ) -> None:
+        """Adds a half's last product, normalized where there is a norm, to the residual `x` in
+        place.
+        """
+        if norm is not None:
+            x.add_(self._after(_product(inputs, weight, bias), norm))
+            return
         x.addmm_(inputs, weight)
         if bias is not None:
             x.add_(bias)
 
+    def _after(self, x: Tensor, norm: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.shape.hidden,), norm, self.shape.norm_eps)
+
     def _attend(
-        self, index: int, layer: LayerWeights, x: Tensor, turns: Tensor, attention: AttentionBackend
+        self,
+        index: int,
+        layer: LayerWeights,
+        x: Tensor,
+        turns: Tensor | None,
+        attention: AttentionBackend,
     ) -> Tensor:
         """Attention's output before its projection. # [T, heads * head_dim]"""
         shape = self.shape
@@ -127,20 +154,41 @@ class Decoder:
             -1, heads + 2 * kv_heads, dim
         )
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.qk_norm is not None:
+        if layer.qk_norm is not None and shape.qk_norm_wide:
+            qk = self._normalized_together(qk) * layer.qk_norm
+        elif layer.qk_norm is not None:
             qk = F.rms_norm(qk, (dim,), None, shape.norm_eps) * layer.qk_norm
-        qk = _rotated(qk, turns)
+        if turns is not None:
+            qk = _rotated(qk, turns)
         return attention.run(index, qk[:, :heads], qk[:, heads:], v).view(-1, heads * dim)
 
     def _feed_forward(self, layer: LayerWeights, x: Tensor) -> None:
         """Adds the layer's second half to `x` in place."""
         gate, up = _product(self._normalized(x), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        self._add_product(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        is_silu = self.shape.activation == "silu"
+        opened = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+        self._add_half(x, opened.mul_(up), layer.down, layer.down_bias, layer.mlp_norm)
+
+    def _normalized_together(self, qk: Tensor) -> Tensor:
+        """All queries of a token by their length, and all its keys by theirs."""
+        heads = self.shape.num_heads
+        exact = wide(qk)
+        squares = exact.square().mean(-1)
+        means = torch.stack((squares[:, :heads].mean(1), squares[:, heads:].mean(1)), 1)  # [T, 2]
+        self._average(means)
+        factors = torch.rsqrt(means.add_(self.shape.norm_eps))
+        of_head = (torch.arange(qk.shape[1]) >= heads).long()
+        return (exact * factors[:, of_head, None]).to(qk.dtype)
+
+    def _average(self, means: Tensor) -> None:
+        """Makes means over these heads those over all heads, in place: these are all."""
 
     def _normalized(self, x: Tensor) -> Tensor:
-        """Each token divided by its length (see `_eps`), measured in float32 at least.
-        # [T, hidden]
+        """Each token divided by its length (see `_eps`), measured in float32 at least; as it is
+        where norms come after. # [T, hidden]
         """
+        if self.shape.norms == "after":
+            return x
         exact = torch.promote_types(x.dtype, torch.float32)
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact)
         length.hypot_(self._eps)
@@ -157,7 +205,10 @@ def wide(x: Tensor) -> Tensor:
 
 
 def _rotated(qk: Tensor, turns: Tensor) -> Tensor:
-    """Every pair turned by its token's angle, in float32 at least: in place where `qk` has it."""
+    """The leading pairs, as many as there are angles, turned by their token's, in float32 at least:
+    in place where `qk` has it.
+    """
     exact = wide(qk)
-    torch.view_as_complex(exact.view(*qk.shape[:-1], -1, 2)).mul_(turns)
+    pairs = exact[..., : 2 * turns.shape[-1]]
+    torch.view_as_complex(torch.unflatten(pairs, -1, (-1, 2))).mul_(turns)
     return exact if exact is qk else exact.to(qk.dtype)

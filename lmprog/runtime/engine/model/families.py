@@ -1,5 +1,5 @@
-"""Shapes of the families that only the native engine decodes: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM
-3, Granite.
+"""Shapes of the families that the native engine and several ranks decode, where the torch engine
+alone leaves them to transformers: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM 3, Granite.
 
 Each is a Llama but for some fields: what is its own is taken out of config.json here, the rest is
 read as a Llama's, which refuses what nobody knows by name.
@@ -16,6 +16,11 @@ from lmprog.runtime.engine.model.rope import read_rope
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_shape
 
 Config = dict[str, Any]
+
+
+def known_families() -> tuple[str, ...]:
+    """All model types that our own decoders compute."""
+    return (*FAMILIES, *_FURTHER)
 
 
 def is_native(model_type: str) -> bool:

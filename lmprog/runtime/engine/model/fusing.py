@@ -37,7 +37,25 @@ def fused(shape: ModelShape, dtype: torch.dtype, read: Read, progress: bool | No
     built = tuple(_Layer(shape, dtype, read, f"model.layers.{index}.").build() for index in layers)
     embedding = read("model.embed_tokens.weight").to(dtype)
     head = embedding if shape.tied_head else read("lm_head.weight").to(dtype)
-    return Weights(embedding, built, read("model.norm.weight").to(dtype), head.t())
+    norm = (read("model.norm.weight").float() + _plus(shape)) * shape.logit_scale
+    return Weights(embedding, built, norm.to(dtype), head.t())
+
+
+_NORMS = {
+    "before": ("input_layernorm", None, "post_attention_layernorm", None),
+    "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "both": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+"""Before and after attention, before and after the feed-forward."""
+
+
+def _plus(shape: ModelShape) -> float:
+    return 1.0 if shape.norms_add_one else 0.0
 
 
 class _Layer:
@@ -55,16 +73,19 @@ class _Layer:
         k = self._paired(self._weight("self_attn.k_proj"), shape.num_kv_heads)
         qkv = torch.cat((q, k, self._weight("self_attn.v_proj")))
         gate_up = torch.cat((self._weight("mlp.gate_proj"), self._weight("mlp.up_proj")))
+        before, after, before_mlp, after_mlp = _NORMS[shape.norms]
         return LayerWeights(
-            qkv=self._product(self._folded(qkv, "input_layernorm")),
-            out=self._product(self._weight("self_attn.o_proj")),
-            gate_up=self._product(self._folded(gate_up, "post_attention_layernorm")),
-            down=self._product(self._weight("mlp.down_proj")),
+            qkv=self._product(self._folded(qkv, before)),
+            out=self._product(self._ending(self._weight("self_attn.o_proj"))),
+            gate_up=self._product(self._folded(gate_up, before_mlp)),
+            down=self._product(self._ending(self._weight("mlp.down_proj"))),
             qkv_bias=self._qkv_bias() if shape.qkv_bias else None,
             out_bias=self._bias("self_attn.o_proj") if shape.out_bias else None,
             gate_up_bias=self._gate_up_bias() if shape.mlp_bias else None,
             down_bias=self._bias("mlp.down_proj") if shape.mlp_bias else None,
             qk_norm=self._qk_norm() if shape.qk_norm else None,
+            attention_norm=None if after is None else self._norm_after(after),
+            mlp_norm=None if after_mlp is None else self._norm_after(after_mlp),
         )
 
     def _exact(self, name: str) -> Tensor:
@@ -74,13 +95,27 @@ class _Layer:
         return self._exact(f"{name}.weight")
 
     def _bias(self, name: str) -> Tensor:
-        return self._exact(f"{name}.bias").to(self._dtype)
+        """Of a product that ends a half."""
+        return self._ending(self._exact(f"{name}.bias")).to(self._dtype)
 
-    def _folded(self, weight: Tensor, norm: str) -> Tensor:
+    def _norm(self, name: str) -> Tensor:
+        return self._weight(name) + _plus(self._shape)
+
+    def _norm_after(self, name: str) -> Tensor:
+        return (self._norm(name) * self._shape.residual_scale).to(self._dtype)
+
+    def _ending(self, weight: Tensor) -> Tensor:
+        """What ends a half is scaled before it is added; by its norm, where that comes after."""
+        is_last = _NORMS[self._shape.norms][1] is None
+        return weight * self._shape.residual_scale if is_last else weight
+
+    def _folded(self, weight: Tensor, norm: str | None) -> Tensor:
         """`weight` after the norm's own weights, expecting tokens of length one instead of mean
-        square one.
+        square one; without a norm as it is.
         """
-        scale: Tensor = self._weight(norm) * math.sqrt(self._shape.hidden)
+        if norm is None:
+            return weight
+        scale: Tensor = self._norm(norm) * math.sqrt(self._shape.hidden)
         return weight * scale
 
     def _product(self, weight: Tensor) -> Tensor:
@@ -88,11 +123,14 @@ class _Layer:
         return weight.t().contiguous().to(self._dtype)
 
     def _paired(self, rows: Tensor, heads: int) -> Tensor:
-        """Rows of each head reordered from halves (0, 1, .. | h, h+1, ..) to pairs (0, h, 1, h+1,
-        ..).
+        """Rows of each head, as far as they are rotated, reordered from halves (0, 1, .. | h, h+1,
+        ..) to pairs (0, h, 1, h+1, ..).
         """
-        halves = rows.view(heads, 2, self._shape.head_dim // 2, *rows.shape[1:])
-        return halves.transpose(1, 2).reshape(rows.shape)
+        turned, rest = self._shape.rotary_dim or self._shape.head_dim, rows.shape[1:]
+        whole = rows.view(heads, self._shape.head_dim, *rest)
+        halves = whole[:, :turned].reshape(heads, 2, turned // 2, *rest)
+        pairs = halves.transpose(1, 2).reshape(heads, turned, *rest)
+        return torch.cat((pairs, whole[:, turned:]), 1).reshape(rows.shape)
 
     def _qkv_bias(self) -> Tensor:
         q = self._paired(self._exact("self_attn.q_proj.bias"), self._shape.num_heads)
@@ -106,6 +144,9 @@ class _Layer:
 
     def _qk_norm(self) -> Tensor:
         """The weight of every query head, then of every key head. # [heads + kv_heads, head_dim]"""
-        q = self._paired(self._weight("self_attn.q_norm"), 1).expand(self._shape.num_heads, -1)
-        k = self._paired(self._weight("self_attn.k_norm"), 1).expand(self._shape.num_kv_heads, -1)
-        return torch.cat((q, k)).to(self._dtype)
+        found = []
+        for name, heads in (("q", self._shape.num_heads), ("k", self._shape.num_kv_heads)):
+            own = heads if self._shape.qk_norm_wide else 1
+            weight = self._paired(self._norm(f"self_attn.{name}_norm"), own)
+            found.append(weight.view(own, -1).expand(heads, -1))
+        return torch.cat(found).to(self._dtype)

@@ -7,10 +7,9 @@ needs two sums over all ranks and nothing else. Knows shapes and names of weight
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +17,15 @@ from numpy.typing import NDArray
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.device.choice import chosen_device
+from lmprog.runtime.engine.model.families import is_native, known_families, read_native_shape
+from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.model.locate import dummy_shape
-from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
+from lmprog.runtime.engine.model.shape import ModelShape, read_config
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 _WORD = 8
 """Numbers of 16 bits that a GPU's kernel reads at once."""
-
-
-class WeightSource(Protocol):
-    """Where whole weights come from: a checkpoint, or random numbers."""
-
-    def array(self, name: str) -> NDArray[Any]: ...
-    def release(self, name: str, first: int, end: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +82,7 @@ class Shard:
         whole, dim = slice(None), self.shape.head_dim
         queries, keys = _times(self.heads, dim), _times(self.kv_heads, dim)
         kind = name.rpartition(".layers.")[2].partition(".")[2] if ".layers." in name else name
-        parts: Mapping[str, tuple[slice, slice]] = {
+        parts = {
             EMBEDDING: (self.vocabulary, whole),
             HEAD: (self.vocabulary, whole),
             "self_attn.q_proj": (queries, whole),
@@ -99,6 +93,8 @@ class Shard:
             "mlp.up_proj": (self.inner, whole),
             "mlp.down_proj": (whole, self.inner),
         }
+        if self.shape.qk_norm_wide:
+            parts |= {"self_attn.q_norm": (queries, whole), "self_attn.k_norm": (keys, whole)}
         return parts.get(kind) or parts.get(kind.rpartition(".")[0]) or (whole, whole)
 
 
@@ -163,11 +159,11 @@ def shardable_shape(config: RuntimeConfig, folder: Path | None) -> ModelShape:
     else:
         described = read_config(folder)
         name = described["model_type"]
-        if name not in FAMILIES:
-            known = ", ".join(FAMILIES)
-            says = f"tp = {config.tp} is for models of the torch decoder ({known}), not for {name}"
+        if not is_native(name):
+            known = ", ".join(known_families())
+            says = f"tp = {config.tp} is for models of our own decoder ({known}), not for {name}"
             raise _refused("tp", config.tp, says)
-        shape = read_shape(described)
+        shape = read_native_shape(described)
     check_heads(shape, config.tp)
     return shape
 

@@ -1,8 +1,8 @@
 """The torch decoder on one rank: what it computes with its part of each layer, it sums with the
 others.
 
-All ranks hold the same residual. Two sums a layer, where a half ends, and one gathering of logits,
-whose parts only rank 0 needs.
+All ranks hold the same residual. Two sums a layer, where a half ends (and a small one where queries
+are normalized over all heads), and one gathering of logits, whose parts only rank 0 needs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from lmprog.runtime.engine.model.decoder import Decoder, Weights, wide
 from lmprog.runtime.engine.model.fusing import fused
+from lmprog.runtime.engine.model.joined_weights import WeightSource, split_weights
 from lmprog.runtime.engine.model.weights import as_tensor
-from lmprog.runtime.engine.sharded.shard import EMBEDDING, Shard, ShardSource, WeightSource
+from lmprog.runtime.engine.sharded.shard import EMBEDDING, Shard, ShardSource
 
 
 class PartSums(Protocol):
@@ -33,21 +34,28 @@ class ShardedDecoder(Decoder):
     def __init__(self, shard: Shard, weights: Weights, context_len: int, group: PartSums) -> None:
         super().__init__(shard.local_shape, weights, context_len)
         self._part = shard.vocabulary_part
+        self._num_ranks = shard.size
         self._group = group
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return super()._embedded(tokens).to(self.weights.norm.dtype)
 
-    def _add_product(self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def _add_half(
+        self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None
+    ) -> None:
         part = torch.mm(inputs, weight)
         self._group.sum(part)
-        x.add_(part)
         if bias is not None:
-            x.add_(bias)
+            part.add_(bias)
+        x.add_(part if norm is None else self._after(part, norm))
+
+    def _average(self, means: Tensor) -> None:
+        self._group.sum(means)
+        means.div_(self._num_ranks)
 
     def _logits(self, x: Tensor) -> Tensor:
         """Of the whole vocabulary at rank 0; of nothing elsewhere."""
-        own = wide(torch.mm(x, self.weights.head))
+        own = self._capped(wide(torch.mm(x, self.weights.head)))
         if len(own):
             own = F.pad(own, (0, self._part - own.shape[1]))
             parts = self._group.gather(own.contiguous())
@@ -60,7 +68,7 @@ def shard_weights(shard: Shard, dtype: torch.dtype, source: WeightSource) -> Wei
     """A rank's part of the weights. The embedding stays in the memory that `source` has it in, a
     mapped file where it can be: a step reads the rows of its tokens alone.
     """
-    parts = ShardSource(source, shard)
+    parts = ShardSource(split_weights(source, shard.shape), shard)
 
     def read(name: str) -> Tensor:
         if name == EMBEDDING and not shard.shape.tied_head:
