@@ -54,13 +54,14 @@ def chart(found: dict[str, Any]) -> str:
         y += _GAP
     style = (
         "text{font:11px sans-serif;fill:#475569}.case{font-weight:bold}.side{text-anchor:end}"
-        ".title{font-weight:bold;font-size:13px}"
+        ".title{font-weight:bold;font-size:13px}.paper{fill:#ffffff}"
+        "@media (prefers-color-scheme:dark){text{fill:#cbd5e1}.paper{fill:#131516}}"
     )
     title = f"Processor seconds, {found['model']} (shorter is better)"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{y}" '
         f'viewBox="0 0 {_WIDTH} {y}"><style>{style}</style>'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>'
+        f'<rect width="100%" height="100%" class="paper"/>'
         f'<text x="8" y="16" class="title">{escape(title)}</text>{"".join(parts)}</svg>\n'
     )
 
