@@ -1,8 +1,8 @@
 """Tree of thought: propose several next steps, let the model judge each, go on from the best few,
 drop the others.
 
-A thought is a branch. A dropped one costs nothing but what it said; the question is never computed
-again.
+A thought is a branch. A dropped one costs nothing but what it said, and its memory is free at once;
+the question is never computed again.
 
     python examples/tree_of_thought.py [--model NAME_OR_FOLDER]
     lmprog run examples/tree_of_thought.py::solve --arg width=1
@@ -11,7 +11,6 @@ again.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
 import lmprog
 
@@ -19,13 +18,6 @@ QUESTION = "Tom has 12 lamps. Tom buys 7 more. Tom gives away 4. How many lamps 
 STEP = (
     r" \d{1,2} [+-] \d{1,2} = \d{1,3}\n"  # it ends where the line ends, as the model has learned it
 )
-
-
-@dataclass(frozen=True)
-class Thought:
-    steps: tuple[str, ...]
-    score: float
-    branch: lmprog.Branch
 
 
 @lmprog.function
@@ -36,28 +28,31 @@ async def is_right(s: lmprog.Branch, step: str) -> float:
     return (await s.select(" yes", " no")).probabilities[" yes"]
 
 
-async def next_steps(thought: Thought, number: int, proposals: int) -> list[Thought]:
-    async def propose(branch: lmprog.Branch) -> Thought:
-        branch.append(f"Step {number}:")
-        step = (await branch.gen(regex=STEP, max_tokens=24)).strip()
-        sure = await is_right.arun(
-            step
-        )  # a program inside a program: same runtime, a branch of its own
-        return Thought((*thought.steps, step), thought.score * sure.value, branch)
+async def propose(thought: lmprog.SearchPath[str]) -> str:
+    thought.branch.append(f"Step {len(thought.values) + 1}:")
+    return (await thought.branch.gen(regex=STEP, max_tokens=24)).strip()
 
-    return await thought.branch.fork(proposals, temperature=0.8).map(propose)
+
+async def rate(thought: lmprog.SearchPath[str]) -> float:
+    sure = await is_right.arun(thought.values[-1])  # a run of its own on the same runtime
+    return thought.score * sure.value
 
 
 @lmprog.function
 async def solve(
     s: lmprog.Branch, question: str = QUESTION, depth: int = 2, proposals: int = 3, width: int = 2
-) -> tuple[str, list[Thought]]:
+) -> tuple[str, list[lmprog.SearchPath[str]]]:
     s.append(f"Question: {question}\n")
-    best = [Thought((), 1.0, s)]
-    for number in range(1, depth + 1):
-        found = [new for thought in best for new in await next_steps(thought, number, proposals)]
-        different = {new.steps: new for new in found}.values()  # proposals may well agree
-        best = sorted(different, key=lambda thought: -thought.score)[:width]
+    best = await lmprog.search(
+        s,
+        propose,
+        rate,
+        width=width,
+        budget=width * depth,
+        proposals=proposals,
+        until=lambda thought: len(thought.values) == depth,
+        temperature=0.8,
+    )
     last = best[0].branch
     last.append("Answer:")
     answer = await last.gen(regex=r" \d{1,3}\n", max_tokens=8, temperature=0)
@@ -69,7 +64,7 @@ def main() -> None:
     answer, best = run.value
     print(QUESTION)
     for thought in best:
-        print(f"{thought.score:6.3f}  {'; '.join(thought.steps)}")
+        print(f"{thought.score:6.3f}  {'; '.join(thought.values)}")
     print(f"answer: {answer}")
     print(
         f"\n{run.usage.prompt} prompt tokens in all calls, {run.usage.cached} of them found "

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from lmprog.lang.branches.acting import Acted as Acted
     from lmprog.lang.branches.branch import Branch as Branch
     from lmprog.lang.branches.branch import Branches as Branches
+    from lmprog.lang.branches.branch_search import SearchPath as SearchPath
+    from lmprog.lang.branches.branch_search import search as search
     from lmprog.lang.branches.gen import Gen as Gen
     from lmprog.lang.branches.vote import race as race
     from lmprog.lang.branches.vote import vote as vote
@@ -137,6 +139,7 @@ _HOMES = {
     "TraceEvent": "lmprog.lang.streaming.trace_events",
     "set_default_backend": "lmprog.backends.default",
     **dict.fromkeys(("race", "vote"), "lmprog.lang.branches.vote"),
+    **dict.fromkeys(("search", "SearchPath"), "lmprog.lang.branches.branch_search"),
     "best_of": "lmprog.lang.ops.best_of",
 }
 

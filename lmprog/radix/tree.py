@@ -199,6 +199,32 @@ class RadixTree:
             freed += self._shape.evict_from(node, count - freed)
         return freed
 
+    def give_up(self, node: Node, begin: int) -> int:
+        """Free what is cached at and below `node`, and above it back to position `begin` as far as
+        nothing else continues there; nothing where somebody holds a lock or a pin on it.
+
+        Returns the number of pages freed. Whole pages before `begin` stay.
+        """
+        while not node.alive and node.parent is not None:
+            node = node.parent
+        if node.parent is None or node.locks or node.pins or node.end <= begin:
+            return 0
+        freed = 0
+        for below in reversed([*subtree(node)][1:]):
+            if below.alive:  # it may have gone with its last child
+                freed += self._shape.evict_from(below, len(below.pages))
+        while node.parent is not None and not (node.children or node.locks or node.pins):
+            above, kept = node.parent, 0
+            if node.begin < begin:
+                kept = -(-begin // self._page_size) - node.begin // self._page_size
+            if node.end <= begin or len(node.pages) <= kept:
+                break
+            freed += self._shape.evict_from(node, len(node.pages) - kept)
+            node = above
+            while not node.alive and node.parent is not None:
+                node = node.parent
+        return freed
+
     def clear(self) -> int:
         """Evict everything that is not locked, even if pinned; returns the number of pages
         freed.

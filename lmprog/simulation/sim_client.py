@@ -143,7 +143,7 @@ class SimClient:
         if kind == "close":
             del self.open[mirror.number]
             self._closed(mirror)
-            return [wire.Close(mirror.number)]
+            return [wire.Close(mirror.number, forget=mirror.number % 2 == 1)]
         if kind == "cancel" and self._unanswered:
             issued = rng.choice(self.waiting)
             issued.cancelled = True

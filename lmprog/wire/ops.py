@@ -153,9 +153,14 @@ class Fork(Message, frozen=True):
 
 
 class Close(Message, frozen=True):
-    """The branch is not needed any more; its calls still waiting or running are cancelled."""
+    """The branch is not needed any more; its calls still waiting or running are cancelled.
+
+    What it has computed stays in the cache until memory is needed; with `forget` what only it stood
+    on, back to where it was forked, is given up at once.
+    """
 
     branch: Id
+    forget: bool = False
 
 
 class Cancel(Message, frozen=True):

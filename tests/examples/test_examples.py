@@ -297,12 +297,12 @@ def test_tree_of_thought_keeps_the_best_few_of_each_level(
     run = tree_of_thought.solve.using(seed=1).run(depth=2, proposals=3, width=2)
     answer, best = run.value
     assert answer == "15"
-    assert len({thought.steps for thought in best}) == len(best) in (1, 2), (
+    assert len({thought.values for thought in best}) == len(best) in (1, 2), (
         "equal proposals are one thought"
     )
     for thought in best:
-        assert all(re.fullmatch(tree_of_thought.STEP, f" {step}\n") for step in thought.steps)
-        assert len(thought.steps) == 2
+        assert all(re.fullmatch(tree_of_thought.STEP, f" {step}\n") for step in thought.values)
+        assert len(thought.values) == 2
     assert best[0].score >= best[-1].score > 0
     assert run.usage.cached > run.usage.prompt / 2
     assert tree_of_thought.solve.using(seed=1).run().value[0] == answer

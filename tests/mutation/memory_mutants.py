@@ -92,6 +92,13 @@ MEMORY_MUTANTS = [
         "        doomed = list(subtree(top))\n",
         "        doomed = [top]\n",
     ),
+    Mutant(
+        "what somebody stands on is given up",
+        "radix",
+        _RADIX + "tree.py",
+        "if node.parent is None or node.locks or node.pins or node.end <= begin:",
+        "if node.parent is None or node.locks or node.end <= begin:",
+    ),
     # --- eviction
     Mutant(
         "the newest is evicted first",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from lmprog.radix import Inserted, Match
@@ -180,3 +182,69 @@ def test_check_finds_a_broken_counter(spoil: str) -> None:
         setattr(node, spoil, getattr(node, spoil) + 1)
     with pytest.raises(AssertionError):
         bench.tree.check()
+
+
+# -- giving up
+
+
+def test_what_is_given_up_goes_back_to_where_it_was_forked(bench: Bench) -> None:
+    stem = bench.add(1, 2, 3, 4, 5, 6)
+    bench.tree.pin(stem)
+    loser = bench.add(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+    winner = bench.add(1, 2, 3, 4, 5, 6, 21, 22, 23)
+    bench.tree.pin(winner)
+    free = bench.pages.num_free
+    assert bench.tree.give_up(loser, 6) == bench.pages.num_free - free > 0
+    assert bench.length(1, 2, 3, 4, 5, 6, 7) == 6
+    assert bench.length(1, 2, 3, 4, 5, 6, 21, 22, 23) == 9
+    bench.check()
+
+
+def test_what_somebody_stands_on_is_not_given_up(bench: Bench) -> None:
+    node = bench.add(1, 2, 3, 4, 5, 6, 7, 8)
+    child = bench.add(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    bench.tree.lock(child)
+    assert bench.tree.give_up(node, 0) == 0
+    bench.tree.unlock(child)
+    bench.tree.pin(node)
+    assert bench.tree.give_up(node, 0) == 0
+    bench.tree.unpin(node)
+    assert bench.tree.give_up(node, 4) > 0, "with what was cached below it"
+    assert bench.length(1, 2, 3, 4, 5, 6, 7, 8) == 4
+    bench.check()
+    assert bench.tree.give_up(node, 0) == 1
+    assert bench.tree.num_cached == 0
+
+
+def test_a_branch_above_is_kept_for_others(bench: Bench) -> None:
+    bench.add(1, 2, 3, 4, 5)
+    other = bench.add(1, 2, 3, 9, 9, 9)
+    loser = bench.add(1, 2, 3, 4, 5, 6, 7)
+    bench.tree.give_up(loser, 0)
+    assert bench.length(1, 2, 3, 9, 9, 9) == 6
+    assert other.alive
+    bench.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_giving_up_keeps_all_invariants(seed: int) -> None:
+    dice = random.Random(seed)
+    bench = Bench(num_pages=400, page_size=dice.choice([1, 3, 4]))
+    nodes = []
+    for _ in range(60):
+        length = dice.randrange(1, 12)
+        tokens = [dice.randrange(2) for _ in range(length)]
+        if bench.length(*tokens) == length:
+            continue  # nothing to add
+        node = bench.add(*tokens)
+        if dice.random() < 0.2:
+            bench.tree.lock(node)
+        if dice.random() < 0.2:
+            bench.tree.pin(node)
+        nodes.append((node, length))
+        if dice.random() < 0.5:
+            one, length = dice.choice(nodes)
+            free = bench.pages.num_free
+            freed = bench.tree.give_up(one, dice.randrange(length + 1))
+            assert freed == bench.pages.num_free - free
+        bench.check()

@@ -211,17 +211,19 @@ class Branches(Sequence[Branch]):
     def _race_key(self) -> str:
         return f"{self._children[0].cursor.key}>race"
 
-    def drop(self, losers: Sequence[Branch]) -> None:
-        """Cancels those of the branches that nobody needs any more, whatever has become of them."""
-        self._close(losers, cancelled=True)
+    def drop(self, losers: Sequence[Branch], *, forget: bool = False) -> None:
+        """Cancels those of the branches that nobody needs any more, whatever has become of them;
+        with `forget` what only they computed leaves the cache at once.
+        """
+        self._close(losers, cancelled=True, forget=forget)
         for gen in (gen for child in losers for gen in child.cursor.gens):
             gen.was_read = True
 
-    def _close(self, children: Iterable[Branch], *, cancelled: bool) -> None:
+    def _close(self, children: Iterable[Branch], *, cancelled: bool, forget: bool = False) -> None:
         for child in children:
             for gen in child.cursor.gens:
                 gen.was_read = gen.was_read or not gen.done()
-            child.cursor.close(cancelled=cancelled)
+            child.cursor.close(cancelled=cancelled, forget=forget)
         self._parent.cursor.scope.client.hurry()
 
     def _failed(self) -> list[Exception]:

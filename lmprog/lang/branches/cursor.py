@@ -317,10 +317,11 @@ class Cursor:
                 "this branch was closed: its run, or the fork that it belongs to, is over"
             )
 
-    def close(self, *, keep_text: bool = False, cancelled: bool = False) -> None:
-        """Frees the branch and cancels its calls. With `keep_text` its text can be read
-        afterwards.
-        """
+    def close(
+        self, *, keep_text: bool = False, cancelled: bool = False, forget: bool = False
+    ) -> None:
+        """Frees the branch and cancels its calls. With `keep_text` its text can be read afterwards;
+        with `forget` what only it computed leaves the cache at once."""
         if self.closed:
             return
         self.cancelled = cancelled
@@ -330,7 +331,7 @@ class Cursor:
         self.scope.leave(self)
         if self._opened:
             with self.scope.posting:
-                self.scope.send(wire.Close(self.id))
+                self.scope.send(wire.Close(self.id, forget))
         for aside in self._asides:
             aside.close(cancelled=cancelled)
 

@@ -138,6 +138,8 @@ class RuntimeBranch:
     """All text since the opening, in pieces; joined only when somebody reads it."""
     num_inherited: int = 0
     """Pieces of `text` that came from the parent."""
+    fork_len: int = 0
+    """Tokens that came from the parent."""
     chat: list[dict[str, str]] = field(default_factory=list)
     """Finished chat turns."""
     role: str | None = None
@@ -162,6 +164,7 @@ class RuntimeBranch:
             return
         self.salt, self.program = parent.salt, parent.program
         self.tokens = parent.tokens[:]
+        self.fork_len = len(parent.tokens)
         self.pending, self.quoted = parent.pending, parent.quoted
         self.ends_literal = parent.ends_literal
         self.text = parent.text[:]

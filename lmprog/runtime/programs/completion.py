@@ -156,6 +156,13 @@ class CallCompletion:
         if node is not None:
             self._scheduler.unpin(node)
 
+    def let_go(self, branch: RuntimeBranch, forget: bool) -> None:
+        """Gives up the branch's pin, and with `forget` what only it stood on."""
+        pin = branch.pin
+        self.move_pin(branch, None)
+        if pin is not None and forget:
+            self._scheduler.forget(pin.node, branch.fork_len)
+
     def move_pin(self, branch: RuntimeBranch, node: Node | None) -> None:
         """Moves the branch's soft pin to `node`; None gives it up."""
         pins, old = self._scheduler.pins, branch.pin

@@ -154,8 +154,8 @@ class Interpreter:
                 self._queue(client.branches.get(number), self._bind(client, pieces))
             case wire.Generate() | wire.Select() | wire.Read():
                 self._arrive(client_id, client, op)
-            case wire.Close(branch=number):
-                self._close(client, number)
+            case wire.Close(branch=number, forget=forget):
+                self._close(client, number, forget)
             case wire.Cancel(call=number):
                 call = client.calls.get(number)
                 if call is not None:
@@ -294,7 +294,7 @@ class Interpreter:
             self._deadlines.add(call, self._clock(), op.timeout)
         self._queue(branch, call)
 
-    def _close(self, client: ClientState, number: int) -> None:
+    def _close(self, client: ClientState, number: int, forget: bool = False) -> None:
         branch = client.branches.pop(number, None)
         if branch is None:
             return
@@ -310,7 +310,7 @@ class Interpreter:
                         self._completion.fail_branch(child, error)
         branch.queue.clear()
         branch.state = BranchState.CLOSED
-        self._completion.move_pin(branch, None)
+        self._completion.let_go(branch, forget)
 
     def _forget_client(self, client_id: ClientId) -> None:
         client = self.clients.get(client_id)

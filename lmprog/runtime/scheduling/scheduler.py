@@ -169,6 +169,10 @@ class Scheduler:
         """Undoes the pin of `end`."""
         self.tree.unpin(node)
 
+    def forget(self, node: Node, begin: int) -> None:
+        """Frees what is cached for nobody else at `node`, back to position `begin`."""
+        self.stats.evicted_pages += self.tree.give_up(node, begin)
+
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the head of the queue; its work stays in the tree."""
         self.running.remove(sequence)
