@@ -33,6 +33,7 @@ from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
+from lmprog.runtime.main import COLLECTED_EVERY
 from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS
 from lmprog.runtime.programs.compile_pool import CompilePool, TimeLimit
 
@@ -152,6 +153,7 @@ def main() -> None:
         one.refusals.clear()
     gc.collect()
     gc.freeze()  # as the runtime's process does
+    gc.set_threshold(*COLLECTED_EVERY)
     for one in engines:
         one.compile_all([source for source, _ in cases])
     both = [

@@ -1,12 +1,14 @@
 // Where an automaton goes with a character of a group (a lower-case letter, say), whichever one of the group it is.
 //
 // Most states consist of one position per class of characters, and what a leaf does with a group does not depend on
-// what follows the leaf; so that is found once per leaf state, and a state that differs from another in counters alone
-// costs nothing but its targets. No transition row is made. Knows groups as byte automata; knows no tokens.
+// what follows the leaf; so that is found once per leaf state, and for leaf states that stand together once for these; and
+// a state that differs from another in counters alone costs nothing but its targets. No transition row is made. Knows groups as byte automata; knows no tokens.
 #ifndef LMPROG_GROUPS_H
 #define LMPROG_GROUPS_H
 #include <array>
 #include <deque>
+#include <map>
+#include <set>
 #include <unordered_map>
 
 #include "lmprog_automaton.h"
@@ -91,7 +93,8 @@ class Groups {
     const uint32_t* targets(const Step& step) const { return targets_.data() + step.begin; }
     int64_t num_bytes() const {
         return static_cast<int64_t>(of_state_.capacity() * 8 + made_.size() * sizeof(Steps) + targets_.capacity() * 4 +
-                                    of_leaf_.size() * (sizeof(Steps) + 32) + ends_.capacity() * 4);
+                                    of_leaf_.size() * (sizeof(Steps) + 32) + ends_.capacity() * 4 +
+                                    joints_.size() * 400);
     }
 
   private:
@@ -115,36 +118,109 @@ class Groups {
             if (!meets(v_.group_start[g], bytes)) continue;
             to.clear();
             Reach kind;
-            if (at.size() > kManyLeaves || !by_leaves(at, g, kind, to)) kind = product(state, g, to);
+            if (at.size() > kManyLeaves)
+                kind = product(state, g, to);
+            else
+                by_leaves(at, g, kind, to);
             out[g] = kept(kind, to, targets_);
         }
         return out;
     }
 
-    // What the leaves say by themselves; false where that is not enough.
-    bool by_leaves(const std::vector<At>& at, int g, Reach& kind, std::vector<uint32_t>& to) {
+    // What the leaves say, by themselves or together.
+    void by_leaves(const std::vector<At>& at, int g, Reach& kind, std::vector<uint32_t>& to) {
         edges_.clear();
-        size_t takers = 0;
+        takers_.clear();
         bool simple = true;
         for (const At& one : at) {
             const Step& step = leaf(one.leaf)[g];
             if (step.kind == kNone) continue;
-            takers++;
+            takers_.push_back(one);
             kind = step.kind;
             simple = simple && step.kind == kAll && step.count == 1;
             for (uint32_t i = 0; i < step.count; i++)
                 edges_.push_back({0, 0, static_cast<int32_t>(ends_[step.begin + i]), one.frame});
         }
-        if (takers == 0) {
+        if (takers_.empty()) {
             kind = kNone;
-        } else if (takers == 1 && kind != kUnknown) {  // each end of the leaf leads to a state of its own
+        } else if (takers_.size() == 1) {  // each end of the leaf leads to a state of its own
             for (const auto& edge : edges_) to.push_back(a_.target(&edge, 1));
         } else if (simple) {
             to.push_back(a_.target(edges_.data(), edges_.size()));
         } else {
-            return false;
+            const Joint& all = joint(g);
+            kind = all.kind;
+            for (const Ends& ends : all.ends) {
+                edges_.clear();
+                for (const auto& [taker, end] : ends) edges_.push_back({0, 0, end, takers_[taker].frame});
+                to.push_back(a_.target(edges_.data(), edges_.size()));
+            }
         }
-        return true;
+        if (kind == kUnknown) to.clear();
+    }
+
+    // Where each of several leaves is after the same character: their places among the takers, and leaf states.
+    using Ends = std::vector<std::pair<uint32_t, int32_t>>;
+    struct Joint {
+        Reach kind = kNone;
+        std::vector<Ends> ends;
+    };
+
+    // What takers_ do with a group, one byte after the other.
+    const Joint& joint(int group) {
+        std::vector<int32_t> key{group};
+        for (const At& one : takers_) key.push_back(one.leaf);
+        const auto [found, is_new] = joints_.try_emplace(key);
+        Joint& out = found->second;
+        if (!is_new) return out;
+        std::set<std::pair<Ends, int32_t>> met;
+        std::vector<std::pair<Ends, int32_t>> pairs(1);
+        for (size_t i = 0; i < takers_.size(); i++) pairs[0].first.push_back({static_cast<uint32_t>(i), takers_[i].leaf});
+        pairs[0].second = v_.group_start[group];
+        bool all = true;
+        for (size_t i = 0; i < pairs.size(); i++) {
+            const auto [from, inside] = pairs[i];
+            for (int32_t c = v_.edge_start[inside]; c < v_.edge_start[inside + 1]; c++) {
+                const int32_t after = v_.edges[3 * c + 2];
+                all = each_piece(from, v_.edges[3 * c], v_.edges[3 * c + 1], [&](const Ends& ends) {
+                    if (after < 0) {
+                        if (std::find(out.ends.begin(), out.ends.end(), ends) == out.ends.end()) out.ends.push_back(ends);
+                    } else if (met.insert({ends, after}).second) {
+                        pairs.push_back({ends, after});
+                    }
+                }) && all;
+            }
+            if (pairs.size() > kMaxPairs || out.ends.size() > kMaxTargets) {
+                out = {kUnknown, {}};
+                return out;
+            }
+        }
+        out.kind = out.ends.empty() ? kNone : all ? kAll : kSome;
+        return out;
+    }
+
+    // The leaf states after the bytes low..high, cut where they change; whether every byte leads somewhere.
+    template <class Body> bool each_piece(const Ends& from, int32_t low, int32_t high, Body body) const {
+        const lmprog_net& net = a_.net();
+        std::vector<int32_t> cuts{low, high + 1};
+        for (const auto& [taker, state] : from)
+            for (int32_t e = net.edge_start[state]; e < net.edge_start[state + 1]; e++)
+                for (const int32_t cut : {net.edges[3 * e], net.edges[3 * e + 1] + 1})
+                    if (low < cut && cut <= high) cuts.push_back(cut);
+        std::sort(cuts.begin(), cuts.end());
+        bool all = true;
+        for (size_t i = 0; i + 1 < cuts.size(); i++) {
+            if (cuts[i] == cuts[i + 1]) continue;
+            Ends ends;
+            for (const auto& [taker, state] : from)
+                for (int32_t e = net.edge_start[state]; e < net.edge_start[state + 1]; e++)
+                    if (net.edges[3 * e] <= cuts[i] && cuts[i] <= net.edges[3 * e + 1]) ends.push_back({taker, net.edges[3 * e + 2]});
+            if (ends.empty())
+                all = false;
+            else
+                body(ends);
+        }
+        return all;
     }
 
     static Step kept(Reach kind, std::vector<uint32_t>& to, std::vector<uint32_t>& pool) {
@@ -215,7 +291,7 @@ class Groups {
         return ends.empty() ? kNone : all ? kAll : kSome;
     }
 
-    // The automaton's own bytes against the group's, for states in which several leaves have a say.
+    // The automaton's own bytes against the group's, for states of many leaves.
     Reach product(uint32_t state, int group, std::vector<uint32_t>& to) {
         std::vector<std::pair<uint32_t, int32_t>> pairs{{state, v_.group_start[group]}};
         met_.clear();
@@ -248,6 +324,8 @@ class Groups {
     std::vector<uint32_t> targets_, ends_;
     std::unordered_map<int32_t, Steps> of_leaf_;
     std::vector<std::pair<int32_t, int32_t>> leaf_pairs_;
+    std::map<std::vector<int32_t>, Joint> joints_;  // by group and leaf states
+    std::vector<At> takers_;
     std::vector<Edge> edges_;
     Pairs met_;
 };

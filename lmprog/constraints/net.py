@@ -150,7 +150,7 @@ class NetBuilder:
         return found
 
     def seq(self, items: Iterable[Node]) -> Node:
-        found = tuple([item for item in items if item != EMPTY])
+        found = tuple([item for item in items if item])  # but EMPTY
         if FAIL in found:
             return FAIL
         return found[0] if len(found) == 1 else self._node(SEQ, found)

@@ -20,6 +20,11 @@ from lmprog.errors import LmprogError
 from lmprog.launch.parent_pipe import Parent, config_from_json
 from lmprog.transport import ZmqRuntimeChannel, keys_of_runtime
 
+COLLECTED_EVERY = (10_000, 20, 10)
+"""New objects until the youngest are looked at, and of how many such looks one takes in the next
+older ones. What a step or a compiled constraint leaves is freed at once, hardly anything in cycles.
+"""
+
 
 def main() -> int:
     """Exit code 0 after an orderly stop, 1 where it could not start."""
@@ -51,6 +56,7 @@ def main() -> int:
         return 1
     gc.collect()
     gc.freeze()  # what was loaded lives as long as the process
+    gc.set_threshold(*COLLECTED_EVERY)
     facts = {
         "model": welcome.model,
         "context_len": welcome.context_len,

@@ -21,7 +21,7 @@ from lmprog.constraints.schema.conditions import (
     FurtherMembers,
     without_faults,
 )
-from lmprog.constraints.schema.flat import ObjectFacet, Sourced, Witness
+from lmprog.constraints.schema.flat import ObjectFacet, Properties, Sourced, Witness
 from lmprog.constraints.schema.object_parts import Entry, ObjectParts
 from lmprog.constraints.schema.schema_document import Located
 from lmprog.constraints.schema.strings import search_pattern
@@ -121,8 +121,8 @@ class ObjectBuilder:
         """One undeclared member, and a witness of each of `witnesses`. Each set of patterns that a
         name can match gets its own schemas.
         """
-        if self._is_plain and self._facet.properties[0].is_closed and not witnesses:
-            return FAIL
+        if self._is_plain and not witnesses:
+            return self._any_other(self._facet.properties[0])
         named = tuple(self._named())
         ways = []
         for chosen in range(1 << len(self._patterns)):
@@ -143,6 +143,14 @@ class ObjectBuilder:
                     self._net.seq([self._parts.lower_names(texts), self._parts.colon, value])
                 )
         return self._net.alt(ways)
+
+    def _any_other(self, group: Properties) -> Node:
+        """One member that is not declared, where nothing is said but by names."""
+        if group.is_closed:
+            return FAIL
+        value = self._parts.compile_schemas([group.additional] if group.additional else [])
+        names = self._parts.lower_names(TextSet(excluded=tuple(self._named())))
+        return self._net.seq([names, self._parts.colon, value])
 
     def _further_schemas(self, patterns: set[str]) -> list[Located]:
         out = []

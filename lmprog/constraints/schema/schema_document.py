@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
@@ -23,13 +22,16 @@ _DATA = frozenset(["const", "enum", "default", "examples"])
 _MAX_DEPTH = 200
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Located:
-    """A schema and its path, which is unique within the document and so serves as a cache key."""
+    """A schema and its path, which is unique within the document and so serves as a cache key.
+    Read-only."""
 
-    path: str
-    base: str
-    value: Schema
+    __slots__ = ("base", "path", "value")
+
+    def __init__(self, path: str, base: str, value: Schema) -> None:
+        self.path = path
+        self.base = base
+        self.value = value
 
     def child(self, *steps: str | int) -> Located:
         """The subschema at these keys and indexes. Raises UnsupportedSchema if there is none."""
@@ -37,19 +39,21 @@ class Located:
         path = self.path
         for step in steps:
             path = f"{path}/{escape(step) if isinstance(step, str) else step}"
-            value = value[step] if isinstance(value, dict | list) else None  # type: ignore[index]
+            is_inside = isinstance(value, dict) or isinstance(value, list)  # noqa: SIM101  quicker
+            value = value[step] if is_inside else None  # type: ignore[index]
         return self.sibling(path, value)
 
     def sibling(self, path: str, value: Json) -> Located:
         """A derived schema with its own `path` below this one."""
-        if not isinstance(value, bool | dict):
-            raise UnsupportedSchema(
-                f"a schema is expected at {path}", keyword=path.rpartition("/")[2], path=path
-            )
-        base = self.base
-        if isinstance(value, dict) and isinstance(value.get("$id"), str):
-            base = urljoin(base, str(value["$id"]))
-        return Located(path, base, value)
+        if isinstance(value, dict):
+            name = value.get("$id")
+            base = urljoin(self.base, name) if isinstance(name, str) else self.base
+            return Located(path, base, value)
+        if isinstance(value, bool):
+            return Located(path, self.base, value)
+        raise UnsupportedSchema(
+            f"a schema is expected at {path}", keyword=path.rpartition("/")[2], path=path
+        )
 
 
 def escape(step: str) -> str:
@@ -70,9 +74,14 @@ class Document:
         self._anchors: dict[str, Located] = {}
         self._dynamic: dict[str, list[Located]] = {}
         """The schemas with a `$dynamicAnchor` of each name."""
-        if _has_names(text):
+        self._resolved: dict[tuple[str, str, str], Located] = {}
+        """By base, reference and keyword."""
+        self._has_names = _NAMES.search(text) is not None
+        if self._has_names:
             for located in _subschemas(self.root, 0):
                 self._register(located)
+        elif text.count("{") > _MAX_DEPTH and _is_deeper(value, _MAX_DEPTH):
+            raise _too_deep("#")
 
     def _register(self, at: Located) -> None:
         assert isinstance(at.value, dict)
@@ -93,6 +102,13 @@ class Document:
         """The schema that `$ref` at `at` points to."""
         if not isinstance(reference, str):
             raise UnsupportedSchema(f"{keyword} is not a string", keyword=keyword, path=at.path)
+        key = (at.base, reference, keyword)
+        known = self._resolved.get(key)
+        if known is None:
+            known = self._resolved[key] = self._found(at, reference, keyword)
+        return known
+
+    def _found(self, at: Located, reference: str, keyword: str) -> Located:
         url, fragment = urldefrag(
             urljoin(at.base, reference) if not reference.startswith("#") else at.base + reference
         )
@@ -132,8 +148,7 @@ class Document:
             )
         return found
 
-    @staticmethod
-    def _follow(resource: Located, fragment: str) -> Located | None:
+    def _follow(self, resource: Located, fragment: str) -> Located | None:
         found = resource
         value: Json = resource.value
         path = resource.path
@@ -146,7 +161,7 @@ class Document:
             else:
                 return None
             path = f"{path}/{escape(step)}"
-            if isinstance(value, dict):
+            if self._has_names and isinstance(value, dict):  # its base may be another
                 found = found.sibling(path, value)
         return found.sibling(path, value) if found.path != path else found
 
@@ -155,9 +170,19 @@ _NAMES = re.compile(r'\\u0|"\$id"|"\$anchor"|"\$dynamicAnchor"|"id"\s*:\s*"#')
 """Schemas with names of their own; a key may be written with escapes."""
 
 
-def _has_names(text: str) -> bool:
-    """Whether a document has to be read whole: for names, for depth or for keys of our own."""
-    return text.count("{") > _MAX_DEPTH or _NAMES.search(text) is not None
+def _is_deeper(value: Json, depth: int) -> bool:
+    """Whether objects nest deeper, plain data left aside."""
+    if isinstance(value, dict):
+        if depth < 0:
+            return True
+        return any(_is_deeper(one, depth - 1) for key, one in value.items() if key not in _DATA)
+    return isinstance(value, list) and any(_is_deeper(one, depth) for one in value)
+
+
+def _too_deep(path: str) -> UnsupportedSchema:
+    return UnsupportedSchema(
+        f"the schema nests deeper than {_MAX_DEPTH}", keyword="", path=path[:200]
+    )
 
 
 def _refuse_constant(name: str) -> Json:
@@ -167,9 +192,7 @@ def _refuse_constant(name: str) -> Json:
 def _subschemas(at: Located, depth: int) -> Iterator[Located]:
     """Every object below that may be a schema; plain data (`enum`, `const`, ...) is skipped."""
     if depth > _MAX_DEPTH:
-        raise UnsupportedSchema(
-            f"the schema nests deeper than {_MAX_DEPTH}", keyword="", path=at.path[:200]
-        )
+        raise _too_deep(at.path)
     if not isinstance(at.value, dict):
         return
     yield at
