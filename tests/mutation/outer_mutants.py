@@ -47,8 +47,8 @@ OUTER_MUTANTS = [
         "salts share prefixes in a fleet",
         "fleet",
         _FLEET + "prefix_memory.py",
-        "    key = hash(salt)\n",
-        '    key = hash("")\n',
+        "    key = _number(salt)\n",
+        '    key = _number("")\n',
     ),
     Mutant(
         "a moved program streams its text again",
