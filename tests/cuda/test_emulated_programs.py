@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.launch import greet
 from lmprog.native import compiler, kernels_folder
 from lmprog.runtime.assembly import assemble
 from lmprog.transport import LocalRuntimeChannel
+from tests.runtime.runtime_thread import serving
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
@@ -44,23 +43,8 @@ def runtime_on(device: str, attention: Any = None) -> Iterator[RuntimeBackend]:
     assert facts["device"] == device
     kind = f"({attention or 'tree'})" if device == "emulated" else "native"
     assert kind in facts["engine"]
-    ended = threading.Event()
-
-    def serve() -> None:
-        try:
-            while not ended.is_set():
-                loop.step()
-        finally:
-            channel.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with RuntimeBackend(greet(channel.connect())) as backend:
-            yield backend
-    finally:
-        ended.set()
-        thread.join()
+    with serving(loop, channel) as backend:
+        yield backend
 
 
 @lmprog.function

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
 from lmprog import wire
 from tests.fleet.deaths import trial
-from tests.fleet.replicas import Fleet, outcome, streamed
+from tests.fleet.replicas import Fleet, RandomProgram, outcome, streamed
 
 SLOW = wire.SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
 
@@ -40,6 +43,41 @@ def test_every_step_is_a_good_moment_to_die() -> None:
         found = tried(death)
         assert found[:2] == calm[:2], f"died at step {death}"
         assert found[2] == 1
+
+
+def test_eight_replicas_lose_nothing_by_a_death_after_any_op(seed: int) -> None:
+    """Programs run side by side, op by op; each op is in turn the last before its replica dies."""
+    programs = [RandomProgram(random.Random(100 * seed + n), first=1000 * n) for n in range(2)]
+    ops = [
+        (one.root, op)
+        for frames in itertools.zip_longest(*(one.frames[:-1] for one in programs), fillvalue=())
+        for one, frame in zip(programs, frames, strict=True)
+        for op in frame
+    ]
+
+    def tried(death: int | None) -> tuple[dict[int, object], dict[tuple[int, int], object], int]:
+        fleet, heard = Fleet(8), []
+        for number, (root, op) in enumerate(ops):
+            fleet.say(op)
+            home = fleet.router._branches[root].home
+            if number == death and home is not None:
+                fleet.kill(home.name)
+            heard += fleet.step() if number % 3 == 2 else []
+        heard += fleet.until_idle()
+        for one in programs:
+            fleet.say(*one.frames[-1])
+        heard += fleet.until_idle()
+        assert sum(fleet.router.loads.values()) == 0
+        return outcome(heard), dict(streamed(heard)), fleet.router.num_moved
+
+    calm = tried(None)
+    assert len(calm[0]) >= 2
+    moved = 0
+    for death in range(len(ops)):
+        found = tried(death)
+        assert found[:2] == calm[:2], f"a replica died after op {death}: {ops[death][1]}"
+        moved += found[2]
+    assert moved > 3
 
 
 def test_a_program_that_loses_three_replicas_is_not_moved_again() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,12 +13,11 @@ import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend, describe, flush
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
-from lmprog.launch import greet
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.kv_events.kv_publisher import PublishingChannel
-from lmprog.runtime.loop import Loop
 from lmprog.transport import EventSocket, LocalRuntimeChannel
 from tests.kv_events.mirror import Mirror, prefixes_of
+from tests.runtime.runtime_thread import serving
 
 PLACE = "tcp://127.0.0.1:*"
 END = b"\xff" * 8
@@ -30,24 +27,6 @@ def config(**options: Any) -> RuntimeConfig:
     # little memory: what is cached is evicted while the programs run
     scheduler = SchedulerConfig(page_size=4, num_pages=80, admission="unlimited")
     return RuntimeConfig(model="dummy:tiny", threads=1, scheduler=scheduler, **options)
-
-
-@contextmanager
-def serving(loop: Loop, channel: LocalRuntimeChannel) -> Iterator[RuntimeBackend]:
-    ended = threading.Event()
-
-    def serve() -> None:
-        while not ended.is_set():
-            loop.step()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with RuntimeBackend(greet(channel.connect())) as backend:
-            yield backend
-    finally:
-        ended.set()
-        thread.join()
 
 
 class Listener:

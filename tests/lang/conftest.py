@@ -28,7 +28,6 @@ def backend(small: Small) -> Iterator[RuntimeBackend]:
 @pytest.fixture
 def real() -> Iterator[Real]:
     """With a small random model, constraints and a chat template."""
-    made, thread = Real.begin()
+    made = Real()
     yield made
-    made.ended.set()
-    thread.join()
+    made.end()

@@ -5,9 +5,7 @@ halves stand on.
 from __future__ import annotations
 
 import random
-import threading
 import time
-from dataclasses import dataclass
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
@@ -22,6 +20,7 @@ from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.transport import LocalRuntimeChannel
+from tests.runtime.runtime_thread import RuntimeThread
 
 CONTEXT = 400
 
@@ -50,40 +49,16 @@ class Small:
         loop = Loop(
             self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic
         )
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(loop,))
-        self._thread.start()
-
-    def _serve(self, loop: Loop) -> None:
-        try:
-            while not self._ended.is_set():
-                loop.step()
-        finally:
-            self.channel.close()  # whoever waits hears of it, also when a step raised
+        self._thread = RuntimeThread(loop, self.channel)
 
     def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._thread.end()
 
 
-@dataclass
 class Real:
-    """A runtime with a small random model, in a thread of this process."""
+    """A runtime with a small random model, in a thread of this process; it serves already."""
 
-    loop: Loop
-    channel: LocalRuntimeChannel
-    ended: threading.Event
-
-    def serve(self) -> None:
-        try:
-            while not self.ended.is_set():
-                self.loop.step()
-        finally:
-            self.channel.close()
-
-    @classmethod
-    def begin(cls) -> tuple[Real, threading.Thread]:
-        """One that serves already, and its thread; setting `ended` ends it."""
+    def __init__(self) -> None:
         config = RuntimeConfig(
             model="dummy:tiny",
             dtype="float32",
@@ -91,9 +66,9 @@ class Real:
             kv_memory_mb=32,
             scheduler=SchedulerConfig(page_size=16, max_waiting=10_000, max_rows=256),
         )
-        channel = LocalRuntimeChannel()
-        loop, _ = assemble(config, channel)
-        made = cls(loop, channel, threading.Event())
-        thread = threading.Thread(target=made.serve)
-        thread.start()
-        return made, thread
+        self.channel = LocalRuntimeChannel()
+        self.loop, _ = assemble(config, self.channel)
+        self._thread = RuntimeThread(self.loop, self.channel)
+
+    def end(self) -> None:
+        self._thread.end()

@@ -126,11 +126,10 @@ def killed(s: lmprog.Branch, at: int) -> str:
 
 
 if __name__ == "__main__":
-    made, thread = Real.begin()
+    made = Real()
     with RuntimeBackend(greet(made.channel.connect())) as backend:
         from tests.lang.stopped_programs import killed as program  # by the name that is imported
 
         run = program.using(backend=backend, checkpoint=Path(sys.argv[1]), seed=11)
         print(run.run(int(sys.argv[2])).value)
-    made.ended.set()
-    thread.join()
+    made.end()

@@ -36,13 +36,12 @@ from tests.lang.stopped_programs import stopped, tokens_of
 @pytest.fixture
 def two() -> Iterator[list[RuntimeBackend]]:
     """Two runtimes of one model."""
-    made = [Real.begin() for _ in range(2)]
-    backends = [RuntimeBackend(greet(real.channel.connect())) for real, _ in made]
+    made = [Real() for _ in range(2)]
+    backends = [RuntimeBackend(greet(real.channel.connect())) for real in made]
     yield backends
-    for backend, (real, thread) in zip(backends, made, strict=True):
+    for backend, real in zip(backends, made, strict=True):
         backend.close()
-        real.ended.set()
-        thread.join()
+        real.end()
 
 
 def test_a_run_goes_on_from_every_result_on_another_runtime_token_for_token(

@@ -192,7 +192,7 @@ def test_two_runtimes_leave_no_branch_open(real: Real) -> None:
         first = await s.with_(backend=other).gen(max_tokens=4)
         return first + await s.gen(max_tokens=4)
 
-    made, thread = Real.begin()
+    made = Real()
     try:
         with (
             RuntimeBackend(greet(real.channel.connect())) as home,
@@ -202,8 +202,7 @@ def test_two_runtimes_leave_no_branch_open(real: Real) -> None:
             assert run.usage.generated == 8
             assert describe(home)["open_branches"] == describe(other)["open_branches"] == 0
     finally:
-        made.ended.set()
-        thread.join()
+        made.end()
 
 
 def test_unknown_backends_are_refused() -> None:

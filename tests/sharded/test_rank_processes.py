@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +21,11 @@ import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, RuntimeGone
-from lmprog.launch import RuntimeProcess, greet
+from lmprog.launch import RuntimeProcess
 from lmprog.native import compiler
 from lmprog.runtime.assembly import assemble
 from lmprog.transport import LocalRuntimeChannel
+from tests.runtime.runtime_thread import serving
 
 SMALL = RuntimeConfig(
     model="dummy:tiny",
@@ -64,21 +64,8 @@ def one_process() -> Iterator[RuntimeBackend]:
     """The same model on the torch engine in a thread."""
     channel = LocalRuntimeChannel()
     loop, _ = assemble(replace(SMALL, engine="torch"), channel)
-    ended = threading.Event()
-
-    def serve() -> None:
-        while not ended.is_set():
-            loop.step()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with RuntimeBackend(greet(channel.connect())) as backend:
-            yield backend
-    finally:
-        ended.set()
-        thread.join()
-        channel.close()
+    with serving(loop, channel) as backend:
+        yield backend
 
 
 def rank_pids(parent: int) -> list[int]:

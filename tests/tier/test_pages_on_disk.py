@@ -19,7 +19,6 @@ import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, LmprogError, NotSupported
-from lmprog.launch import greet
 from lmprog.native import compiler
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.engine.kept_pages import open_disk_store
@@ -28,6 +27,7 @@ from lmprog.runtime.tier.page_file import HEADER_BYTES, Contents, PageFile
 from lmprog.runtime.tier.page_store import PageKey
 from lmprog.runtime.tier.second_tier import SecondTier
 from lmprog.transport import LocalRuntimeChannel
+from tests.runtime.runtime_thread import serving
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
@@ -55,25 +55,8 @@ def runtime(folder: Path | None) -> Iterator[RuntimeBackend]:
     """A runtime in a thread of this process; it stops in order."""
     channel = LocalRuntimeChannel()
     loop, _ = assemble(config(folder), channel)
-    ended = threading.Event()
-
-    def serve() -> None:
-        try:
-            while not ended.is_set():
-                loop.step()
-            loop.stop()
-            loop.scheduler.check()
-        finally:
-            channel.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with RuntimeBackend(greet(channel.connect())) as backend:
-            yield backend
-    finally:
-        ended.set()
-        thread.join()
+    with serving(loop, channel) as backend:
+        yield backend
 
 
 def answers(backend: RuntimeBackend) -> list[list[str]]:
