@@ -409,6 +409,12 @@ LMPROG_EXPORT int64_t lmprog_automaton_cost(const lmprog_automaton* automaton, u
     return automaton->inner.cost(state);
 }
 
+LMPROG_EXPORT int32_t lmprog_automaton_stands_at(const lmprog_automaton* automaton, uint32_t state, int32_t leaf_state) {
+    bool found = false;
+    automaton->inner.each_position(state, [&](const lmprog::Position& at) { found = found || at.leaf_state == leaf_state; });
+    return found;
+}
+
 LMPROG_EXPORT int32_t lmprog_automaton_final(const lmprog_automaton* automaton, uint32_t state) {
     return automaton->inner.is_final(state);
 }

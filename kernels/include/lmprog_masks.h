@@ -110,6 +110,8 @@ int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t state, uint32
 int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint32_t state, uint8_t* bytes, int64_t max_length);
 int64_t lmprog_automaton_cost(const lmprog_automaton* automaton, uint32_t state);
 int32_t lmprog_automaton_final(const lmprog_automaton* automaton, uint32_t state);
+/* Whether one of the state's positions is at this leaf state. */
+int32_t lmprog_automaton_stands_at(const lmprog_automaton* automaton, uint32_t state, int32_t leaf_state);
 int64_t lmprog_automaton_states(const lmprog_automaton* automaton);
 
 /* Forgets all states but the start and those of `states`, and writes their new numbers to `moved`. The first `needed`

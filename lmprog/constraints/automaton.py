@@ -98,6 +98,9 @@ class LazyAutomaton:
     def is_final(self, state: int) -> bool:
         return self._sets[state].final
 
+    def stands_at(self, state: int, leaf_state: int) -> bool:
+        return any(self._positions[one][0] == leaf_state for one in self._sets[state].positions)
+
     def cost(self, state: int) -> int:
         return self._costs[state]
 

@@ -14,9 +14,11 @@ from lmprog import wire
 from lmprog.constraints.compiler import DEFAULT_LIMITS, compile_constraint
 from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.regular import RegularConstraint
+from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 
 _Key = tuple[wire.Constraint, str, CompileLimits]
+_OURS = RegularConstraint, UniqueItemsConstraint
 _OTHER_ENGINE_BYTES = 1 << 20
 _ENTRY_BYTES = 10 << 10
 """Of an entry beside its automaton and its masks: the specification, and the objects around it."""
@@ -95,5 +97,5 @@ class ConstraintCache:
 
 
 def _size_of(held: Constraint) -> int:
-    own = held.num_bytes if isinstance(held, RegularConstraint) else _OTHER_ENGINE_BYTES
+    own = held.num_bytes if isinstance(held, _OURS) else _OTHER_ENGINE_BYTES
     return own + _ENTRY_BYTES

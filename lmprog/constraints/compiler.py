@@ -33,6 +33,7 @@ from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.build import schema_node
 from lmprog.constraints.schema.contradiction import why_nothing_fits
+from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import MaskEngine, PlainEngine
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
@@ -65,7 +66,11 @@ def compile_constraint(
         assert isinstance(spec, wire.Grammar), "only grammars may be left to the other engine"
         return LlguidanceConstraint(spec.text, vocabulary, limits, str(why))
     engine = _engine(net, vocabulary, limits)
-    return RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
+    made = RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
+    if not builder.unique_arrays:
+        return made
+    arrays = {int(net.args[leaf, 0]): one for leaf, one in builder.unique_arrays.items()}
+    return UniqueItemsConstraint(made, arrays, vocabulary)
 
 
 def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngine:

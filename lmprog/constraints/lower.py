@@ -21,15 +21,19 @@ from lmprog.errors import GrammarError
 _SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 0x2F: "/", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
 _JSON_PLAIN = charset.complement(charset.charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
 _BACKSLASH_U = (((92, 92),), ((117, 117),))
+_ESCAPED = charset.charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
 _BMP = charset.charset([(0, 0xFFFF)])
 
 
 class Lowering:
-    """Lowers expressions into one builder; `json_string` selects the spelling of characters."""
+    """Lowers expressions into one builder; `json_string` selects the spelling of characters, and
+    `one_spelling` the one that equal texts have: an escape where there must be one, the shortest.
+    """
 
-    def __init__(self, net: NetBuilder, json_string: bool) -> None:
+    def __init__(self, net: NetBuilder, json_string: bool, one_spelling: bool = False) -> None:
         self._net = net
         self._json = json_string
+        self._one_spelling = one_spelling
         self._done: dict[int, tuple[Expression, Node]] = {}
         """By identity, since equality reads whole expressions. Holds them, so that ids stay
         theirs."""
@@ -86,6 +90,8 @@ class Lowering:
         return found[1]
 
     def _class(self, ranges: CharSet) -> Node:
+        if self._one_spelling:
+            return self._net.byte_strings(shortest_json_char_bytes(ranges))
         if self._json and ranges == charset.ALL:
             return self._net.same_leaf(any_json_character())
         return self._net.byte_strings(json_char_bytes(ranges) if self._json else char_bytes(ranges))
@@ -117,6 +123,20 @@ def json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
     for low, high in ranges:
         if high > 0xFFFF:
             out += _surrogate_pairs(max(low, 0x10000), high)
+    return tuple(out)
+
+
+@functools.lru_cache(maxsize=1024)
+def shortest_json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
+    """The same with one spelling for each character, that of `json.dumps`."""
+    escaped = charset.intersect(ranges, _ESCAPED)
+    short = [code for code in _SHORT_ESCAPES if charset.contains(escaped, code)]
+    out = list(char_bytes(charset.intersect(ranges, _JSON_PLAIN)))
+    out += [(((92, 92),), ((ord(_SHORT_ESCAPES[code]),) * 2,)) for code in short]
+    others = charset.subtract(escaped, charset.charset([(code, code) for code in _SHORT_ESCAPES]))
+    for low, high in others:
+        for code in range(low, high + 1):
+            out.append(tuple(((byte, byte),) for byte in f"\\u{code:04x}".encode()))
     return tuple(out)
 
 

@@ -94,6 +94,7 @@ def _kernel() -> ctypes.CDLL | None:
         "forced": (_LONG, [_POINTER, state, _POINTER, _LONG]),
         "cost": (_LONG, [_POINTER, state]),
         "final": (_INT, [_POINTER, state]),
+        "stands_at": (_INT, [_POINTER, state, _INT]),
         "states": (_LONG, [_POINTER]),
         "bytes": (_LONG, [_POINTER]),
         "collect": (_LONG, [_POINTER, _POINTER, _LONG, _LONG, _POINTER]),
@@ -290,6 +291,9 @@ class NativeMaskEngine:
 
     def is_final(self, state: int) -> bool:
         return bool(self._kernel.lmprog_automaton_final(self._handle, state))
+
+    def stands_at(self, state: int, leaf_state: int) -> bool:
+        return bool(self._kernel.lmprog_automaton_stands_at(self._handle, state, leaf_state))
 
     def cost(self, state: int) -> int:
         return int(self._kernel.lmprog_automaton_cost(self._handle, state))

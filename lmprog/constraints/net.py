@@ -57,6 +57,8 @@ class NetBuilder:
         self._part_nodes = self._part_states = 0
         self.left_out: dict[str, UnsupportedSchema] = {}
         """What of a schema the net does not take, though it should, by the reason."""
+        self.unique_arrays: dict[Node, UniqueArray] = {}
+        """By the leaf of their opening bracket, which is no other's."""
         self.holes: dict[Node, int] = {}
         """By node, where its argument is."""
         self.is_recursive = False
@@ -106,6 +108,7 @@ class NetBuilder:
         """This net as a part of others. Nothing is added to it any more."""
         assert not self.holes, "a hole was never filled"
         assert not self.parts, "a part has no parts"
+        assert not self.unique_arrays, "a part has no array that must be looked at"
         self._known, self._texts, self._strings, self._leaves = {}, {}, {}, {}
         self.check = never_stop
         return NetPart(self, root)
@@ -218,6 +221,18 @@ class EachOnce:
     high: int | None = None
     again: Node = FAIL
     """May come many times, and counts towards `low` once."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueArray:
+    """An array of strings that have to differ, which no net says: see `unique_items.py`."""
+
+    low: int
+    """Fewest items."""
+    spare: int
+    """How many tokens more than the net knows another of so many different items may take."""
+    has_many: bool
+    """Whether there are more different items than any array will have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -168,6 +168,14 @@ class RegularConstraint:
     def distance(self, state: State) -> int:
         return self._engine.cost(state.number)
 
+    def row(self, state: State) -> list[int]:
+        """For each byte, the number of the next state, or 0; the numbers are told apart only."""
+        return self._call(lambda: self._engine.row(state.number))
+
+    def stands_at(self, state: State, leaf_state: int) -> bool:
+        """Whether the state may go on with that leaf state of the net."""
+        return self._engine.stands_at(state.number, leaf_state)
+
     def _state(self, number: int) -> State:
         held = self._states.get(number)
         state = None if held is None else held()

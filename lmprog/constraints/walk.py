@@ -48,6 +48,10 @@ class ByteAutomaton(Protocol):
 
     def is_final(self, state: int) -> bool: ...
 
+    def stands_at(self, state: int, leaf_state: int) -> bool:
+        """Whether one of the state's positions is there."""
+        ...
+
     def cost(self, state: int) -> int:
         """An upper bound on the tokens to acceptance."""
         ...

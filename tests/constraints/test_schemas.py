@@ -66,11 +66,12 @@ def test_a_known_format_is_enforced(name: str, small: Vocabulary) -> None:
     ("schema", "keyword", "path"),
     [
         (
-            {"type": "array", "uniqueItems": True, "items": {"type": "string"}},
+            {"type": "array", "uniqueItems": True, "items": {"type": "number"}},
             "uniqueItems",
             "#/uniqueItems",
         ),
         ({"properties": {"a": {"$ref": "http://else.where/x"}}}, "$ref", "#/properties/a/$ref"),
+        ({"type": "object", "minProperties": 2}, "minProperties", "#/minProperties"),
         ({"$ref": "#/$defs/none"}, "$ref", "#/$ref"),
         ({"properties": {"a": {"pattern": "(?=x)"}}}, "pattern", "#/properties/a/pattern"),
         ({"items": {"type": "foo"}}, "type", "#/items/type"),
@@ -348,3 +349,18 @@ def test_merged_properties_come_in_the_order_of_the_text(small: Vocabulary) -> N
         assert takes(first, '{"a": null, "b": null}')
         last = compiled({**own, **part, **definitions}, small)
         assert takes(last, '{"b": null, "a": null}')
+
+
+def test_many_patterns_of_names_are_told_apart_where_they_exclude_each_other(
+    small: Vocabulary,
+) -> None:
+    patterns: dict[str, Any] = {f"^{letter}_": {"const": letter} for letter in "abcdefghi"}
+    schema = {**OBJECT, "patternProperties": {**patterns, "^a_x": {"type": "string"}}}
+    made = compiled(schema, small)
+    for text in ('{"a_": "a"}', '{"i_2": "i", "a_x": "a", "b_": "b"}', "{}"):
+        assert takes(made, text), text
+    for text in ('{"a_": "b"}', '{"i_2": "h"}', '{"j_": "a"}', '{"_a": "a"}'):
+        assert not takes(made, text), text
+    alike = {f"{letter}": {"type": "integer"} for letter in "abcdefghi"}
+    with pytest.raises(UnsupportedSchema, match="patternProperties"):
+        compiled({**OBJECT, "patternProperties": alike}, small)

@@ -34,7 +34,7 @@ def runtime() -> Iterator[Runtime]:
         yield made
 
 
-LOOKS_AHEAD = {"properties": {"a": {"type": "string", "pattern": "^(?!x)y"}}}
+LOOKS_AHEAD = {"properties": {"a": {"type": "string", "pattern": "^(?:(?!x)y)"}}}
 
 
 @lmprog.function

@@ -82,6 +82,18 @@ def test_a_set_that_must_not_be_smaller_than_its_list_is_refused_where_values_ar
         lmprog.constraint(type=tp)
 
 
+def test_a_set_of_strings_that_must_have_two_has_two_that_differ() -> None:
+    tp = Annotated[set[str], pydantic.Field(min_length=2)]
+    model = pydantic.create_model("Model", field=(tp, ...))
+    for made, around in (
+        (lmprog.constraint(type=tp), "{}"),
+        (lmprog.constraint(type=model), '{{"field": {}}}'),
+    ):
+        assert made.accepts(around.format('["a", "b"]'))
+        assert not made.accepts(around.format('["a", "a"]'))
+        assert not made.accepts(around.format('["a"]'))
+
+
 STANDARD: list[tuple[Any, str, Any]] = [
     (set[int], "[1, 2, 1]", {1, 2}),
     (frozenset[str], '["a"]', frozenset("a")),

@@ -11,7 +11,8 @@ from lmprog.constraints.schema.flat import ArrayFacet
 from lmprog.constraints.schema.schema_document import Located
 from lmprog.errors import UnsupportedSchema
 
-_MAX_UNIQUE = 2000
+MAX_UNIQUE = 2000
+"""Values of items that the net counts."""
 _MAX_CELLS = 4000
 
 Compile = Callable[[Sequence[Located]], Node]
@@ -130,10 +131,10 @@ class ArrayBuilder:
 def unique_content(net: NetBuilder, values: Sequence[Node], comma: Node, facet: ArrayFacet) -> Node:
     """At least one item, each of `values` at most once."""
     path = facet.unique or "#"
-    if len(values) > _MAX_UNIQUE:
+    if len(values) > MAX_UNIQUE:
         raise UnsupportedSchema(
-            f"uniqueItems at {path}: supported for items with at most {_MAX_UNIQUE:,} possible "
-            f"values",
+            f"uniqueItems at {path}: supported for items with at most {MAX_UNIQUE:,} possible "
+            f"values, and strings",
             keyword="uniqueItems",
             path=path,
         )

@@ -17,10 +17,10 @@ from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE
-from lmprog.constraints.schema.arrays import ArrayBuilder, repeating_content, unique_content
+from lmprog.constraints.schema.arrays import ArrayBuilder
+from lmprog.constraints.schema.compared import ComparedItems, ItemParts
 from lmprog.constraints.schema.expand import Expander, weakly
 from lmprog.constraints.schema.flat import (
-    FIRST_LETTERS,
     ArrayFacet,
     Flat,
     StringFacet,
@@ -229,70 +229,34 @@ class SchemaBuilder:
             self._net, facet, layout.comma(depth), lambda schemas: self.compile(schemas, depth + 1)
         )
         if facet.repeats or (facet.unique and (facet.high is None or facet.high > 1)):
-            content, may_be_empty = self._compared_items(builder, facet, depth)
-        else:
-            content, may_be_empty = builder.content()
+            return self._comparing(facet, depth).node(builder.schemas(0))
+        content, may_be_empty = builder.content()
         return self._bracketed(b"[]", content, may_be_empty, depth)
 
-    def _compared_items(
-        self, builder: ArrayBuilder, facet: ArrayFacet, depth: int
-    ) -> tuple[Node, bool]:
-        """The content of an array whose items have to differ, or not all to differ."""
-        path = facet.unique or facet.repeats or "#"
-        if facet.unique and facet.repeats:
-            return FAIL, False
-        if any(one.asserts for one in facet.contains) or any(items.prefix for items in facet.items):
-            raise UnsupportedSchema(
-                f"uniqueItems at {path} beside prefixItems or contains",
-                keyword="uniqueItems",
-                path=path,
-            )
-        comma = self._layout.comma(depth)
-        try:
-            values = self._finite_values(builder.schemas(0), depth + 1, path)
-        except UnsupportedSchema as why:
-            if self._strict or facet.repeats:
-                raise
-            self._net.leave_out(why)
-            values = self._told_apart(builder.schemas(0), depth + 1)
-        if facet.repeats:
-            return repeating_content(self._net, values, comma, facet), False
-        return unique_content(self._net, values, comma, facet), facet.low == 0
+    def _comparing(self, facet: ArrayFacet, depth: int) -> ComparedItems:
+        return ComparedItems(
+            facet,
+            ItemParts(
+                net=self._net,
+                layout=self._layout,
+                depth=depth,
+                strict=self._strict,
+                expand=self._expander.expand,
+                value=lambda flat, value: self._value(flat, value, depth + 1),
+                flat=lambda one: self._if_possible(lambda: self._flat(one, depth + 1)),
+                string=self._plain_string,
+            ),
+        )
+
+    def _plain_string(self, flat: Flat, net: NetBuilder) -> Node:
+        """A string in one spelling, in any net."""
+        facet = flat.string if self._formats else flat.string._replace(formats=(), not_formats=())
+        inside = lower_text_set(text_set(facet, self._limits), net, Lowering(net, True, True))
+        return net.seq([net.text(b'"'), inside, net.text(b'"')])
 
     def _bracketed(self, brackets: bytes, content: Node, may_be_empty: bool, depth: int) -> Node:
         ways = [self._layout.enclosed(brackets, depth, content)]
         return self._net.alt([*ways, *([self._layout.empty(brackets)] if may_be_empty else [])])
-
-    def _finite_values(self, schemas: list[Located], depth: int, path: str) -> list[Node]:
-        """One node per possible value."""
-        values: dict[Node, None] = {}
-        for flat in self._expander.expand(schemas):
-            if flat.values is None and flat.types <= {"null", "boolean"}:
-                constants: list[Json] = [None] if "null" in flat.types else []
-                flat = flat.only((*constants, *([False, True] if "boolean" in flat.types else [])))
-            if flat.values is None:
-                raise UnsupportedSchema(
-                    f"uniqueItems at {path}: supported only for items with few possible values",
-                    keyword="uniqueItems",
-                    path=path,
-                )
-            values.update((self._value(flat, value, depth), None) for value in flat.values)
-        return [value for value in values if value != FAIL]
-
-    def _told_apart(self, schemas: list[Located], depth: int) -> list[Node]:
-        """Nodes that have no value in common: strings by their first letter, numbers, all else."""
-        ways: dict[str, list[Node]] = {}
-        for flat in self._expander.expand(schemas):
-            for kind in sorted(flat.types):
-                one = flat.of_types(frozenset([kind]))
-                others = "number" if kind == "number" else ""
-                for letters in FIRST_LETTERS if kind == "string" else [others]:
-                    part = one.beginning(letters) if kind == "string" else one
-                    ways.setdefault(letters, []).append(
-                        self._if_possible(functools.partial(self._flat, part, depth))
-                    )
-        values = [self._net.alt(nodes) for nodes in ways.values()]
-        return [value for value in values if value != FAIL]
 
     def _object(self, flat: Flat, depth: int) -> Node:
         any_order = self._spec.any_order

@@ -8,6 +8,7 @@ are known to be disjoint (see `Expander.disjoint`) or are made so by negation. D
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -28,6 +29,8 @@ from lmprog.constraints.schema.schema_document import Document, Json, Located
 from lmprog.errors import UnsupportedSchema
 
 _MAX_ALTERNATIVES = 512
+_MANY_ALTERNATIVES = 64
+"""From so many on, those that contradict themselves plainly are looked for."""
 _REFUSED = frozenset(["$recursiveRef", "disallow", "extends"])
 _RANK = {keyword: rank for rank, keyword in enumerate(ASSERTIONS)}
 
@@ -140,12 +143,29 @@ class Expander:
         return flats
 
     def _few(self, at: Located, keyword: str, flats: list[Flat]) -> list[Flat]:
+        if len(flats) > _MANY_ALTERNATIVES:
+            flats = [flat for flat in flats if not self._is_plainly_impossible(flat)]
         if len(flats) > _MAX_ALTERNATIVES:
             why = refuse(at, keyword, f"more than {_MAX_ALTERNATIVES} alternatives")
             if self._leave_out is None:
                 raise why
             self._leave_out(why)
         return flats[:_MAX_ALTERNATIVES]
+
+    def _is_plainly_impossible(self, flat: Flat) -> bool:
+        """Whether two schemas of a required property plainly exclude each other."""
+        if flat.types != {"object"}:
+            return False
+        wanted: dict[str, list[Located]] = {name: [] for name in flat.object.required}
+        for group in flat.object.properties:
+            for name, one in group.named:
+                if name in wanted:
+                    wanted[name].append(target(one, self._document))
+        return any(
+            one.value is False or plainly_disjoint(one, other, self._document)
+            for schemas in wanted.values()
+            for one, other in itertools.combinations(schemas, 2)
+        )
 
     def _assertions(self, at: Located, flats: list[Flat]) -> list[Flat]:
         schema = keywords_of(at)

@@ -20,7 +20,7 @@ from lmprog.constraints.schema.flat import (
 )
 from lmprog.constraints.schema.schema_document import Json, Located, same_json
 from lmprog.constraints.schema.strings import search_pattern, text_set
-from lmprog.constraints.textset import contains, matches
+from lmprog.constraints.textset import contains
 
 _MAX_EXPONENT = 4000
 """Of ten, in numbers that are compared; those of greater ones are never taken."""
@@ -114,7 +114,7 @@ class InstanceChecker:
         found += [
             located
             for pattern, located in group.patterns
-            if matches(search_pattern(pattern, self._limits), name)
+            if search_pattern(pattern, self._limits).takes(name)
         ]
         return found or ([group.additional] if group.additional is not None else [])
 

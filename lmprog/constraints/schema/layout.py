@@ -59,6 +59,10 @@ class Layout:
     def open(self, bracket: bytes, depth: int) -> Node:
         return self._net.seq([self._net.text(bracket + self._line(depth + 1)), self._any])
 
+    def behind_open(self, depth: int) -> Node:
+        """What stands between an opening bracket and the content."""
+        return self._net.seq([self._net.text(self._line(depth + 1)), self._any])
+
     def comma(self, depth: int) -> Node:
         return self._net.seq(
             [self._any, self._net.text(self._comma + self._line(depth + 1)), self._any]

@@ -11,11 +11,14 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from json.encoder import encode_basestring
 
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.expression import Expression
-from lmprog.constraints.net import EMPTY, FAIL, EachOnce, Node
+from lmprog.constraints.finish import finish
+from lmprog.constraints.lower import Lowering
+from lmprog.constraints.net import EMPTY, FAIL, EachOnce, NetBuilder, Node
+from lmprog.constraints.net_arrays import EVERY_BYTE
 from lmprog.constraints.schema.conditions import (
     ConditionalMembers,
     FurtherMembers,
@@ -24,12 +27,14 @@ from lmprog.constraints.schema.conditions import (
 from lmprog.constraints.schema.flat import ObjectFacet, Properties, Sourced, Witness
 from lmprog.constraints.schema.object_parts import Entry, ObjectParts
 from lmprog.constraints.schema.schema_document import Located
-from lmprog.constraints.schema.strings import search_pattern
+from lmprog.constraints.schema.strings import Searched, search_pattern
 from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import contains, matches
-from lmprog.errors import UnsupportedSchema
+from lmprog.constraints.textset import contains, lower_text_set
+from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
 
-_MAX_PATTERNS = 5
+_FEW_PATTERNS = 5
+_MAX_TOGETHER = 64
+"""Sets of patterns that a name may match."""
 _MAX_COUNTED = 4000
 _MAX_WAYS = 256
 
@@ -37,7 +42,7 @@ _MAX_WAYS = 256
 @functools.lru_cache(maxsize=4096)
 def _is_like(pattern: Sourced, name: str, limits: CompileLimits) -> bool:
     """Whether a name contains a match of a pattern."""
-    return matches(search_pattern(pattern, limits), name)
+    return search_pattern(pattern, limits).takes(name)
 
 
 class ObjectBuilder:
@@ -47,7 +52,7 @@ class ObjectBuilder:
         self._facet = facet
         self._parts = parts
         self._net = parts.net
-        self._patterns: dict[str, Expression] = {
+        self._patterns: dict[str, Searched] = {
             pattern.text: search_pattern(pattern, parts.limits)
             for group in facet.properties
             for pattern, _ in group.patterns
@@ -60,12 +65,15 @@ class ObjectBuilder:
 
     def content(self) -> tuple[Node, bool]:
         """At least one member, separated by commas, and whether the object may be empty."""
-        if len(self._patterns) > _MAX_PATTERNS:  # before anything is built
-            raise self._refuse("patternProperties", f"more than {_MAX_PATTERNS} patterns")
+        assert self._matched_together  # refused before anything is built, where they are too many
         if self._facet.faults and self._parts.any_order:
             return self._alternatives()
         low, high = self._facet.low, self._facet.high
         entries, further = self._entries(), self._further()
+        known = sum(entry.value != FAIL for entry in entries)
+        if further != FAIL and low > known + 1:  # two of these might have one name
+            why = "more than one member of a name that nothing declares"
+            raise self._refuse("minProperties", why)
         low = max(low, sum(entry.required for entry in entries))
         if high is not None and high < low:
             return FAIL, False
@@ -125,19 +133,17 @@ class ObjectBuilder:
             return self._any_other(self._facet.properties[0])
         named = tuple(self._named())
         ways = []
-        for chosen in range(1 << len(self._patterns)):
-            hit = [one for i, one in enumerate(self._patterns.values()) if chosen >> i & 1]
-            missed = [one for i, one in enumerate(self._patterns.values()) if not chosen >> i & 1]
-            schemas = self._further_schemas(
-                {p for i, p in enumerate(self._patterns) if chosen >> i & 1}
-            )
+        for chosen in self._matched_together:
+            hit = [self._patterns[one].texts for one in chosen]
+            missed = [one.others() for text, one in self._patterns.items() if text not in chosen]
+            schemas = self._further_schemas(set(chosen))
             if any(schema.value is False for schema in schemas):
                 continue
             value = self._parts.compile_schemas([*schemas, *(one.value for one in witnesses)])
             known = [self._parts.name_sets([one.name]) for one in witnesses]
-            for sets in itertools.product(self._names, *known):
-                texts = TextSet(tuple(hit), tuple(missed), excluded=named)
-                for names in sets:
+            for sets in itertools.product(self._names, *known, *missed):
+                texts = TextSet(excluded=named)
+                for names in (*hit, *sets):
                     texts = names.and_also(texts)
                 ways.append(
                     self._net.seq([self._parts.lower_names(texts), self._parts.colon, value])
@@ -151,6 +157,33 @@ class ObjectBuilder:
         value = self._parts.compile_schemas([group.additional] if group.additional else [])
         names = self._parts.lower_names(TextSet(excluded=tuple(self._named())))
         return self._net.seq([names, self._parts.colon, value])
+
+    @cached_property
+    def _matched_together(self) -> list[tuple[str, ...]]:
+        """The sets of patterns that one name may match; if there are many patterns, without those
+        of which two have no name in common.
+        """
+        found: list[tuple[str, ...]] = [()]
+        for number, pattern in enumerate(self._patterns):
+            known = [*self._patterns][:number]
+            apart = set[str]()
+            if len(self._patterns) > _FEW_PATTERNS:
+                apart = {other for other in known if self._have_no_name(pattern, other)}
+            found += [(*one, pattern) for one in found if apart.isdisjoint(one)]
+            if len(found) > _MAX_TOGETHER:
+                raise self._refuse(
+                    "patternProperties", "so many patterns that match the same names"
+                )
+        return found
+
+    def _have_no_name(self, pattern: str, other: str) -> bool:
+        net = NetBuilder(self._parts.limits, self._net.check)
+        both = self._patterns[pattern].texts.and_also(self._patterns[other].texts)
+        try:
+            finish(net, lower_text_set(both, net, Lowering(net, False)), EVERY_BYTE)
+        except UnsatisfiableConstraint:
+            return True
+        return False
 
     def _further_schemas(self, patterns: set[str]) -> list[Located]:
         out = []

@@ -20,6 +20,7 @@ from lmprog.constraints.schema.schema_document import Json, Located
 
 _SCALAR = (str, int, Decimal)
 _OF_SCALARS = frozenset(["type", "enum"])
+_NOT_SHARED = frozenset(["enum", "const", "uniqueItems"])
 MAX_BYTES = 32 << 20
 _LARGEST_SHARE = 8
 """One part takes at most the eighth of the bytes; larger ones are not kept."""
@@ -79,11 +80,11 @@ def name_of(schema: Located) -> str:
 
 def is_worth_sharing(schema: Located, name: str) -> bool:
     """Whether its name is its content, and more than a list of values: those are made as quickly
-    as they are found."""
+    as they are found. An array of unique items is no part: it is told by its place in the net."""
     value = schema.value
     if name[0] != "[" or isinstance(value, bool):
         return False
-    return "enum" not in value and "const" not in value
+    return value.keys().isdisjoint(_NOT_SHARED)
 
 
 def _are_scalars(values: list[Json]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import ANYTHING, Expression, somewhere, whole
@@ -10,35 +11,74 @@ from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import PatternDialect
 from lmprog.constraints.schema.flat import Sourced, StringFacet
 from lmprog.constraints.schema.formats import FORMATS
+from lmprog.constraints.schema.looks import without_looks
 from lmprog.constraints.schema.narrow_formats import COMPACT, LOOSE, sized
 from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import lengths
+from lmprog.constraints.textset import contains, lengths
 from lmprog.errors import GrammarError, UnsupportedSchema
+
+
+class Searched(NamedTuple):
+    """The strings that all of `within` match and none of `outside`."""
+
+    within: tuple[Expression, ...]
+    outside: tuple[Expression, ...] = ()
+
+    @property
+    def texts(self) -> TextSet:
+        return TextSet(self.within, self.outside)
+
+    def takes(self, text: str) -> bool:
+        return contains(self.texts, text)
+
+    def others(self) -> list[TextSet]:
+        """All other strings, as a union."""
+        return [
+            *(TextSet(outside=(one,)) for one in self.within),
+            *(TextSet((one,)) for one in self.outside),
+        ]
 
 
 def text_set(facet: StringFacet, limits: CompileLimits) -> TextSet:
     """The strings that the facet accepts."""
-    within = [search_pattern(pattern, limits) for pattern in facet.patterns]
+    found = [search_pattern(pattern, limits) for pattern in facet.patterns]
+    within = [one for search in found for one in search.within]
+    outside = [one for search in found for one in search.outside]
     within += [_format(facet, one.text, limits) for one in facet.formats if one.text in FORMATS]
-    outside = [search_pattern(pattern, limits) for pattern in facet.not_patterns]
     outside += [_certainly_not(one, limits) for one in facet.not_formats]
+    for pattern in facet.not_patterns:
+        search = search_pattern(pattern, limits)
+        if len(search.within) > 1 or search.outside:
+            raise UnsupportedSchema(
+                f"a negated pattern with look-ahead at {pattern.path}",
+                keyword="pattern",
+                path=pattern.path,
+            )
+        outside += search.within
     return TextSet(tuple(within), tuple(outside), facet.low, facet.high, facet.excluded)
 
 
-def search_pattern(pattern: Sourced, limits: CompileLimits) -> Expression:
+def search_pattern(pattern: Sourced, limits: CompileLimits) -> Searched:
     """The strings that contain a match of a schema's pattern."""
     return _search(pattern.text, pattern.path, limits)
 
 
 @functools.lru_cache(maxsize=256)
-def _search(pattern: str, path: str, limits: CompileLimits) -> Expression:
+def _search(pattern: str, path: str, limits: CompileLimits) -> Searched:
     keyword = path.rpartition("/")[2]
+    rest, looks = without_looks(pattern)
     try:
-        return somewhere(parse_pattern(pattern, limits, PatternDialect.ECMA))
+        wanted = [rest, *(text for is_wanted, text in looks if is_wanted)]
+        unwanted = [text for is_wanted, text in looks if not is_wanted]
+        return Searched(*(tuple(_found(one, limits) for one in of) for of in (wanted, unwanted)))
     except GrammarError as error:
         raise UnsupportedSchema(
             f"{keyword} at {path}: {error.message}", keyword=keyword, path=path
         ) from error
+
+
+def _found(pattern: str, limits: CompileLimits) -> Expression:
+    return somewhere(parse_pattern(pattern, limits, PatternDialect.ECMA))
 
 
 def _certainly_not(one: Sourced, limits: CompileLimits) -> Expression:

@@ -19,7 +19,7 @@ from lmprog.errors import UnsupportedSchema
 JsonObject: TypeAlias = dict[str, Any]
 
 INT64 = 2**63
-_MOST_FEW = 10
+_MOST_FEW = 2000
 """Sets over at most so many values have unique items; the same number as in the compiler."""
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 _MOST_PLACES = 8
@@ -98,7 +98,7 @@ def set_schema(items: JsonObject | bool, fewest: int) -> JsonObject:
     the set must not be smaller, or where there are few values anyway.
     """
     schema: JsonObject = {"type": "array", "items": items}
-    is_few = isinstance(items, dict) and len(items.get("enum", [0] * 99)) <= _MOST_FEW
+    is_few = isinstance(items, dict) and "enum" in items and len(items["enum"]) <= _MOST_FEW
     return {**schema, "uniqueItems": True} if fewest > 1 or is_few else schema
 
 
