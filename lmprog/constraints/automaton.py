@@ -16,28 +16,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.constraint import CompileLimits, too_large
 from lmprog.constraints.leaves import UNREACHABLE
 from lmprog.constraints.net import ALT, LEAF, NO_LIMIT, ONCE, REPEAT, SEQ, TABLE
 from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.once import BEGUN, READING, once_nodes
 from lmprog.constraints.text_table import TextTable
-from lmprog.errors import GrammarError
 
 DEAD = 0
 
 
 class MemoryFull(Exception):
     """The automaton has reached its state limit. Caught within this package."""
-
-
-def too_large(limits: CompileLimits) -> GrammarError:
-    return GrammarError(
-        "one token of this generation needs too much of its constraint: more than "
-        f"{limits.max_states:,} states or {limits.max_positions:,} positions; other generations "
-        "are not affected. Use smaller repetition counts or fewer alternatives.",
-        position=None,
-    )
 
 
 class _Frame(NamedTuple):

@@ -195,3 +195,12 @@ class CompileLimits:
     max_positions: int = 2_000_000
     max_row_bytes: int = 64 << 20
     max_mask_bytes: int = 64 << 20
+
+
+def too_large(limits: CompileLimits) -> GrammarError:
+    return GrammarError(
+        "one token of this generation needs too much of its constraint: more than "
+        f"{limits.max_states:,} states or {limits.max_positions:,} positions; other generations "
+        "are not affected. Use smaller repetition counts or fewer alternatives.",
+        position=None,
+    )

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from lmprog import native
-from lmprog.constraints.automaton import MemoryFull, too_large
+from lmprog.constraints.automaton import MemoryFull
 from lmprog.constraints.buckets import NUM_GROUPS, group_bytes
-from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow
+from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, too_large
 from lmprog.constraints.exclusion import any_text
 from lmprog.constraints.leaves import UNREACHABLE, Leaf
 from lmprog.constraints.lower import any_json_character
