@@ -44,6 +44,8 @@ SCHEMAS: list[dict[str, Any]] = [
     {"$defs": {"tree": {"type": "object", "properties": {"value": {"type": "integer"},
      "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}, "required": ["value", "children"],
      "additionalProperties": False}}, "$ref": "#/$defs/tree"},
+    {"type": "array", "items": {"type": "string", "maxLength": 2}, "uniqueItems": True, "minItems": 2, "maxItems": 5},
+    {"type": "array", "items": {"type": "string", "pattern": "^(ab?|b)$"}, "uniqueItems": True},
 ]  # fmt: skip
 CHOICES = [
     ("a", "ab", "abc"),
@@ -58,7 +60,7 @@ CONSTRAINTS: list[wire.Constraint] = [
     *(wire.Choices(texts) for texts in CHOICES),
 ]
 NUM_ROUNDS = 50
-"""Two tokenizers, 24 constraints, 50 rounds: 2,400 generations."""
+"""Two tokenizers, 26 constraints, 50 rounds: 2,600 generations."""
 
 
 def is_instance(constraint: wire.Constraint, text: str) -> bool:

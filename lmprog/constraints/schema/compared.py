@@ -118,7 +118,8 @@ class ComparedItems:
         counted = self._counted(flats)
         if counted is None:
             return FAIL
-        spare = counted.length + 2 * depth + 8  # the white space between two items included
+        # Two items are told apart byte by byte: the white space between them counts too.
+        spare = counted.length + 2 + (2 * depth + 2 if layout.depends_on_depth else 0)
         opening = net.leaf(_bracket(spare * max(facet.low - 1, 0)))
         net.unique_arrays[opening] = UniqueArray(max(facet.low, 1), spare, counted.are_many)
         close = layout.close(b"]", depth)
