@@ -87,6 +87,8 @@ class Scheduler:
         self._admissions = 0
         self._step_began = 0.0
         self._step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
+        self._is_bounded = False
+        """The step has prefills that were cut to last no longer than that."""
 
     @property
     def idle(self) -> bool:
@@ -228,7 +230,10 @@ class Scheduler:
         """Applies the results of a step. Sequences that ended stay admitted until `end` is
         called.
         """
-        self.costs.observe(plan.num_tokens, self._clock() - self._step_began)
+        is_bounded = self._is_bounded and plan.num_tokens > len(plan.rows)
+        self.costs.observe(
+            plan.num_tokens, self._clock() - self._step_began, is_bounded=is_bounded
+        )
         served: dict[Hashable, int] = {}
         for sequence, _, start, end, _, _ in plan.rows:
             group, count = sequence.group, end - start
@@ -291,7 +296,8 @@ class Scheduler:
         """What is left for prefills so that a step beside decodes lasts no longer than it may; at
         least a page, so that they get on.
         """
-        if not decodes or self._step_seconds == inf:
+        self._is_bounded = bool(decodes) and self._step_seconds < inf
+        if not self._is_bounded:
             return budget
         left = self.costs.tokens_within(self._step_seconds) - len(decodes)
         return min(budget, max(self.config.page_size, left))

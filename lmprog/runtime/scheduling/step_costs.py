@@ -1,14 +1,24 @@
 """What a step costs, measured while running: seconds = fixed + per_token * tokens.
 
-A least squares fit over recent steps. Knows counts and seconds; has no clock of its own.
+A least squares fit over recent steps. Of steps that must not last longer than some time it is also
+measured how far they are from the fit, in the mean and one by one: the more they vary, the less of
+that time is planned. Knows counts and seconds; has no clock of its own.
 """
 
 from __future__ import annotations
 
 DECAY = 0.99
 """Weight of the past at each new step: about the last hundred steps count."""
-HEADROOM = 0.75
-"""Of the time that a step may last, the part that is planned: the rest is for what varies."""
+DRIFT_WEIGHT = 0.2
+"""Weight of the newest bounded step in how far such steps are from the fit."""
+SPREAD_WEIGHT = 0.05
+"""The same in how much they vary."""
+HEADROOM = 1.5
+"""A bounded step is planned to last so many times the spread less than it may."""
+FIRST_SPREAD = 0.15
+"""How much they are taken to vary before any was measured."""
+MOST_APART = 2.0
+"""A step that took longer than so many times what was expected counts as that: it was disturbed."""
 FIRST_CHUNK = 64
 """Tokens that a step may have before any larger step has been measured."""
 
@@ -27,9 +37,15 @@ class StepCosts:
         """Seconds of a step that do not depend on its tokens."""
         self.per_token = 0.0
         """Seconds that one more token takes."""
+        self._drift = 1.0
+        """Seconds of a bounded step over those of the fit, in the mean."""
+        self._spread = FIRST_SPREAD
+        """How far a bounded step is from that, as a part of it, in the mean."""
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step of `num_tokens` tokens took `seconds`."""
+    def observe(self, num_tokens: int, seconds: float, *, is_bounded: bool = False) -> None:
+        """A step of `num_tokens` tokens took `seconds`. `is_bounded`: `tokens_within` chose them."""
+        if is_bounded:
+            seconds = self._compared(seconds, self.fixed + self.per_token * num_tokens)
         self._weight = self._weight * DECAY + 1.0
         self._tokens = self._tokens * DECAY + num_tokens
         self._seconds = self._seconds * DECAY + seconds
@@ -37,6 +53,15 @@ class StepCosts:
         self._products = self._products * DECAY + num_tokens * seconds
         self._largest = max(self._largest, num_tokens)
         self._fit()
+
+    def _compared(self, seconds: float, expected: float) -> float:
+        """What a bounded step counts as, which took `seconds` and not `expected`."""
+        if expected <= 0.0:
+            return seconds
+        ratio = min(MOST_APART * self._drift, seconds / expected)
+        self._spread += SPREAD_WEIGHT * (abs(ratio / self._drift - 1.0) - self._spread)
+        self._drift += DRIFT_WEIGHT * (ratio - self._drift)
+        return ratio * expected
 
     def _fit(self) -> None:
         """One more observation of nothing in no time keeps the slope sane where sizes are alike."""
@@ -54,9 +79,11 @@ class StepCosts:
         return self.per_token
 
     def tokens_within(self, seconds: float) -> int:
-        """Tokens that a step may have to last at most `seconds`. At most twice the largest step
-        measured so far, because what was not measured may cost more."""
+        """Tokens that a step may have to last about `seconds`: by one and a half times what steps
+        vary less. At most twice the largest step measured so far, because what was not measured may
+        cost more."""
         most = 2 * self._largest
         if self.per_token <= 0.0:
             return most
-        return min(most, max(0, int((HEADROOM * seconds - self.fixed) / self.per_token)))
+        planned = seconds / (1.0 + HEADROOM * self._spread) / self._drift
+        return min(most, max(0, int((planned - self.fixed) / self.per_token)))
