@@ -142,8 +142,8 @@ class PressureRun:
                 continue
             steps += self._step()
         lengths = [len(chat.tokens) for chat in self.chats]
-        possible = sum(
-            sum(len(question) for question in chat.questions[:turn]) + chat.answer * turn
+        possible = sum(  # the last token of an answer is computed with the next question
+            sum(len(question) for question in chat.questions[:turn]) + chat.answer * turn - 1
             for chat in self.chats
             for turn in range(1, len(chat.questions))
         )

@@ -46,6 +46,28 @@ def test_no_pin_is_dropped_while_other_pages_can_be_evicted() -> None:
     assert pin.active
 
 
+def test_pins_of_programs_without_a_place_are_dropped_before_those_of_younger_ones() -> None:
+    tree, nodes = tree_with(1, 2, 3)
+    pins = Pins(tree)
+    for program in (1, 2, 3):
+        pins.pin(nodes[program], program)  # type: ignore[arg-type]
+    for program in (1, 2):
+        pins.demote(program)
+    pins.restore(2)
+    assert pins.drop_for(4) == [1, 3]
+
+
+def test_a_demoted_program_is_forgotten_with_its_last_pin() -> None:
+    tree, nodes = tree_with(1, 2)
+    pins = Pins(tree)
+    given_back = pins.pin(nodes[1], 1)  # type: ignore[arg-type]
+    pins.demote(1)
+    pins.unpin(given_back)
+    pins.pin(nodes[1], 1)  # type: ignore[arg-type]
+    pins.pin(nodes[2], 2)  # type: ignore[arg-type]
+    assert pins.drop_for(1) == [2], "younger, and the other one is not demoted any more"
+
+
 def test_a_program_that_pins_again_can_lose_its_pins_again() -> None:
     tree, nodes = tree_with(1, 2)
     pins = Pins(tree)

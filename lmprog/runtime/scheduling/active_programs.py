@@ -37,6 +37,8 @@ class ProgramPlace:
     paused_at: float = 0.0
     """When its last open sequence ended."""
     is_active: bool = False
+    is_kept: bool = False
+    """It has lost its place, and what it stands on has not been needed yet."""
 
 
 class ActivePrograms:
@@ -55,6 +57,8 @@ class ActivePrograms:
         """Tokens that generations made over those they might have made, in the mean."""
         self._idle: list[int] = []
         """Programs that had no open sequence left some time since `finish` was called last."""
+        self.kept_tokens = 0
+        """Of programs that have lost their place and nothing else."""
 
     def __len__(self) -> int:
         return len(self._active)
@@ -90,6 +94,7 @@ class ActivePrograms:
         place.num_running += 1
         was_active, place.is_active = place.is_active, True
         self._active[place.number] = place
+        self._keep(place, is_kept=False)
         return not was_active
 
     def preempt(self, number: int) -> None:
@@ -97,7 +102,7 @@ class ActivePrograms:
         place = self._places[number]
         place.num_running -= 1
         if not place.num_running:
-            self.deactivate(number)
+            self.deactivate(number, is_kept=True)
 
     def end(self, sequence: Sequence, was_running: bool, now: float) -> None:
         """A sequence of the program ended."""
@@ -118,6 +123,7 @@ class ActivePrograms:
         for number in dict.fromkeys([*self._idle, *pins.released]):
             place = self._places.get(number)
             if place is not None and not place.num_open and number not in pins:
+                self._keep(place, is_kept=False)
                 del self._places[number]
                 self._active.pop(number, None)
                 if place.size:
@@ -125,12 +131,17 @@ class ActivePrograms:
         self._idle.clear()
         pins.released.clear()
 
-    def deactivate(self, number: int) -> None:
-        """The program loses its place, unless it is running."""
+    def deactivate(self, number: int, *, is_kept: bool) -> None:
+        """The program loses its place, unless it is running; `is_kept`: and nothing else."""
         place = self._places.get(number)
         if place is not None and not place.num_running:
             place.is_active = False
             self._active.pop(number, None)
+            self._keep(place, is_kept=is_kept)
+
+    def _keep(self, place: ProgramPlace, *, is_kept: bool) -> None:
+        self.kept_tokens += place.size * (is_kept - place.is_kept)
+        place.is_kept = is_kept
 
     # --- who fits
 
@@ -206,6 +217,9 @@ class ActivePrograms:
             assert place.num_open == num_open.get(number, 0), "open sequences of a program"
             assert place.is_active == (number in self._active)
             assert place.is_active or not place.num_running, "a running program is active"
+            assert not (place.is_active and place.is_kept), "a program with a place is not kept"
+        kept = sum(place.size for place in self._places.values() if place.is_kept)
+        assert kept == self.kept_tokens, "tokens of programs without a place"
 
 
 def added_tokens(sequence: Sequence) -> int:

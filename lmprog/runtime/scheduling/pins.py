@@ -2,7 +2,8 @@
 
 The tree evicts pinned nodes last. When pinned pages must go, taking a little from every program
 would be the worst choice: programs that take turns would all miss. So pins are dropped program by
-program, the youngest first, and the older programs keep everything, finish and leave.
+program, those first that have no place in memory, then the youngest, and the older programs keep
+everything, finish and leave.
 
 Knows the tree's verbs and the age of programs; knows no branches.
 """
@@ -36,6 +37,9 @@ class Pins:
         """
         self._youngest: list[int] = []
         """A heap of the negative numbers of programs that may have active pins."""
+        self._demoted: set[int] = set()
+        self._youngest_demoted: list[int] = []
+        """The same of programs that may have been demoted."""
         self._num_active: dict[int, int] = {}
         self.released: list[int] = []
         """Programs that have given back their last pin; the reader empties it."""
@@ -61,24 +65,45 @@ class Pins:
         self._drop(pin)
         if not pins:
             del self._pins[pin.program], self._num_active[pin.program]
+            self._demoted.discard(pin.program)
             self.released.append(pin.program)
 
-    def drop(self, program: int) -> None:
-        """Drops all pins of a program, which loses its place in memory."""
-        for pin in self._pins.get(program, ()):
-            self._drop(pin)
+    def demote(self, program: int) -> None:
+        """The program has lost its place in memory: its pins are dropped before those of others."""
+        if self._num_active.get(program) and program not in self._demoted:
+            self._demoted.add(program)
+            heapq.heappush(self._youngest_demoted, -program)
+
+    def restore(self, program: int) -> None:
+        """The program has a place again."""
+        self._demoted.discard(program)
 
     def drop_for(self, count: int) -> list[int]:
-        """Drops pins, youngest programs first, until `count` unpinned pages can be evicted.
-        Returns the programs that lost theirs.
+        """Drops pins until `count` unpinned pages can be evicted. Returns the programs that lost
+        theirs.
         """
         dropped = []
-        while self._youngest and self._tree.num_evictable - self._tree.num_pinned < count:
+        while self._tree.num_evictable - self._tree.num_pinned < count:
+            program = self._next_to_drop()
+            if program is None:
+                break
+            for pin in self._pins[program]:
+                self._drop(pin)
+            self._demoted.discard(program)
+            dropped.append(program)
+        return dropped
+
+    def _next_to_drop(self) -> int | None:
+        """The youngest program with active pins, of the demoted ones if there are any."""
+        while self._youngest_demoted:
+            program = -heapq.heappop(self._youngest_demoted)
+            if program in self._demoted and self._num_active.get(program):
+                return program
+        while self._youngest:
             program = -heapq.heappop(self._youngest)
             if self._num_active.get(program):
-                self.drop(program)
-                dropped.append(program)
-        return dropped
+                return program
+        return None
 
     def _drop(self, pin: Pin) -> None:
         if pin.active:

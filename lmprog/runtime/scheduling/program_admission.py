@@ -3,8 +3,9 @@
 Clients take turns by what they were served. Within a client, sequences of programs in memory go
 before others, unless another one has waited longer by more than the policy's margin. A sequence of
 a program that is not in memory needs a place: room for its pages and for what it and all active
-programs are expected to add, if need be the places of programs that pause. An overdue one gets the
-places of all paused programs, and meanwhile nobody is admitted before it. Where a second tier gives
+programs are expected to add, if need be the places of programs that pause (what these stand on
+stays until the pages are really needed). An overdue one gets the places of all paused programs, and
+meanwhile nobody is admitted before it. Where a second tier gives
 back what was evicted for little, places are not needed: whoever has pages for the next call runs.
 
 Knows pages, programs and the queue; does not run anything.
@@ -95,12 +96,22 @@ class ProgramAdmission:
                     return None
         return None
 
-    def lose_place(self, program: int) -> None:
-        """The program's pins are dropped; unless it runs, it must be admitted again."""
-        self._memory.pins.drop(program)
-        self._programs.deactivate(program)
+    def lose_place(self, program: int, *, is_kept: bool) -> None:
+        """Unless the program runs, it must be admitted again. `is_kept`: what it stands on stays
+        until others need the pages; else its pins are gone.
+        """
+        self._programs.deactivate(program, is_kept=is_kept)
         if not self._programs.is_active(program):
             self._waiting.move_program(program, is_active=False)
+            if is_kept:
+                self._memory.pins.demote(program)
+
+    def take_place(self, sequence: Sequence) -> None:
+        """The sequence, which has left the queue, begins to run."""
+        if self._programs.admit(sequence):
+            program = self._programs.number_of(sequence)
+            self._waiting.move_program(program, is_active=True)
+            self._memory.pins.restore(program)
 
     def _is_overdue(self, queue: ClientQueue) -> bool:
         """Whether the first sequence without a place has waited much longer than those with one."""
@@ -133,7 +144,7 @@ class ProgramAdmission:
             return False
         missing = max(0, count - memory.pages.num_free)
         for program in memory.pins.drop_for(missing):
-            self.lose_place(program)
+            self.lose_place(program, is_kept=False)
         memory.stats.evicted_pages += memory.tree.evict(missing)
         return memory.pages.num_free >= count
 
@@ -184,7 +195,8 @@ class ProgramAdmission:
         needed = memory.tables.pages_for(sequence, len(sequence.tokens))
         own_growth = programs.growth_of(sequence)
         growth = self._growth + own_growth
-        missing = memory.num_used + needed - memory.pages.num_pages + growth / size
+        kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
+        missing = memory.num_used - kept + needed - memory.pages.num_pages + growth / size
         if missing > 0.0:
             paused = programs.replaceable(len(running), now, force=is_overdue)
             losers = []
@@ -201,6 +213,6 @@ class ProgramAdmission:
                 memory.tables.detach(sequence)
                 return False
             for place in losers:
-                self.lose_place(place.number)
+                self.lose_place(place.number, is_kept=True)
         self._growth = growth
         return True

@@ -231,9 +231,7 @@ class Scheduler:
         called.
         """
         is_bounded = self._is_bounded and plan.num_tokens > len(plan.rows)
-        self.costs.observe(
-            plan.num_tokens, self._clock() - self._step_began, is_bounded=is_bounded
-        )
+        self.costs.observe(plan.num_tokens, self._clock() - self._step_began, is_bounded=is_bounded)
         served: dict[Hashable, int] = {}
         for sequence, _, start, end, _, _ in plan.rows:
             group, count = sequence.group, end - start
@@ -315,8 +313,7 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         self.running.append(sequence)
         self.running.sort(key=attrgetter("admission_order"))
-        if self.programs.admit(sequence):
-            self.waiting.move_program(self.programs.number_of(sequence), is_active=True)
+        self._admission.take_place(sequence)
 
     def _push(self, sequence: Sequence) -> None:
         number = self.programs.number_of(sequence)
@@ -327,7 +324,7 @@ class Scheduler:
         number = self.programs.number_of(sequence)
         self.programs.preempt(number)
         if not self.programs.is_active(number):
-            self._admission.lose_place(number)
+            self._admission.lose_place(number, is_kept=True)
         self._push(sequence)
 
     def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:
@@ -349,7 +346,7 @@ class Scheduler:
         while self.pages.num_free < needed:
             missing = needed - self.pages.num_free
             for program in self.pins.drop_for(missing):
-                self._admission.lose_place(program)
+                self._admission.lose_place(program, is_kept=False)
             freed = self.tree.evict(missing)
             self.stats.evicted_pages += freed
             if freed >= missing:

@@ -43,7 +43,9 @@ class StepCosts:
         """How far a bounded step is from that, as a part of it, in the mean."""
 
     def observe(self, num_tokens: int, seconds: float, *, is_bounded: bool = False) -> None:
-        """A step of `num_tokens` tokens took `seconds`. `is_bounded`: `tokens_within` chose them."""
+        """A step of `num_tokens` tokens took `seconds`. `is_bounded`: `tokens_within` chose how
+        many.
+        """
         if is_bounded:
             seconds = self._compared(seconds, self.fixed + self.per_token * num_tokens)
         self._weight = self._weight * DECAY + 1.0
