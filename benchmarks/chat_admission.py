@@ -6,7 +6,8 @@
 20 programs of 4 turns in a memory that holds a part of what they need; between two turns a program
 thinks for an exponential time with a mean of so many steps of `FIXED` seconds. The runtime computes
 in this thread and its clock is the processor's time; where it only waits, time passes without
-work. Columns: percent of possible hits / tokens computed over the lower bound / steps / seconds to
+work. `memory for all` is the same runtime with memory for all programs: nothing can do with less.
+Columns: percent of possible hits / tokens computed over the lower bound / steps / seconds to
 the last answer / seconds of processor time. Sides take turns; with `--repeat` the best times count.
 
 The bars, for programs that fit: 95 % of possible hits and 1.1 times the lower bound without pauses,
@@ -20,7 +21,7 @@ import argparse
 import heapq
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from benchmarks.memory_pressure import PAGE, Chat, Outcome, chats
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 
+UNLIMITED, FITS = "unlimited", "programs that fit"
 WAIT = 0.001
 """Seconds that the runtime's loop waits where it keeps the place of a program that thinks."""
 MODEL_WORDS = 2000
@@ -132,20 +134,16 @@ class ChatRun:
 
 def measured(case: Case, repeat: int, tier: bool) -> dict[str, Outcome]:
     """The best times of each side."""
-    sides: dict[str, dict[str, Any]] = {
-        "unlimited": {"admission": "unlimited"},
-        "programs that fit": {"admission": "programs"},
-    }
-    found: dict[str, list[Outcome]] = {name: [] for name in sides}
-    if tier:
-        found["with the second tier"] = []
+    found: dict[str, list[Outcome]] = {}
     for _ in range(repeat):
-        for name, fields in sides.items():
-            found[name].append(ChatRun(case, **fields).run())
+        for admission, name in (("unlimited", UNLIMITED), ("programs", FITS)):
+            found.setdefault(name, []).append(ChatRun(case, admission=admission).run())
         if tier:
             with tempfile.TemporaryDirectory(prefix="lmprog-tier-") as folder:
                 run = ChatRun(case, kv_disk_mb=4096, kv_disk_folder=folder)
-                found["with the second tier"].append(run.run())
+                found.setdefault("with the second tier", []).append(run.run())
+        floor = ChatRun(replace(case, memory=1.5), admission="unlimited")
+        found.setdefault("memory for all", []).append(floor.run())
     return {name: min(runs, key=lambda one: one.busy) for name, runs in found.items()}
 
 
@@ -186,7 +184,7 @@ def main() -> None:
                             f"  {name} | {one.hits:.0%} | {one.computed:.2f} | {one.steps:.0f} | "
                             f"{one.wall:.2f} s | {one.busy:.2f} s"
                         )
-                    told = verdicts(think, found["programs that fit"], found["unlimited"])
+                    told = verdicts(think, found[FITS], found[UNLIMITED])
                     print(
                         "  "
                         + ", ".join(f"{what}: {'met' if ok else 'missed'}" for what, ok in told),

@@ -176,6 +176,25 @@ def test_small_programs_go_first_and_of_equals_the_youngest() -> None:
     assert [place.number for place in programs.replaceable(0, 0.0, force=True)] == [3, 2, 1]
 
 
+def exceeding(fixed: float, per_token: float, num_running: int, sizes: tuple[int, ...]) -> bool:
+    """Whether a sequence of 100 tokens that will generate 100 runs, without memory for 100."""
+    costs = StepCosts()
+    for tokens in sizes * 50:
+        costs.observe(tokens, fixed + per_token * tokens)
+    settings = GenerationSettings(wire.SamplingParams(), 100, (), 100)
+    sequence = Sequence(SequenceGroup(program=1), array("i", [7] * 100), Generation(settings, 0))
+    return ActivePrograms(4096, costs).is_worth_exceeding(sequence, 100.0, num_running)
+
+
+def test_a_program_that_does_not_fit_runs_where_shared_steps_save_more_than_lost_tokens_cost() -> (
+    None
+):
+    assert exceeding(0.01, 0.001, 2, (1, 1000)), "3.3 ms a token against 3"
+    assert not exceeding(0.01, 0.001, 9, (1, 1000)), "1 ms a token"
+    assert not exceeding(0.01, 0.01, 2, (1, 1000)), "computing again is dear"
+    assert not exceeding(0.01, 0.0001, 2, (1, 8)), "nobody knows yet what prefills cost"
+
+
 def chats(talk: Talk, programs: int, turns: int) -> float:
     """Programs that take turns, each asking as soon as it was answered; the share of prompt tokens
     that was found.

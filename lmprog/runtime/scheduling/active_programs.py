@@ -23,6 +23,9 @@ from lmprog.runtime.tier.second_tier import SecondTier
 
 MEAN_WEIGHT = 0.1
 """Weight of the newest value in a mean."""
+TIMES_LOST = 3.0
+"""How often a token that there is no memory for is expected to be computed again: programs that do
+not all fit lose tokens more than once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -169,6 +172,18 @@ class ActivePrograms:
             return expected
         size = place.size + added_tokens(sequence) + expected
         return expected + self.sizes.expected_growth(size)
+
+    def is_worth_exceeding(self, sequence: Sequence, missing: float, num_running: int) -> bool:
+        """Whether a waiting sequence should run though `missing` tokens of memory will be lacking
+        later: sharing the fixed cost of its steps saves more than computing so many again costs, or
+        all of its own.
+        """
+        if not self._costs.has_large_steps:
+            return False
+        expected = self._expected_tokens(sequence)
+        lost = min(missing, len(sequence.tokens) + expected)
+        saved = expected * self._costs.fixed / (num_running + 1)
+        return saved > TIMES_LOST * lost * self._cost_of_return()
 
     def _expected_tokens(self, sequence: Sequence) -> float:
         """Tokens that the sequence is expected to generate yet."""

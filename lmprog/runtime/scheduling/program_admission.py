@@ -4,8 +4,9 @@ Clients take turns by what they were served. Within a client, sequences of progr
 before others, unless another one has waited longer by more than the policy's margin. A sequence of
 a program that is not in memory needs a place: room for its pages and for what it and all active
 programs are expected to add, if need be the places of programs that pause (what these stand on
-stays until the pages are really needed). An overdue one gets the places of all paused programs, and
-meanwhile nobody is admitted before it. Where a second tier gives
+stays until the pages are really needed). Without room it runs all the same where sharing the fixed
+cost of steps saves more than computing tokens again will cost. An overdue one gets the places of
+all paused programs, and meanwhile nobody is admitted before it. Where a second tier gives
 back what was evicted for little, places are not needed: whoever has pages for the next call runs.
 
 Knows pages, programs and the queue; does not run anything.
@@ -209,6 +210,9 @@ class ProgramAdmission:
                     break
             # An idle machine takes a program that does not fit, if nobody who pauses is waited for.
             may_exceed = is_overdue or (not running and (losers or not len(programs)))
+            may_exceed = may_exceed or programs.is_worth_exceeding(
+                sequence, missing * size, len(running)
+            )
             if missing > 0.0 and not may_exceed:
                 memory.tables.detach(sequence)
                 return False

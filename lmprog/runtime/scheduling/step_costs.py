@@ -76,6 +76,11 @@ class StepCosts:
         self.per_token = min(max(slope, 0.0), most)
         self.fixed = max(0.0, (self._seconds - self.per_token * self._tokens) / self._weight)
 
+    @property
+    def has_large_steps(self) -> bool:
+        """Whether a step of a prefill was measured: before, `per_token` says little of them."""
+        return self._largest > FIRST_CHUNK
+
     def token_cost(self) -> float:
         """`per_token` as it is when it is asked for."""
         return self.per_token
