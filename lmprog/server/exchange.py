@@ -113,9 +113,9 @@ class Exchange:
         """
         if self._failure is not None:
             raise self._failure
-        if self._session:
-            ops = tuple(self._in_session(op) for op in ops)
         account, turns = self._account, self._link.turns
+        if self._session or account is not None:
+            ops = tuple(self._as_own(op) for op in ops)
         if account is not None:
             account.check(ops)
             if turns is not None:
@@ -123,9 +123,12 @@ class Exchange:
                 return
         self.send_now(ops)
 
-    def _in_session(self, op: wire.Op) -> wire.Op:
-        is_new = isinstance(op, wire.Open)
-        return msgspec.structs.replace(op, session=self._session) if is_new else op
+    def _as_own(self, op: wire.Op) -> wire.Op:
+        """New branches are of this session, and have the weight of its key."""
+        if not isinstance(op, wire.Open):
+            return op
+        weight = op.weight if self._account is None else self._account.weight
+        return msgspec.structs.replace(op, session=self._session or op.session, weight=weight)
 
     def send_now(self, ops: Sequence[wire.Op]) -> None:
         """The same at once; the dispatcher decides when."""

@@ -169,7 +169,7 @@ class SimClient:
         words = self.rng.choice(self._prefixes)
         mirror.script.append(words)
         return [
-            wire.Open(mirror.number, mirror.salt),
+            wire.Open(mirror.number, mirror.salt, weight=1.0 + mirror.number % 3),
             wire.Append(mirror.number, (wire.TextPiece(words),)),
         ]
 

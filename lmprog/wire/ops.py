@@ -85,11 +85,13 @@ class Hello(Message, frozen=True):
 class Open(Message, frozen=True):
     """A new, empty branch. Branches of different `salt` share no page, except of public prefixes
     (`SHARES_PUBLIC`). Where several runtimes serve, branches of one `session` run on the same one.
+    The branches of one client and salt together get `weight` shares of a runtime that is busy.
     """
 
     branch: Id
     salt: ShortText = ""
     session: ShortText = ""
+    weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
 
 
 class Append(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 
 from lmprog import wire
@@ -113,6 +114,29 @@ def test_step_costs_are_those_of_the_line_through_the_steps() -> None:
     assert costs.tokens_within(0.001) == 0
 
 
+def test_what_prefills_cost_is_not_forgotten_while_there_are_none() -> None:
+    costs, dice = StepCosts(), random.Random(1)
+    for tokens in (1000, 500, 1000):
+        costs.observe(tokens, 0.004 + 0.0001 * tokens)
+    for _ in range(2000):
+        rows = dice.choice([8, 9])
+        costs.observe(rows, 0.004 + 0.0001 * rows + dice.uniform(0.0, 0.002), rows)
+    assert abs(costs.per_token - 0.0001) < 1e-5
+    assert abs(costs.fixed - 0.005) < 0.5e-3
+
+
+def test_the_first_step_of_a_kind_is_forgotten_with_the_second() -> None:
+    costs = StepCosts()
+    costs.observe(8, 1.0, 8)
+    costs.observe(1000, 2.0)
+    assert costs.fixed + 8 * costs.per_token > 0.5, "nothing else is known"
+    for _ in range(20):
+        costs.observe(1000, 0.104)
+        costs.observe(8, 0.0048, 8)
+    assert abs(costs.fixed - 0.004) < 1e-3
+    assert costs.are_known
+
+
 def bounded_steps(*factors: float) -> float:
     """The part of 50 ms that is planned after a hundred bounded steps, which take the factors times
     what tokens cost, in turn."""
@@ -176,23 +200,33 @@ def test_small_programs_go_first_and_of_equals_the_youngest() -> None:
     assert [place.number for place in programs.replaceable(0, 0.0, force=True)] == [3, 2, 1]
 
 
-def exceeding(fixed: float, per_token: float, num_running: int, sizes: tuple[int, ...]) -> bool:
-    """Whether a sequence of 100 tokens that will generate 100 runs, without memory for 100."""
+def exceeding(
+    fixed: float, per_token: float, num_running: int, sizes: tuple[int, ...], pause: float = 0.0
+) -> bool:
+    """Whether a sequence of 100 tokens that will generate 100 runs, without memory for 100, where
+    others have paused for so many seconds."""
     costs = StepCosts()
     for tokens in sizes * 50:
-        costs.observe(tokens, fixed + per_token * tokens)
+        costs.observe(tokens, fixed + per_token * tokens, 1)
     settings = GenerationSettings(wire.SamplingParams(), 100, (), 100)
     sequence = Sequence(SequenceGroup(program=1), array("i", [7] * 100), Generation(settings, 0))
-    return ActivePrograms(4096, costs).is_worth_exceeding(sequence, 100.0, num_running)
+    programs = ActivePrograms(4096, costs)
+    other = Sequence(SequenceGroup(program=2), array("i", [7]), Generation(settings, 0))
+    for turn in range(100):
+        programs.submit(2, 1, turn * pause)
+        programs.end(other, False, turn * pause)
+    return programs.is_worth_exceeding(sequence, 100.0, num_running)
 
 
 def test_a_program_that_does_not_fit_runs_where_shared_steps_save_more_than_lost_tokens_cost() -> (
     None
 ):
-    assert exceeding(0.01, 0.001, 2, (1, 1000)), "3.3 ms a token against 3"
-    assert not exceeding(0.01, 0.001, 9, (1, 1000)), "1 ms a token"
+    assert exceeding(0.01, 0.001, 1, (1, 1000)), "5 ms a token against 4"
+    assert not exceeding(0.01, 0.001, 2, (1, 1000)), "3.3 ms a token"
+    assert exceeding(0.01, 0.001, 2, (1, 1000), pause=1.0), "against 2: there is memory in pauses"
+    assert not exceeding(0.01, 0.001, 9, (1, 1000), pause=1.0)
     assert not exceeding(0.01, 0.01, 2, (1, 1000)), "computing again is dear"
-    assert not exceeding(0.01, 0.0001, 2, (1, 8)), "nobody knows yet what prefills cost"
+    assert not exceeding(0.01, 0.0001, 2, (1,)), "nobody knows yet what prefills cost"
 
 
 def chats(talk: Talk, programs: int, turns: int) -> float:

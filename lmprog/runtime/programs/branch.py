@@ -121,6 +121,8 @@ class RuntimeBranch:
 
     id: int
     salt: str = ""
+    weight: float = 1.0
+    """Of its client and salt among others, when the machine is busy."""
     program: int = 0
     """Number of its program, in the order of arrival; forks inherit it."""
     state: BranchState = BranchState.PENDING
@@ -162,7 +164,7 @@ class RuntimeBranch:
         self.state = BranchState.OPEN
         if parent is None:
             return
-        self.salt, self.program = parent.salt, parent.program
+        self.salt, self.weight, self.program = parent.salt, parent.weight, parent.program
         self.tokens = parent.tokens[:]
         self.fork_len = len(parent.tokens)
         self.pending, self.quoted = parent.pending, parent.quoted

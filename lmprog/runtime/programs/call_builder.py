@@ -118,6 +118,7 @@ class CallBuilder:
             run = self._build_select(call.branch, call.op, now)
         run.group.program = call.branch.program
         run.group.client = (call.client, call.branch.salt)
+        run.group.weight = call.branch.weight
         return run
 
     # --- gen
@@ -250,6 +251,7 @@ class CallBuilder:
         judging.preemptions = group.preemptions
         judging.drafted, judging.accepted = group.drafted, group.accepted
         judging.program, judging.client = group.program, group.client
+        judging.weight = group.weight
         for index, found in selector.finished.items():
             judged = RuntimeBranch(branch.id, branch.salt)
             judged.adopt(found.tokens, "", found.ended.rest)

@@ -146,7 +146,7 @@ class Interpreter:
                 branch = self._new_branch(client, op.branch, op.salt)
                 if branch is not None:
                     self._num_programs += 1
-                    branch.program = self._num_programs
+                    branch.program, branch.weight = self._num_programs, op.weight
                     branch.open()
             case wire.Fork():
                 self._fork(client, op)

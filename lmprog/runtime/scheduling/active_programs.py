@@ -23,9 +23,11 @@ from lmprog.runtime.tier.second_tier import SecondTier
 
 MEAN_WEIGHT = 0.1
 """Weight of the newest value in a mean."""
-TIMES_LOST = 3.0
+TIMES_LOST = 2.0
 """How often a token that there is no memory for is expected to be computed again: programs that do
 not all fit lose tokens more than once."""
+TIMES_LOST_WITHOUT_PAUSES = 4.0
+"""The same where programs do not pause, so that nobody's memory is free for others meanwhile."""
 
 
 @dataclass(eq=False, slots=True)
@@ -178,12 +180,14 @@ class ActivePrograms:
         later: sharing the fixed cost of its steps saves more than computing so many again costs, or
         all of its own.
         """
-        if not self._costs.has_large_steps:
+        if not self._costs.are_known:
             return False
         expected = self._expected_tokens(sequence)
         lost = min(missing, len(sequence.tokens) + expected)
-        saved = expected * self._costs.fixed / (num_running + 1)
-        return saved > TIMES_LOST * lost * self._cost_of_return()
+        fixed, num_rows = self._costs.fixed, num_running + 1
+        is_pausing = self._mean_pause > fixed + self._costs.per_token * num_rows
+        times = TIMES_LOST if is_pausing else TIMES_LOST_WITHOUT_PAUSES
+        return expected * fixed / num_rows > times * lost * self._cost_of_return()
 
     def _expected_tokens(self, sequence: Sequence) -> float:
         """Tokens that the sequence is expected to generate yet."""

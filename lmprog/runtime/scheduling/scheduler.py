@@ -140,7 +140,7 @@ class Scheduler:
         if group.program is None:
             group.program = self.programs.new_number()
         self.programs.submit(group.program, len(group.sequences), now)
-        self.shares.submit(group.client, len(group.sequences))
+        self.shares.submit(group.client, len(group.sequences), group.weight)
         for sequence in group.sequences:
             sequence.arrival, sequence.queued_at = self.step, now
             sequence.matched = self.tables.cached_prefix(sequence)
@@ -230,8 +230,9 @@ class Scheduler:
         """Applies the results of a step. Sequences that ended stay admitted until `end` is
         called.
         """
-        is_bounded = self._is_bounded and plan.num_tokens > len(plan.rows)
-        self.costs.observe(plan.num_tokens, self._clock() - self._step_began, is_bounded=is_bounded)
+        num_rows, seconds = len(plan.rows), self._clock() - self._step_began
+        is_bounded = self._is_bounded and plan.num_tokens > num_rows
+        self.costs.observe(plan.num_tokens, seconds, num_rows, is_bounded=is_bounded)
         served: dict[Hashable, int] = {}
         for sequence, _, start, end, _, _ in plan.rows:
             group, count = sequence.group, end - start

@@ -48,7 +48,9 @@ class SequenceGroup:
     program: int | None = None
     """The program that it belongs to; a larger number is a younger one. None: one of its own."""
     client: Hashable = None
-    """Clients share the machine fairly."""
+    """Clients share the machine fairly ..."""
+    weight: float = 1.0
+    """... by their weights."""
     sequences: list[Sequence] = field(default_factory=list)
     timing: GroupTiming = field(default_factory=lambda: GroupTiming(0.0))
     prompt_len: int = 0

@@ -1,14 +1,16 @@
 """What a step costs, measured while running: seconds = fixed + per_token * tokens.
 
-A least squares fit over recent steps. Of steps that must not last longer than some time it is also
-measured how far they are from the fit, in the mean and one by one: the more they vary, the less of
-that time is planned. Knows counts and seconds; has no clock of its own.
+A least squares fit over recent steps: those that only decode and those with prefills are forgotten
+apart, so that a long time of decoding does not leave what a prefill costs to chance. Of steps that
+must not last longer than some time it is also measured how far they are from the fit, in the mean
+and one by one: the more they vary, the less of that time is planned. Knows counts and seconds; has
+no clock of its own.
 """
 
 from __future__ import annotations
 
 DECAY = 0.99
-"""Weight of the past at each new step: about the last hundred steps count."""
+"""Weight of the past at each new step of a kind: about the last hundred steps count."""
 DRIFT_WEIGHT = 0.2
 """Weight of the newest bounded step in how far such steps are from the fit."""
 SPREAD_WEIGHT = 0.05
@@ -19,19 +21,43 @@ FIRST_SPREAD = 0.15
 """How much they are taken to vary before any was measured."""
 MOST_APART = 2.0
 """A step that took longer than so many times what was expected counts as that: it was disturbed."""
+FEWEST_DECODES = 16
+"""Steps that only decode before their cost is known."""
 FIRST_CHUNK = 64
 """Tokens that a step may have before any larger step has been measured."""
+
+
+class _Sums:
+    """Of the steps of one kind, the older the less. The first one, which touches much memory for
+    the first time, counts until there is another.
+    """
+
+    __slots__ = ("num_steps", "products", "seconds", "squares", "tokens", "weight")
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.weight = self.tokens = self.seconds = self.squares = self.products = 0.0
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        self.num_steps += 1
+        if self.num_steps == 2:
+            self._clear()
+        self.weight = self.weight * DECAY + 1.0
+        self.tokens = self.tokens * DECAY + num_tokens
+        self.seconds = self.seconds * DECAY + seconds
+        self.squares = self.squares * DECAY + num_tokens * num_tokens
+        self.products = self.products * DECAY + num_tokens * seconds
 
 
 class StepCosts:
     """Until steps of different sizes were seen, all of the time counts as the tokens'."""
 
     def __init__(self) -> None:
-        self._weight = 0.0
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._squares = 0.0
-        self._products = 0.0
+        self._decodes = _Sums()
+        self._prefills = _Sums()
         self._largest = FIRST_CHUNK
         self.fixed = 0.0
         """Seconds of a step that do not depend on its tokens."""
@@ -42,17 +68,16 @@ class StepCosts:
         self._spread = FIRST_SPREAD
         """How far a bounded step is from that, as a part of it, in the mean."""
 
-    def observe(self, num_tokens: int, seconds: float, *, is_bounded: bool = False) -> None:
+    def observe(
+        self, num_tokens: int, seconds: float, num_rows: int = 1, *, is_bounded: bool = False
+    ) -> None:
         """A step of `num_tokens` tokens took `seconds`. `is_bounded`: `tokens_within` chose how
         many.
         """
         if is_bounded:
             seconds = self._compared(seconds, self.fixed + self.per_token * num_tokens)
-        self._weight = self._weight * DECAY + 1.0
-        self._tokens = self._tokens * DECAY + num_tokens
-        self._seconds = self._seconds * DECAY + seconds
-        self._squares = self._squares * DECAY + num_tokens * num_tokens
-        self._products = self._products * DECAY + num_tokens * seconds
+        kind = self._prefills if num_tokens > num_rows else self._decodes
+        kind.add(num_tokens, seconds)
         self._largest = max(self._largest, num_tokens)
         self._fit()
 
@@ -67,19 +92,21 @@ class StepCosts:
 
     def _fit(self) -> None:
         """One more observation of nothing in no time keeps the slope sane where sizes are alike."""
-        weight = self._weight + 1.0
-        mean_tokens, mean_seconds = self._tokens / weight, self._seconds / weight
-        variance = self._squares / weight - mean_tokens**2
-        covariance = self._products / weight - mean_tokens * mean_seconds
+        a, b = self._decodes, self._prefills
+        tokens, seconds, steps = a.tokens + b.tokens, a.seconds + b.seconds, a.weight + b.weight
+        weight = steps + 1.0
+        mean_tokens, mean_seconds = tokens / weight, seconds / weight
+        variance = (a.squares + b.squares) / weight - mean_tokens**2
+        covariance = (a.products + b.products) / weight - mean_tokens * mean_seconds
         slope = covariance / variance if variance > 0.0 else 0.0
-        most = self._seconds / self._tokens if self._tokens else 0.0
+        most = seconds / tokens if tokens else 0.0
         self.per_token = min(max(slope, 0.0), most)
-        self.fixed = max(0.0, (self._seconds - self.per_token * self._tokens) / self._weight)
+        self.fixed = max(0.0, (seconds - self.per_token * tokens) / steps)
 
     @property
-    def has_large_steps(self) -> bool:
-        """Whether a step of a prefill was measured: before, `per_token` says little of them."""
-        return self._largest > FIRST_CHUNK
+    def are_known(self) -> bool:
+        """Whether enough steps were measured to decide by them what they should share."""
+        return self._prefills.num_steps > 0 and self._decodes.num_steps >= FEWEST_DECODES
 
     def token_cost(self) -> float:
         """`per_token` as it is when it is asked for."""

@@ -1,0 +1,41 @@
+"""The weight of a key goes with its branches to the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from lmprog import wire
+from lmprog.server.exchange import Exchange
+from lmprog.server.fairness.accounts import KeyAccounts
+from lmprog.server.options.api_keys import ApiKey, digest
+
+
+class Runtime:
+    """A link without turns, and its connection: both write down what is sent."""
+
+    turns = None
+
+    def __init__(self) -> None:
+        self.ops: list[wire.Op] = []
+
+    def send(self, ops: Sequence[wire.Op]) -> None:
+        self.ops += ops
+
+    def sent(self, ops: Sequence[wire.Op]) -> None: ...
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+def test_branches_have_the_weight_of_their_key(session: str) -> None:
+    runtime: Any = Runtime()
+    key = ApiKey("heavy", digest("heavy"), weight=3.0)
+    (account,) = KeyAccounts([key], 1280, 0.75, lambda: 0.0)
+    Exchange(runtime, runtime, account, session).send(wire.Open(1), wire.Fork(1, (2,)))
+    Exchange(runtime, runtime, None, session).send(wire.Open(3))
+    assert runtime.ops == [
+        wire.Open(1, "", session, 3.0),
+        wire.Fork(1, (2,)),
+        wire.Open(3, "", session, 1.0),
+    ]
