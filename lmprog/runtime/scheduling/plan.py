@@ -79,3 +79,8 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         return sum([end - start for _, _, start, end, _, _ in self.rows])
+
+    @property
+    def num_decoded(self) -> int:
+        """Its tokens, if no row is a prefill: one for each row, and what is drafted."""
+        return len(self.rows) + sum([len(one.tokens) for one in self.drafts.values()])

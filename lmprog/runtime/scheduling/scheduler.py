@@ -230,9 +230,8 @@ class Scheduler:
         """Applies the results of a step. Sequences that ended stay admitted until `end` is
         called.
         """
-        num_rows, seconds = len(plan.rows), self._clock() - self._step_began
-        is_bounded = self._is_bounded and plan.num_tokens > num_rows
-        self.costs.observe(plan.num_tokens, seconds, num_rows, is_bounded=is_bounded)
+        seconds, least = self._clock() - self._step_began, plan.num_decoded
+        self.costs.observe(plan.num_tokens, seconds, least, is_bounded=self._is_bounded)
         served: dict[Hashable, int] = {}
         for sequence, _, start, end, _, _ in plan.rows:
             group, count = sequence.group, end - start

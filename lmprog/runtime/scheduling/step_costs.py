@@ -69,14 +69,15 @@ class StepCosts:
         """How far a bounded step is from that, as a part of it, in the mean."""
 
     def observe(
-        self, num_tokens: int, seconds: float, num_rows: int = 1, *, is_bounded: bool = False
+        self, num_tokens: int, seconds: float, num_decoded: int = 1, *, is_bounded: bool = False
     ) -> None:
-        """A step of `num_tokens` tokens took `seconds`. `is_bounded`: `tokens_within` chose how
-        many.
+        """A step of `num_tokens` tokens took `seconds`; it had a prefill where these are more than
+        `num_decoded`. `is_bounded`: `tokens_within` chose how many.
         """
-        if is_bounded:
+        has_prefill = num_tokens > num_decoded
+        if is_bounded and has_prefill:
             seconds = self._compared(seconds, self.fixed + self.per_token * num_tokens)
-        kind = self._prefills if num_tokens > num_rows else self._decodes
+        kind = self._prefills if has_prefill else self._decodes
         kind.add(num_tokens, seconds)
         self._largest = max(self._largest, num_tokens)
         self._fit()
