@@ -66,7 +66,7 @@ class Scheduler:
         self.tree = RadixTree(config.page_size, self.pages)
         self.costs = StepCosts()
         self._work = 0.0
-        self._clock = clock or self._work_done
+        self._clock = clock or (lambda: self._work)
         self.tier = None
         if store is not None:
             self.tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self._clock)
@@ -122,9 +122,6 @@ class Scheduler:
         partly filled page takes a page more).
         """
         return min(self.context_len, (self.config.num_pages - 1) * self.config.page_size)
-
-    def _work_done(self) -> float:
-        return self._work
 
     def submit(self, group: SequenceGroup) -> None:
         """Queues all sequences of `group`. Raises `Overloaded` when the queue is full, and then
