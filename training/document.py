@@ -29,6 +29,9 @@ class Family(enum.Enum):
     DIALOGUE = "dialogue"
     TOOLS = "tools"
     WRITING = "writing"
+    CALLS = "calls"
+    CORRECTION = "asked again"
+    TAGGED = "tagged"
 
 
 @dataclass(frozen=True, slots=True)

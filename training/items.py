@@ -19,6 +19,9 @@ BARS: Mapping[Family, float] = {
     Family.ARITHMETIC: 0.90,
     Family.DIALOGUE: 0.90,
     Family.TOOLS: 0.90,
+    Family.CALLS: 0.95,
+    Family.CORRECTION: 0.70,
+    Family.TAGGED: 0.90,
 }
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -28,6 +29,7 @@ from training.optimiser import Muon
 # Longest documents by number of tokens seen: short ones first, since they teach copying sooner.
 CURRICULUM = ((0.0, 128), (4e6, 256), (8e6, 384), (12e6, 2048))
 YOUNG = 4e6  # tokens for which copying comes first
+FRESH_POOL = 1_000_000  # where the batches of a run on exported weights begin
 
 
 @dataclass(slots=True)
@@ -98,6 +100,17 @@ class Training:
         self.adam.load_state_dict(state["adam"])
         self.progress = Progress(*state["progress"])
         self.batches.pool = self.progress.pool
+
+    def begin_from(self, weights: Path) -> None:
+        """Begin from exported weights, which have no state of the optimisers with them: the young
+        part is over, and batches are drawn that no run before has drawn.
+        """
+        tensors = load_file(weights / "model.safetensors")
+        self.net.load_state_dict(
+            {name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()}
+        )
+        self.progress = Progress(tokens=int(YOUNG * 4))
+        self.batches.pool = FRESH_POOL
 
 
 def factor(done: float, warm: int, step: int, cooldown: float) -> float:
@@ -187,12 +200,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--inner", type=int, default=704)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--resume", default="", help="a checkpoint's name")
+    parser.add_argument(
+        "--weights", type=Path, help="a folder of exported weights of this shape to begin from"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     shape = Shape(layers=options.layers, hidden=options.hidden, inner=options.inner)
     training = Training(options.folder, shape, options.lr, options.batch)
     if options.resume:
         training.load(options.resume)
+    elif options.weights:
+        training.begin_from(options.weights)
     print(f"{sum(p.numel() for p in training.net.parameters()) / 1e6:.2f} M parameters")
     run(training, int(options.tokens), options.cooldown, options.minutes)
 

@@ -14,11 +14,14 @@ from training.document import Document, Family
 from training.draw import Draw, Split
 from training.tasks import (
     arithmetic,
+    calls,
     classification,
+    correction,
     dialogue,
     extraction,
     fewshot,
     reading,
+    tagged,
     tools,
     writing,
 )
@@ -52,6 +55,9 @@ SHARES: Mapping[Maker, float] = {
     writing.one_tip: 1.2,
     writing.story: 1.2,
     writing.judge: 1,
+    calls.calls: 8,
+    correction.correction: 4,
+    tagged.tagged: 3,
 }
 # What is trained on: set by the measured errors of the model so far, the weakest families get the
 # most documents.
@@ -79,7 +85,10 @@ TRAINED_SHARES: Mapping[Maker, float] = {
     writing.outline: 1,
     writing.one_tip: 1.2,
     writing.story: 1.2,
-    writing.judge: 12,
+    writing.judge: 8,
+    calls.calls: 12,
+    correction.correction: 14,
+    tagged.tagged: 6,
 }
 # What a young model is given instead: copying first, because everything else stands on it.
 YOUNG_SHARES: Mapping[Maker, float] = {

@@ -21,6 +21,7 @@ from lmprog.errors import (
     ProgramError,
     StepLimitExceeded,
 )
+from lmprog.lang.ops.tool_functions import Tool
 from lmprog.launch import greet
 from lmprog.testing import Scripted
 from tests.backends.programs import on
@@ -107,6 +108,13 @@ def test_the_tools_are_described_once_in_the_systems_text() -> None:
     assert '"description": "Tells the weather."' in system
     assert '"required": ["a", "b"]' in system
     assert backend.prompts[1].count("You have these functions") == 1
+
+
+def test_a_model_is_not_shown_the_bounds_that_end_a_plain_integer() -> None:
+    backend = Scripted([ADD, "It is 5."])
+    system = asking.using(backend=backend).run().messages()[0]["content"]
+    assert '"a": {"type": "integer"}, "b": {"type": "integer"}' in system
+    assert Tool.of(add).parameters["properties"]["a"]["maximum"] == 2**63 - 1
 
 
 def test_without_a_system_text_the_tools_have_a_turn_of_their_own() -> None:

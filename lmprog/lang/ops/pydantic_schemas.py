@@ -48,6 +48,20 @@ def bounded_integer(schema: JsonObject) -> JsonObject:
     return out
 
 
+def without_default_bounds(schema: Any) -> Any:
+    """The schema as it is shown to a model: without the bounds that `bounded_integer` adds."""
+    if isinstance(schema, list):
+        return [without_default_bounds(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shown = {key: without_default_bounds(part) for key, part in schema.items()}
+    if shown.get("type") == "integer":
+        for keyword, bound in (("minimum", -INT64), ("maximum", INT64 - 1)):
+            if shown.get(keyword) == bound:
+                del shown[keyword]
+    return shown
+
+
 def decimal_schema(keywords: Mapping[str, Any]) -> JsonObject:
     """A number with the bounds, the digits and the decimal places that `said` has."""
     digits, places = keywords.get("max_digits"), keywords.get("decimal_places")

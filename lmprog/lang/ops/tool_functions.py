@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from lmprog.calls.constraining import ToolShape
 from lmprog.calls.describing import function_shape
 from lmprog.errors import InvalidParameter, ValidationFailed
+from lmprog.lang.ops.pydantic_schemas import without_default_bounds
 from lmprog.lang.ops.type_schemas import schema_of
 from lmprog.lang.ops.type_schemas import value_of as value_of_json
 
@@ -85,7 +86,8 @@ class Tool:
     @property
     def described(self) -> dict[str, Any]:
         """For templates, services and texts."""
-        return function_shape(self.name, self.description, self.parameters)
+        shown = without_default_bounds(self.parameters)
+        return function_shape(self.name, self.description, shown)
 
     def arguments_of(self, text: str) -> dict[str, Any]:
         """The arguments of a call, JSON, as values of the parameters' types. Raises
