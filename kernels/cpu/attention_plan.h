@@ -125,7 +125,7 @@ class Plan {
         }
         pieces = std::move(cut);
         std::stable_sort(pieces.begin(), pieces.end(),
-                         [this](const Piece &a, const Piece &b) { return weight(a) > weight(b); });
+                         [](const Piece &a, const Piece &b) { return weight(a) > weight(b); });
     }
 
     // Reading a chunk costs about as much as computing eight queries with it.

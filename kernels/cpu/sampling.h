@@ -50,8 +50,8 @@ class Sampling {
 
 // splitmix64 (Steele, Lea, Flood 2014) on a mix of seed and step: a number in (0, 1).
 inline double uniform(uint64_t seed, uint64_t step) {
-    const uint64_t golden = 0x9E3779B97F4A7C15u;
-    const auto mixed = [golden](uint64_t value) {
+    constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
+    const auto mixed = [](uint64_t value) {
         value += golden;
         value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
         value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
