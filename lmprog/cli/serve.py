@@ -191,6 +191,8 @@ def _serve(model: str, settings: ServerSettings, supervise: Supervise) -> int:
     try:
         http.run(serving)
     finally:
+        # An alarm while the interpreter ends would meet the default handler, not ours.
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
     print(
