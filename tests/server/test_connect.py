@@ -5,6 +5,7 @@ here, too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -58,6 +59,17 @@ def test_a_program_gives_the_same_on_the_server_and_on_its_runtime(
                 assert results[0][0] == results[1][0]
                 assert results[0][1] == pytest.approx(results[1][1])
                 assert results[0][2] == results[1][2]
+
+
+def test_a_run_on_the_server_with_a_cache_asks_nobody_the_second_time(
+    remote: RuntimeEndpoint, tmp_path: Path
+) -> None:
+    first, second = (
+        clerk.using(backend=remote, temperature=0, cache=tmp_path).run("Dear Sirs")
+        for _ in range(2)
+    )
+    assert first.value == second.value
+    assert [first.num_from_cache, second.num_from_cache] == [0, 3]
 
 
 @lmprog.function

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from lmprog import wire
-from lmprog.backends import Backend
+from lmprog.backends import Backend, Remembers
 from lmprog.backends.caching.cached_branch import AskedElsewhere, BranchCall, CachedBranch, post
 from lmprog.backends.caching.kept_questions import (
     Question,
@@ -96,6 +96,14 @@ class CachingBackend:
             for number in list(self._branches):
                 self._close(number)
         self._send()
+
+    def standing(self, output: wire.Output) -> wire.TextPiece | wire.TokensPiece:
+        """A result in the text of later calls. Where branches are texts, as they are on services,
+        it is its text there.
+        """
+        if isinstance(self.inner, Remembers):
+            return wire.TextPiece(output.text, quoted=True)
+        return standing(output)
 
     # --- from the client
 
@@ -281,7 +289,7 @@ class CachingBackend:
             stands: wire.Piece = wire.TextPiece(texts[0], quoted=True)
         elif isinstance(op, wire.Generate):
             texts = tuple(output.text for output in reply.outputs)
-            stands = standing(reply.outputs[0])
+            stands = self.standing(reply.outputs[0])
         else:
             return
         self._results[op.call] = texts

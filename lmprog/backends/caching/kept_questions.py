@@ -49,7 +49,7 @@ def temperature_of(op: wire.Generate | wire.Select) -> float:
     return op.temperature if isinstance(op, wire.Select) else op.sampling.temperature
 
 
-def standing(output: wire.Output) -> wire.Piece:
+def standing(output: wire.Output) -> wire.TextPiece | wire.TokensPiece:
     """A result in the text of later calls: its tokens, where they spell its text and nothing else;
     else its text.
     """

@@ -17,7 +17,6 @@ from typing import TypeAlias
 from lmprog import wire
 from lmprog.backends import Backend, Remembers
 from lmprog.backends.caching.caching_backend import CachingBackend
-from lmprog.backends.caching.kept_questions import standing
 from lmprog.backends.client import ClientCall
 from lmprog.errors import CheckpointMismatch, LmprogError
 
@@ -64,19 +63,18 @@ class ResumedOps:
         self, op: wire.Generate | wire.Select, reply: CallReply
     ) -> wire.TextPiece | wire.TokensPiece | None:
         """How the result can be written; None where it is to be called again."""
-        is_cache = isinstance(self._backend, CachingBackend)
+        backend = self._backend
         if isinstance(reply, wire.Chosen):
             assert isinstance(op, wire.Select)
             text = wire.TextPiece(op.choices[reply.index], quoted=True)
+            is_cache = isinstance(backend, CachingBackend)
             return text if is_cache or self._is_text() else None
         output = reply.outputs[0]
-        if is_cache:
-            found = standing(output)
-            assert isinstance(found, wire.TextPiece | wire.TokensPiece)
-            return found
+        if isinstance(backend, CachingBackend):
+            return backend.standing(output)
         if self._is_text():
             return wire.TextPiece(output.text, quoted=True)
-        if isinstance(self._backend, Remembers) or not output.is_spelled:
+        if isinstance(backend, Remembers) or not output.is_spelled:
             return None
         return wire.TokensPiece(output.tokens)
 
