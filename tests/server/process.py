@@ -140,8 +140,10 @@ def streams(served: Served, count: int, max_tokens: int) -> list[Stream]:
 
 @contextmanager
 def served(*arguments: str) -> Iterator[Served]:
-    """The command with nano on any free port; ready, and gone with the block."""
-    with serving("nano", "--threads", "1", *arguments) as made:
+    """The command with nano on any free port; ready, and gone with the block. It drafts nothing, so
+    that a long answer, which repeats itself, lasts as many steps as it has tokens.
+    """
+    with serving("nano", "--threads", "1", "--speculation", "off", *arguments) as made:
         yield made
 
 
