@@ -25,7 +25,12 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 Cents = Annotated[decimal.Decimal, pydantic.Field(max_digits=6, decimal_places=2)]
 # Narrower than pydantic: durations are whole seconds, without a sign, and leave out no unit between
 # two (pydantic writes P1Y1D and PT7H1S, RFC 3339 does not), and times have a zone.
-SECONDS = st.integers(0, 3599).map(lambda number: datetime.timedelta(seconds=number))
+SECONDS = st.integers(0, 3599).map(lambda number: datetime.timedelta(seconds=number)) | st.builds(
+    lambda days, hours, minutes, seconds: datetime.timedelta(
+        days=days, hours=hours, minutes=minutes, seconds=seconds
+    ),
+    *(st.integers(0, 364), st.integers(0, 23), st.integers(1, 59), st.integers(0, 59)),
+)
 UTC = st.just(datetime.UTC)
 ROUND_TRIPS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (int, INT64),
