@@ -302,15 +302,15 @@ MEMORY_MUTANTS = [
     Mutant(
         "the oldest running sequence is preempted",
         "scheduling",
-        _SCHEDULING + "scheduler.py",
+        _SCHEDULING + "running_sequences.py",
         "            victim = max(later, key=preemption_order)",
         "            victim = min(later, key=preemption_order)",
     ),
     Mutant(
         "a preempted sequence is forgotten by its program",
         "scheduling",
-        _SCHEDULING + "scheduler.py",
-        "        self.programs.preempt(number)\n",
+        _SCHEDULING + "running_sequences.py",
+        "        self._programs.preempt(number)\n",
         "",
     ),
     Mutant(
@@ -323,8 +323,8 @@ MEMORY_MUTANTS = [
     Mutant(
         "prefills beside decodes are not bounded",
         "scheduling",
-        _SCHEDULING + "scheduler.py",
-        "        return min(budget, max(self.config.page_size, left))",
+        _SCHEDULING + "step_planner.py",
+        "        return min(budget, max(self._config.page_size, left))",
         "        return budget",
     ),
     Mutant(

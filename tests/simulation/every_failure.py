@@ -61,12 +61,12 @@ def fail_forward(world: World, failure: Failure) -> Any:
 
 def fail_allocation(world: World, failure: Failure) -> Any:
     """No pages can be had for a sequence: it must wait, and nothing else may change."""
-    original = world.scheduler._make_room
+    original = world.scheduler._running.make_room
 
     def make_room(*given: Any) -> bool:
         return False if failure.strikes() else original(*given)
 
-    return mock.patch.object(world.scheduler, "_make_room", make_room)
+    return mock.patch.object(world.scheduler._running, "make_room", make_room)
 
 
 def fail_sample(world: World, failure: Failure) -> Any:

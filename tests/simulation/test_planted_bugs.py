@@ -24,6 +24,7 @@ from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.policy import AdmissionOrder
 from lmprog.runtime.scheduling.program_admission import ProgramAdmission
 from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
@@ -96,12 +97,12 @@ def own_pages_leak(patch: Patch) -> None:
 
 
 def a_preempted_sequence_is_lost(patch: Patch) -> None:
-    def preempt(self: Scheduler, sequence: Any) -> None:
-        self.running.remove(sequence)
-        self.tables.release(sequence, pin=False)
+    def preempt(self: RunningSequences, sequence: Any) -> None:
+        self.sequences.remove(sequence)
+        self._memory.tables.release(sequence, pin=False)
         sequence.state = SequenceState.WAITING
 
-    patch.setattr(Scheduler, "preempt", preempt)
+    patch.setattr(RunningSequences, "preempt", preempt)
 
 
 def a_call_is_answered_twice(patch: Patch) -> None:

@@ -1,23 +1,18 @@
-"""Decides which sequences compute how many tokens in a step, and owns every page that is not free.
+"""Owns every page that is not free and all sequences, and moves them through steps.
 
-Pure: no randomness, no transport, no tensors. A step is `plan`, the forward pass, and `commit`. All
-work (prefill chunks, decodes, forced tokens, scorings) is rows of one plan under one token budget.
+Pure: no randomness, no transport, no tensors. A step is `plan`, the forward pass, and `commit`.
 
 Life of a sequence: it waits in the queue; it is *admitted* once its prefix is matched and locked
-and the pages it needs next can be freed; then each step gives it a row. Known tokens enter the tree
-when they are planned, so that other sequences of the same step already share them; generated
-tokens enter when the sequence ends.
-
-When memory runs out, unlocked pages are evicted first. Then the sequences admitted last are
-*preempted*: they are unlocked and keep only their tokens; what they computed stays in the tree
-until its pages are needed. The sequence admitted first can preempt all others and fits the pool
-alone (`check_fits` refuses it otherwise), so at least one makes progress in each step."""
+and the pages it needs next can be freed (`running_sequences`); then each step gives it a row
+(`step_planner`). Known tokens enter the tree when they are planned, so that other sequences of the
+same step already share them; generated tokens enter when the sequence ends. Others that need its
+memory can send it back to the queue. A sequence that does not fit the memory alone is refused
+(`check_fits`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from math import inf
-from operator import attrgetter
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError, Overloaded
@@ -28,15 +23,17 @@ from lmprog.runtime.scheduling.drafting import Drafting
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.pins import Pins
-from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.policy import AdmissionOrder, preemption_order
+from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.policy import AdmissionOrder
 from lmprog.runtime.scheduling.program_admission import Memory, ProgramAdmission
 from lmprog.runtime.scheduling.progress import Progress, apply_results
+from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.scheduling.sequence_checks import check_sequences
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import StepCosts
+from lmprog.runtime.scheduling.step_planner import StepPlanner
 from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
 from lmprog.runtime.tier.page_store import PageStore
 from lmprog.runtime.tier.second_tier import SecondTier
@@ -81,14 +78,16 @@ class Scheduler:
         )
         self._admission = ProgramAdmission(memory, self.waiting, self.programs, self.shares)
         self.drafting = Drafting(memory)
-        self.running: list[Sequence] = []
-        """In the order of first admission."""
+        self._running = RunningSequences(memory, self.waiting, self.programs, self._admission)
+        step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
+        self._planner = StepPlanner(memory, self._running, self.waiting, self.costs, step_seconds)
         self.step = 0
-        self._admissions = 0
         self._step_began = 0.0
-        self._step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
-        self._is_bounded = False
-        """The step has prefills that were cut to last no longer than that."""
+
+    @property
+    def running(self) -> list[Sequence]:
+        """In the order of first admission."""
+        return self._running.sequences
 
     @property
     def idle(self) -> bool:
@@ -142,7 +141,7 @@ class Scheduler:
             sequence.arrival, sequence.queued_at = self.step, now
             sequence.matched = self.tables.cached_prefix(sequence)
             self.stats.generated_tokens += sequence.num_generated  # forced before the first step
-            self._push(sequence)
+            self._running.queue(sequence)
 
     def end(self, sequence: Sequence, keep: int | None = None) -> Node | None:
         """Ends `sequence` in any state. What it computed of its first `keep` tokens (None: all)
@@ -168,20 +167,13 @@ class Scheduler:
         """Undoes the pin of `end`."""
         self.tree.unpin(node)
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Sends a running sequence back to the queue, as where others need its memory."""
+        self._running.preempt(sequence)
+
     def forget(self, node: Node, begin: int) -> None:
         """Frees what is cached for nobody else at `node`, back to position `begin`."""
         self.stats.evicted_pages += self.tree.give_up(node, begin)
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to the head of the queue; its work stays in the tree."""
-        self.running.remove(sequence)
-        node = self.tables.release(sequence, pin=False)
-        assert node is None
-        sequence.state = SequenceState.WAITING
-        sequence.num_tokens_at_enqueue = len(sequence.tokens)
-        sequence.group.preemptions += 1
-        self.stats.preemptions += 1
-        self._requeue(sequence)
 
     # --- a step
 
@@ -196,25 +188,7 @@ class Scheduler:
             self._work += 1.0
             return _NOTHING
         self._admission.begin()
-        rows: list[Row] = []
-        # Decodes first: they are short and somebody waits for each token. Then prefills in the
-        # order of admission.
-        prefills = self._plan_decodes(rows)
-        budget = self._prefill_budget(self.config.token_budget - len(rows), rows)
-        for sequence in prefills:
-            if not budget or len(rows) == self.config.max_rows:
-                break
-            if (
-                sequence.state is SequenceState.RUNNING
-            ):  # may have been preempted for an earlier one
-                budget -= self._extend(sequence, budget, rows)
-        self.waiting.refresh()
-        while budget and len(rows) < self.config.max_rows:
-            admitted = self._admission.next(self.running, self._step_began)
-            if admitted is None:
-                break
-            self._admit(admitted)
-            budget -= self._extend(admitted, budget, rows)
+        rows, budget = self._planner.rows(self.step, self._step_began)
         drafts = self.drafting.add(rows, budget)
         plan = Plan(tuple(rows), *self.tables.finish(), drafts)
         self._work += 1.0 + plan.num_tokens
@@ -228,7 +202,7 @@ class Scheduler:
         called.
         """
         seconds, least = self._clock() - self._step_began, plan.num_decoded
-        self.costs.observe(plan.num_tokens, seconds, least, is_bounded=self._is_bounded)
+        self.costs.observe(plan.num_tokens, seconds, least, is_bounded=self._planner.is_bounded)
         served: dict[Hashable, int] = {}
         for sequence, _, start, end, _, _ in plan.rows:
             group, count = sequence.group, end - start
@@ -246,7 +220,7 @@ class Scheduler:
             if one.not_finite:
                 self.tables.discard_path(one.sequence)
         if failed:
-            self._restart_discarded({one.sequence for one in progress if one.ended})
+            self._running.restart_discarded({one.sequence for one in progress if one.ended})
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:
@@ -255,7 +229,7 @@ class Scheduler:
         """
         for row in plan.rows:
             self.tables.discard_row(row)
-        self._restart_discarded({row.sequence for row in plan.rows})
+        self._running.restart_discarded({row.sequence for row in plan.rows})
         return [Progress(row.sequence, ended=True, error=error) for row in plan.rows]
 
     def check(self) -> None:
@@ -267,104 +241,3 @@ class Scheduler:
         check_sequences(
             self.running, self.waiting, set(self.tree.pages_held()), self.config.page_size
         )
-
-    # --- inside a step
-
-    def _plan_decodes(self, rows: list[Row]) -> list[Sequence]:
-        """Adds a row for each sequence with one token left to compute; returns the others."""
-        prefills: list[Sequence] = []
-        left = min(self.config.token_budget, self.config.max_rows)
-        next_slot = self.tables.next_slot
-        for sequence in self.running[:]:  # a preemption changes the list
-            if len(sequence.tokens) - sequence.computed != 1:
-                prefills.append(sequence)
-            elif left and sequence.state is SequenceState.RUNNING:
-                row = next_slot(sequence)
-                if row is not None:
-                    rows.append(row)
-                    left -= 1
-                else:
-                    left -= self._extend(sequence, 1, rows)
-        return prefills
-
-    def _prefill_budget(self, budget: int, decodes: list[Row]) -> int:
-        """What is left for prefills so that a step beside decodes lasts no longer than it may; at
-        least a page, so that they get on.
-        """
-        self._is_bounded = bool(decodes) and self._step_seconds < inf
-        if not self._is_bounded:
-            return budget
-        left = self.costs.tokens_within(self._step_seconds) - len(decodes)
-        return min(budget, max(self.config.page_size, left))
-
-    def _admit(self, sequence: Sequence) -> None:
-        """The sequence, whose prefix is locked, runs from now on."""
-        self.waiting.remove(sequence)
-        if not sequence.admission_order:
-            self._admissions += 1
-            sequence.admission_order = self._admissions
-            sequence.num_found = sequence.computed
-            self.stats.count_admission(
-                self.step - sequence.arrival - 1, len(sequence.tokens), sequence.computed
-            )
-        sequence.state = SequenceState.RUNNING
-        self.running.append(sequence)
-        self.running.sort(key=attrgetter("admission_order"))
-        self._admission.take_place(sequence)
-
-    def _push(self, sequence: Sequence) -> None:
-        number = self.programs.number_of(sequence)
-        self.waiting.push(sequence, is_active=self.programs.is_active(number))
-
-    def _requeue(self, sequence: Sequence) -> None:
-        """A running sequence waits again. Its program loses its place if no other one runs."""
-        number = self.programs.number_of(sequence)
-        self.programs.preempt(number)
-        if not self.programs.is_active(number):
-            self._admission.lose_place(number, is_kept=True)
-        self._push(sequence)
-
-    def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:
-        """Plans the sequence's next tokens, at most `budget`; returns how many. 0: no memory
-        yet.
-        """
-        if sequence.remaining > 1:
-            self.tables.attach(sequence)  # others may have computed more of it since
-        count = min(sequence.remaining, budget, self.config.max_chunk or budget)
-        needed = self.tables.pages_for(sequence, sequence.computed + count)
-        if not self._make_room(needed, sequence, rows):
-            return 0
-        rows.append(self.tables.extend(sequence, count, len(rows)))
-        return count
-
-    def _make_room(self, needed: int, sequence: Sequence, rows: list[Row]) -> bool:
-        """Frees pages until `needed` are free: evicts, then preempts sequences admitted later,
-        those of `rows` left out."""
-        while self.pages.num_free < needed:
-            missing = needed - self.pages.num_free
-            for program in self.pins.drop_for(missing):
-                self._admission.lose_place(program, is_kept=False)
-            freed = self.tree.evict(missing)
-            self.stats.evicted_pages += freed
-            if freed >= missing:
-                continue
-            own, planned = preemption_order(sequence), {row.sequence for row in rows}
-            later = [v for v in self.running if v not in planned and preemption_order(v) > own]
-            if not later:
-                return False
-            victim = max(later, key=preemption_order)
-            victim.num_memory_preemptions += 1
-            self.preempt(victim)
-        return True
-
-    def _restart_discarded(self, ended: set[Sequence]) -> None:
-        """Sequences that shared what a failed row had inserted into the tree begin again."""
-        for sequence in [
-            sequence
-            for sequence in self.running
-            if sequence not in ended and self.tables.is_discarded(sequence)
-        ]:
-            self.running.remove(sequence)
-            self.tables.detach(sequence)
-            sequence.state = SequenceState.WAITING
-            self._requeue(sequence)
