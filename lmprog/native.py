@@ -84,7 +84,7 @@ _ATTENTION = (
 )
 
 LIBRARIES: dict[str, tuple[Unit, ...]] = {
-    "masks": (Unit("masks.cpp"), Unit("nets.cpp"), Unit("texts.cpp")),
+    "masks": (Unit("masks.cpp"), Unit("nets.cpp"), Unit("texts.cpp"), Unit("classes.cpp")),
     "attention": _ATTENTION,
     "engine": (
         *_ATTENTION,

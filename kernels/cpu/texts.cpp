@@ -4,6 +4,7 @@
 // has to match the rest; the last set is of the expressions that must not. Knows characters; knows no bytes.
 #include "lmprog_texts.h"
 
+#include <memory>
 #include <new>
 
 #include "lmprog_derivatives.h"
@@ -32,7 +33,7 @@ struct Rest {
 // Sets of terms by number, and what follows them.
 class TermSets {
   public:
-    TermSets(lmprog::Terms& terms, int64_t max_steps) : terms_(terms), steps_left_(max_steps) {}
+    TermSets(lmprog::Terms& terms, int64_t max_steps) : steps_left(max_steps), terms_(terms) {}
     int32_t of(Numbers terms) {
         const auto found = index_.find(terms);
         if (found != index_.end()) return found->second;
@@ -48,8 +49,8 @@ class TermSets {
         if (found >= 0) return found;
         merged_.clear();
         const Numbers from = terms(set);
-        steps_left_ -= static_cast<int64_t>(from.size());
-        if (steps_left_ < 0) throw TooMany();
+        steps_left -= static_cast<int64_t>(from.size());
+        if (steps_left < 0) throw TooMany();
         for (const int32_t term : from) {
             const Numbers& ways = terms_.after(term, chars);
             merged_.insert(merged_.end(), ways.begin(), ways.end());
@@ -66,11 +67,11 @@ class TermSets {
     bool takes_all(int32_t set) const {
         return std::any_of(terms(set).begin(), terms(set).end(), [&](int32_t term) { return terms_.takes_all(term); });
     }
-    int64_t work = 0;
+    size_t size() const { return sets_.size(); }
+    int64_t work = 0, steps_left;
 
   private:
     lmprog::Terms& terms_;
-    int64_t steps_left_;
     std::vector<Numbers> sets_;
     std::vector<std::vector<int32_t>> after_;  // by set and class; -1: not known
     lmprog::ByNumbers<int32_t> index_;
@@ -315,6 +316,41 @@ struct lmprog_texts {
     size_t next = 0;
 };
 
+namespace {
+
+// What a matcher found out so far.
+struct Known {
+    explicit Known(const Numbers& program) : root(terms.read(program.data(), static_cast<int64_t>(program.size())).front()), sets(terms, 0) {}
+
+    lmprog::Terms terms;
+    const int32_t root;
+    TermSets sets;
+};
+
+constexpr size_t kMostSets = 20000;  // a matcher that knows more forgets all before the next text
+
+}  // namespace
+
+struct lmprog_matcher {
+    lmprog_matcher(const int32_t* given, int64_t length) : program(given, given + length), known(new Known(program)) {}
+
+    bool takes(const uint32_t* text, int64_t length, int64_t max_steps) {
+        if (known->sets.size() > kMostSets) known.reset(new Known(program));
+        TermSets& sets = known->sets;
+        sets.steps_left = max_steps;
+        int32_t at = sets.of({known->root});
+        for (int64_t i = 0; i < length && !sets.terms(at).empty() && !sets.takes_all(at); i++) {
+            const size_t chars = known->terms.class_of(text[i]);
+            if (chars == known->terms.num_classes()) return false;
+            at = sets.after(at, chars);
+        }
+        return sets.any_nullable(at);
+    }
+
+    const Numbers program;
+    std::unique_ptr<Known> known;
+};
+
 LMPROG_EXPORT lmprog_texts* lmprog_texts_new(const lmprog_texts_input* input) {
     try {
         return new lmprog_texts(*input);
@@ -338,3 +374,23 @@ LMPROG_EXPORT int64_t lmprog_texts_step(lmprog_texts* texts, int64_t work, lmpro
 LMPROG_EXPORT void lmprog_texts_copy(const lmprog_texts* texts, const lmprog_texts_output* output) { texts->copy(*output); }
 
 LMPROG_EXPORT void lmprog_texts_free(lmprog_texts* texts) { delete texts; }
+
+LMPROG_EXPORT lmprog_matcher* lmprog_matcher_new(const int32_t* program, int64_t length) {
+    try {
+        return new lmprog_matcher(program, length);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+LMPROG_EXPORT int64_t lmprog_matcher_takes(lmprog_matcher* matcher, const uint32_t* text, int64_t length, int64_t max_steps) {
+    try {
+        return matcher->takes(text, length, max_steps);
+    } catch (const TooMany&) {
+        return LMPROG_TEXTS_TOO_MANY;
+    } catch (const std::bad_alloc&) {
+        return LMPROG_TEXTS_MEMORY;
+    }
+}
+
+LMPROG_EXPORT void lmprog_matcher_free(lmprog_matcher* matcher) { delete matcher; }

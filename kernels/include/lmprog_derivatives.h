@@ -61,6 +61,11 @@ class Terms {
 
     size_t num_classes() const { return classes_.size(); }
     const CharRanges& characters(size_t one) const { return classes_[one]; }
+    // The class of a character; num_classes() for half of a surrogate pair, which is of none.
+    size_t class_of(uint32_t character) const {
+        const auto behind = std::upper_bound(cuts_.begin(), cuts_.end(), static_cast<int64_t>(character));
+        return behind == cuts_.begin() ? num_classes() : class_behind_[static_cast<size_t>(behind - cuts_.begin()) - 1];
+    }
     bool is_nullable(int32_t term) const { return nullable_[static_cast<size_t>(term)]; }
     // Whether it takes every text.
     bool takes_all(int32_t term) const {
@@ -182,7 +187,12 @@ class Terms {
         std::vector<Numbers> members;
         for (size_t i = 0; i + 1 < cuts.size(); i++) {
             const int32_t low = cuts[i], high = cuts[i + 1] - 1;
-            if (low == kFirstSurrogate) continue;
+            cuts_.push_back(low);
+            class_behind_.push_back(classes_.size());
+            if (low == kFirstSurrogate) {
+                class_behind_.back() = SIZE_MAX;
+                continue;
+            }
             Numbers in;
             for (size_t s = 0; s < sets_.size(); s++) {
                 while (at[s] < sets_[s].size() && sets_[s][at[s]].high < low) at[s]++;
@@ -193,18 +203,22 @@ class Terms {
                 classes_.emplace_back();
                 members.push_back(in);
             }
+            class_behind_.back() = found->second;
             CharRanges& ranges = classes_[found->second];
             if (!ranges.empty() && ranges.back().high + 1 == low)
                 ranges.back().high = high;
             else
                 ranges.push_back({low, high});
         }
+        for (size_t& one : class_behind_) one = std::min(one, classes_.size());
         contains_.assign(sets_.size(), std::vector<bool>(classes_.size(), false));
         for (size_t c = 0; c < members.size(); c++)
             for (const int32_t s : members[c]) contains_[static_cast<size_t>(s)][c] = true;
     }
 
     std::vector<CharRanges> sets_, classes_;
+    std::vector<int64_t> cuts_;         // where another class may begin
+    std::vector<size_t> class_behind_;  // each of them
     ByNumbers<int32_t> set_index_, index_;
     std::vector<std::vector<bool>> contains_;  // by set and class
     std::vector<Numbers> nodes_;               // kind, then a set; items; or item, low and high

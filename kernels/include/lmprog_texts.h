@@ -57,6 +57,14 @@ int64_t lmprog_texts_step(lmprog_texts* texts, int64_t work, lmprog_texts_sizes*
 void lmprog_texts_copy(const lmprog_texts* texts, const lmprog_texts_output* output);
 void lmprog_texts_free(lmprog_texts* texts);
 
+/* One expression, of which many texts are asked. What it finds out is kept for the next; one thread at a time. */
+typedef struct lmprog_matcher lmprog_matcher;
+lmprog_matcher* lmprog_matcher_new(const int32_t* program, int64_t length);
+/* Whether the text of so many characters matches: 1, 0, or one of the failures, LMPROG_TEXTS_TOO_MANY beyond so many
+ * terms that were followed. */
+int64_t lmprog_matcher_takes(lmprog_matcher* matcher, const uint32_t* text, int64_t length, int64_t max_steps);
+void lmprog_matcher_free(lmprog_matcher* matcher);
+
 #ifdef __cplusplus
 }
 #endif

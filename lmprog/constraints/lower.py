@@ -15,6 +15,7 @@ from lmprog.constraints import charset
 from lmprog.constraints.charset import ByteRanges, CharSet
 from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Seq
 from lmprog.constraints.leaves import Leaf
+from lmprog.constraints.native_classes import native_class_leaf
 from lmprog.constraints.net import FAIL, ByteSets, NetBuilder, Node, byte_strings_leaf
 from lmprog.errors import GrammarError
 
@@ -94,13 +95,24 @@ class Lowering:
             return self._net.byte_strings(shortest_json_char_bytes(ranges))
         if self._json and ranges == charset.ALL:
             return self._net.same_leaf(any_json_character())
-        return self._net.byte_strings(json_char_bytes(ranges) if self._json else char_bytes(ranges))
+        return self._net.same_leaf(class_leaf(ranges, self._json))
+
+
+@functools.lru_cache(maxsize=512)
+def class_leaf(ranges: CharSet, in_json: bool) -> Leaf:
+    """One character of the set; cached, as a class like `\\w` has hundreds of ranges."""
+    found = native_class_leaf(ranges, in_json)
+    return plain_class_leaf(ranges, in_json) if found is None else found
+
+
+def plain_class_leaf(ranges: CharSet, in_json: bool) -> Leaf:
+    return byte_strings_leaf(json_char_bytes(ranges) if in_json else char_bytes(ranges))
 
 
 @functools.cache
 def any_json_character() -> Leaf:
     """One character of a JSON string, however it is written."""
-    return replace(byte_strings_leaf(json_char_bytes(charset.ALL)), is_any_character=True)
+    return replace(class_leaf(charset.ALL, True), is_any_character=True)
 
 
 @functools.lru_cache(maxsize=1024)

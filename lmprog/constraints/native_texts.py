@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 from lmprog import native
@@ -28,6 +30,7 @@ _STEP = 200_000
 _TOO_MANY = -2
 _CHARS, _SEQ, _ALT, _REPEAT = range(4)
 _MAX_KNOWN = 128
+_MAX_MATCHERS = 32
 
 
 class _CInput(ctypes.Structure):
@@ -66,13 +69,16 @@ def _kernel() -> ctypes.CDLL | None:
     if found is None:
         return None
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "new": (_POINTER, [_POINTER]),
-        "step": (_LONG, [_POINTER, _LONG, _POINTER]),
-        "copy": (None, [_POINTER, _POINTER]),
-        "free": (None, [_POINTER]),
+        "texts_new": (_POINTER, [_POINTER]),
+        "texts_step": (_LONG, [_POINTER, _LONG, _POINTER]),
+        "texts_copy": (None, [_POINTER, _POINTER]),
+        "texts_free": (None, [_POINTER]),
+        "matcher_new": (_POINTER, [ctypes.c_char_p, _LONG]),
+        "matcher_takes": (_LONG, [_POINTER, ctypes.c_char_p, _LONG, _LONG]),
+        "matcher_free": (None, [_POINTER]),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(found, f"lmprog_texts_{name}")
+        function = getattr(found, f"lmprog_{name}")
         function.restype, function.argtypes = result, arguments
     return found
 
@@ -115,6 +121,47 @@ def native_automaton(texts: TextSet, check: Check, lower: Lower) -> TextAutomato
         return _copied(kernel, handle, sizes, trie, lower)
     finally:
         kernel.lmprog_texts_free(handle)
+
+
+class _Matcher:
+    """One expression, of which many texts are asked."""
+
+    def __init__(self, kernel: ctypes.CDLL, expression: Expression) -> None:
+        program = _program(expression)
+        self.expression = expression
+        self._takes = kernel.lmprog_matcher_takes
+        self._handle = kernel.lmprog_matcher_new(program, len(program) // 4)
+        if not self._handle:
+            raise MemoryError("no memory for an expression")
+        weakref.finalize(self, kernel.lmprog_matcher_free, self._handle)
+        self._lock = Lock()  # the kernel remembers what it finds out
+
+    def takes(self, text: str) -> bool:
+        characters = text.encode("utf-32-le", "surrogatepass")
+        with self._lock:
+            found = self._takes(self._handle, characters, len(text), MAX_STEPS)
+        if found == _TOO_MANY:
+            raise too_many_states()
+        if found < 0:
+            raise MemoryError("no memory for an expression")
+        return bool(found)
+
+
+_matchers: OrderedDict[int, _Matcher] = OrderedDict()
+"""By identity of the expression, like `_known`."""
+
+
+def native_matches(expression: Expression, text: str) -> bool | None:
+    """What `derivatives.plain_matches` says; None if the kernel cannot be built."""
+    kernel = _kernel()
+    if kernel is None:
+        return None
+    found = _matchers.get(id(expression))
+    if found is None:
+        found = _matchers[id(expression)] = _Matcher(kernel, expression)
+        while len(_matchers) > _MAX_MATCHERS:
+            _matchers.popitem(last=False)
+    return found.takes(text)
 
 
 def _trie_arrays(trie: CharTrie | None) -> tuple[bytes, bytes, bytes]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import EMPTY, Alt, Anchor, Chars, Expression, Repeat, alt, seq
@@ -25,6 +26,10 @@ from lmprog.errors import GrammarError
 _FLAGS = "aiLmsux"
 _SPACE = " \t\n\r\v\f"
 _QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_KEY_LENGTH, _MAX_ALIKE, _LONGEST_KNOWN = 12, 4, 1000
+"""Groups that are known by their text: how much of it they are found by, how many of the same
+beginning, and of how many characters at most.
+"""
 _REFUSED_GROUPS = {
     "=": "lookahead",
     "!": "negative lookahead",
@@ -53,6 +58,13 @@ class _Flags:
         return replace(self, **{names[letter]: to for letter in letters if letter in names})
 
 
+class _KnownGroup(NamedTuple):
+    text: str
+    expression: Expression
+    height: int
+    """How many groups it has within each other, itself included."""
+
+
 def parse_pattern(
     pattern: str, limits: CompileLimits, dialect: PatternDialect = PatternDialect.PYTHON
 ) -> Expression:
@@ -76,8 +88,11 @@ class _Parser:
         self._limits = limits
         self._sets = SetReader(pattern, dialect)
         self._dialect = dialect
-        self._depth = 0
+        self._depth = self._deepest = 0
         self._group_names: set[str] = set()
+        self._num_anchors = 0
+        self._known_groups: dict[tuple[str, _Flags], list[_KnownGroup]] = {}
+        """By their first characters."""
 
     def parse(self) -> Expression:
         flags = self._global_flags(_Flags())
@@ -128,6 +143,7 @@ class _Parser:
 
     def _alternation(self, flags: _Flags) -> Expression:
         self._depth += 1
+        self._deepest = max(self._deepest, self._depth)
         if self._depth > self._limits.max_nesting:
             raise self._error(f"groups nest deeper than {self._limits.max_nesting}", self._at)
         branches = [self._sequence(flags)]
@@ -210,9 +226,10 @@ class _Parser:
         """One atom; None if it matches nothing itself (comments)."""
         begin, char = self._at, self._text[self._at]
         if char == "(":
-            return self._group(flags)
+            return self._known_group(flags)
         if char in "^$":
             self._at += 1
+            self._num_anchors += 1
             return Anchor(char == "^", begin)
         if (
             char == "\\"
@@ -220,12 +237,35 @@ class _Parser:
             and self._text[begin + 1 : begin + 2] in ("A", "Z")
         ):
             self._at += 2
+            self._num_anchors += 1
             return Anchor(self._text[begin + 1] == "A", begin)
         if char == ".":
             self._at += 1
             return Chars(self._sets.dot(flags.dot_all))
         ranges, self._at = self._sets.read(begin, flags.ignore_case, flags.ascii_only)
         return Chars(ranges) if ranges else Alt(())
+
+    def _known_group(self, flags: _Flags) -> Expression | None:
+        """A group, or the expression of one that is written alike. Anchors have a place, and names
+        may come once, so groups with these are always read.
+        """
+        begin, depth, deepest = self._at, self._depth, self._deepest
+        key = (self._text[begin : begin + _KEY_LENGTH], flags)
+        known = self._known_groups.setdefault(key, [])
+        for one in known:
+            if depth + one.height <= self._limits.max_nesting and self._peek(one.text):
+                self._at += len(one.text)
+                self._deepest = max(deepest, depth + one.height)
+                return one.expression
+        counted = self._num_anchors, len(self._group_names)
+        self._deepest = depth
+        found = self._group(flags)
+        height, self._deepest = self._deepest - depth, max(deepest, self._deepest)
+        if found is not None and counted == (self._num_anchors, len(self._group_names)):
+            text = self._text[begin : self._at]
+            if len(known) < _MAX_ALIKE and len(text) <= _LONGEST_KNOWN:
+                known.append(_KnownGroup(text, found, height))
+        return found
 
     def _group(self, flags: _Flags) -> Expression | None:
         begin = self._at

@@ -34,6 +34,11 @@ _CATEGORIES = {
 _CATEGORY = re.compile(r"L[ultmo]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?|Z[slp]?|C[cfon]?")
 
 
+_CLASS = re.compile(r"\[\^?\]?[^\]\\]*(?:\\.[^\]\\]*)*\]", re.DOTALL)
+"""Where a class ends, if it is well-formed."""
+_LONGEST_KNOWN = 200
+
+
 class PatternDialect(enum.Enum):
     PYTHON = "Python"
     ECMA = "ECMA-262"
@@ -57,11 +62,13 @@ class SetReader:
         """The set that starts at `begin`, and the position after it."""
         char = self._text[begin]
         if char == "[":
-            return self._class(begin, ignore_case, ascii_only)
+            return self._known_class(begin, ignore_case, ascii_only)
         if char == "\\":
             ranges, end = self._escape(begin, False, ascii_only)
         else:
-            ranges, end = ((ord(char), ord(char)),), begin + 1
+            ranges, end = _one_character(char), begin + 1
+            if not ignore_case:
+                return ranges, end
         if ignore_case:
             one = ranges[0][0] if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else None
             source = self._text[begin:end] if one is None else re.escape(chr(one))
@@ -71,7 +78,16 @@ class SetReader:
     def _error(self, message: str, position: int) -> GrammarError:
         return GrammarError(f"{message} at position {position} of the pattern", position=position)
 
-    def _class(self, begin: int, ignore_case: bool, ascii_only: bool) -> tuple[CharSet, int]:
+    def _known_class(self, begin: int, ignore_case: bool, ascii_only: bool) -> tuple[CharSet, int]:
+        """A class, or the set of one that is written alike."""
+        written = _CLASS.match(self._text, begin)
+        if written is not None and len(written[0]) <= _LONGEST_KNOWN:
+            found = _set_of_class(written[0], self._dialect, ignore_case, ascii_only)
+            if found is not None:
+                return found, written.end()
+        return self.read_class(begin, ignore_case, ascii_only)
+
+    def read_class(self, begin: int, ignore_case: bool, ascii_only: bool) -> tuple[CharSet, int]:
         at = begin + 1
         negated = self._text.startswith("^", at)
         at += negated
@@ -231,3 +247,20 @@ def _ecma_class(letter: str, larger: bool) -> CharSet:
     small = {"d": charset.ASCII_DIGIT, "w": charset.ASCII_WORD, "s": charset.ECMA_SPACE}[letter]
     python = charset.python_class(letter)
     return charset.union(small, python) if larger else charset.intersect(small, python)
+
+
+@functools.lru_cache(maxsize=1024)
+def _one_character(char: str) -> CharSet:
+    return charset.of_text(char)
+
+
+@functools.lru_cache(maxsize=1024)
+def _set_of_class(
+    text: str, dialect: PatternDialect, ignore_case: bool, ascii_only: bool
+) -> CharSet | None:
+    """None for what is refused: the error tells a place in the whole pattern."""
+    try:
+        found, end = SetReader(text, dialect).read_class(0, ignore_case, ascii_only)
+    except GrammarError:
+        return None
+    return found if end == len(text) else None

@@ -16,19 +16,9 @@ from dataclasses import replace
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.constraint import Check
+from lmprog.constraints.derivatives import char_classes, derivatives, lengths, matches, nullable
 from lmprog.constraints.exclusion import CharTrie, all_but
-from lmprog.constraints.expression import (
-    ANYTHING,
-    EMPTY,
-    Alt,
-    Anchor,
-    Chars,
-    Expression,
-    Repeat,
-    Seq,
-    alt,
-    seq,
-)
+from lmprog.constraints.expression import ANYTHING, Alt, Chars, Expression, Repeat, alt
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.native_texts import native_automaton
 from lmprog.constraints.net import FAIL, NetBuilder, Node
@@ -83,15 +73,6 @@ def contains(texts: TextSet, value: str) -> bool:
     )
 
 
-def matches(expression: Expression, value: str) -> bool:
-    terms = frozenset([expression])
-    for char in value:
-        if not terms or ANYTHING in terms:
-            break
-        terms = frozenset(after for term in terms for after in derivatives(term, ord(char)))
-    return any(_nullable(term) for term in terms)
-
-
 def _bounded(expression: Expression, low: int, high: int | None) -> Expression | None:
     """The expression with a length bound applied, if that is simple, else None."""
     shortest, longest = lengths(expression)
@@ -102,78 +83,6 @@ def _bounded(expression: Expression, low: int, high: int | None) -> Expression |
         first, last = max(expression.low, low), min(highs) if highs else None
         return Repeat(expression.item, first, last) if last is None or first <= last else Alt(())
     return None
-
-
-def lengths(node: Expression) -> tuple[int, int | None]:
-    """The fewest and the most characters of a match; None where there is no most."""
-    if isinstance(node, Chars):
-        return 1, 1
-    if isinstance(node, Repeat):
-        low, high = lengths(node.item)
-        most = 0 if high == 0 else None if high is None or node.high is None else high * node.high
-        return low * node.low, most
-    if isinstance(node, Anchor):
-        return 0, 0
-    parts = [lengths(item) for item in node.items]
-    lows, highs = [low for low, _ in parts], [high for _, high in parts if high is not None]
-    is_bounded = len(highs) == len(parts)
-    if isinstance(node, Seq):
-        return sum(lows), sum(highs) if is_bounded else None
-    return min(lows, default=0), max(highs, default=0) if is_bounded else None
-
-
-def _nullable(node: Expression) -> bool:
-    if isinstance(node, Seq):
-        return all(_nullable(item) for item in node.items)
-    if isinstance(node, Alt):
-        return any(_nullable(item) for item in node.items)
-    return isinstance(node, Repeat) and (node.low == 0 or _nullable(node.item))
-
-
-def derivatives(node: Expression, code: int) -> list[Expression]:
-    """Antimirov's partial derivatives by one character."""
-    assert not isinstance(node, Anchor)
-    if isinstance(node, Chars):
-        return [EMPTY] if charset.contains(node.ranges, code) else []
-    if isinstance(node, Alt):
-        return [after for item in node.items for after in derivatives(item, code)]
-    if isinstance(node, Repeat):
-        if node.high == 0:
-            return []
-        low = 0 if _nullable(node.item) else max(node.low - 1, 0)
-        high = None if node.high is None else node.high - 1
-        rest: Expression = EMPTY if high == 0 else Repeat(node.item, low, high)
-        return [seq([after, rest]) for after in derivatives(node.item, code)]
-    out: list[Expression] = []
-    for i, item in enumerate(node.items):
-        out += [seq([after, *node.items[i + 1 :]]) for after in derivatives(item, code)]
-        if not _nullable(item):
-            break
-    return out
-
-
-def char_classes(expressions: Sequence[Expression]) -> list[CharSet]:
-    """Partitions all characters so that no expression distinguishes two of one class."""
-    leaves: dict[CharSet, None] = {}
-    pending = list(expressions)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, Chars):
-            leaves[node.ranges] = None
-        elif isinstance(node, Repeat):
-            pending.append(node.item)
-        elif isinstance(node, Seq | Alt):
-            pending += node.items
-    classes = [charset.ALL]
-    for leaf in leaves:
-        divided: list[CharSet] = []
-        for one in classes:
-            inside = charset.intersect(one, leaf)
-            divided += [
-                part for part in (inside, charset.subtract(one, leaf) if inside else one) if part
-            ]
-        classes = divided
-    return classes
 
 
 def plain_automaton(texts: TextSet, check: Check, lower: Lower) -> TextAutomaton:
@@ -323,7 +232,7 @@ class _Derivatives:
         if found is None:
             found = self._numbers[expression] = len(self._expressions)
             self._expressions.append(expression)
-            self._nullable.append(_nullable(expression))
+            self._nullable.append(nullable(expression))
             if expression == ANYTHING:
                 self._all.add(found)
         return found

@@ -18,6 +18,7 @@ import pytest
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, Constraint
+from lmprog.constraints.derivatives import matches
 from lmprog.constraints.grammar.gbnf import read_gbnf
 from lmprog.constraints.grammar.rules import (
     Part,
@@ -30,7 +31,6 @@ from lmprog.constraints.grammar.rules import (
 )
 from lmprog.constraints.inspect import accepts, byte_vocabulary, example
 from lmprog.constraints.llguidance_engine import _Tokenizer
-from lmprog.constraints.textset import matches
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint
 from tests.constraints.random_grammars import mutated, random_grammar
 from tests.constraints.random_patterns import random_pattern, random_text

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import warnings
 
+import numpy as np
 import pytest
 
 from lmprog import wire
+from lmprog.constraints import charset
 from lmprog.constraints.automaton import LazyAutomaton
 from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.expression import Seq, whole
+from lmprog.constraints.lower import plain_class_leaf
+from lmprog.constraints.native_classes import native_class_leaf
+from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from tests.constraints.random_patterns import LETTERS, random_pattern, random_text
@@ -285,3 +292,43 @@ def test_choices_take_exactly_the_given_texts(small: Vocabulary) -> None:
 
 def test_every_letter_of_the_test_alphabet_is_one_that_patterns_can_meet() -> None:
     assert all(re.fullmatch(r"[\w\s.]", letter) for letter in LETTERS)
+
+
+def test_parts_that_are_written_alike_are_read_once() -> None:
+    """So a format that names the same part often costs what it has of different text."""
+    found = parse_pattern(r"(x[\w-]|(?:ab|c)*)y(x[\w-]|(?:ab|c)*)", CompileLimits())
+    assert isinstance(found, Seq)
+    assert found.items[0] is found.items[2]
+    other = parse_pattern(r"(x[\w-]|(?:ab|c)*)", CompileLimits())
+    assert found.items[0] == other
+
+
+@pytest.mark.parametrize(
+    ("pattern", "position"),
+    [
+        ("((a))(((a)))(((((a)))))", 17),
+        ("(?P<n>a)(?P<n>a)", 8),
+        ("(a)(a", 3),
+        ("[ab][ab][b-a]", 9),
+        ("([ab]^)x([ab]^)", 5),
+    ],
+)
+def test_what_was_read_before_is_refused_at_its_place(pattern: str, position: int) -> None:
+    with pytest.raises(GrammarError) as caught:
+        whole(parse_pattern(pattern, CompileLimits(max_nesting=5)))
+    assert caught.value.position == position
+
+
+def test_the_kernel_spells_characters_as_the_plain_twin_does(rng: random.Random) -> None:
+    letters = [charset.python_class(letter) for letter in "dsw"]
+    sets = [charset.ALL, *letters, *map(charset.complement, letters)]
+    for highest in (0x80, 0x900, 0x10FFFF):
+        for _ in range(15):
+            bounds = [sorted(rng.choices(range(highest + 1), k=2)) for _ in range(4)]
+            sets.append(charset.charset((low, high) for low, high in bounds))
+    for chars, in_json in itertools.product(filter(None, sets), (False, True)):
+        found, plain = native_class_leaf(chars, in_json), plain_class_leaf(chars, in_json)
+        if found is None:
+            pytest.skip("no C++ compiler")
+        for one in ("edges", "num_edges", "final", "cost"):
+            np.testing.assert_array_equal(getattr(found, one), getattr(plain, one))

@@ -13,8 +13,9 @@ from lmprog import wire
 from lmprog.constraints import charset
 from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, never_stop
+from lmprog.constraints.derivatives import plain_matches
 from lmprog.constraints.inspect import accepts
-from lmprog.constraints.native_texts import native_automaton
+from lmprog.constraints.native_texts import native_automaton, native_matches
 from lmprog.constraints.net import Node
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.flat import Sourced
@@ -23,6 +24,7 @@ from lmprog.constraints.text_nodes import TextAutomaton
 from lmprog.constraints.text_set import Lower, TextSet
 from lmprog.constraints.textset import contains, plain_automaton
 from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import GrammarError
 
 TEXTS = ["".join(text) for size in range(5) for text in itertools.product("ab", repeat=size)]
 PATTERNS = ["^a", "b$", "ab", "^(ab)*$", "^a?b?$", "a{2}", "^[^a]", "^b.*a$", "^(a|bb)+$", ""]
@@ -81,6 +83,34 @@ def test_the_kernel_explores_what_the_plain_twin_does() -> None:
         assert_same(left, right, left_rests, right_rests)
         num_rests += len(left_rests)
     assert num_rests > 50
+
+
+def test_the_kernel_matches_what_the_plain_twin_does() -> None:
+    rng = random.Random(2)
+    patterns = [
+        *PATTERNS,
+        "^(ab|[b-é]x?)+$",
+        r"^\w{2,40}$",
+        "^.{3,9}b",
+        "(a?){5}a{5}",
+        r"^[^\u{10000}]*a$",
+    ]
+    texts = [*TEXTS, "é", 'a"b', "ab\U0001f600", "\ud800a", "a\ud800", "aaaaaaaa", "bébxé" * 3]
+    for pattern in patterns:
+        (one,) = search_pattern(Sourced(pattern, "#/pattern"), CompileLimits()).within
+        for text in rng.sample(texts, 30):
+            found = native_matches(one, text)
+            if found is None:
+                pytest.skip("no C++ compiler")
+            assert found == plain_matches(one, text), (pattern, text)
+
+
+def test_a_match_that_needs_too_many_steps_is_refused() -> None:
+    (one,) = search_pattern(Sourced("(a?){3000}b", "#/pattern"), CompileLimits()).within
+    if native_matches(one, "aab" * 10) is None:
+        pytest.skip("no C++ compiler")
+    with pytest.raises(GrammarError, match="too many steps"):
+        native_matches(one, "a" * 3000)
 
 
 def noted(rests: list[TextSet]) -> Lower:

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Many
 
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
+from lmprog.constraints.derivatives import char_classes, derivatives
 from lmprog.constraints.expression import Chars, Expression, Repeat
 from lmprog.constraints.grammar.rules import (
     NeedsLlguidance,
@@ -30,7 +31,6 @@ from lmprog.constraints.grammar.rules import (
     nullable_rules,
     parts_of,
 )
-from lmprog.constraints.textset import char_classes, derivatives
 
 _MAX_TERMINALS = 120
 _MAX_STATES = 2000

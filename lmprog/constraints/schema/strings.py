@@ -6,6 +6,7 @@ import functools
 from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.derivatives import lengths
 from lmprog.constraints.expression import ANYTHING, Expression, somewhere, whole
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import PatternDialect
@@ -14,7 +15,7 @@ from lmprog.constraints.schema.formats import FORMATS
 from lmprog.constraints.schema.looks import without_looks
 from lmprog.constraints.schema.narrow_formats import COMPACT, LOOSE, sized
 from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import contains, lengths
+from lmprog.constraints.textset import contains
 from lmprog.errors import GrammarError, UnsupportedSchema
 
 
