@@ -72,7 +72,7 @@ class Bench:
 
     def rest(self) -> None:
         self._turn(5)
-        while self.loop.interpreter.is_compiling or not self.loop.scheduler.idle:
+        while self.loop.interpreter.awaits_thread or not self.loop.scheduler.idle:
             self._turn(1)
 
     def _turn(self, count: int) -> list[wire.Reply]:

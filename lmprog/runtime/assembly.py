@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,9 +91,8 @@ def assemble(
         engine.vocab_size, scheduler.longest_sequence, scheduler.check_fits, namespaces
     )
     constraints = CallConstraints(tokenizer, engine.vocab_size, CompilePool())
-    calls = CallBuilder(
-        tokenizer, limits, constraints, constraints.forcing, random.Random(os.urandom(16))
-    )
+    rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")
+    calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, rng, tokenising)
     welcome = wire.Welcome(
         version=wire.PROTOCOL_VERSION,
         model=config.model,

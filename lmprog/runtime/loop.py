@@ -28,8 +28,8 @@ IDLE_WAIT = 0.05
 """Seconds to wait for messages when nothing runs; a signal to stop is noticed after it."""
 RETURN_WAIT = 0.001
 """The same while a place in memory is kept for programs that pause, and others wait."""
-COMPILE_WAIT = 0.001
-"""Seconds to wait while a constraint is compiled, whose end sends no message."""
+THREAD_WAIT = 0.001
+"""Seconds to wait while a thread compiles or tokenises, whose end sends no message."""
 MAX_HANDLE_SECONDS = 0.005
 """Seconds of a step that handle messages; what is left over waits for the next step."""
 MAX_INBOX_OPS = 8_192
@@ -183,5 +183,5 @@ class Loop:
         if not self.scheduler.idle:
             return 0.0 if self._had_rows else RETURN_WAIT
         deadline = self.interpreter.next_deadline
-        wait = COMPILE_WAIT if self.interpreter.is_compiling else IDLE_WAIT
+        wait = THREAD_WAIT if self.interpreter.awaits_thread else IDLE_WAIT
         return wait if deadline is None else min(wait, max(0.0, deadline - self._clock()))

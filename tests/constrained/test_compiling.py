@@ -122,10 +122,10 @@ def test_a_branch_waits_for_its_constraint_and_others_go_on() -> None:
     slow.gen(1, "abc")
     slow.gen(2, None)
     assert set(slow.replies()) == {2}
-    assert slow.writer.interpreter.is_compiling
+    assert slow.writer.interpreter.awaits_thread
     slow.compile()
     assert text_of(slow.replies()[1]) == "abc"
-    assert not slow.writer.interpreter.is_compiling
+    assert not slow.writer.interpreter.awaits_thread
 
 
 def test_two_calls_with_one_constraint_compile_it_once() -> None:

@@ -5,6 +5,7 @@ stand on.
 from __future__ import annotations
 
 import random
+from concurrent.futures import Executor
 from typing import Any
 
 from lmprog import wire
@@ -35,6 +36,7 @@ class Talk:
         sampler: Any = None,
         is_forcing: bool = False,
         context_len: int = 200,
+        tokenising: Executor | None = None,
         **changes: Any,
     ) -> None:
         """Without an engine the fake model answers. `is_forcing`: what a constraint leaves no
@@ -52,7 +54,9 @@ class Talk:
         limits = CallLimits(vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits)
         constraints = CallConstraints(self.tokenizer)
         forcing = constraints.forcing if is_forcing else None
-        calls = CallBuilder(self.tokenizer, limits, constraints, forcing, random.Random(1))
+        calls = CallBuilder(
+            self.tokenizer, limits, constraints, forcing, random.Random(1), tokenising
+        )
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION, "fake", 200, self.tokenizer.vocab_size, 4, 64, 1
         )

@@ -78,6 +78,10 @@ class ActiveCall(QueuedOp):
     def needs_tokens(self) -> bool:
         return self.error is None
 
+    @property
+    def endings(self) -> tuple[str, ...]:
+        return self.op.choices if isinstance(self.op, Select) else ()
+
 
 def usage_of(group: SequenceGroup) -> Usage:
     """The work of `group` as a wire message; times in milliseconds."""

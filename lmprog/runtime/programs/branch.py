@@ -14,12 +14,13 @@ from __future__ import annotations
 import enum
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, TextPart
 from lmprog.runtime.text.quoting import Span, joined, split_spans
 from lmprog.runtime.text.tokenizer import TextEncoder
 from lmprog.wire import Conversation, RoleBegin, RoleEnd, TextPiece, TokensPiece
@@ -56,8 +57,13 @@ class QueuedOp:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the branch's pending text is tokenised for it."""
+        """Whether the branch's pending text is tokenised for it ..."""
         return False
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """... and with each of these after it."""
+        return ()
 
 
 class Promise(Awaited):
@@ -243,13 +249,21 @@ class RuntimeBranch:
         tokens.extend(encoded)
         return tokens
 
+    def parts_with(self, encoder: ChunkedEncoder, more: str = "") -> Iterator[TextPart]:
+        """The parts in which `encoder` encodes the pending text with `more` after it."""
+        return encoder.parts(self.pending + more, self._quoted_with(more), start=not self.tokens)
+
     def _encoded(self, encoder: TextEncoder, more: str) -> list[int]:
-        quoted, length = self.quoted, len(self.pending)
-        if self.role is not None:
-            quoted = joined(quoted, (length, length + len(more)))
+        quoted = self._quoted_with(more)
         if quoted:
             return encoder.encode_quoting(self.pending + more, quoted, start=not self.tokens)
         return encoder.encode(self.pending + more, start=not self.tokens)
+
+    def _quoted_with(self, more: str) -> tuple[Span, ...]:
+        length = len(self.pending)
+        if self.role is not None:
+            return joined(self.quoted, (length, length + len(more)))
+        return self.quoted
 
     def adopt(self, tokens: array[int], text: str, rest: str = "") -> None:
         """A call has ended: `tokens` are the branch's tokens now and `text` was added to it.

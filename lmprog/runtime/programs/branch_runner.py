@@ -68,7 +68,7 @@ class BranchRunner:
             return None
         missing = op.missing()
         if missing is None and op.needs_tokens:
-            return self._calls.long_texts.missing(branch)
+            return self._calls.long_texts.missing(branch, op.endings)
         return missing
 
     def _carry_out(self, branch: RuntimeBranch, op: QueuedOp, now: float) -> None:

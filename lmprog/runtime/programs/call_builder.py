@@ -11,6 +11,7 @@ import functools
 import random
 from array import array
 from collections.abc import Callable, Hashable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from lmprog import wire
@@ -59,14 +60,16 @@ class CallBuilder:
         constraints: CallConstraints | None,
         forcing: Forcing | None,
         rng: random.Random,
+        tokenising: Executor | None = None,
     ) -> None:
+        """`tokenising`: a thread for texts that cannot be tokenised a part at a time."""
         self.tokenizer = tokenizer
         self._cutter = Cutter(tokenizer)
         self.encoder = ChunkedEncoder(tokenizer, self._cutter)
         """For the texts of branches, which often have long beginnings in common."""
         self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
         self.texts = TextService(tokenizer, limits.vocab_size, limits.longest)
-        self.long_texts = LongTexts(self.encoder, self.texts)
+        self.long_texts = LongTexts(self.encoder, self.texts, tokenising)
         self._limits = limits
         self.namespaces = limits.namespaces
         self.constraints = constraints
@@ -92,7 +95,8 @@ class CallBuilder:
         """Raises `ContextOverflow` where the branch's text is too long to be worth tokenising."""
         if branch.refusal is not None:
             raise branch.refusal
-        self.texts.check_length(branch.pending)
+        if not self.long_texts.is_known(branch):
+            self.texts.check_length(branch.pending)
 
     def tokenise_certain(self, branch: RuntimeBranch) -> None:
         """Tokenises what later text cannot change, so that forks and options need not do it again.
@@ -283,7 +287,8 @@ class CallBuilder:
                 allowed="non-empty texts",
             )
         for option in op.choices:
-            self.texts.check_length(option, "an option")
+            if not self.long_texts.is_known(branch, option):
+                self.texts.check_length(option, "an option")
         options = [self.option_tokens(branch, option) for option in op.choices]
         self._limits.check_fits(max(len(tokens) for tokens in options), 0)
         alone: tuple[int, ...] | None = None

@@ -345,9 +345,12 @@ class Interpreter:
         return self._completion.take_replies()
 
     @property
-    def is_compiling(self) -> bool:
-        """A branch may go on without a message or a step: when its constraint is compiled."""
-        return self._calls.constraints is not None and self._calls.constraints.is_compiling
+    def awaits_thread(self) -> bool:
+        """A branch may go on without a message or a step: when a thread has compiled its constraint
+        or tokenised its text."""
+        constraints = self._calls.constraints
+        is_compiling = constraints is not None and constraints.is_compiling
+        return is_compiling or self._calls.long_texts.is_waiting
 
     @property
     def is_tokenising(self) -> bool:

@@ -1,9 +1,10 @@
-"""Tokenises long texts a part at a time, between steps, so that others go on meanwhile.
+"""Tokenises long texts between steps and beside them, so that others go on meanwhile.
 
 A text of at most `LONG` characters is tokenised where it is needed. Of longer ones together at most
 about `CHARS_PER_STEP` characters are encoded in a step, a few chunks of each text in turn; what the
-encoder has kept costs nothing. The chunks are those of `ChunkedEncoder`, so the tokens are those of
-the whole text. A part without any cut is one chunk, however long it is.
+encoder has kept costs nothing. The parts are those of `ChunkedEncoder`, so the tokens are those of
+the whole text. A part longer than `LONG` (a text without spaces, say) is encoded in a thread, those
+of different texts in turn, and its text waits for that.
 
 Knows the encoder and the branches that wait; does not know ops, clients or steps.
 """
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.programs.branch import Awaited, BranchState, RuntimeBranch
-from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, EncodedChunk
+from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, TextPart
 from lmprog.runtime.text.text_service import TextService
 
 LONG = 16_384
@@ -32,25 +34,47 @@ _KEPT_COST = 16
 class LongText(Awaited):
     """What has been tokenised of one long text so far."""
 
-    __slots__ = ("_chunks", "_finish", "_is_wanted", "error", "is_done", "length", "size", "tokens")
+    __slots__ = (
+        "_finish",
+        "_future",
+        "_is_wanted",
+        "_long",
+        "_part",
+        "_parts",
+        "error",
+        "is_done",
+        "last",
+        "length",
+        "size",
+        "tokens",
+    )
 
     def __init__(
         self,
-        length: int,
-        chunks: Iterator[EncodedChunk],
+        length: int | None,
+        parts: Iterator[TextPart],
         is_wanted: Callable[[], bool],
         finish: Callable[[LongText], None],
     ) -> None:
-        """`finish` is called once, with the text, unless it is not wanted any more."""
+        """`length`: of the text; None: it is not refused, however long. `finish` is called once,
+        with the text, unless it is not wanted any more.
+        """
         super().__init__()
         self.length = length
         self.size = 0
-        """Characters that are tokenised. In the end what follows the last chunk is left over."""
+        """Characters of the chunks that are tokenised."""
         self.tokens = array("i")
+        """Of these characters."""
+        self.last: TextPart | None = None
+        """What follows the last chunk. In the end the encoder knows its tokens if it is long."""
         self.error: LmprogError | None = None
         """Why it cannot be tokenised."""
         self.is_done = False
-        self._chunks = chunks
+        self._parts = parts
+        self._part: TextPart | None = None
+        self._future: Future[array[int]] | None = None
+        """Of the part, while it is encoded in the thread."""
+        self._long: list[tuple[TextPart, array[int]]] = []
         self._is_wanted = is_wanted
         self._finish = finish
 
@@ -58,27 +82,67 @@ class LongText(Awaited):
     def is_known(self) -> bool:
         return self.is_done
 
-    def encode_part(self, num_chars: int, texts: TextService) -> int:
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a part of it is in the thread."""
+        return self._future is not None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there is something to do for the loop."""
+        return self._future is None or self._future.done()
+
+    def encode_some(self, num_chars: int, texts: LongTexts) -> int:
         """Encodes about so many characters, and is done after the last ones. Returns what that
         cost, in encoded characters.
         """
         cost = 0
-        while self._is_wanted() and cost < num_chars:
-            chunk = None
+        while self._is_wanted() and cost < num_chars and self.can_go_on:
             try:
-                chunk = next(self._chunks, None)
+                cost += self._encode_part(texts)
             except LmprogError as error:
                 self.error = error
-            if chunk is not None:
-                self.size = chunk.end
-                self.tokens.extend(chunk.tokens)
-                cost += chunk.num_encoded or _KEPT_COST
-                self.error = texts.overflow_after(self.length, self.size, len(self.tokens))
-            if chunk is None or self.error is not None:
+            if self.error is not None or self._part is None:
+                for part, tokens in self._long:
+                    texts.encoder.keep_long(part, tokens)
                 self.is_done = True
                 self._finish(self)
                 return cost
         self.is_done = not self._is_wanted()
+        if self.is_done and self._future is not None:
+            self._future.cancel()
+            self._future = None
+        return cost
+
+    def _encode_part(self, texts: LongTexts) -> int:
+        """Takes the tokens of the next part, if they can be had now. Returns what that cost."""
+        cost, tokens = _KEPT_COST, None
+        if self._future is None:
+            self._part = next(self._parts, None)
+        else:
+            future, self._future = self._future, None
+            tokens = future.result()
+        part = self._part
+        if part is None:
+            return cost
+        if tokens is None and len(part.text) > LONG:
+            tokens = texts.encoder.kept(part)
+            if tokens is None:
+                self._future = texts.encode_elsewhere(part, is_checked=self.length is not None)
+                return cost
+        if tokens is not None:
+            self._long.append((part, tokens))
+        if part.is_last:
+            self.last = part
+            return cost
+        if tokens is None:
+            cost = _KEPT_COST if texts.encoder.kept(part) else len(part.text)
+            self.tokens.extend(texts.encoder.tokens(part))
+        else:
+            self.tokens.extend(tokens)
+        self.size += len(part.text)
+        if self.length is not None:
+            self.error = texts.service.overflow_after(self.length, self.size, len(self.tokens))
         return cost
 
 
@@ -87,44 +151,67 @@ class LongTexts:
     go on.
     """
 
-    def __init__(self, encoder: ChunkedEncoder, texts: TextService) -> None:
-        self._encoder = encoder
-        self._texts = texts
+    def __init__(
+        self, encoder: ChunkedEncoder, service: TextService, thread: Executor | None = None
+    ) -> None:
+        """Without a thread the loop's is used for everything."""
+        self.encoder = encoder
+        self.service = service
+        self._thread = thread
         self._queue: deque[LongText] = deque()
         self._left = CHARS_PER_STEP
         """What may still be encoded before the next turn."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a text waits for the next turn."""
+        """Whether the next turn has something to do."""
+        return any(text.can_go_on for text in self._queue)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a text waits for the thread, or for the next turn."""
         return bool(self._queue)
 
     def is_long(self, text: str) -> bool:
-        """Whether `text` must not be tokenised at once, and can be taken apart."""
-        return len(text) > LONG and self._encoder.has_chunk(text)
+        """Whether `text` must not be tokenised at once."""
+        return len(text) > LONG
 
-    def missing(self, branch: RuntimeBranch) -> LongText | None:
-        """What the branch must wait for before its pending text can be tokenised. None where that
-        is not long, or was long and no more than its last chunk is left.
+    def missing(self, branch: RuntimeBranch, endings: Iterable[str] = ()) -> Awaited | None:
+        """What the branch must wait for before its pending text can be tokenised, also with each of
+        `endings` after it. None where that is not long, or was long and no more is left than its
+        last chunk and parts whose tokens are known.
         """
-        if isinstance(branch.tokenising, LongText):
+        if branch.tokenising is not None or branch.refusal is not None:
             return branch.tokenising
-        if branch.refusal is not None or not self.is_long(branch.pending):
-            return None
+        if self.is_long(branch.pending):
+            parts = branch.parts_with(self.encoder)
+            first = next(parts)
+            if not first.is_last or self._is_unknown(first):
+                self._begin_pending(branch)
+                if branch.tokenising is not None or branch.refusal is not None:
+                    return branch.tokenising
+        unknown = [
+            part
+            for ending in endings
+            if len(branch.pending) + len(ending) > LONG
+            for part in branch.parts_with(self.encoder, ending)
+            if self._is_unknown(part)
+        ]
+        if unknown:
+            self._begin_parts(branch, unknown)
+        return branch.tokenising
 
-        def is_wanted() -> bool:
-            return branch.failure is None and branch.state is BranchState.OPEN
-
-        def finish(text: LongText) -> None:
-            branch.tokenising = None
-            branch.refusal = text.error
-            if text.error is None:
-                branch.take_tokenised(text.size, text.tokens, self._encoder)
-
-        chunks = self._encoder.chunks(branch.pending, branch.quoted, start=not branch.tokens)
-        text = LongText(len(branch.pending), chunks, is_wanted, finish)
-        branch.tokenising = text
-        return None if self._begin(text) else text
+    def is_known(self, branch: RuntimeBranch, ending: str = "") -> bool:
+        """Whether the branch's pending text, with `ending` after it, is long, and little of it is
+        not tokenised yet.
+        """
+        if len(branch.pending) + len(ending) <= LONG:
+            return False
+        num_unknown = 0
+        for part in branch.parts_with(self.encoder, ending):
+            if not self.is_long(part.text) or self.encoder.kept(part) is None:
+                num_unknown += len(part.text)
+        return num_unknown <= LONG
 
     def encode(
         self,
@@ -135,35 +222,79 @@ class LongTexts:
         """Calls `reply` with the tokens of `text`, now or in a later turn."""
 
         def finish(long: LongText) -> None:
-            if long.error is not None:
-                reply(long.error)
-                return
-            rest = text[long.size :]
-            try:
-                self._texts.check_length(rest)
-                reply([*long.tokens, *self._encoder.encode(rest, start=not long.size)])
-            except LmprogError as error:
-                reply(error)
+            last = () if long.last is None else self.encoder.tokens(long.last)
+            reply([*long.tokens, *last] if long.error is None else long.error)
 
-        self._begin(LongText(len(text), self._encoder.chunks(text, ()), is_wanted, finish))
+        self._begin(LongText(len(text), self.encoder.parts(text, ()), is_wanted, finish))
 
-    def _begin(self, text: LongText) -> bool:
-        """Encodes what may be encoded before the next turn; whether that is all."""
-        if not self._queue and self._left > 0:
-            self._left -= text.encode_part(self._left, self._texts)
-        if not text.is_done:
-            self._queue.append(text)
-        return text.is_done
+    def encode_elsewhere(self, part: TextPart, *, is_checked: bool) -> Future[array[int]]:
+        """The tokens of `part`; where it `is_checked`, also why it cannot fit."""
+
+        def encode() -> array[int]:
+            if is_checked:
+                self.service.check_length(part.text)
+            return self.encoder.encode_alone(part)
+
+        if self._thread is not None:
+            return self._thread.submit(encode)
+        future: Future[array[int]] = Future()
+        try:
+            future.set_result(encode())
+        except LmprogError as error:
+            future.set_exception(error)
+        return future
 
     def turn(self, wake: Callable[[RuntimeBranch], None]) -> None:
         """Encodes what may be encoded in a step, a part of each text in turn."""
         self._left = CHARS_PER_STEP
+        self.encoder.forget_long()
+        elsewhere: list[LongText] = []  # or done there meanwhile: that is the next turn's
         while self._queue and self._left > 0:
             text = self._queue.popleft()
-            self._left -= text.encode_part(min(self._left, CHARS_IN_TURN), self._texts)
-            if not text.is_done:
+            self._left -= text.encode_some(min(self._left, CHARS_IN_TURN), self)
+            if text.is_elsewhere:
+                elsewhere.append(text)
+            elif not text.is_done:
                 self._queue.append(text)
-                continue
-            for branch in text.waiting:
-                wake(branch)
-            text.waiting.clear()
+            else:
+                for branch in text.waiting:
+                    wake(branch)
+                text.waiting.clear()
+        self._queue += elsewhere
+
+    def _is_unknown(self, part: TextPart) -> bool:
+        return self.is_long(part.text) and self.encoder.kept(part) is None
+
+    def _begin_pending(self, branch: RuntimeBranch) -> None:
+        """Begins the branch's pending text, whose chunks it takes; that may be done at once."""
+
+        def finish(text: LongText) -> None:
+            branch.tokenising = None
+            branch.refusal = text.error
+            if text.error is None and text.size:
+                branch.take_tokenised(text.size, text.tokens, self.encoder)
+
+        parts = branch.parts_with(self.encoder)
+        branch.tokenising = LongText(len(branch.pending), parts, _wanted(branch), finish)
+        self._begin(branch.tokenising)
+
+    def _begin_parts(self, branch: RuntimeBranch, parts: list[TextPart]) -> None:
+        """Begins parts that the encoder shall know for a call of the branch."""
+
+        def finish(text: LongText) -> None:
+            branch.tokenising = None
+
+        branch.tokenising = LongText(None, iter(parts), _wanted(branch), finish)
+        self._begin(branch.tokenising)
+
+    def _begin(self, text: LongText) -> None:
+        """Encodes what may be encoded before the next turn."""
+        if not self._queue and self._left > 0:
+            self._left -= text.encode_some(self._left, self)
+        if not text.is_done:
+            self._queue.append(text)
+
+
+def _wanted(branch: RuntimeBranch) -> Callable[[], bool]:
+    """Whether the branch still waits for its text."""
+    return lambda: branch.failure is None and branch.state is BranchState.OPEN

@@ -5,6 +5,9 @@ chunk ends at the first cut (`cuts.py`) after so many characters, which depends 
 comes later, so texts with a common beginning have the same first chunks. At a cut both parts have
 the tokens of the whole, so the result is what encoding in one piece gives.
 
+A text without cuts is one part, however long. Who encodes such a part elsewhere (`encode_alone`,
+in any thread) gives its tokens back (`keep_long`), and `encode` finds them.
+
 Knows a tokenizer; knows no branch.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from lmprog.runtime.text.cuts import Cutter
@@ -25,16 +29,20 @@ MAX_CHUNK = 8 * CHUNK
 """Longer chunks, of texts with hardly any cut, are not kept."""
 MAX_CHUNKS = 4096
 """Chunks kept, the most recently used ones: some megabytes."""
+MAX_LONG_CHARS = 1_000_000
+"""Characters of long parts that are kept: at most some twenty megabytes."""
 
 
-class EncodedChunk(NamedTuple):
-    """A chunk of a text and its tokens."""
+class TextPart(NamedTuple):
+    """A part of a text that has the same tokens by itself."""
 
-    end: int
-    """Where it ends in the text."""
-    tokens: Sequence[int]
-    num_encoded: int
-    """Characters that had to be encoded for it; 0 where its tokens were kept."""
+    text: str
+    quoted: tuple[Span, ...]
+    start: bool
+    is_last: bool
+    """What follows the last chunk: it has no cut, or is shorter than a chunk, and later text may
+    change its tokens.
+    """
 
 
 class ChunkedEncoder:
@@ -43,7 +51,8 @@ class ChunkedEncoder:
     def __init__(self, tokenizer: Tokenizer, cutter: Cutter) -> None:
         self._tokenizer = tokenizer
         self._cutter = cutter
-        self._chunks: OrderedDict[tuple[str, tuple[Span, ...], bool], array[int]] = OrderedDict()
+        self._chunks: OrderedDict[TextPart, array[int]] = OrderedDict()
+        self._long: OrderedDict[TextPart, array[int]] = OrderedDict()
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -56,51 +65,52 @@ class ChunkedEncoder:
 
     def encode_quoting(self, text: str, quoted: Sequence[Span], start: bool = True) -> list[int]:
         """See `Tokenizer`."""
-        tokens: list[int] = []
-        begin = 0
-        for chunk in self.chunks(text, quoted, start):
-            tokens += chunk.tokens
-            begin = chunk.end
-        if begin < len(text):
-            rest = split_spans(quoted, begin)[1]
-            tokens += self._encode(text[begin:], rest, start and not begin)
-        return tokens
+        return list(chain.from_iterable(map(self.tokens, self.parts(text, quoted, start))))
 
-    def chunks(
-        self, text: str, quoted: Sequence[Span], start: bool = True
-    ) -> Iterator[EncodedChunk]:
-        """One chunk after the other, each encoded when it is asked for. What follows the last one
-        is not encoded: it has no cut, or is shorter than a chunk.
-        """
+    def parts(self, text: str, quoted: Sequence[Span], start: bool = True) -> Iterator[TextPart]:
+        """The chunks of a text, each cut off when it is asked for, and what follows the last."""
         spans = tuple(quoted)
         begin = 0  # the rest is never copied: texts may have megabytes
         while len(text) - begin > CHUNK and (cut := self._cutter.first(text, begin + CHUNK)):
             inside, spans = split_spans(spans, cut - begin)
-            tokens, num_encoded = self._chunk(text[begin:cut], inside, start)
-            yield EncodedChunk(cut, tokens, num_encoded)
+            yield TextPart(text[begin:cut], inside, start, is_last=False)
             start, begin = False, cut
+        if begin < len(text):
+            yield TextPart(text[begin:], spans, start, is_last=True)
 
-    def has_chunk(self, text: str) -> bool:
-        """Whether `chunks` gives any."""
-        return len(text) > CHUNK and self._cutter.first(text, CHUNK) > 0
+    def tokens(self, part: TextPart) -> Sequence[int]:
+        """Those that are kept, or else encoded now; a chunk of usual length is kept."""
+        tokens = self.kept(part)
+        if tokens is None:
+            tokens = self.encode_alone(part)
+            if not part.is_last and len(part.text) <= MAX_CHUNK:
+                self._chunks[part] = tokens
+                if len(self._chunks) > MAX_CHUNKS:
+                    self._chunks.popitem(last=False)
+        return tokens
 
-    def _chunk(
-        self, chunk: str, quoted: tuple[Span, ...], start: bool
-    ) -> tuple[Sequence[int], int]:
-        """Its tokens, and how many characters had to be encoded."""
-        if len(chunk) > MAX_CHUNK:
-            return self._encode(chunk, quoted, start), len(chunk)
-        key = (chunk, quoted, start)
-        tokens = self._chunks.get(key)
+    def kept(self, part: TextPart) -> array[int] | None:
+        """The tokens of `part`, if they are kept."""
+        kept = self._long if len(part.text) > MAX_CHUNK else self._chunks
+        tokens = kept.get(part)
         if tokens is not None:
-            self._chunks.move_to_end(key)
-            return tokens, 0
-        tokens = self._chunks[key] = array("i", self._encode(chunk, quoted, start))
-        if len(self._chunks) > MAX_CHUNKS:
-            self._chunks.popitem(last=False)
-        return tokens, len(chunk)
+            kept.move_to_end(part)
+        return tokens
 
-    def _encode(self, text: str, quoted: tuple[Span, ...], start: bool) -> list[int]:
-        if quoted:
-            return self._tokenizer.encode_quoting(text, quoted, start)
-        return self._tokenizer.encode(text, start)
+    def encode_alone(self, part: TextPart) -> array[int]:
+        """Encodes `part` and keeps nothing; may be called in any thread."""
+        if part.quoted:
+            return array("i", self._tokenizer.encode_quoting(part.text, part.quoted, part.start))
+        return array("i", self._tokenizer.encode(part.text, part.start))
+
+    def keep_long(self, part: TextPart, tokens: array[int]) -> None:
+        """`tokens` are those of `part`; kept until `forget_long`."""
+        self._long[part] = tokens
+
+    def forget_long(self) -> None:
+        """Of long parts, only the most recently used ones stay."""
+        num_chars = 0
+        for part in reversed(list(self._long)):
+            num_chars += len(part.text)
+            if num_chars > MAX_LONG_CHARS:
+                del self._long[part]

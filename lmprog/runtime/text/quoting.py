@@ -23,6 +23,19 @@ Span = tuple[int, int]
 """Begin and end, in characters."""
 
 
+LONG = 16_384
+"""Characters of a text whose encoding takes so long that others must be able to compute."""
+
+
+def encoding_of(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """Without prefix and suffix. While a long text is encoded, other threads of Python run: the
+    library lets them only where it encodes several texts.
+    """
+    if len(text) > LONG:
+        return tokenizer.encode_batch([text], add_special_tokens=False)[0]
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
 def names_pattern(names: Sequence[str]) -> re.Pattern[str] | None:
     """Matches any of `names`, the longest first; None without names."""
     longest_first = sorted(filter(None, names), key=len, reverse=True)
@@ -82,7 +95,7 @@ class Quoting:
 
     def encode(self, text: str, quoted: Sequence[Span], start: bool) -> list[int]:
         """Raises NotSupported where the tokenizer has no other tokens for a quoted name."""
-        found = self._tokenizers[start].encode(text, add_special_tokens=False)
+        found = encoding_of(self._tokenizers[start], text)
         tokens = list(found.ids)
         places = (
             found.token_to_chars(at) for at, token in enumerate(tokens) if token in self._special
@@ -144,7 +157,7 @@ class _Quoter:
         )
 
     def _encoded(self, text: str) -> list[int]:
-        return list(self._copy.encode(text, add_special_tokens=False).ids)
+        return list(encoding_of(self._copy, text).ids)
 
     def _breaks(self, text: str, special: set[int]) -> list[int]:
         """Positions inside quoted names: broken there, they are no token of the vocabulary."""

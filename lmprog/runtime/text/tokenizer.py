@@ -25,7 +25,7 @@ import tokenizers
 
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import checkpoint_documents, json_document
-from lmprog.runtime.text.quoting import Quoting, Span, unquoted_matches
+from lmprog.runtime.text.quoting import Quoting, Span, encoding_of, unquoted_matches
 from lmprog.runtime.text.token_pieces import MOST_TOKENS, token_pieces, without_first_space
 
 
@@ -229,8 +229,7 @@ class HfTokenizer(PieceTokenizer):
 
     def encode(self, text: str, start: bool = True) -> list[int]:
         """See `Tokenizer.encode`."""
-        tokenizer = self._tokenizer if start else self._going_on
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(encoding_of(self._tokenizer if start else self._going_on, text).ids)
 
     def encode_quoting(self, text: str, quoted: Sequence[Span], start: bool = True) -> list[int]:
         return self._quoting.encode(text, quoted, start)
