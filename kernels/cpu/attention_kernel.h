@@ -268,7 +268,7 @@ void Attention<Way>::attend(const Task &task, float *scratch) {
     prepare(task, s);
     int begin = task.begin[0], end = task.end[0];
     for (int r = 0; r < task.count; r++) {
-        clear(s.state + static_cast<long>(r) * l.columns, s.state_max + r, s.state_total + r, l.columns);
+        clear(s.state + static_cast<long>(r) * l.columns, s.state_max + r, s.state_total + r, task.sink[r], l.columns);
         begin = task.begin[r] < begin ? task.begin[r] : begin;
         end = task.end[r] > end ? task.end[r] : end;
     }

@@ -21,9 +21,10 @@ LMPROG_INLINE void merge_into(float *state, float *state_max, float *state_total
     *state_max = top;
 }
 
-LMPROG_INLINE void clear(float *state, float *max, float *total, int columns) {
-    *max = -__builtin_inff();
-    *total = 0;
+// What a query has before its first chunk: its sink, whose own weight is 1 and whose value is nothing.
+LMPROG_INLINE void clear(float *state, float *max, float *total, float sink, int columns) {
+    *max = sink;
+    *total = sink > -__builtin_inff() ? 1.0f : 0.0f;
     memset(state, 0, static_cast<size_t>(columns) * 4);
 }
 
@@ -42,7 +43,7 @@ template <class V>
 void merge_records(const Merge &merge, float *scratch) {
     const Layout &l = *merge.layout;
     float max, total;
-    clear(scratch, &max, &total, l.columns);
+    clear(scratch, &max, &total, merge.sink, l.columns);
     for (int i = 0; i < merge.count; i++) {
         const float *record = merge.records + static_cast<long>(i) * l.record;
         merge_into<V>(scratch, &max, &total, record, record[l.columns], record[l.columns + 1], l.columns);

@@ -1,6 +1,8 @@
 // The attention of one layer on a pool of threads: who writes which slots, who does which piece, who merges. What a piece
 // is, the planner decides (attention_plan.h).
 #pragma once
+#include <math.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -33,9 +35,12 @@ inline char *number(const lmprog_attention_array &array, long token, int head, i
 // What attend was called with, and the records of split rows.
 struct Call {
     const Layout &l;
+    const lmprog_attention_layer &layer;
     const lmprog_attention_batch &batch;
     const lmprog_attention_array &q, &out;
     float *records;
+
+    float sink(int head) const { return layer.sinks == nullptr ? -INFINITY : layer.sinks[head]; }
 };
 
 // One piece's queries of one kv head, as the kernels want them.
@@ -53,6 +58,7 @@ inline void fill(Task &task, const Call &call, const Plan &plan, const Piece &pi
             const int chunk = piece.first_chunk - plan.first_chunk(row);
             task.begin[n] = plan.begin(row, token);
             task.end[n] = plan.end(row, token);
+            task.sink[n] = call.sink(head);
             task.queries[n] = number(call.q, index, head, l.head_dim);
             task.out[n] = number(call.out, index, head, l.v_head_dim);
             task.partial[n] =
@@ -69,7 +75,8 @@ inline void merge_row(const Kernels &kernels, const Call &call, const Plan &plan
         const int first = plan.begin(row, token) / kChunk, end = (plan.end(row, token) + kChunk - 1) / kChunk;
         const long index = call.batch.row_starts[row] + token;
         const float *records = call.records + plan.record_of(row, kv_head, i, first - plan.first_chunk(row)) * l.record;
-        const Merge merge = {&l, records, end - first, call.out.type, number(call.out, index, head, l.v_head_dim)};
+        const Merge merge = {&l, records, end - first, call.out.type, call.sink(head),
+                             number(call.out, index, head, l.v_head_dim)};
         kernels.merge(merge, scratch);
     }
 }
@@ -98,7 +105,7 @@ class AttentionRun {
     void attend(Workers &workers, const Plan &plan, const Layout &l, const lmprog_attention_layer &layer,
                 const lmprog_attention_batch &batch, const void *keys, const void *values,
                 const lmprog_attention_array &q, const lmprog_attention_array &out, bool alone) {
-        const Call call = {l, batch, q, out, records_.floats(plan.num_records * l.record)};
+        const Call call = {l, layer, batch, q, out, records_.floats(plan.num_records * l.record)};
         for (Scratch &scratch : scratch_) scratch.floats(scratch_floats(l));
         const int pieces = static_cast<int>(plan.pieces.size());
         workers.share(pieces * l.kv_heads, alone, [&](int index, int worker) {

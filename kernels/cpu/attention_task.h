@@ -36,6 +36,7 @@ struct Task {
     int count, type;                // queries; their type and that of the results
     const void *queries[kTile];
     int begin[kTile], end[kTile];   // positions each query sees: begin .. end
+    float sink[kTile];              // a score without a value; -infinity: none
     void *out[kTile];               // the finished result goes here ...
     float *partial[kTile];          // ... or, where not NULL, a record of each chunk seen, first_chunk's going here
 };
@@ -45,6 +46,7 @@ struct Merge {
     const Layout *layout;
     const float *records;
     int count, type;
+    float sink;  // as in Task
     void *out;
 };
 

@@ -8,6 +8,7 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
       ropes_(model.ropes, model.ropes + model.num_ropes),
       kernels_(kernels),
       layout_(layout_of(model.attention)),
+      activation_{model.activation, model.activation_slope, model.activation_limit},
       workers_(threads),
       attention_(attention, threads),
       scratch_(threads),
@@ -15,7 +16,11 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
       cosines_(ropes_.size()),
       sines_(ropes_.size()) {
     const long heads = model.attention.num_heads, kv = model.attention.num_kv_heads, dim = model.attention.head_dim;
-    weights_ = model.num_layers * model.hidden * ((2 * heads + 2 * kv) * dim + 3L * model.inner);
+    for (const lmprog_layer &layer : layers_) {
+        const lmprog_mixture &mixture = model.mixture;
+        const long inner = layer.router == nullptr ? model.inner : static_cast<long>(mixture.used) * mixture.inner;
+        weights_ += model.hidden * ((2 * heads + 2 * kv) * dim + 3 * inner);
+    }
 }
 
 int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
@@ -34,8 +39,9 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
         by_row(count_, model_.hidden, [&](int first, int last, int) {
             for (int r = first; r < last; r++) prepare(heads_in_, attended_, r, static_cast<int>(attended_.width));
         });
-        product(layer.out, layer.out_bias, model_.hidden, layout_.kv_heads * layout_.group * layout_.head_dim,
-                heads_in_, out_.data, out_.width);
+        const int heads = layout_.kv_heads * layout_.group * layout_.head_dim;
+        product({layer.out, layer.out_bias, model_.hidden, heads, model_.weight_type}, whole(), heads_in_.inputs,
+                out_.data, out_.width);
         feed_forward(layer);
     }
     head(logits, stride);
@@ -62,6 +68,13 @@ void Engine::take_memory(int count) {
     open(hidden_in_, normed_, count, static_cast<int>(normed_.width));
     open(heads_in_, attended_, count, static_cast<int>(attended_.width));
     open(inner_in_, inner_, count, static_cast<int>(inner_.width));
+    if (model_.mixture.experts > 0) {
+        const int sorted = count * model_.mixture.used;
+        scores_.take(count, model_.mixture.experts);
+        expert_inner_.take(sorted, model_.mixture.inner);
+        expert_out_.take(sorted, model_.hidden);
+        open(expert_inner_in_, expert_inner_, sorted, static_cast<int>(expert_inner_.width));
+    }
 }
 
 void Engine::copy_slots_of(const lmprog_step &step) {
@@ -115,7 +128,8 @@ void Engine::attend(const lmprog_layer &layer, const lmprog_step &step) {
         }
     });
     const int outputs = (layout_.kv_heads * layout_.group + 2 * layout_.kv_heads) * layout_.head_dim;
-    product(layer.qkv, layer.qkv_bias, outputs, model_.hidden, hidden_in_, qkv_.data, qkv_.width);
+    product({layer.qkv, layer.qkv_bias, outputs, model_.hidden, model_.weight_type}, whole(), hidden_in_.inputs,
+            qkv_.data, qkv_.width);
     by_row(count_, 4L * outputs, [&](int first, int last, int) {
         for (int r = first; r < last; r++) finish_row(layer, r);
     });
@@ -181,14 +195,22 @@ void Engine::feed_forward(const lmprog_layer &layer) {
             prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
         }
     });
-    gate_product(layer);
-    by_row(count_, model_.inner, [&](int first, int last, int) {
-        for (int r = first; r < last; r++) prepare(inner_in_, inner_, r, static_cast<int>(inner_.width));
-    });
-    product(layer.down, layer.down_bias, model_.hidden, model_.inner, inner_in_, out_.data, out_.width);
+    if (layer.router == nullptr)
+        dense(layer);
+    else
+        mixture(layer);
     by_row(count_, 2L * model_.hidden, [&](int first, int last, int) {
         for (int r = first; r < last; r++) add_row(r, layer.mlp_post_norm);
     });
+}
+
+void Engine::dense(const lmprog_layer &layer) {
+    gate_product({layer.gate_up, layer.gate_bias, layer.up_bias, model_.inner}, whole(), hidden_in_.inputs, inner_);
+    by_row(count_, model_.inner, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) prepare(inner_in_, inner_, r, static_cast<int>(inner_.width));
+    });
+    product({layer.down, layer.down_bias, model_.hidden, model_.inner, model_.weight_type}, whole(), inner_in_.inputs,
+            out_.data, out_.width);
 }
 
 void Engine::head(float *logits, int64_t stride) {
@@ -198,7 +220,8 @@ void Engine::head(float *logits, int64_t stride) {
             prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
         }
     });
-    product(model_.head, nullptr, model_.vocab, model_.hidden, hidden_in_, logits, stride);
+    product({model_.head, nullptr, model_.vocab, model_.hidden, model_.weight_type}, whole(), hidden_in_.inputs, logits,
+            stride);
     if (model_.logit_scale == 1.0f && model_.logit_softcap == 0.0f) return;
     by_row(count_, 4L * model_.vocab, [&](int first, int last, int) {
         for (int r = first; r < last; r++)
@@ -235,52 +258,6 @@ void Engine::prepare(Prepared &prepared, const Rows &rows, long row, int inputs)
     char *to = const_cast<char *>(prepared.inputs.data) + row * prepared.inputs.stride;
     if (to == reinterpret_cast<const char *>(rows.row(row))) return;
     kernels_->prepare(model_.weight_type, rows.row(row), inputs, to, prepared.scales + row);
-}
-
-template <class Piece>
-void Engine::by_panel(int count, int panels, int inputs, Piece &&piece) {
-    const long work = static_cast<long>(count) * panels * kPanel * inputs;
-    // About four pieces a thread, whole panels, and rows that fit the cache beside a panel.
-    int at_once = std::max(1, panels / (workers_.count() * 4));
-    if (alone_) at_once = panels;
-    at_once = std::min(at_once, count <= 3 ? 16 : 4);
-    const int row_blocks = (count + kMostRows - 1) / kMostRows, groups = (panels + at_once - 1) / at_once;
-    workers_.share(groups * row_blocks, little(work), [&](int index, int worker) {
-        const int row = index % row_blocks * kMostRows, panel = index / row_blocks * at_once;
-        piece(row, std::min<int>(kMostRows, count - row), panel, std::min(at_once, panels - panel), worker);
-    });
-}
-
-void Engine::product(const void *weights, const float *bias, int outputs, int inputs, const Prepared &x, float *out,
-                     long stride) {
-    const Panels panels = panels_of(weights, model_.weight_type, outputs, inputs);
-    by_panel(count_, panels.count, panels.inputs, [&](int row, int rows, int panel, int number, int) {
-        float *to = out + row * stride + static_cast<long>(panel) * kPanel;
-        kernels_->multiply({&panels, &x.inputs, row, rows, panel, number, to, stride});
-        if (bias != nullptr)
-            for (int r = 0; r < rows; r++)
-                kernels_->add(to + r * stride, bias + static_cast<long>(panel) * kPanel, 1.0f,
-                              static_cast<long>(number) * kPanel);
-    });
-}
-
-// Panels of gate and up alternate, so that each pair becomes 32 numbers of `inner_` at once.
-void Engine::gate_product(const lmprog_layer &layer) {
-    const Panels panels = panels_of(layer.gate_up, model_.weight_type, 2 * up32(model_.inner), model_.hidden);
-    for (Scratch &scratch : scratch_) scratch.floats(static_cast<long>(kMostRows) * 2 * 16 * kPanel);
-    by_panel(count_, panels.count / 2, 2 * panels.inputs, [&](int row, int rows, int pair, int number, int worker) {
-        float *pairs = scratch_[worker].floats(0);
-        const long stride = 2L * number * kPanel;
-        kernels_->multiply({&panels, &hidden_in_.inputs, row, rows, 2 * pair, 2 * number, pairs, stride});
-        for (int r = 0; r < rows; r++)
-            for (int i = 0; i < number; i++) {
-                float *gate = pairs + r * stride + 2L * i * kPanel, *up = gate + kPanel;
-                const long at = static_cast<long>(pair + i) * kPanel;
-                if (layer.gate_bias != nullptr) kernels_->add(gate, layer.gate_bias + at, 1.0f, kPanel);
-                if (layer.up_bias != nullptr) kernels_->add(up, layer.up_bias + at, 1.0f, kPanel);
-                kernels_->activate(model_.activation, gate, up, inner_.row(row + r) + at, kPanel);
-            }
-    });
 }
 
 void Engine::sample(const lmprog_sampling &call) {

@@ -10,9 +10,24 @@
 #include "attention_run.h"
 #include "packing.h"
 #include "product_task.h"
+#include "routes.h"
 #include "sampling.h"
 
 namespace lmprog {
+
+// Packed weights of a product, or of one a group; `outputs` are those of one.
+struct Weights {
+    const void *data;
+    const float *bias;  // NULL: none
+    int outputs, inputs, type;
+};
+
+// Panels of gate and up in turn, with what they become.
+struct Gates {
+    const void *data;
+    const float *gate_bias, *up_bias;  // NULL: none
+    int inner;
+};
 
 // A model with all that a step needs; one step at a time.
 class Engine {
@@ -35,6 +50,7 @@ class Engine {
             data = memory.floats(count * width);
         }
         float *row(long index) const { return data + index * width; }
+        Inputs inputs() const { return {reinterpret_cast<const char *>(data), width * 4, nullptr}; }
     };
 
     // Rows as a product wants them: `rows` themselves, or prepared in `memory`.
@@ -54,6 +70,10 @@ class Engine {
     void finish_row(const lmprog_layer &layer, long row);
     void keep_wanted(const lmprog_step &step);
     void feed_forward(const lmprog_layer &layer);
+    void dense(const lmprog_layer &layer);
+    void mixture(const lmprog_layer &layer);
+    void route(const lmprog_layer &layer);
+    void gather();
     void head(float *logits, int64_t stride);
     const Plan &plan_of(const lmprog_attention_layer &layer, const lmprog_attention_batch &batch, bool alone);
 
@@ -61,9 +81,12 @@ class Engine {
     void prepare(Prepared &prepared, const Rows &rows, long row, int inputs) const;
     void norm_row(const float *x, const float *weight, float *out) const;
     void add_row(long row, const float *post_norm);
-    void product(const void *weights, const float *bias, int outputs, int inputs, const Prepared &x, float *out,
-                 long stride);
-    void gate_product(const lmprog_layer &layer);
+    void product(const Weights &weights, const Groups &groups, const Inputs &x, float *out, long stride);
+    void gate_product(const Gates &gates, const Groups &groups, const Inputs &x, const Rows &to);
+    const Groups &whole() {  // all rows of the step meet the same product
+        whole_[0] = {0, count_, 0};
+        return whole_;
+    }
     bool little(long work) const { return alone_ || work < kWorthSharing; }
 
     // Calls piece(first, last, worker) for blocks of rows.
@@ -75,9 +98,9 @@ class Engine {
         });
     }
 
-    // Calls piece(first_row, rows, first_panel, panels, worker) for all of `count` rows times `panels` panels.
+    // Calls piece(part, worker) for all rows of each group times its `panels` panels.
     template <class Piece>
-    void by_panel(int count, int panels, int inputs, Piece &&piece);
+    void by_panel(const Groups &groups, int panels, int inputs, Piece &&piece);
 
     static constexpr long kWorthSharing = 1000000;  // products of numbers: some tens of microseconds
     static constexpr long kWorthWakingToSample = 200000;  // logits: some tens of microseconds
@@ -88,6 +111,7 @@ class Engine {
     const std::vector<lmprog_rope> ropes_;
     const StepKernels *kernels_;
     const Layout layout_;
+    const Activation activation_;
     Workers workers_;
     AttentionRun attention_;
     std::vector<Scratch> scratch_;  // one each worker
@@ -98,6 +122,13 @@ class Engine {
 
     Rows x_, normed_, qkv_, attended_, out_, inner_;
     Prepared hidden_in_, heads_in_, inner_in_;
+    Groups whole_ = Groups(1);
+    std::vector<Part> parts_;  // of the product at hand
+
+    // Of layers with a mixture: rows sorted by expert, one for each token and expert it goes through.
+    Routes routes_;
+    Rows scores_, expert_inner_, expert_out_;
+    Prepared expert_in_, expert_inner_in_;
     Scratch turns_;
     std::vector<float *> cosines_, sines_;  // of each rope: [tokens][rotary_dim / 2]
     std::vector<std::pair<int, std::unique_ptr<Plan>>> plans_;  // of this step, by window

@@ -52,6 +52,11 @@ struct Multiply {
     long stride;
 };
 
+struct Activation {
+    int kind;
+    float slope, limit;  // of the clamped one
+};
+
 struct StepKernels {
     const char *name;
     void (*multiply)(const Multiply &task);
@@ -65,7 +70,8 @@ struct StepKernels {
     void (*norm)(const float *x, const float *weight, float eps, long size, float *out);
     // Pairs (x[i], x[i + half]) turned by their angles.
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
-    void (*activate)(int kind, const float *gate, const float *up, float *out, long count);  // act(gate) * up
+    // See lmprog_engine.h.
+    void (*activate)(const Activation &how, const float *gate, const float *up, float *out, long count);
     void (*bound)(float *x, float scale, float cap, long count);  // x * scale, then cap * tanh(x / cap) if cap > 0
     // Passes over a row of logits, any count.
     // The greatest number and where it first is; false where one is infinite or none.

@@ -97,8 +97,9 @@ struct Step {
         }
     }
 
-    static LMPROG_INLINE F silu(F x) {
-        const F power = exp_of<V>(V::min(V::set1(80.0f), V::sub(V::zero(), x)));
+    // x * sigmoid(slope * x)
+    static LMPROG_INLINE F silu(F x, float slope) {
+        const F power = exp_of<V>(V::min(V::set1(80.0f), V::mul(V::set1(-slope), x)));
         return V::div(x, V::add(V::set1(1.0f), power));
     }
 
@@ -108,10 +109,18 @@ struct Step {
         return V::mul(V::mul(V::set1(0.5f), x), V::add(V::set1(1.0f), tanh_of<V>(inner)));
     }
 
-    static void activate(int kind, const float *gate, const float *up, float *out, long count) {
+    static LMPROG_INLINE F clamped(const Activation &how, F gate, F up) {
+        const F most = V::set1(how.limit), least = V::set1(-how.limit);
+        const F opened = silu(V::min(most, gate), how.slope);
+        return V::fma(opened, V::max(least, V::min(most, up)), opened);
+    }
+
+    static void activate(const Activation &how, const float *gate, const float *up, float *out, long count) {
         for (long i = 0; i < count; i += W) {
-            const F g = V::load(gate + i);
-            V::store(out + i, V::mul(kind == LMPROG_SILU ? silu(g) : gelu(g), V::load(up + i)));
+            const F g = V::load(gate + i), u = V::load(up + i);
+            V::store(out + i, how.kind == LMPROG_SILU        ? V::mul(silu(g, 1.0f), u)
+                              : how.kind == LMPROG_GELU_TANH ? V::mul(gelu(g), u)
+                                                             : clamped(how, g, u));
         }
     }
 

@@ -57,6 +57,8 @@ typedef struct {
     float scale;
     int32_t window; /* how many positions a token may see, itself included; 0: all */
     float softcap;  /* scores become softcap * tanh(score / softcap); 0: not */
+    const float *sinks; /* [num_heads] one more score of each head, which takes its share of the softmax and has no
+                           value; NULL: none */
 } lmprog_attention_layer;
 
 typedef struct {

@@ -30,7 +30,9 @@ extern "C" {
 
 /* Types of numbers in memory, besides LMPROG_F32 and LMPROG_BF16 of lmprog_attention.h. */
 enum { LMPROG_F16 = 2, LMPROG_INT8 = 3, LMPROG_INT4 = 4 };
-enum { LMPROG_SILU = 0, LMPROG_GELU_TANH = 1 };
+/* What a gate and its partner become: silu(gate) * up, gelu(gate) * up; clamped: with gate at most `limit` and up within
+ * -limit .. limit, gate * sigmoid(slope * gate) * (up + 1). */
+enum { LMPROG_SILU = 0, LMPROG_GELU_TANH = 1, LMPROG_CLAMPED = 2 };
 
 typedef struct lmprog_engine lmprog_engine;
 
@@ -59,9 +61,20 @@ typedef struct {
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm; /* [hidden] */
     const float *q_norm, *k_norm; /* [head_dim]; [heads * head_dim] and [kv_heads * head_dim] where qk_norm_wide */
     lmprog_attention_layer attention;
+    /* A layer with a router has a mixture in place of its feed-forward: gate_up, down and their biases are those of all
+     * experts, one after the other, each filled up to whole panels. NULL: none. */
+    const void *router;       /* [experts][hidden], packed as F32 whatever the model's type */
+    const float *router_bias; /* [experts] filled up to a multiple of 32, or NULL */
     int32_t rope; /* which of the model's rotations; -1: none */
     void *keys, *values;
 } lmprog_layer;
+
+/* Each token goes through the `used` experts with the greatest scores of the router, the first of equal ones. Their
+ * results are added in the order of their numbers, each times its share: of the softmax over all experts, or over those
+ * used (`normalized`), so that shares sum to 1. */
+typedef struct {
+    int32_t experts, used, inner, normalized;
+} lmprog_mixture;
 
 typedef struct {
     const float *frequencies; /* [rotary_dim / 2] radians per position */
@@ -72,6 +85,8 @@ typedef struct {
     int32_t vocab, hidden, inner, num_layers, num_ropes;
     int32_t rotary_dim; /* leading dimensions of a head that are rotated, in halves */
     int32_t weight_type, activation, qk_norm_wide;
+    float activation_slope, activation_limit; /* of the clamped activation */
+    lmprog_mixture mixture;                   /* of layers with a router */
     float norm_eps, embedding_scale, residual_scale, logit_scale, logit_softcap; /* softcap 0: none */
     lmprog_attention_shape attention;
     const lmprog_layer *layers;

@@ -92,7 +92,9 @@ void compare_products(const char *path) {
 Floats attended(const char *path, int kv_type, int page_size, int head_dim, unsigned seed) {
     generator.seed(seed);
     const lmprog_attention_shape shape = {6, 2, head_dim, head_dim, page_size, kv_type};
-    const lmprog_attention_layer layer = {0.125f, seed % 2 ? 40 : 0, seed % 2 ? 0.0f : 20.0f};
+    const Floats sinks = numbers(6);
+    const lmprog_attention_layer layer = {0.125f, seed % 2 ? 40 : 0, seed % 2 ? 0.0f : 20.0f,
+                                          seed % 2 ? sinks.data() : nullptr};
     const int lengths[] = {1, 17, 270};
     std::vector<int32_t> starts = {0}, page_starts = {0}, pages, tokens, slots;
     for (int row = 0; row < 3; row++) {
@@ -168,10 +170,11 @@ void compare_rows(const char *path) {
             [&](float *to) { Other::norm(y.data(), z.data(), 1e-5f, count, to); });
         row("rotate", 1e-5, [&](float *to) { One::rotate(to, y.data(), z.data(), static_cast<int>(count / 2)); },
             [&](float *to) { Other::rotate(to, y.data(), z.data(), static_cast<int>(count / 2)); });
-        for (const int kind : {LMPROG_SILU, LMPROG_GELU_TANH})
-            row(kind == LMPROG_SILU ? "silu" : "gelu", 1e-5,
-                [&](float *to) { One::activate(kind, y.data(), z.data(), to, count); },
-                [&](float *to) { Other::activate(kind, y.data(), z.data(), to, count); });
+        const std::pair<Activation, const char *> activations[] = {
+            {{LMPROG_SILU, 0, 0}, "silu"}, {{LMPROG_GELU_TANH, 0, 0}, "gelu"}, {{LMPROG_CLAMPED, 1.7f, 0.8f}, "clamped"}};
+        for (const auto &[how, name] : activations)
+            row(name, 1e-5, [&, how = how](float *to) { One::activate(how, y.data(), z.data(), to, count); },
+                [&, how = how](float *to) { Other::activate(how, y.data(), z.data(), to, count); });
         row("bound", 1e-5, [&](float *to) { One::bound(to, 3.0f, 5.0f, count); },
             [&](float *to) { Other::bound(to, 3.0f, 5.0f, count); });
         const long odd = count - 3;

@@ -31,9 +31,10 @@ def shape_of(
     dtype: torch.dtype = torch.float32,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: tuple[float, ...] | None = None,
     num_layers: int = 1,
 ) -> AttentionShape:
-    layer = LayerAttention(scale=dim**-0.5, window=window, softcap=softcap)
+    layer = LayerAttention(scale=dim**-0.5, window=window, softcap=softcap, sinks=sinks)
     return AttentionShape(
         (layer,) * num_layers, heads, kv_heads, dim, dim if v_dim is None else v_dim, dtype
     )

@@ -92,6 +92,15 @@ def test_native_agrees_with_the_reference_for_windows_and_softcaps(
     compare(shape_of(window=window, softcap=softcap, dtype=dtype), page_size, 300 + window, path)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", [None, 7])
+def test_native_agrees_with_the_reference_for_sinks(
+    path: str, dtype: torch.dtype, window: int | None
+) -> None:
+    sinks = (-2.0, 0.0, 1.5, 9.0)
+    compare(shape_of(window=window, sinks=sinks, dtype=dtype), 16, 400, path)
+
+
 def test_softcap_alone_agrees_over_a_wide_range_of_scores(path: str) -> None:
     shape = shape_of(softcap=30.0)
     q, k, v = inputs(torch.Generator().manual_seed(9), shape, 40)

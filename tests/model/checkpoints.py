@@ -104,6 +104,27 @@ FURTHER = FOREIGN | {
     ),
 }
 """What the native engine decodes and the torch decoder leaves to transformers."""
+MIXTURES = {
+    "mixtral": Recipe(
+        "Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 50}
+    ),
+    "qwen3-moe": Recipe(
+        "Qwen3Moe",
+        {"head_dim": 24, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}
+        | {"moe_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
+    "qwen3-moe-whole": Recipe(
+        "Qwen3Moe",
+        {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 72},
+    ),
+    "olmoe": Recipe("Olmoe", {"num_experts": 40, "num_experts_per_tok": 3}),
+    "gpt-oss": Recipe(
+        "GptOss",
+        {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 37}
+        | {"swiglu_limit": 0.4},
+    ),
+}
+"""Mixtures of experts, which the native engine decodes."""
 VARIANTS = {
     "llama-biases": Recipe(
         "Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}

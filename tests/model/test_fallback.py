@@ -21,13 +21,6 @@ from tests.model.checkpoints import FOREIGN, Recipe
 from tests.model.conftest import Judge
 from tests.model.driver import Driver
 
-GPT_OSS = {
-    "num_local_experts": 2,
-    "head_dim": 16,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-}
-
-
 GPT_NEO = {"attention_types": [[["global"], 3]]}
 GPT_J = {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 64}
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0} | {
@@ -49,7 +42,6 @@ MPT = {"d_model": 64, "n_layers": 2, "n_heads": 4}
         (Recipe("GPTJ", GPT_J), "chooses among attentions of its own"),
         (Recipe("Mpt", MPT), "ALiBi"),
         (Recipe("CodeGen", GPT_J), "attention of their own"),
-        (Recipe("GptOss", GPT_OSS), "wants s_aux"),
     ],
 )
 def test_architectures_that_do_not_fit_pages_are_refused(

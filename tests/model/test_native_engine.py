@@ -15,7 +15,7 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.interface import PATHS
-from tests.model.checkpoints import NATIVE
+from tests.model.checkpoints import MIXTURES, NATIVE
 from tests.model.conftest import Judge, Judged
 from tests.model.driver import Driver
 
@@ -35,7 +35,9 @@ def checkpoint(judged: Judge) -> Judged:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_company_and_chunks_and_threads_change_no_bit(checkpoint: Judged, kind: str) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "gpt-oss"])
+def test_company_and_chunks_and_threads_change_no_bit(judged: Judge, name: str, kind: str) -> None:
+    checkpoint = judged(name, (NATIVE | MIXTURES)[name])
     prompts = checkpoint.prompts
     alone = Driver(checkpoint.engine(threads=1, **TYPES[kind]), 16).greedy(
         prompts, 6, together=False
@@ -72,6 +74,34 @@ def test_smaller_types_stay_close_to_float32(checkpoint: Judged, kind: str, most
     prompt = checkpoint.prompts[-2]
     exact = Driver(checkpoint.engine(engine="torch"), 16).score(prompt)
     rounded = Driver(checkpoint.engine(**TYPES[kind]), 16).score(prompt)
+    assert 0 < (exact - rounded).abs().mean() < most
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+def test_every_instruction_set_sends_tokens_to_the_same_experts(
+    judged: Judge, name: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = judged(name, MIXTURES[name])
+    monkeypatch.setenv("LMPROG_ENGINE_PATH", path)
+    try:
+        engine = made.engine()
+    except NotSupported:
+        pytest.skip(f"this processor has no {path}")
+    prompt = made.prompts[-2]
+    with torch.no_grad():
+        wanted = made.model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    torch.testing.assert_close(Driver(engine, 16).score(prompt), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("bfloat16", 0.05), ("int8", 0.1), ("int4", 0.5)])
+def test_smaller_types_of_a_mixture_stay_close_to_float32(
+    judged: Judge, kind: str, most: float
+) -> None:
+    made = judged("qwen3-moe", MIXTURES["qwen3-moe"])
+    prompt = made.prompts[-2]
+    exact = Driver(made.engine(), 16).score(prompt)
+    rounded = Driver(made.engine(**TYPES[kind]), 16).score(prompt)
     assert 0 < (exact - rounded).abs().mean() < most
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.families import read_native_shape
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import read_config, read_shape
@@ -116,6 +117,48 @@ def test_what_the_decoder_cannot_compute_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=named):
         read_shape(LLAMA | fields)
+
+
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_key_value_heads": 2}
+QWEN3_MOE = (
+    LLAMA
+    | {"model_type": "qwen3_moe", "num_key_value_heads": 2}
+    | {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    }
+)
+
+
+def test_mixtral_has_eight_experts_where_nothing_else_is_said() -> None:
+    mixture = read_native_shape(MIXTRAL).mixture
+    assert mixture is not None
+    assert (mixture.experts, mixture.used, mixture.inner) == (8, 2, 96)
+    assert mixture.normalized
+
+
+def test_qwen3_says_which_layers_are_mixtures() -> None:
+    fields = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    shape = read_native_shape(QWEN3_MOE | fields)
+    assert shape.mixture is not None
+    assert shape.mixture.layers == {1, 5}
+    assert [shape.mixture_of(layer) is None for layer in (0, 1, 3)] == [True, False, True]
+    assert not shape.mixture.normalized
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_experts_per_tok": 9}, "9 of 8 experts"),
+        ({"num_experts": 0}, "num_experts"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size"),
+        ({"n_routed_experts": 4}, "n_routed_experts"),
+    ],
+)
+def test_a_mixture_that_is_none_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        read_native_shape(QWEN3_MOE | fields)
 
 
 @pytest.mark.parametrize(

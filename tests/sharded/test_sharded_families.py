@@ -15,7 +15,7 @@ import torch
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
-from lmprog.runtime.engine.model.families import known_families, read_native_shape
+from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
 from lmprog.runtime.engine.sharded.shard import shardable_shape
 from tests.model.checkpoints import FURTHER, NATIVE, VOCABULARY, Recipe
@@ -83,7 +83,7 @@ def test_ranks_together_compute_the_logits_of_one(saved: Saved, size: int) -> No
 
 def test_every_family_is_tried_here() -> None:
     kinds = {recipe.config().model_type for recipe in RECIPES.values()}
-    assert kinds == set(known_families())
+    assert kinds == set(shardable_families())
 
 
 def test_another_family_is_refused_by_name_with_those_that_can(tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from lmprog.runtime.engine.batch import Batch
 class LayerAttention:
     """What differs between the layers of one model: `window` counts the positions a token may look
     back on, itself included (None: all); `softcap` bounds scores by `softcap * tanh(score /
-    softcap)` (None: no bound)."""
+    softcap)` (None: no bound); `sinks` are one more score of each head, which takes its share of
+    the softmax and has no value (None: there are none)."""
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

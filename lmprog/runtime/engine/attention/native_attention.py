@@ -18,6 +18,7 @@ from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.native import library
@@ -44,7 +45,10 @@ class _Shape(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = (("scale", c_float), ("window", c_int32), ("softcap", c_float))
+    _fields_ = (
+        *(("scale", c_float), ("window", c_int32), ("softcap", c_float)),
+        ("sinks", c_void_p),
+    )
 
 
 class _Batch(ctypes.Structure):
@@ -89,7 +93,10 @@ class NativeAttention:
         self._library = _opened()
         self._share_prefixes = share_prefixes
         self._shape = _c_shape(shape, page_size)
-        self._layers = [_c_layer(layer) for layer in shape.layers]
+        self._sinks = [_sinks(layer) for layer in shape.layers]
+        self._layers = [
+            _c_layer(layer, sinks) for layer, sinks in zip(shape.layers, self._sinks, strict=True)
+        ]
         self._handle = self._open(threads, path)
         slots = num_pages * page_size
         key_bytes = int(self._library.lmprog_attention_key_bytes(byref(self._shape), slots))
@@ -249,8 +256,18 @@ def _c_shape(shape: AttentionShape, page_size: int) -> _Shape:
     )
 
 
-def _c_layer(layer: LayerAttention) -> _Layer:
-    return _Layer(scale=layer.scale, window=layer.window or 0, softcap=layer.softcap or 0.0)
+def _sinks(layer: LayerAttention) -> NDArray[np.float32] | None:
+    return None if layer.sinks is None else np.array(layer.sinks, np.float32)
+
+
+def _c_layer(layer: LayerAttention, sinks: NDArray[np.float32] | None) -> _Layer:
+    """`sinks` are the layer's, and have to live as long as what is returned."""
+    return _Layer(
+        scale=layer.scale,
+        window=layer.window or 0,
+        softcap=layer.softcap or 0.0,
+        sinks=None if sinks is None else sinks.ctypes.data,
+    )
 
 
 def _pointer(array: Ints) -> int:

@@ -111,5 +111,9 @@ def attend(
     hidden = back < 0
     if layer.window is not None:
         hidden |= back >= layer.window
-    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if layer.sinks is not None:
+        sinks = torch.tensor(layer.sinks, dtype=exact, device=q.device)[:, None, None]
+        scores = torch.cat((scores, sinks.expand(-1, q.shape[0], 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[0]]
     return torch.einsum("hnm,mhd->nhd", weights, v).to(q.dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.model.weight_names import check_weights, listed
+from lmprog.runtime.engine.model.weight_names import check_weights, listed, says_more
 
 FLOATS: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 """Types that are read, as safetensors spells them, and how numpy holds them: bfloat16 as its
@@ -97,16 +97,13 @@ class Checkpoint:
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:
         """Raises ModelError unless exactly `wanted` is there; one error tells all that is wrong."""
-        there = {
-            name: self.shape(name)
-            for name in self.names
-            # some tools save the tied head a second time; older ones what follows from the config
-            if not (tied_head and name == "lm_head.weight")
-            and not name.endswith("rotary_emb.inv_freq")
-        }
-        both = sorted(there.keys() & wanted.keys())
-        types = [f"{name} is {self.dtype(name)}" for name in both if self.dtype(name) not in FLOATS]
-        check_weights(self.folder, there, wanted, types)
+        there = {name: self.shape(name) for name in self.names if says_more(name, tied_head)}
+        check_weights(self.folder, there, wanted, self.unread_types(there.keys() & wanted.keys()))
+
+    def unread_types(self, names: Set[str]) -> list[str]:
+        """Those of `names` that are of a type that is not read, each with it."""
+        kinds = ((name, self.dtype(name)) for name in sorted(names))
+        return [f"{name} is {kind}" for name, kind in kinds if kind not in FLOATS]
 
 
 def _contents(path: Path) -> dict[str, Stored]:

@@ -89,7 +89,8 @@ class Fallback:
         first = self._layers[0]
         return AttentionShape(
             layers=tuple(
-                LayerAttention(layer.scale, layer.window, layer.softcap) for layer in self._layers
+                LayerAttention(layer.scale, layer.window, layer.softcap, layer.sinks)
+                for layer in self._layers
             ),
             num_heads=first.num_heads,
             num_kv_heads=first.num_kv_heads,

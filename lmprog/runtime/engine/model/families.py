@@ -1,5 +1,6 @@
 """Shapes of the families that the native engine and several ranks decode, where the torch engine
-alone leaves them to transformers: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM 3, Granite.
+alone leaves them to transformers: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM 3, Granite. Mixtures of
+experts are the native engine's alone: Mixtral, Qwen 3 MoE, OLMoE, GPT-OSS.
 
 Each is a Llama but for some fields: what is its own is taken out of config.json here, the rest is
 read as a Llama's, which refuses what nobody knows by name.
@@ -12,19 +13,20 @@ from dataclasses import replace
 from typing import Any
 
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.mixture import ExpertNames, read_mixture
 from lmprog.runtime.engine.model.rope import read_rope
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_shape
 
 Config = dict[str, Any]
 
 
-def known_families() -> tuple[str, ...]:
-    """All model types that our own decoders compute."""
+def shardable_families() -> tuple[str, ...]:
+    """The model types that several ranks compute."""
     return (*FAMILIES, *_FURTHER)
 
 
 def is_native(model_type: str) -> bool:
-    return model_type in FAMILIES or model_type in _FURTHER
+    return model_type in FAMILIES or model_type in _FURTHER or model_type in _MIXTURES
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -33,7 +35,7 @@ def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
     name = config["model_type"]
     if name in FAMILIES:
         return read_shape(config)
-    return _FURTHER[name](dict(config))
+    return (_FURTHER | _MIXTURES)[name](dict(config))
 
 
 def _as_llama(config: Config, *own: str, **defaults: Any) -> ModelShape:
@@ -159,6 +161,88 @@ def _granite(config: Config) -> ModelShape:
     )
 
 
+_EXPERTS = ("num_local_experts", "num_experts", "num_experts_per_tok")
+
+
+def _mixtral(config: Config) -> ModelShape:
+    shape = _as_llama(
+        config,
+        *(*_EXPERTS, "sliding_window"),
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+    )
+    layers = frozenset(range(shape.num_layers))
+    names = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
+    described = {"num_local_experts": 8, "num_experts_per_tok": 2} | config
+    return replace(
+        shape,
+        mixture=read_mixture(described, "intermediate_size", layers, names=names),
+        windows=(config.get("sliding_window"),) * shape.num_layers,
+    )
+
+
+def _qwen3_moe(config: Config) -> ModelShape:
+    shape = _as_llama(
+        config,
+        *(*_EXPERTS, "sliding_window", "use_sliding_window", "max_window_layers"),
+        num_key_value_heads=4,
+        max_position_embeddings=32_768,
+    )
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    every, plain = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
+    layers = {at for at in range(shape.num_layers) if (at + 1) % every == 0} - set(plain)
+    normalized = bool(config.get("norm_topk_prob", False))
+    return replace(
+        shape,
+        qk_norm=True,
+        mixture=read_mixture(
+            config, "moe_intermediate_size", frozenset(layers), normalized=normalized
+        ),
+        windows=(window,) * shape.num_layers,
+    )
+
+
+def _olmoe(config: Config) -> ModelShape:
+    shape = _as_llama(config, *_EXPERTS, max_position_embeddings=4096, rms_norm_eps=1e-5)
+    layers = frozenset(range(shape.num_layers))
+    described = {"num_experts": 64, "num_experts_per_tok": 8} | config
+    normalized = bool(config.get("norm_topk_prob", False))
+    return replace(
+        shape,
+        qk_norm=True,
+        qk_norm_wide=True,
+        mixture=read_mixture(described, "intermediate_size", layers, normalized=normalized),
+    )
+
+
+def _gpt_oss(config: Config) -> ModelShape:
+    shape = _as_llama(
+        config,
+        *(*_EXPERTS, "sliding_window", "layer_types"),
+        attention_bias=True,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        rope_theta=150_000.0,
+        max_position_embeddings=131_072,
+    )
+    layers = frozenset(range(shape.num_layers))
+    names = ExpertNames(router="router")
+    windows = {"sliding_window": 128} | config
+    return replace(
+        shape,
+        activation="clamped",
+        activation_slope=float(config.get("swiglu_alpha", 1.702)),
+        activation_limit=float(config.get("swiglu_limit", 7.0)),
+        sinks=True,
+        mixture=read_mixture(
+            config, "intermediate_size", layers, names=names, biases=True, is_stacked=True
+        ),
+        windows=_windows(windows, lambda layer: layer % 2 == 0),
+    )
+
+
 def _windows(config: Config, is_local: Callable[[int], bool]) -> tuple[int | None, ...]:
     """The window of each layer: those that `layer_types` names, or for which `is_local`."""
     window = config.get("sliding_window", 4096)
@@ -176,11 +260,17 @@ def _windows(config: Config, is_local: Callable[[int], bool]) -> tuple[int | Non
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-_FURTHER: Mapping[str, Callable[[Config], ModelShape]] = {
+_FURTHER: dict[str, Callable[[Config], ModelShape]] = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "phi3": _phi3,
     "olmo2": _olmo2,
     "smollm3": _smollm3,
     "granite": _granite,
+}
+_MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "olmoe": _olmoe,
+    "gpt_oss": _gpt_oss,
 }

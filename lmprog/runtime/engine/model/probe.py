@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmprog.errors import ModelError
 
-_UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "dropout", "is_causal"})
+_UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"})
 _IRRELEVANT = frozenset(
     {
         *(
@@ -39,6 +39,7 @@ class ProbedLayer:
     scale: float
     window: int | None
     softcap: float | None
+    sinks: tuple[float, ...] | None
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -69,6 +70,7 @@ class Probe:
             scale=float(q.shape[2] ** -0.5 if scale is None else scale),
             window=None if window is None else int(window),
             softcap=None if softcap is None else float(softcap),
+            sinks=None if options.get("s_aux") is None else tuple(options["s_aux"].tolist()),
             num_heads=q.shape[1],
             num_kv_heads=k.shape[1],
             head_dim=q.shape[2],

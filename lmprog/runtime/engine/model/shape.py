@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
+from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.rope import FeatureNotComputed, Rope, read_rope
 
 
@@ -42,7 +43,10 @@ class ModelShape:
     tied_head: bool = False
     """The head that gives logits is the embedding."""
     activation: str = "silu"
-    """What the gate goes through: silu, or gelu_tanh (gelu by its tanh approximation)."""
+    """What the gate goes through: silu, gelu_tanh (gelu by its tanh approximation), or clamped
+    (GPT-OSS), which `activation_slope` and `activation_limit` belong to."""
+    activation_slope: float = 1.702
+    activation_limit: float = 7.0
     norms: Literal["before", "after", "both"] = "before"
     """Where a layer's halves are normalized: what goes in, what comes out, or both."""
     norms_add_one: bool = False
@@ -64,6 +68,9 @@ class ModelShape:
     """Layers without rotation (SmolLM 3)."""
     joined: bool = False
     """The checkpoint keeps queries, keys and values as one weight, and gate and up (Phi 3)."""
+    mixture: Mixture | None = None
+    sinks: bool = False
+    """Each head has one more score that takes its share of the softmax (GPT-OSS)."""
 
     @property
     def num_layers(self) -> int:
@@ -73,6 +80,11 @@ class ModelShape:
     def ropes(self) -> tuple[Rope, ...]:
         """All rotations that layers have."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        """The mixture that the layer has in place of its feed-forward; None: an ordinary one."""
+        has_one = self.mixture is not None and layer in self.mixture.layers
+        return self.mixture if has_one else None
 
     def rope_of(self, layer: int) -> int | None:
         """Which of `ropes` the layer has; None: none."""

@@ -37,6 +37,14 @@ def check_weights(
         )
 
 
+def says_more(name: str, tied_head: bool) -> bool:
+    """Whether a decoder needs the weight: some tools save the tied head a second time, older ones
+    what follows from the config.
+    """
+    is_tied = tied_head and name == "lm_head.weight"
+    return not is_tied and not name.endswith("rotary_emb.inv_freq")
+
+
 def listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

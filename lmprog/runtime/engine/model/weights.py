@@ -29,7 +29,7 @@ def load_weights(
     """The weights of `folder` as `dtype`. `progress` shows a bar; None: on a terminal, if it takes
     long.
     """
-    checkpoint = stored_weights(folder)
+    checkpoint = stored_weights(folder, shape)
     checkpoint.check(expected(shape), shape.tied_head)
     source = split_weights(checkpoint, shape)
     return fused(shape, dtype, lambda name: as_tensor(source.array(name)), progress)

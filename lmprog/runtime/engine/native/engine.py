@@ -196,7 +196,7 @@ class NativeEngine:
         self._pool = pool = Region(sum(map(aligned, sizes)) * shape.num_layers)
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             for name, part in parts.items():
-                setattr(layer, name, part.ctypes.data)
+                setattr(layer.attention if name == "sinks" else layer, name, part.ctypes.data)
             taken = [pool.take(size) for size in sizes]
             layer.keys, layer.values = (part.ctypes.data for part in taken)
             self._kv_parts += taken
@@ -219,6 +219,9 @@ class NativeEngine:
             weight_type=interface.TYPES[packed.weight_type],
             activation=interface.ACTIVATIONS[shape.activation],
             qk_norm_wide=shape.qk_norm_wide,
+            activation_slope=shape.activation_slope,
+            activation_limit=shape.activation_limit,
+            mixture=_mixture(shape),
             norm_eps=shape.norm_eps,
             embedding_scale=shape.embedding_scale,
             residual_scale=shape.residual_scale,
@@ -239,6 +242,15 @@ class NativeEngine:
         turns = np.ascontiguousarray(frequencies(rope, shape.rotary_dim or shape.head_dim))
         self._held.append(turns)
         return interface.CRope(turns.ctypes.data, rope.amplitude)
+
+
+def _mixture(shape: ModelShape) -> interface.CMixture:
+    """Without experts where no layer has a mixture."""
+    mixture = shape.mixture
+    if mixture is None:
+        return interface.CMixture()
+    sizes = mixture.experts, mixture.used, mixture.inner
+    return interface.CMixture(*sizes, normalized=mixture.normalized)
 
 
 def page_bytes(shape: ModelShape, kv_dtype: str, page_size: int) -> int:

@@ -13,7 +13,7 @@ from lmprog.native import library
 
 F32, BF16, F16, INT8, INT4 = range(5)
 TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16, "int8": INT8, "int4": INT4}
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
 PATHS = (
     *("avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2"),
     *("neonbf16", "neondot", "neon"),
@@ -36,7 +36,10 @@ class CAttentionShape(ctypes.Structure):
 
 
 class CAttentionLayer(ctypes.Structure):
-    _fields_ = (("scale", c_float), ("window", c_int32), ("softcap", c_float))
+    _fields_ = (
+        *(("scale", c_float), ("window", c_int32), ("softcap", c_float)),
+        ("sinks", c_void_p),
+    )
 
 
 class CAttentionBatch(ctypes.Structure):
@@ -71,6 +74,7 @@ class CSourceRows(ctypes.Structure):
 
 
 PRODUCTS = ("qkv", "out", "gate_up", "down")
+"""Of every layer; those with a mixture have a router too."""
 VECTORS = (
     *("qkv_bias", "out_bias", "gate_bias", "up_bias", "down_bias"),
     *("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"),
@@ -82,6 +86,8 @@ class CLayer(ctypes.Structure):
         *((name, c_void_p) for name in PRODUCTS),
         *((name, c_void_p) for name in VECTORS),
         ("attention", CAttentionLayer),
+        ("router", c_void_p),
+        ("router_bias", c_void_p),
         ("rope", c_int32),
         ("keys", c_void_p),
         ("values", c_void_p),
@@ -92,6 +98,10 @@ class CRope(ctypes.Structure):
     _fields_ = (("frequencies", c_void_p), ("amplitude", c_float))
 
 
+class CMixture(ctypes.Structure):
+    _fields_ = tuple((name, c_int32) for name in ("experts", "used", "inner", "normalized"))
+
+
 class CModel(ctypes.Structure):
     _fields_ = (
         *(
@@ -99,6 +109,8 @@ class CModel(ctypes.Structure):
             for name in ("vocab", "hidden", "inner", "num_layers", "num_ropes", "rotary_dim")
         ),
         *((name, c_int32) for name in ("weight_type", "activation", "qk_norm_wide")),
+        *((name, c_float) for name in ("activation_slope", "activation_limit")),
+        ("mixture", CMixture),
         *((name, c_float) for name in ("norm_eps", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "logit_softcap")),
         ("attention", CAttentionShape),

@@ -33,7 +33,7 @@ def packed_checkpoint(
     """The weights of `folder`, left for the next start where `keep`. Raises ModelError where they
     do not fit `shape`.
     """
-    checkpoint = stored_weights(folder)
+    checkpoint = stored_weights(folder, shape)
     checkpoint.check(recipe.expected(shape), shape.tied_head)
     layout = packed_layout(shape, checkpoint, weight_type)
     files = user_cache()

@@ -114,14 +114,14 @@ class PackedLayout:
         if not self.shape.tied_head:
             size = (self.shape.vocab_size, self.shape.hidden)
             embedding = region.take(self._embedding_bytes).view(self.embedding_type).reshape(size)
-        weights = (part.rows * one.inputs for one in self._matrices for part in one.parts)
+        weights = (part.rows * one.inputs * one.met for one in self._matrices for part in one.parts)
         return Packed(
             weight_type=self.weight_type,
             layers=tuple(layers),
             head=region.take(self._matrix_bytes(self._head)),
             norm=region.take(_vector_bytes(self._norm)),
             embedding=embedding,
-            num_weights=sum(weights),
+            num_weights=round(sum(weights)),
         )
 
     def fill(self, packed: Packed, source: Source, threads: int) -> None:
@@ -143,7 +143,8 @@ class PackedLayout:
         return count * self.embedding_type.itemsize
 
     def _product(self, matrix: recipe.Matrix) -> interface.CProduct:
-        return interface.CProduct(interface.TYPES[self.weight_type], matrix.outputs, matrix.inputs)
+        kind = matrix.weight_type or self.weight_type
+        return interface.CProduct(interface.TYPES[kind], matrix.outputs, matrix.inputs)
 
     def _matrix_bytes(self, matrix: recipe.Matrix) -> int:
         return int(self._library.lmprog_engine_packed_bytes(byref(self._product(matrix))))
@@ -210,12 +211,9 @@ def _in_stretches(
 
 def _copy_vector(vector: recipe.Vector, place: Bytes, source: Source) -> None:
     numbers = place.view(np.float32)
-    at = 0
-    for name in vector.names:
-        array = widened(source.array(name))
-        numbers[at : at + len(array)] = array + np.float32(vector.plus)
-        at += len(array)
-    assert at == vector.size, vector
+    for part in vector.parts:
+        array = widened(source.array(part.name)) + np.float32(vector.plus)
+        numbers[part.first : part.first + part.size] = array
 
 
 def _vector_bytes(vector: recipe.Vector) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.device.choice import chosen_device
-from lmprog.runtime.engine.model.families import is_native, known_families, read_native_shape
+from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
 from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
@@ -159,8 +159,8 @@ def shardable_shape(config: RuntimeConfig, folder: Path | None) -> ModelShape:
     else:
         described = read_config(folder)
         name = described["model_type"]
-        if not is_native(name):
-            known = ", ".join(known_families())
+        if name not in shardable_families():
+            known = ", ".join(shardable_families())
             says = f"tp = {config.tp} is for models of our own decoder ({known}), not for {name}"
             raise _refused("tp", config.tp, says)
         shape = read_native_shape(described)

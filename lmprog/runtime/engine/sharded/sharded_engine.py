@@ -211,6 +211,6 @@ def _fingerprint(folder: Path | None) -> str:
 def _source(folder: Path | None, shape: ModelShape) -> WeightSource:
     if folder is None:
         return RandomSource(expected(shape), DUMMY_SEED)
-    stored = stored_weights(folder)
+    stored = stored_weights(folder, shape)
     stored.check(expected(shape), shape.tied_head)
     return stored

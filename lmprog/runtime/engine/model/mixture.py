@@ -1,0 +1,66 @@
+"""Mixtures of experts: which layers have one, how large it is, and what its weights are called.
+
+Knows fields of config.json and names in checkpoints; reads no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmprog.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What follows `model.layers.0.` in the names of a mixture's weights."""
+
+    block: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    def of_router(self, kind: str = "weight") -> str:
+        return f"{self.block}.{self.router}.{kind}"
+
+    def of_expert(self, expert: int, product: str, kind: str = "weight") -> str:
+        """`product` is gate, up or down."""
+        return f"{self.block}.experts.{expert}.{getattr(self, product)}.{kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Feed-forward layers in which each token goes through `used` of several experts."""
+
+    experts: int
+    used: int
+    inner: int
+    layers: frozenset[int]
+    """Those that have a mixture; the others have an ordinary feed-forward."""
+    normalized: bool = True
+    """A token's shares sum to 1; otherwise they are of the softmax over all experts."""
+    biases: bool = False
+    """Router and experts have biases."""
+    names: ExpertNames = ExpertNames()
+    is_stacked: bool = False
+    """The checkpoint keeps all experts of a layer in one weight, inputs first (GPT-OSS)."""
+
+
+def read_mixture(
+    config: Mapping[str, Any], inner: str, layers: frozenset[int], **further: Any
+) -> Mixture:
+    """The mixture that `config` describes, its experts' size in the field `inner`."""
+    name = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    experts, used = _size(config, name), _size(config, "num_experts_per_tok")
+    if used > experts:
+        raise ModelError(f"a token cannot go through {used} of {experts} experts")
+    return Mixture(experts, used, _size(config, inner), layers, **further)
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    size = config.get(name)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ModelError(f"config.json: {name} must be a positive whole number, it is {size!r}")
+    return size
