@@ -84,7 +84,13 @@ _ATTENTION = (
 )
 
 LIBRARIES: dict[str, tuple[Unit, ...]] = {
-    "masks": (Unit("masks.cpp"), Unit("nets.cpp"), Unit("texts.cpp"), Unit("classes.cpp")),
+    "masks": (
+        Unit("masks.cpp"),
+        Unit("nets.cpp"),
+        Unit("texts.cpp"),
+        Unit("classes.cpp"),
+        Unit("schemas.cpp"),
+    ),
     "attention": _ATTENTION,
     "engine": (
         *_ATTENTION,

@@ -31,8 +31,8 @@ from lmprog.constraints.net import EMPTY, NetBuilder, Node
 from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
-from lmprog.constraints.schema.build import schema_node
 from lmprog.constraints.schema.contradiction import why_nothing_fits
+from lmprog.constraints.schema.entry import schema_node
 from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import MaskEngine, PlainEngine

@@ -85,11 +85,25 @@ class NetBuilder:
         self.args.extend(args)
         if number % _NODES_PER_CHECK == 0:
             self.check()
-        if number + self._part_nodes >= self._max_nodes:
+        self._count_nodes(number)
+        return Node(number)
+
+    def _count_nodes(self, last: int) -> None:
+        if last + self._part_nodes >= self._max_nodes:
             raise GrammarError(
                 f"the constraint needs more than {self._max_nodes} nodes", position=None
             )
-        return Node(number)
+
+    def adopt(self, made: NewNodes) -> None:
+        """Nodes and leaves that were made elsewhere, numbered on from those that are here."""
+        self._count_nodes(len(self.kinds) + len(made.kinds) - 1)
+        self._count_states(sum(map(_num_states, made.leaves)))
+        self.kinds += made.kinds
+        self.num_args += made.num_args
+        self.args += made.args
+        self.leaves += made.leaves
+        self.is_recursive |= made.is_recursive
+        self.check()
 
     def part(self, one: NetPart) -> Node:
         """The root of another part, which is complete."""
@@ -124,7 +138,7 @@ class NetBuilder:
             )
 
     def leaf(self, made: LeafSource) -> Node:
-        self._count_states(len(made) + 1 if isinstance(made, bytes) else made.num_states)
+        self._count_states(_num_states(made))
         self.leaves.append(made)
         return self._new_node(LEAF, (len(self.leaves) - 1,))
 
@@ -207,6 +221,21 @@ class NetBuilder:
             (kind, list(islice(args, count)))
             for kind, count in zip(self.kinds, self.num_args, strict=True)
         ]
+
+
+def _num_states(made: LeafSource) -> int:
+    return len(made) + 1 if isinstance(made, bytes) else made.num_states
+
+
+@dataclass(frozen=True, slots=True)
+class NewNodes:
+    """What a builder has of its nodes and leaves, of some that are new to it."""
+
+    kinds: bytes
+    num_args: array[int]
+    args: array[int]
+    leaves: Sequence[LeafSource]
+    is_recursive: bool
 
 
 @dataclass(frozen=True, slots=True)

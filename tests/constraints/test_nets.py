@@ -22,7 +22,8 @@ from lmprog.constraints.inspect import accepts
 from lmprog.constraints.native_net import native_net
 from lmprog.constraints.net import EMPTY, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE, Alphabet, Net
-from lmprog.constraints.schema.build import SchemaBuilder, schema_node
+from lmprog.constraints.schema.build import SchemaBuilder
+from lmprog.constraints.schema.entry import schema_node
 from lmprog.constraints.schema.schema_document import Document
 from lmprog.constraints.schema.shared_parts import SharedParts
 from lmprog.constraints.text_table import UnfinishedTable

@@ -1,4 +1,4 @@
-"""The entry point: compiles a schema's text into one node of a net.
+"""Builds the schemas of a document into one net.
 
 Alternatives are built per type. Every conjunction of schemas is built once, keyed by the paths of
 its parts; one that recurs while it is being built is recursive and refers to itself through a hole.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from lmprog import wire
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong
+from lmprog.constraints.expression import ANYTHING
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
@@ -30,11 +31,12 @@ from lmprog.constraints.schema.flat import (
 from lmprog.constraints.schema.instances import InstanceChecker
 from lmprog.constraints.schema.layout import Layout, white_space
 from lmprog.constraints.schema.literals import literal
-from lmprog.constraints.schema.numbers import TooManyDigits, bounded_number, plain_number
+from lmprog.constraints.schema.native_reader import NativeReader
+from lmprog.constraints.schema.numbers import number_node
 from lmprog.constraints.schema.object_parts import ObjectParts
 from lmprog.constraints.schema.objects import ObjectBuilder
 from lmprog.constraints.schema.plain import plain_object, referred
-from lmprog.constraints.schema.schema_document import Document, Json, Located
+from lmprog.constraints.schema.schema_document import Document, Json, Located, json_of
 from lmprog.constraints.schema.shared_parts import SharedParts, is_worth_sharing, name_of
 from lmprog.constraints.schema.strings import text_set
 from lmprog.constraints.text_set import TextSet
@@ -44,21 +46,12 @@ from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint
 _MAX_DEPTH = 120
 _MAX_INDENT = 40
 _SHARED_PARTS = SharedParts()
+_Key = tuple[int, tuple[str, ...]]
+"""Of a conjunction: the depth, if that matters, and the names of its parts."""
 
 
-def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -> Node:
-    """Raises UnsupportedSchema (keyword, path), UnsatisfiableConstraint or GrammarError (too
-    large).
-    """
-    document = Document(spec.schema)
-    builder = SchemaBuilder(document, spec, net, limits)
-    try:
-        root = builder.compile([document.root], 0)
-    except RecursionError as error:
-        raise UnsupportedSchema("the schema nests too deeply", keyword="", path="#") from error
-    if root == FAIL and net.left_out:
-        raise next(iter(net.left_out.values()))
-    return root
+class PlaceMatters(Exception):
+    """A schema is refused that was read without its place: only with that the error can name it."""
 
 
 class SchemaBuilder:
@@ -72,14 +65,17 @@ class SchemaBuilder:
         limits: CompileLimits,
         formats: bool = True,
         shares: bool = True,
+        reader: NativeReader | None = None,
     ) -> None:
-        """`shares`: whether parts that many documents have may be those of others."""
+        """`shares`: whether parts that many documents have may be those of others. `reader`: reads
+        what it can of this document."""
         self._document = document
         self._spec = spec
         self._net = net
         self._limits = limits
         self._formats = formats
         self._shares = shares
+        self._reader = reader
         said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
         self._options = SharedParts.name_of_options(*said, formats, limits)
         self._strict = spec.strict
@@ -93,9 +89,17 @@ class SchemaBuilder:
         self._in_string = Lowering(net, json_string=True)
         self._plain = Lowering(net, json_string=False)
         self._quote = net.text(b'"')
-        self._built: dict[tuple[int, tuple[str, ...]], Node] = {}
-        self._open: dict[tuple[int, tuple[str, ...]], Node | None] = {}
+        self._built: dict[_Key, Node] = {}
+        self._open: dict[_Key, Node | None] = {}
         self._compared: dict[tuple[str, str], bool] = {}
+
+    def compile_document(self) -> Node:
+        root_key = (0, ("#",))
+        if self._reader is not None:
+            node = self._opened(root_key, lambda: self._read_natively("#"))
+            if node is not None:
+                return node
+        return self.compile([self._document.root], 0)
 
     def compile(self, schemas: Sequence[Located], depth: int) -> Node:
         """The node of all values that every one of `schemas` accepts; text in brackets is at
@@ -126,17 +130,58 @@ class SchemaBuilder:
             made = _SHARED_PARTS.get(shared, lambda: self._part(schemas, depth))
             node = self._built[key] = self._net.part(made)
             return node
+        made_node = self._opened(
+            key, lambda: self._if_possible(lambda: self._conjunction(schemas, depth))
+        )
+        assert made_node is not None, "whatever is not read natively is read here"
+        return made_node
+
+    def _opened(self, key: _Key, make: Callable[[], Node | None]) -> Node | None:
+        """What `make` makes under a key, by which it may be referred to meanwhile."""
         self._open[key] = None
-        node = self._if_possible(lambda: self._conjunction(schemas, depth))
+        node = make()
         hole = self._open.pop(key)
+        if node is None:
+            assert hole is None, "nothing was made, so nothing refers to it"
+            return None
         if hole is not None:
             self._net.fill(hole, node)
         self._built[key] = node
         return node
 
+    def _read_natively(self, path: str) -> Node | None:
+        """None where the kernel does not read this schema."""
+        assert self._reader is not None
+        return self._reader.node(path, self._net, self._asked_for)
+
+    def _asked_for(self, kind: str, said: bytes) -> Node:
+        """The node of what the kernel leaves to this reader; see `native_reader.Answer`."""
+        if kind == "p":
+            return self.compile([self._document.at(said.decode())], 0)
+        if kind == "s":
+            return self._in_string.lower(ANYTHING)
+        try:
+            part = _SHARED_PARTS.get((said, self._options), lambda: self._part_of_text(said))
+        except CompileTooLong:
+            raise
+        except RequestRejected as error:
+            raise PlaceMatters from error
+        return self._net.part(part)
+
+    def _part_of_text(self, schema: bytes) -> NetPart:
+        value = json_of(schema.decode())
+        assert isinstance(value, dict)
+        return self._part([Located("#", "", value)], 0)
+
     def _conjunction(self, schemas: Sequence[Located], depth: int) -> Node:
-        if len(schemas) == 1 and (plain := plain_object(schemas[0])) is not None:
-            return self._object(plain, depth)
+        if len(schemas) == 1:
+            if self._reader is not None:
+                node = self._read_natively(schemas[0].path)
+                if node is not None:
+                    return node
+            plain = plain_object(schemas[0])
+            if plain is not None:
+                return self._object(plain, depth)
         flats = self._expander.expand(schemas)
         if self._strict:
             return self._net.alt(self._flat(flat, depth) for flat in flats)
@@ -173,7 +218,7 @@ class SchemaBuilder:
         if "boolean" in types:
             ways += [self._net.text(b"true"), self._net.text(b"false")]
         if "number" in types:
-            ways.append(self._number(flat))
+            ways.append(number_node(flat.number, flat.path, self._plain, self._net))
         if "string" in types:
             ways.append(self._string(flat))
         if "array" in types:
@@ -190,22 +235,6 @@ class SchemaBuilder:
         if flat.unconstrained_but_types and not flat.not_values:
             return text
         return text if self._checker.takes(flat._replace(values=None), value) else FAIL
-
-    def _number(self, flat: Flat) -> Node:
-        try:
-            plain = plain_number(flat.number, self._limits)
-            return (
-                self._plain.lower(plain)
-                if plain is not None
-                else bounded_number(flat.number, self._net)
-            )
-        except TooManyDigits:
-            of_multiples = flat.number.multiples or flat.number.not_multiples
-            raise UnsupportedSchema(
-                f"number bounds or multiples at {flat.path} need too many digits or states",
-                keyword="multipleOf" if of_multiples else "minimum",
-                path=f"{flat.path}/multipleOf" if of_multiples else f"{flat.path}/minimum",
-            ) from None
 
     def _string(self, flat: Flat) -> Node:
         facet = flat.string if self._formats else flat.string._replace(formats=(), not_formats=())

@@ -31,7 +31,8 @@ from lmprog.errors import UnsupportedSchema
 _MAX_ALTERNATIVES = 512
 _MANY_ALTERNATIVES = 64
 """From so many on, those that contradict themselves plainly are looked for."""
-_REFUSED = frozenset(["$recursiveRef", "disallow", "extends"])
+REFUSED = frozenset(["$recursiveRef", "disallow", "extends"])
+CLOSING = frozenset(["unevaluatedProperties", "unevaluatedItems"])
 _RANK = {keyword: rank for rank, keyword in enumerate(ASSERTIONS)}
 
 _JOINED = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"])
@@ -57,7 +58,7 @@ def weakly(method: Disjoint) -> Disjoint:
 @functools.lru_cache(maxsize=4096)
 def sorted_keywords(*schema: str) -> tuple[str | None, list[str]]:
     """The first keyword that is refused; the assertions in their order, one for each group."""
-    refused = next((keyword for keyword in schema if keyword in _REFUSED), None)
+    refused = next((keyword for keyword in schema if keyword in REFUSED), None)
     done: set[str] = set()
     asserted = []
     for keyword in sorted([one for one in schema if one in _RANK], key=_RANK.__getitem__):

@@ -20,6 +20,11 @@ _MAX_BLANKS = 24
 _MAX_BY_PATTERN = 32
 """Characters that a pattern of white space may have in one place."""
 _BLANKS = ((9, 9), (32, 32))
+SEPARATORS: dict[Whitespace, tuple[bytes, bytes]] = {
+    "fixed": (b", ", b": "),
+    "compact": (b",", b":"),
+}
+"""Between members, and between a name and its value, where there is no other white space."""
 
 
 class Layout:
@@ -42,8 +47,7 @@ class Layout:
             blanks = net.repeat(net.byte_strings(((_BLANKS,),)), 0, _MAX_BLANKS)
             self._any = net.seq([line_break, blanks])
         separators = {
-            "fixed": (b", ", b": "),
-            "compact": (b",", b":"),
+            **SEPARATORS,
             "indented": (b",", b": "),
             "flexible": (b",", b":"),
         }

@@ -19,9 +19,11 @@ from typing import NamedTuple
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Expression, whole
 from lmprog.constraints.leaves import Edge, leaf
+from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.schema.flat import Bound, NumberFacet
+from lmprog.errors import UnsupportedSchema
 
 _MAX_DIGITS = 400
 _MAX_STATES = 50_000
@@ -44,6 +46,20 @@ NUMBER = _WHOLE + (
 
 class TooManyDigits(Exception):
     """The automaton would be too large."""
+
+
+def number_node(facet: NumberFacet, path: str, lowering: Lowering, net: NetBuilder) -> Node:
+    """The node of the numbers that a schema at `path` takes; `lowering` is into the same net."""
+    try:
+        plain = plain_number(facet, net.limits)
+        return lowering.lower(plain) if plain is not None else bounded_number(facet, net)
+    except TooManyDigits:
+        keyword = "multipleOf" if facet.multiples or facet.not_multiples else "minimum"
+        raise UnsupportedSchema(
+            f"number bounds or multiples at {path} need too many digits or states",
+            keyword=keyword,
+            path=f"{path}/{keyword}",
+        ) from None
 
 
 def plain_number(facet: NumberFacet, limits: CompileLimits) -> Expression | None:

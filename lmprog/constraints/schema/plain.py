@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 
-from lmprog.constraints.schema.expand import APPLICATORS, sorted_keywords
+from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, sorted_keywords
 from lmprog.constraints.schema.flat import Flat
 from lmprog.constraints.schema.keywords import ANNOTATIONS, properties_of, required_of
 from lmprog.constraints.schema.schema_document import Document, Located
@@ -16,7 +16,6 @@ _OBJECT = frozenset(["object"])
 _OF_OBJECTS = frozenset(["type", "properties", "required", "additionalProperties"])
 _MAX_REFERENCES = 8
 """References to references that are followed at once."""
-_CLOSING = frozenset(["unevaluatedProperties", "unevaluatedItems"])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -43,7 +42,7 @@ def referred(at: Located, document: Document) -> Located:
 @functools.lru_cache(maxsize=4096)
 def _is_plain(*keywords: str) -> bool:
     refused, asserted = sorted_keywords(*keywords)
-    known = _OF_OBJECTS.issuperset(asserted) and _CLOSING.isdisjoint(keywords)
+    known = _OF_OBJECTS.issuperset(asserted) and CLOSING.isdisjoint(keywords)
     return refused is None and known and APPLICATORS.keys().isdisjoint(keywords)
 
 

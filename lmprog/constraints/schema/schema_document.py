@@ -6,6 +6,7 @@ Knows JSON pointers and URIs; does not know the meaning of keywords.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -61,27 +62,45 @@ def escape(step: str) -> str:
 
 
 class Document:
+    """Its text is read when it is first asked for anything."""
+
     def __init__(self, text: str) -> None:
-        """Raises UnsupportedSchema if the text is not a schema."""
-        try:
-            value: Json = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise UnsupportedSchema(
-                f"the schema is not JSON: {error}", keyword="", path="#"
-            ) from error
-        self.root = Located("#", "", True).sibling("#", value)
-        self._resources: dict[str, Located] = {"": self.root}
+        self._text = text
+        self._resources: dict[str, Located] = {}
         self._anchors: dict[str, Located] = {}
         self._dynamic: dict[str, list[Located]] = {}
         """The schemas with a `$dynamicAnchor` of each name."""
         self._resolved: dict[tuple[str, str, str], Located] = {}
         """By base, reference and keyword."""
+        self._has_names = False
+
+    @functools.cached_property
+    def root(self) -> Located:
+        """Raises UnsupportedSchema if the text is not a schema."""
+        text = self._text
+        value = json_of(text)
+        root = self._resources[""] = Located("#", "", True).sibling("#", value)
         self._has_names = _NAMES.search(text) is not None
         if self._has_names:
-            for located in _subschemas(self.root, 0):
+            for located in _subschemas(root, 0):
                 self._register(located)
         elif text.count("{") > _MAX_DEPTH and _is_deeper(value, _MAX_DEPTH):
             raise _too_deep("#")
+        return root
+
+    def at(self, path: str) -> Located:
+        """The schema at a path, as `Located.path` has it; there is one."""
+        found = self.root
+        value: Json = found.value
+        for step in path.split("/")[1:]:
+            if isinstance(value, list):
+                value = value[int(step)]
+            else:
+                assert isinstance(value, dict), "there is a schema at the path"
+                value = value[step.replace("~1", "/").replace("~0", "~")]
+            if self._has_names and isinstance(value, dict):  # its base may be another
+                found = found.sibling(path, value)
+        return found.sibling(path, value)
 
     def _register(self, at: Located) -> None:
         assert isinstance(at.value, dict)
@@ -183,6 +202,15 @@ def _too_deep(path: str) -> UnsupportedSchema:
     return UnsupportedSchema(
         f"the schema nests deeper than {_MAX_DEPTH}", keyword="", path=path[:200]
     )
+
+
+def json_of(text: str) -> Json:
+    """Raises UnsupportedSchema if the text is not JSON."""
+    try:
+        value: Json = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedSchema(f"the schema is not JSON: {error}", keyword="", path="#") from error
+    return value
 
 
 def _refuse_constant(name: str) -> Json:

@@ -1,0 +1,269 @@
+"""The native reader of schemas: what it reads means what the reader in Python says, and all that it
+leaves to that reader is answered by it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.schema_generator import generated
+from lmprog import wire
+from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.inspect import accepts
+from lmprog.constraints.net import NetBuilder, Node
+from lmprog.constraints.regular import RegularConstraint
+from lmprog.constraints.schema import entry
+from lmprog.constraints.schema.build import SchemaBuilder
+from lmprog.constraints.schema.entry import schema_node
+from lmprog.constraints.schema.native_reader import NativeReader
+from lmprog.constraints.schema.schema_document import Document
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import GrammarError, RequestRejected
+from tests.constraints.schema_cases import KEYWORDS
+from tests.constraints.test_random_schemas import random_schema
+
+PAIRS = 60
+"""Of states of two automata that are compared."""
+
+TREE = {"type": "object", "properties": {"next": {"$ref": "#"}, "value": {"type": "string"}}}
+MUTUAL = {
+    "$ref": "#/$defs/a",
+    "$defs": {
+        "a": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/b"}, {"const": 1}]}},
+        "b": {"type": ["object", "null"], "properties": {"a": {"$ref": "#/$defs/a"}}},
+    },
+}
+THROUGH_BOTH_READERS = {
+    "type": "object",
+    "properties": {
+        "item": {"$ref": "#/$defs/item"},
+        "same": {"$ref": "#/$defs/item"},
+        "root": {"$ref": "#"},
+    },
+    "required": ["item"],
+    "additionalProperties": False,
+    "$defs": {
+        "item": {
+            "type": "object",
+            "patternProperties": {"^x-": {"$ref": "#/$defs/inner"}},
+            "additionalProperties": False,
+        },
+        "inner": {"type": "object", "properties": {"up": {"$ref": "#/$defs/item"}, "n": {}}},
+    },
+}
+TAGGED = {
+    "oneOf": [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "it": {"type": of}},
+            "required": ["kind"],
+        }
+        for kind, of in (("a", "string"), ("b", "integer"), ("c", "null"))
+    ]
+}
+OVERLAPPING = {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}
+EQUAL_NUMBERS = {"oneOf": [{"const": 1}, {"const": 1.0}]}
+SHAPES: list[Any] = [
+    TREE,
+    MUTUAL,
+    THROUGH_BOTH_READERS,
+    TAGGED,
+    OVERLAPPING,
+    EQUAL_NUMBERS,
+    {"anyOf": [{"type": "string"}, {"anyOf": [{"enum": ["a", 1, None, True]}, {"type": "null"}]}]},
+    {"type": "object", "properties": {'q"\\\n/é\u0001': {"type": "boolean"}}, "required": ["z"]},
+    {"type": "object", "properties": {"é": {}}, "additionalProperties": {"type": "null"}},
+    {"type": "object", "required": ["b", "a", "b"], "additionalProperties": {"type": "integer"}},
+    {"type": "object", "required": ["a"], "properties": {"b": {}}, "additionalProperties": False},
+    {"properties": {"a": {"type": "null"}}, "required": ["a"]},
+    {"type": ["string", "object", "array"], "properties": {"a": False}},
+    {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 4},
+    {"type": "array", "items": False, "maxItems": 3},
+    {"items": {"type": "boolean"}, "maxItems": 0},
+    {"type": "string", "enum": ["a", 'b"', "a", 3, None]},
+    {"type": "integer", "enum": [1, 10, "x", -5]},
+    {"type": "object", "properties": {"a~/b": {"$ref": "#/properties/a~0~1b/items"}, "c": {}}},
+    {"type": "object", "properties": {"a~/b": {"type": "array", "items": {"minLength": 2}}}},
+    {"$defs": {"x": {"type": "null"}}, "anyOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}]},
+    {
+        "$id": "http://a/",
+        "properties": {"x": {"$ref": "#/$defs/y"}, "z": {"$ref": "http://a/#/$defs/y"}},
+        "$defs": {"y": {"type": "null"}},
+    },
+    {"$defs": {"y": {"$id": "z", "items": {"$ref": "#/t"}, "t": {"type": "null"}}}, "$ref": "z"},
+    {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}, {}]}}},
+]
+
+
+@pytest.fixture(params=["fixed", "compact"])
+def whitespace(request: pytest.FixtureRequest) -> wire.Whitespace:
+    found: wire.Whitespace = request.param
+    return found
+
+
+def outcome(spec: wire.JsonSchema, vocabulary: Vocabulary) -> RegularConstraint | str:
+    try:
+        made = compile_constraint(spec, vocabulary)
+    except RequestRejected as error:
+        return error.message
+    return made if isinstance(made, RegularConstraint) else made.engine
+
+
+def in_python(
+    spec: wire.JsonSchema, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> RegularConstraint | str:
+    with monkeypatch.context() as patch:
+        patch.setattr(entry, "frequent_reader", lambda _: None)
+        return outcome(spec, vocabulary)
+
+
+def assert_same_texts(left: RegularConstraint, right: RegularConstraint, note: str) -> None:
+    """The automata are trimmed, so equal languages have equal moves wherever both are."""
+    rng = random.Random(0)
+    pairs = [(left.start, right.start)]
+    for _ in range(PAIRS):
+        one, other = pairs[rng.randrange(len(pairs))] if rng.random() < 0.5 else pairs[-1]
+        moves = [byte for byte, after in enumerate(left.row(one)) if after]
+        assert moves == [byte for byte, after in enumerate(right.row(other)) if after], note
+        assert left.is_final(one) == right.is_final(other), note
+        if not moves:
+            continue
+        byte = bytes([rng.choice(moves)])
+        after = left.advance_bytes(one, byte), right.advance_bytes(other, byte)
+        assert after[0] is not None
+        assert after[1] is not None
+        pairs.append((after[0], after[1]))
+
+
+def assert_same(schema: str, whitespace: wire.Whitespace, of: Vocabulary, patch: Any) -> None:
+    spec = wire.JsonSchema(schema, whitespace)
+    native, plain = outcome(spec, of), in_python(spec, of, patch)
+    if isinstance(native, str) or isinstance(plain, str):
+        assert native == plain, schema
+    else:
+        assert_same_texts(native, plain, schema)
+
+
+def random_documents() -> Iterator[Any]:
+    rng = random.Random(11)
+    for _ in range(120):
+        yield random_schema(rng, 2)
+
+
+def test_it_reads_what_the_reader_in_python_reads(
+    small: Vocabulary, whitespace: wire.Whitespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for schema in [*SHAPES, *(case[0] for case in KEYWORDS if whitespace == "fixed")]:
+        assert_same(json.dumps(schema), whitespace, small, monkeypatch)
+
+
+def test_it_reads_random_schemas_like_the_reader_in_python(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for schema in random_documents():
+        assert_same(json.dumps(schema), "fixed", small, monkeypatch)
+    for text, _ in generated(25, 3):
+        assert_same(text, "fixed", small, monkeypatch)
+
+
+def test_most_schemas_are_read_natively() -> None:
+    reading = native_reader("{}")
+    if reading is None:
+        pytest.skip("no compiler")
+    taken = [was_read(text) for text, _ in generated(60, 5)]
+    assert sum(taken) >= 40
+    assert was_read(json.dumps(TREE))
+    assert was_read(json.dumps(THROUGH_BOTH_READERS))
+    assert was_read(json.dumps(TAGGED))
+    assert not was_read(json.dumps(OVERLAPPING))
+    assert not was_read(json.dumps(EQUAL_NUMBERS))
+
+
+def native_reader(text: str) -> NativeReader | None:
+    return NativeReader.of(text, b", ", b": ")
+
+
+def was_read(text: str) -> bool:
+    """Whether the root of a document is read by the kernel."""
+    reader, net = native_reader(text), NetBuilder()
+    return reader is not None and reader.node("#", net, lambda *_: net.text(b"1")) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "object", "type": "array"}',
+        '{"properties": {"\\ud800": {}}}',
+        '{"properties": {"\\u0000": {}}}',
+        '{"a": 01}',
+        '{"a": 1,}',
+        '{"a": NaN}',
+        '{"a": "\t"}',
+        '{"a": "\\x"}',
+        '{"a": "\\u12g4"}',
+        '["not", "a", "schema"]',
+        "7",
+        "",
+        '{"a"',
+        '{"a": 1} 2',
+        '{"a": ' + "1" * 2000 + "}",
+        '{"a": ' * 250 + "1" + "}" * 250,
+        '{"$defs": {"a": {"$id": "http://x/"}}}',
+    ],
+)
+def test_what_readers_may_take_differently_is_not_read(text: str) -> None:
+    assert native_reader(text) is None
+
+
+def test_white_space_and_escapes_in_the_text_say_nothing(small: Vocabulary) -> None:
+    said = (
+        '\n{ "\\u0074ype" :"object",\t"properties":{"\\u00e9\\ud83d\\ude00\\/":{"type":"null"}} , '
+    )
+    made = compile_constraint(
+        wire.JsonSchema(said + '"additionalProperties" : false }\r\n', "compact"), small
+    )
+    assert accepts(made, '{"é😀/":null}')
+    assert not accepts(made, '{"e":null}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "("}}}, "#/properties/a/pattern"),
+        ({"items": {"type": "object", "properties": {"b": {"type": "strin"}}}}, "#/items/prop"),
+        ({"type": "object", "properties": {"c": {"$ref": "#/nowhere"}}}, "points nowhere"),
+        ({"type": "object", "properties": {"d": 3}}, "#/properties/d"),
+        ({"type": "object", "properties": {"e": {"anyOf": []}}}, "#/properties/e/anyOf"),
+        ({"anyOf": [{"$ref": "#"}]}, "refers to itself"),
+    ],
+)
+def test_what_is_refused_is_named_by_its_place(schema: Any, place: str, small: Vocabulary) -> None:
+    with pytest.raises(RequestRejected, match=place):
+        compile_constraint(wire.JsonSchema(json.dumps(schema)), small)
+
+
+def test_nodes_that_are_taken_over_count_towards_the_limit() -> None:
+    names = {f"name{number}": {"type": "null"} for number in range(200)}
+    spec = wire.JsonSchema(json.dumps({"type": "object", "properties": names}))
+    with pytest.raises(GrammarError, match="more than 300 nodes"):
+        schema_node(spec, NetBuilder(CompileLimits(max_nodes=300)), CompileLimits(max_nodes=300))
+
+
+def test_a_builder_that_reads_natively_is_freed_as_soon_as_it_is_done() -> None:
+    text = json.dumps(THROUGH_BOTH_READERS)
+    spec = wire.JsonSchema(text)
+    net = NetBuilder()
+    reader = entry.frequent_reader(spec)
+    builder = SchemaBuilder(Document(text), spec, net, CompileLimits(), reader=reader)
+    root: Node = builder.compile_document()
+    assert root < len(net.kinds)
+    alive = weakref.ref(builder)
+    del builder
+    assert alive() is None
