@@ -50,10 +50,30 @@ struct Place {
     }
 };
 
+// The scale of which all numbers are whole multiples low .. high, if the one farthest from 0, `top`, is one; else 0. So
+// weights that were rounded to such steps before keep their numbers.
+inline float scale_of_steps(const float *row, int first, int last, float top, int low, int high) {
+    const float off = 2e-6f * fabsf(top), whole = 12582912.0f;  // 1.5 * 2^23: the sum has no bits below 1
+    for (int most = low; most <= high; most++) {
+        if (most == 0) continue;
+        const float scale = top / static_cast<float>(most);
+        int i = first;
+        for (; i < last; i++) {
+            const float times = row[i] / scale + whole - whole;
+            if (fabsf(times * scale - row[i]) > off) break;
+            if (times < static_cast<float>(low) || times > static_cast<float>(high)) break;
+        }
+        if (i == last) return scale;
+    }
+    return 0;
+}
+
 inline void pack_int8(const Panels &panels, const Place &place, const float *row, int count) {
     float top = 0;
-    for (int i = 0; i < count; i++) top = fmaxf(top, fabsf(row[i]));
-    const float inverse = top > 0 ? 127.0f / top : 0.0f;
+    for (int i = 0; i < count; i++) top = fabsf(row[i]) > fabsf(top) ? row[i] : top;
+    float scale = top != 0 ? scale_of_steps(row, 0, count, top, -128, 127) : 0.0f;
+    const float inverse = scale != 0 ? 1.0f / scale : top != 0 ? 127.0f / fabsf(top) : 0.0f;
+    if (scale == 0) scale = fabsf(top) / 127.0f;
     int32_t sum = 0;
     for (int i = 0; i < count; i++) {
         const int value = static_cast<int>(nearbyintf(row[i] * inverse));
@@ -61,7 +81,6 @@ inline void pack_int8(const Panels &panels, const Place &place, const float *row
         sum += value;
     }
     char *tail = place.panel + panels.stride - 2 * kPanel * 4;
-    const float scale = top / 127.0f;
     const int32_t shifted = 128 * sum;
     memcpy(tail + place.lane * 4, &scale, 4);
     memcpy(tail + (kPanel + place.lane) * 4, &shifted, 4);
@@ -78,7 +97,9 @@ inline void pack_int4(const Panels &panels, const Place &place, const float *row
         const int first = g * kGroup, last = first + kGroup < count ? first + kGroup : count;
         float top = 0;
         for (int i = first; i < last; i++) top = fabsf(row[i]) > fabsf(top) ? row[i] : top;
-        const float scale = top / -8.0f, inverse = top != 0 ? -8.0f / top : 0.0f;
+        float scale = top != 0 ? scale_of_steps(row, first, last, top, -8, 7) : 0.0f;
+        const float inverse = scale != 0 ? 1.0f / scale : top != 0 ? -8.0f / top : 0.0f;
+        if (scale == 0) scale = top / -8.0f;
         *place.group_scale(g) = scale;
         char *words = place.group(g) + place.lane * 4;
         for (int at = 0; at < kGroup / 2; at++) {  // byte `at` holds two inputs, four apart

@@ -18,6 +18,7 @@ from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.gguf_weights import quantized_type
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
+from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
@@ -129,10 +130,13 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
 
 
 def _quantized_type(config: RuntimeConfig, location: Path | None) -> str | None:
-    """What a quantized GGUF file's weights become where nothing was asked for; else None."""
-    if config.dtype is not None or location is None or not location.is_file():
+    """What a quantized checkpoint's weights become where nothing was asked for; else None."""
+    if config.dtype is not None or location is None:
         return None
-    return quantized_type(location)
+    if location.is_file():
+        return quantized_type(location)
+    how = read_quantization(read_config(location))
+    return None if how is None else how.weight_type
 
 
 def _described(config: RuntimeConfig, folder: Path | None) -> tuple[ModelShape, str]:

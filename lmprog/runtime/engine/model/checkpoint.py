@@ -27,7 +27,16 @@ FLOATS: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, 
 """Types that are read, as safetensors spells them, and how numpy holds them: bfloat16 as its
 bits.
 """
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_FORMS: Mapping[str, type[np.generic]] = {
+    **FLOATS,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "F8_E4M3": np.uint8,
+}
+"""The same with those that quantized weights are made of; floats of 8 bits are their bits too."""
+_ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _FORMS.items()}
 _LONGEST_HEADER = 100 << 20
 
 
@@ -66,9 +75,11 @@ class Checkpoint:
         return self._stored[name].dtype
 
     def array(self, name: str) -> NDArray[Any]:
-        """The weight, in the file's own memory. See `FLOATS` for its type."""
+        """The weight, in the file's own memory. Raises ModelError for types that nothing reads."""
         stored = self._stored[name]
-        kind = FLOATS[stored.dtype]
+        if stored.dtype not in _FORMS:
+            raise ModelError(f"{name} is of the type {stored.dtype}, which is not read")
+        kind = _FORMS[stored.dtype]
         return np.frombuffer(stored.memory, kind, math.prod(stored.shape), stored.start).reshape(
             stored.shape
         )

@@ -178,7 +178,10 @@ def foreign_config(folder: Path) -> Any:
     if getattr(config.get_text_config(), "quantization_config", None) or getattr(
         config, "quantization_config", None
     ):
-        raise ModelError(f"{folder} is quantized; lmprog reads float32, bfloat16 and float16")
+        raise ModelError(
+            f"{folder} ({config.model_type}) is quantized, which is read for the architectures of "
+            "lmprog's own decoders only"
+        )
     if config.model_type in _BIASED or getattr(config, "alibi", False):
         raise ModelError(
             f"{folder} ({config.model_type}) adds a bias to its scores that grows with the "

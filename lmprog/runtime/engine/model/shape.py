@@ -16,6 +16,7 @@ from typing import Any, Literal
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.engine.model.mixture import Mixture
+from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.rope import FeatureNotComputed, Rope, read_rope
 
 
@@ -224,11 +225,7 @@ def _refuse_unknown(config: Mapping[str, Any], name: str, family: _Family) -> No
         raise ModelError(
             f"{architectures[0]} does not generate text: a model ending in ForCausalLM is needed"
         )
-    if config.get("quantization_config"):
-        raise ModelError(
-            "the checkpoint is quantized (quantization_config); lmprog reads float32, "
-            "bfloat16 and float16"
-        )
+    read_quantization(config)  # what is not read is refused before anything is opened
     known = _READ | family.biases | _WINDOW_FIELDS[family.windows]
     unknown = sorted(
         field

@@ -15,8 +15,9 @@ import numpy as np
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
+from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.random_weights import RandomSource
-from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.shape import ModelShape, read_config
 from lmprog.runtime.engine.model.stored_weights import stored_weights
 from lmprog.runtime.engine.native import interface, recipe
 from lmprog.runtime.engine.native.packing import Packed, PackedLayout, Source, packed_layout
@@ -39,7 +40,7 @@ def packed_checkpoint(
     files = user_cache()
     if layout.num_bytes < _SMALLEST_KEPT or not files.limit:
         return _packed_now(layout, checkpoint, threads)
-    name = _name(layout, checkpoint_files(folder))
+    name = _name(layout, folder)
     memory = files.mapped(name, layout.num_bytes)
     if memory is None:
         label = f"{folder.name or folder}, {weight_type}"
@@ -68,13 +69,14 @@ def _packed_now(layout: PackedLayout, source: Source, threads: int) -> Packed:
     return packed
 
 
-def _name(layout: PackedLayout, files: list[Path]) -> str:
+def _name(layout: PackedLayout, location: Path) -> str:
     try:
-        contents = [content_digest(path) for path in files]
+        contents = [content_digest(path) for path in checkpoint_files(location)]
     except OSError as error:
         raise ModelError(f"the weights cannot be read: {error}") from error
     parts = (
         *(repr(layout.shape), layout.weight_type, layout.embedding_type.str),
+        repr(read_quantization(read_config(location))),
         *(_packing_digest(layout.weight_type), *contents),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
@@ -84,6 +86,7 @@ def _packing_digest(weight_type: str) -> str:
     """How this build packs, shown on a small matrix: another layout or rounding gives another."""
     outputs, inputs = 40, 104
     numbers = np.sin(np.arange(outputs * inputs, dtype=np.float64) ** 2).astype(np.float32)
+    numbers[: inputs * 8] = np.rint(numbers[: inputs * 8] * 6)  # few enough for every type
     product = interface.CProduct(interface.TYPES[weight_type], outputs, inputs)
     library = interface.opened()
     place = np.zeros(int(library.lmprog_engine_packed_bytes(byref(product))), np.uint8)
