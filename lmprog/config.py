@@ -100,6 +100,9 @@ class RuntimeConfig:
     kv_events_topic: str = ""
     kv_events_open: bool = False
     """Whether these addresses may be reached from other machines, without keys."""
+    lora: tuple[str, ...] = ()
+    """LoRA adapters, each as "name=folder" of PEFT's layout: branches and requests name them. As a
+    keyword of `lmprog.Runtime` also a mapping of names to folders."""
     public_prefix: tuple[str, ...] = ()
     """Files of texts and first messages that caches of different keys share; what follows them is
     each key's own.

@@ -31,6 +31,7 @@ class RoutedProgram:
 
     log: ProgramLog
     salt: str
+    """Names the cache that it uses: its salt, and its adapter."""
     session: str = ""
     home: Replica | None = None
     was_sent: bool = False

@@ -149,7 +149,8 @@ class Router:
     def _program_of(self, op: wire.Op) -> RoutedProgram | None:
         match op:
             case wire.Open(branch=branch) if branch not in self._branches:
-                program = RoutedProgram(ProgramLog(self._clock), op.salt, op.session)
+                cache = f"{op.lora}/{op.salt}" if op.lora else op.salt
+                program = RoutedProgram(ProgramLog(self._clock), cache, op.session)
                 self._branches[branch] = program
                 program.branches.add(branch)
                 return program

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -170,6 +171,9 @@ def configured(model: str | RuntimeConfig, options: dict[str, Any]) -> RuntimeCo
         if name not in own | scheduling:
             known = ", ".join(sorted(own | scheduling))
             raise UnknownName(f"unknown runtime option {name!r}; valid: {known}", name=name)
-    config = replace(config, **{name: value for name, value in options.items() if name in own})
+    given = {name: value for name, value in options.items() if name in own}
+    if isinstance(given.get("lora"), Mapping):
+        given["lora"] = tuple(f"{name}={folder}" for name, folder in given["lora"].items())
+    config = replace(config, **given)
     inner = {name: value for name, value in options.items() if name in scheduling}
     return replace(config, scheduler=replace(config.scheduler, **inner)) if inner else config

@@ -24,6 +24,7 @@ from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
+from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
@@ -61,9 +62,8 @@ def assemble(
     stage("loads the model")
     selected = select_engine(config, ranks)
     engine = selected.engine
-    resolved("device", selected.device)
-    resolved("engine", engine.label)
-    resolved("dtype", engine.dtype)
+    for name, value in selected.facts.items():
+        resolved(name, value)
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     store = open_disk_store(config, engine) if scheduling.share else None
@@ -88,7 +88,11 @@ def assemble(
 
         channel = publishing(config, channel, scheduler.tree, namespaces.token)
     limits = CallLimits(
-        engine.vocab_size, scheduler.longest_sequence, scheduler.check_fits, namespaces
+        engine.vocab_size,
+        scheduler.longest_sequence,
+        scheduler.check_fits,
+        namespaces,
+        AdapterNames(selected.adapters),
     )
     constraints = CallConstraints(tokenizer, engine.vocab_size, CompilePool())
     rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")
@@ -104,6 +108,7 @@ def assemble(
         suggested=suggested_sampling(engine.location),
         tools=tools,
         infill=infill_texts(tokenizer),
+        adapters=selected.adapters,
     )
     interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
     stepping: StepEngine[Any] = engine

@@ -80,6 +80,7 @@ class Loop:
         self.interpreter = interpreter
         self.scheduler = scheduler
         self.inbox = Inbox()
+        self._has_adapters = bool(interpreter.welcome.adapters)
         self._forward: Callable[[Plan], list[Progress]] = lambda plan: self._compute(
             plan, engine, sampler
         )
@@ -163,7 +164,8 @@ class Loop:
         self, plan: Plan, engine: StepEngine[Logits], sampler: StepSampler[Logits]
     ) -> list[Progress]:
         try:
-            logits = engine.forward(build_batch(plan, self.scheduler.config.page_size))
+            page_size = self.scheduler.config.page_size
+            logits = engine.forward(build_batch(plan, page_size, self._has_adapters))
             requests = collect_requests(
                 plan
             )  # processor work that hides behind the launch on a GPU

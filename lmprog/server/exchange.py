@@ -76,10 +76,14 @@ class Exchange:
         connection: Connection,
         account: Account | None,
         session: str = "",
+        adapter: str = "",
     ) -> None:
-        """Branches of one `session` run on the same runtime, where there are several."""
+        """Branches of one `session` run on the same runtime, where there are several; the `adapter`
+        computes them.
+        """
         self._link = link
         self._session = session
+        self._adapter = adapter
         self._connection = connection
         self._account = account
         self._streamed: dict[int, int] = {}  # call -> tokens that its deltas had
@@ -114,7 +118,7 @@ class Exchange:
         if self._failure is not None:
             raise self._failure
         account, turns = self._account, self._link.turns
-        if self._session or account is not None:
+        if self._session or self._adapter or account is not None:
             ops = tuple(self._as_own(op) for op in ops)
         if account is not None:
             account.check(ops)
@@ -124,11 +128,12 @@ class Exchange:
         self.send_now(ops)
 
     def _as_own(self, op: wire.Op) -> wire.Op:
-        """New branches are of this session, and have the weight of its key."""
+        """New branches are of this session and adapter, and have the weight of its key."""
         if not isinstance(op, wire.Open):
             return op
         weight = op.weight if self._account is None else self._account.weight
-        return msgspec.structs.replace(op, session=self._session or op.session, weight=weight)
+        session, lora = self._session or op.session, self._adapter or op.lora
+        return msgspec.structs.replace(op, session=session, weight=weight, lora=lora)
 
     def send_now(self, ops: Sequence[wire.Op]) -> None:
         """The same at once; the dispatcher decides when."""

@@ -6,6 +6,7 @@ formats.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 import secrets
@@ -19,7 +20,7 @@ from lmprog import wire
 from lmprog.errors import Overloaded, RuntimeGone
 from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
 from lmprog.server.fairness.dispatch import Dispatcher
-from lmprog.server.http.auth import Keyring, calling_key, calling_session
+from lmprog.server.http.auth import Keyring, calling_adapter, calling_key, calling_session
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.observability.key_metrics import KeyMetrics
 from lmprog.server.observability.meters import Meters
@@ -77,6 +78,7 @@ class Gateway:
         link.observer = self.meters
         link.account = self._account
         link.session = calling_session.get
+        link.adapter = calling_adapter.get
         self._choose_turns()
         self.is_responsive: Callable[[], bool] = lambda: True
         """Whether the runtime answers, or computes. Its supervisor knows."""
@@ -165,16 +167,24 @@ class Gateway:
         return self._label
 
     def check_model(self, asked: str | None) -> str:
-        """The name to answer with. Another model than the served one is a 404."""
-        name = self.model_name
-        if asked and asked != name:
+        """The name to answer with, of the model or of an adapter, which computes the request then.
+        Any other is a 404.
+        """
+        name, adapters = self.model_name, self.info.adapters
+        if asked and asked != name and asked not in adapters:
+            names = [name, *adapters]
+            near = difflib.get_close_matches(asked, names, n=1)
             raise refused(
-                f"The model {asked!r} does not exist; this server serves {name!r}.",
+                f"The model {asked!r} does not exist; "
+                + (f"did you mean {near[0]!r}? " if near else "")
+                + f"This server serves {', '.join(map(repr, names))}.",
                 "model",
                 "model_not_found",
                 404,
             )
-        return name
+        is_adapter = bool(asked) and asked != name
+        calling_adapter.set(asked if asked and is_adapter else "")
+        return asked if asked and is_adapter else name
 
     @contextmanager
     def admit(self, results: int = 1) -> Iterator[None]:

@@ -20,6 +20,7 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.http.auth import (
     Access,
     caller_of,
+    calling_adapter,
     calling_key,
     calling_session,
     given_key,
@@ -74,6 +75,7 @@ class Guard:
         access, calling = self._gateway.keyring.find(key)
         calling_key.set(calling)
         calling_session.set(session_of(headers))
+        calling_adapter.set("")
         state["access"] = access
         state["caller"] = caller_of(key) if key and access else ""
         if access < self._needed:

@@ -64,6 +64,7 @@ class RuntimeLink:
         self.account: Callable[[], Account | None] = lambda: None
         """Whose requests the exchanges of this context are."""
         self.session: Callable[[], str] = lambda: ""
+        self.adapter: Callable[[], str] = lambda: ""
         """Of the requests of this context; empty: none."""
         self.turns: Dispatcher | None = None
         """None: everything is sent at once."""
@@ -133,7 +134,7 @@ class RuntimeLink:
         if self._connection is None:
             raise RuntimeGone(self._why)
         account = None if is_servers_own else self.account()
-        made = Exchange(self, self._connection, account, self.session())
+        made = Exchange(self, self._connection, account, self.session(), self.adapter())
         self._exchanges.add(made)
         return made
 

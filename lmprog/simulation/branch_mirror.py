@@ -49,6 +49,8 @@ class BranchMirror:
     parent: BranchMirror | None = None
     place: int = 0
     script: list[ScriptEntry] = field(default_factory=list)
+    adapter: int = 0
+    """Number of the adapter that computes it."""
     closed: bool = False
 
     def text(self, place: int | None = None) -> str:

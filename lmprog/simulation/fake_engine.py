@@ -3,7 +3,8 @@
 The contents of the slot of position i are a hash of all tokens up to i, and the logits of a
 position come from a sum over *all* slots that the position may read. So any wrongly shared or stale
 page, any slot written twice and any late copy changes the text. `reference_logits` computes the
-same from the token list alone: no pages, no batch, no cache. Integers and numpy only.
+same from the token list alone: no pages, no batch, no cache. Each adapter hashes tokens in its own
+way. Integers and numpy only.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class FakeEngine:
         wanted; None: they are not finite.
         """
         begin, end = batch.row_starts[row : row + 2].tolist()
+        adapter = 0 if batch.adapters is None else batch.adapters.item(row)
         first = batch.positions.item(begin)
         pages = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]]
         slots = self._slots_of_page[pages].ravel()
@@ -119,12 +121,17 @@ class FakeEngine:
                 before = _SEED
             not_finite = not_finite or value in self.poison
             self._is_any_bad |= not_finite
-            contents = mix(before, value)
+            contents = mix(before, adapted(value, adapter))
             for slot in targets[token]:
                 self._slots[slot], self._bad[slot] = contents, not_finite
             if token in wanted:
                 read = self._slots[slots[: position + 1]]
                 totals.append(None if not_finite else np.dot(read, _WEIGHTS[: position + 1]).item())
+
+
+def adapted(token: int, adapter: int) -> int:
+    """What the adapter of that number takes a token for; 0, the base, for itself."""
+    return token + (adapter << 24)
 
 
 def mix(before: int, token: int) -> int:
@@ -136,20 +143,21 @@ def mix(before: int, token: int) -> int:
 class Reference:
     """The fake model on one token list, without any page."""
 
-    def __init__(self, tokens: Iterable[int], vocab_size: int) -> None:
+    def __init__(self, tokens: Iterable[int], vocab_size: int, adapter: int = 0) -> None:
         self._vocab_size = vocab_size
+        self._adapter = adapter
         self._last, self._total, self._length = _SEED, 0, 0
         for token in tokens:
             self.append(token)
 
     def append(self, token: int) -> None:
-        self._last = mix(self._last, token)
+        self._last = mix(self._last, adapted(token, self._adapter))
         self._length += 1
         self._total = (self._total + self._last * (self._length * _MIX | 1)) & _MASK
 
     def copy(self) -> Reference:
         """Another one with the same tokens."""
-        other = Reference((), self._vocab_size)
+        other = Reference((), self._vocab_size, self._adapter)
         other._last, other._total, other._length = self._last, self._total, self._length
         return other
 
@@ -159,9 +167,9 @@ class Reference:
         return row
 
 
-def reference_logits(tokens: Iterable[int], vocab_size: int) -> Floats:
+def reference_logits(tokens: Iterable[int], vocab_size: int, adapter: int = 0) -> Floats:
     """The fake model's logits after `tokens`, computed without any page."""
-    return Reference(tokens, vocab_size).logits()
+    return Reference(tokens, vocab_size, adapter).logits()
 
 
 def _logits(totals: list[int], vocab_size: int) -> Floats:

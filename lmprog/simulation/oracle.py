@@ -29,10 +29,10 @@ class Expected:
     """With those of the stop string."""
 
 
-def generated(prompt: str, op: wire.Generate, seed: int) -> Expected:
+def generated(prompt: str, op: wire.Generate, seed: int, adapter: int = 0) -> Expected:
     """The text that `op` generates after `prompt`."""
     sampling = op.sampling
-    reference = _reading(prompt).copy()
+    reference = _reading(prompt, adapter).copy()
     text = ""
     assert sampling.max_tokens is not None
     for step in range(sampling.max_tokens):
@@ -56,15 +56,15 @@ def generated(prompt: str, op: wire.Generate, seed: int) -> Expected:
 
 
 @lru_cache(64)
-def _reading(prompt: str) -> Reference:
-    return Reference(LETTERS.encode(prompt), LETTERS.vocab_size)
+def _reading(prompt: str, adapter: int) -> Reference:
+    return Reference(LETTERS.encode(prompt), LETTERS.vocab_size, adapter)
 
 
-def scores(prompt: str, op: wire.Select) -> list[float]:
+def scores(prompt: str, op: wire.Select, adapter: int = 0) -> list[float]:
     """The mean log-probability of each option after `prompt`."""
     found = []
     for option in op.choices:
-        reference = _reading(prompt).copy()
+        reference = _reading(prompt, adapter).copy()
         logprobs = []
         for token in LETTERS.encode(option):
             logprobs.append(float(log_softmax(reference.logits())[token]))
@@ -73,9 +73,9 @@ def scores(prompt: str, op: wire.Select) -> list[float]:
     return found
 
 
-def chosen(prompt: str, op: wire.Select) -> set[int]:
+def chosen(prompt: str, op: wire.Select, adapter: int = 0) -> set[int]:
     """The options that may win: those with the best score, to rounding."""
-    found = scores(prompt, op)
+    found = scores(prompt, op, adapter)
     if op.temperature == 0.0:
         return {index for index, score in enumerate(found) if score > max(found) - 1e-6}
     left = uniform(op.seed or 0, 0)

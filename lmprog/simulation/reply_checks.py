@@ -58,7 +58,7 @@ class ReplyChecks:
         op = issued.op
         assert isinstance(op, wire.Generate)
         issued.texts = [output.text for output in reply.outputs]
-        prompt = issued.mirror.text(issued.place)
+        prompt, adapter = issued.mirror.text(issued.place), issued.mirror.adapter
         assert self._needs(op, prompt) <= self.longest, "what can never fit is refused"
         if op.keep != "first":
             self._check_kept(issued, prompt, reply)
@@ -66,7 +66,7 @@ class ReplyChecks:
         assert len(reply.outputs) == op.sampling.n
         num_tokens = 0
         for index, output in enumerate(reply.outputs):
-            expected = oracle.generated(prompt, op, (op.sampling.seed or 0) + index)
+            expected = oracle.generated(prompt, op, (op.sampling.seed or 0) + index, adapter)
             assert output.text == expected.text, (
                 f"call {op.call}[{index}]: {output.text!r} is not {expected.text!r}"
             )
@@ -88,7 +88,8 @@ class ReplyChecks:
         op = issued.op
         assert isinstance(op, wire.Generate)
         seeds = range(op.sampling.seed or 0, (op.sampling.seed or 0) + op.sampling.n)
-        everyone = [oracle.generated(prompt, op, seed).text for seed in seeds]
+        adapter = issued.mirror.adapter
+        everyone = [oracle.generated(prompt, op, seed, adapter).text for seed in seeds]
         assert set(issued.texts) <= set(everyone)
         if op.keep == "majority":
             stripped = [text.strip() for text in everyone]
@@ -101,7 +102,7 @@ class ReplyChecks:
         op = issued.op
         assert isinstance(op, wire.Select)
         issued.texts = [op.choices[reply.index]]
-        prompt = issued.mirror.text(issued.place)
-        for option, score in zip(reply.options, oracle.scores(prompt, op), strict=True):
+        prompt, adapter = issued.mirror.text(issued.place), issued.mirror.adapter
+        for option, score in zip(reply.options, oracle.scores(prompt, op, adapter), strict=True):
             assert abs(option.score - score) < 1e-6, f"option scored {option.score}, not {score}"
-        assert reply.index in oracle.chosen(prompt, op), "the best option wins"
+        assert reply.index in oracle.chosen(prompt, op, adapter), "the best option wins"

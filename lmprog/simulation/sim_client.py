@@ -23,6 +23,8 @@ _WEIGHTS = {
     "contest": 1,
 }
 FLOOD_OPS = 100
+ADAPTERS = {"one": "1", "two": "2"}
+"""Those of worlds that have any, with their digests."""
 
 
 _OF_NO_BRANCH = wire.Welcome | wire.Described | wire.Snapshot | wire.TokensAre | wire.PrefixesAre
@@ -36,8 +38,11 @@ class SimClient:
         name: bytes,
         rng: random.Random,
         checks: ReplyChecks,
+        adapting: random.Random | None = None,
     ) -> None:
+        """`adapting` chooses among the adapters; None: there are none."""
         self.name = name
+        self._adapting = adapting
         self.rng = rng
         self.checks = checks
         self.open: dict[int, BranchMirror] = {}
@@ -169,7 +174,12 @@ class SimClient:
         words = self.rng.choice(self._prefixes)
         mirror.script.append(words)
         return [
-            wire.Open(mirror.number, mirror.salt, weight=1.0 + mirror.number % 3),
+            wire.Open(
+                mirror.number,
+                mirror.salt,
+                weight=1.0 + mirror.number % 3,
+                lora=self._adapted([mirror]) or "",
+            ),
             wire.Append(mirror.number, (wire.TextPiece(words),)),
         ]
 
@@ -179,7 +189,22 @@ class SimClient:
             for _ in range(self.rng.randrange(1, 7))
         ]
         self.open.update({child.number: child for child in children})
-        return [wire.Fork(mirror.number, tuple(child.number for child in children))]
+        for child in children:
+            child.adapter = mirror.adapter
+        changes = self._adapting is not None and self._adapting.random() < 0.3
+        lora = self._adapted(children) if changes else None
+        return [wire.Fork(mirror.number, tuple(child.number for child in children), lora)]
+
+    def _adapted(self, mirrors: list[BranchMirror]) -> str | None:
+        """The name of an adapter, perhaps "", which computes these from now on; None: there are
+        none.
+        """
+        if self._adapting is None:
+            return None
+        adapter = self._adapting.randrange(len(ADAPTERS) + 1)
+        for mirror in mirrors:
+            mirror.adapter = adapter
+        return ["", *ADAPTERS][adapter]
 
     def _refer(self, mirror: BranchMirror) -> list[wire.Op]:
         """Only to calls of open branches, and only backwards in time, so that nothing waits in a

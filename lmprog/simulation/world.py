@@ -19,6 +19,7 @@ from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.text.chat_template import ChatTemplate
@@ -28,7 +29,7 @@ from lmprog.simulation.guessing import GuessingSource
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.reply_checks import ReplyChecks
-from lmprog.simulation.sim_client import SimClient
+from lmprog.simulation.sim_client import ADAPTERS, SimClient
 from lmprog.simulation.step_checks import check_running
 from lmprog.transport.channel import ClientId, Gone
 
@@ -143,12 +144,25 @@ class World:
         self.scheduler.drafting.source = GuessingSource(
             tokenizer.vocab_size, guessing, self.scenario.right_drafts
         )
+        adapting = random.Random(f"adapters of {seed}")  # likewise
+        self._adapting = adapting if adapting.random() < 0.4 else None
+        adapters = ADAPTERS if self._adapting else {}
         limits = CallLimits(
-            tokenizer.vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits
+            tokenizer.vocab_size,
+            self.scheduler.longest_sequence,
+            self.scheduler.check_fits,
+            adapters=AdapterNames(adapters),
         )
         calls = CallBuilder(tokenizer, limits, None, None, random.Random(seed))
         welcome = wire.Welcome(
-            wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 1, 1, 0
+            wire.PROTOCOL_VERSION,
+            "fake",
+            CONTEXT,
+            tokenizer.vocab_size,
+            1,
+            1,
+            0,
+            adapters=adapters,
         )
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self.clock)
         self.sampler = PlainSampler()
@@ -229,6 +243,7 @@ class World:
             ReplyChecks(
                 self.scheduler.longest_sequence, self.clock, lambda: self.engine.num_faults
             ),
+            self._adapting,
         )
 
     def _fault(self) -> None:

@@ -86,12 +86,14 @@ class Open(Message, frozen=True):
     """A new, empty branch. Branches of different `salt` share no page, except of public prefixes
     (`SHARES_PUBLIC`). Where several runtimes serve, branches of one `session` run on the same one.
     The branches of one client and salt together get `weight` shares of a runtime that is busy.
+    `lora` names the adapter that computes the branch; empty: the base alone.
     """
 
     branch: Id
     salt: ShortText = ""
     session: ShortText = ""
     weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
+    lora: ShortText = ""
 
 
 class Append(Message, frozen=True):
@@ -148,10 +150,13 @@ class Select(Message, frozen=True):
 
 
 class Fork(Message, frozen=True):
-    """`children` start as copies of `branch` after its ops so far."""
+    """`children` start as copies of `branch` after its ops so far. With `lora` another adapter
+    computes them, their text so far included; empty: the base alone.
+    """
 
     branch: Id
     children: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=4096)]
+    lora: ShortText | None = None
 
 
 class Close(Message, frozen=True):

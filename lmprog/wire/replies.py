@@ -24,6 +24,8 @@ class Welcome(Message, frozen=True):
     infill: tuple[str, ...] = ()
     """The texts that a model which fills gaps expects before the beginning, between beginning and
     end, and after the end; empty for other models."""
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)
+    """The LoRA adapters that branches may name, each with a digest of its content."""
 
 
 class TokenLogprob(Message, frozen=True):

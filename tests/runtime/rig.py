@@ -78,7 +78,7 @@ class Rig:
         if not plan.rows:
             return []
         requests = collect_requests(plan)
-        logits = self.engine.forward(build_batch(plan, self.config.page_size))
+        logits = self.engine.forward(build_batch(plan, self.config.page_size, True))
         progress = scheduler.commit(
             plan, requests, self.sampler.sample(logits, requests.samples, requests.scores)
         )
@@ -98,9 +98,9 @@ class Rig:
         raise AssertionError(f"not idle after {most} steps")
 
 
-def expected(prompt: Iterable[int], count: int) -> list[int]:
+def expected(prompt: Iterable[int], count: int, adapter: int = 0) -> list[int]:
     """Greedy tokens of the fake model, computed without pages."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(reference_logits(tokens, VOCAB).argmax()))
+        tokens.append(int(reference_logits(tokens, VOCAB, adapter).argmax()))
     return tokens[len(prompt) :]

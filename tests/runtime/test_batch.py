@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from array import array
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.scheduling.namespaces import Namespace
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Plan, Row
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
@@ -41,7 +42,8 @@ def plan(random_: random.Random, page_size: int, longest: int) -> Plan:
 
 def plain_batch(plan: Plan, page_size: int) -> dict[str, list[int]]:
     """What `Batch` says of its arrays, in Python."""
-    found: dict[str, list[int]] = {one.name: [] for one in fields(Batch) if one.name != "page_size"}
+    names = {one.name for one in fields(Batch)} - {"page_size", "adapters"}
+    found: dict[str, list[int]] = {name: [] for name in names}
     found["row_starts"], found["page_starts"] = [0], [0]
     for row in plan.rows:
         for offset, token in enumerate(row.tokens):
@@ -79,6 +81,18 @@ def test_a_batch_is_its_plan_token_by_token(seed: int, longest: int) -> None:
         assert array_.flags.writeable, name
         assert array_.ravel().tolist() == values, name
     assert batch.copies.shape == (len(asked.copies), 2)
+
+
+def test_rows_have_the_adapters_of_their_sequences_and_are_asked_only_where_there_are_any() -> None:
+    asked = plan(random.Random(1), 4, 3)
+    assert build_batch(asked, 4).adapters is None
+    assert build_batch(asked, 4, has_adapters=True).adapters is None, "all are the base"
+    changed = Sequence(SequenceGroup(), array("i"), Scoring(1, ()), Namespace("x", adapter=2))
+    rows = (asked.rows[0], asked.rows[1]._replace(sequence=changed), *asked.rows[2:])
+    adapters = build_batch(replace(asked, rows=rows), 4, has_adapters=True).adapters
+    assert adapters is not None
+    assert adapters.tolist() == [0, 2, *[0] * 7]
+    assert build_batch(replace(asked, rows=rows), 4).adapters is None
 
 
 def test_a_plan_of_nothing_is_a_batch_of_nothing() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from lmprog.config import SchedulerConfig
+from lmprog.runtime.scheduling.adapter_names import BASE_ALONE, NamedAdapter
 from lmprog.runtime.scheduling.namespaces import Namespace, Namespaces
 from lmprog.wire import SHARES_PUBLIC
 from tests.runtime.rig import VOCAB, Rig, expected
@@ -97,3 +98,52 @@ def test_salts_beyond_those_that_can_be_told_apart_share_nothing() -> None:
         array("i", namespace.keys(array("i", [1, 2**30 - 1]))).itemsize for namespace in found
     ] == [4] * 4
     assert namespaces.of(array("i", [1, 2]), "~0") == found[0]
+
+
+ADAPTED = NamedAdapter(1, "one", "aaaa")
+
+
+@pytest.mark.parametrize("page_size", [1, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_an_adapter_computed_is_found_by_nobody_else(page_size: int, seed: int) -> None:
+    """Random prompts of several salts and adapters on a model that each adapter changes: answers
+    are those of the adapter alone, and its own prefixes are found again."""
+    dice = random.Random(seed)
+    config = SchedulerConfig(page_size=page_size, num_pages=4096, token_budget=32)
+    rig, namespaces = Rig(config, context_len=40), Namespaces(VOCAB, PUBLIC)
+    adapters = [BASE_ALONE, ADAPTED, NamedAdapter(2, "two", "bbbb")]
+    computed: set[tuple[int, str, tuple[int, ...]]] = set()
+    for _ in range(60):
+        adapter, salt = dice.choice(adapters), dice.choice(["", "x", "~a", "\0aaaaa:", "aaaa"])
+        prompt = [*dice.choice(PUBLIC), *(dice.randrange(3) for _ in range(dice.randrange(1, 4)))]
+        namespace = namespaces.of(array("i", prompt), salt, adapter)
+        sequence = rig.gen(prompt, 3, namespace=namespace)
+        rig.run()
+        assert list(sequence.tokens) == prompt + expected(prompt, 3, adapter.number)
+        known = (adapter.number, salt, tuple(prompt)) in computed
+        assert not known or sequence.group.cached == len(prompt) - 1
+        computed.add((adapter.number, salt, tuple(prompt)))
+
+
+def test_no_salt_spells_the_root_of_an_adapter() -> None:
+    spaces = Namespaces(10, PUBLIC)
+    inside = spaces.of(array("i", [7]), "mine", ADAPTED).root
+    assert inside not in ("", "mine")
+    for salt in ("mine", inside, inside + "x", "\0" + inside, "\0"):
+        assert spaces.of(array("i", [7]), salt).root != inside
+    roots = {spaces.of(array("i", [7]), salt).root for salt in ("a", "\0a", "\0sa", "\0\0a")}
+    assert len(roots) == 4
+
+
+def test_an_adapter_of_the_same_name_with_other_content_shares_nothing() -> None:
+    spaces = Namespaces(10, PUBLIC)
+    one, other = (spaces.of(array("i", [7]), "", NamedAdapter(1, "x", d)).root for d in ("a", "b"))
+    assert one != other
+
+
+def test_public_prefixes_are_shared_within_an_adapter_only() -> None:
+    tokens, spaces = array("i", [1, 2, 3, 4, 5, 7]), Namespaces(10, PUBLIC)
+    found = [spaces.of(tokens, f"~{salt}", ADAPTED) for salt in "ab"]
+    assert found[0].root == found[1].root != spaces.of(tokens, "~a").root
+    assert found[0].keys(tokens) != found[1].keys(tokens)
+    assert {one.adapter for one in found} == {1}

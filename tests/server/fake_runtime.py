@@ -12,9 +12,10 @@ import json
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -27,6 +28,7 @@ from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
+from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import load_template
@@ -51,7 +53,13 @@ class Fake:
     infill: tuple[str, ...] = ()
     sampler: type[PlainSampler] = PlainSampler
 
-    def __init__(self, pace: float = 0.0, public: Sequence[Path] = (), **changes: Any) -> None:
+    def __init__(
+        self,
+        pace: float = 0.0,
+        public: Sequence[Path] = (),
+        adapters: Mapping[str, str] = MappingProxyType({}),
+        **changes: Any,
+    ) -> None:
         tokenizer = ByteTokenizer()
         config = SchedulerConfig(**{"page_size": 4, "num_pages": 4000, **changes})
         self.scheduler = Scheduler(config, CONTEXT)
@@ -66,11 +74,14 @@ class Fake:
             self.scheduler.longest_sequence,
             self.scheduler.check_fits,
             namespaces,
+            AdapterNames(adapters),
         )
         constraints = CallConstraints(tokenizer, tokenizer.vocab_size)
         calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(1))
         facts = (CONTEXT, tokenizer.vocab_size, 4, config.num_pages, 0, self.suggested)
-        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", *facts, infill=self.infill)
+        welcome = wire.Welcome(
+            wire.PROTOCOL_VERSION, "fake", *facts, infill=self.infill, adapters=dict(adapters)
+        )
         self.channel = LocalRuntimeChannel()
         self.interpreter = Interpreter(
             self.scheduler, calls, lambda: template, welcome, time.monotonic, self.channel.counters

@@ -137,9 +137,9 @@ class BlackBox:
 
     def _take(self, op: wire.Op) -> None:
         if isinstance(op, wire.Open):
-            self._open(op.branch).begin(
-                AnswerState(num_spec_tokens=self._speculating.pop(op.branch, 0))
-            )
+            opened = self._open(op.branch)
+            opened.begin(AnswerState(num_spec_tokens=self._speculating.pop(op.branch, 0)))
+            _refuse_lora(opened, op.lora)
         elif isinstance(op, wire.Generate | wire.Select | wire.Read):
             self._take_call(op)
         elif isinstance(op, wire.Append | wire.Fork | wire.Close):
@@ -203,6 +203,8 @@ class BlackBox:
         elif isinstance(op, wire.Fork):
             children = tuple(self._open(child) for child in op.children)
             branch.put(steps.QueuedFork(children))
+            for child in children:
+                _refuse_lora(child, op.lora or "")
         else:
             del self._branches[branch.number]
             branch.close()
@@ -343,3 +345,13 @@ class BlackBox:
         counters = self._answering.counters
         figures = {name: float(getattr(counters, name)) for name in counters.__slots__}
         return {**figures, "open_branches": float(len(self._branches))}
+
+
+def _refuse_lora(branch: ApiBranch, lora: str) -> None:
+    """The branch fails where it is to be computed by an adapter."""
+    if lora:
+        message = (
+            f"lora={lora!r} is for runtimes of lmprog; a service knows adapters as models: "
+            f"give its backend model={lora!r}"
+        )
+        branch.put(steps.QueuedFailure(NotSupported(message)))

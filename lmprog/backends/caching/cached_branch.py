@@ -20,6 +20,7 @@ class CachedBranch:
     """A branch: what stands in it, and the ops that it has not carried out."""
 
     salt: str
+    lora: str = ""
     is_born: bool = True
     pieces: tuple[wire.Piece, ...] = ()
     base: int = 0
@@ -40,6 +41,7 @@ class AskedElsewhere:
     op: BranchCall
     pieces: tuple[wire.Piece, ...]
     salt: str
+    lora: str
     tools: wire.ToolOffer | None
     key: str | None
     """Under which the reply is kept; None: it is not."""
@@ -48,7 +50,7 @@ class AskedElsewhere:
 
 
 def post(client: Client, asked: AskedElsewhere) -> None:
-    client.post(wire.Open(asked.branch, asked.salt))
+    client.post(wire.Open(asked.branch, asked.salt, lora=asked.lora))
     if asked.pieces:
         client.post(wire.Append(asked.branch, asked.pieces))
     op = msgspec.structs.replace(asked.op, branch=asked.branch, call=asked.call.id)

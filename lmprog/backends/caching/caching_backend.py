@@ -76,6 +76,7 @@ class CachingBackend:
         self.info = self._asks.welcome
         self._is_service = self.info.vocab_size == 0
         self._identity = identity(inner)
+        self._adapters = inner.client.welcome.adapters
         self._times: Counter[str] = Counter()
         self._lock = threading.RLock()  # guards all below; never held while `inner` is called
         self._branches: dict[int, CachedBranch] = {}
@@ -118,7 +119,7 @@ class CachingBackend:
 
     def _take(self, op: wire.Op) -> None:
         if isinstance(op, wire.Open):
-            self._branches[op.branch] = CachedBranch(op.salt)
+            self._branches[op.branch] = CachedBranch(op.salt, op.lora)
         elif isinstance(op, wire.Close):
             self._close(op.branch)
         elif isinstance(op, wire.Cancel):
@@ -130,7 +131,8 @@ class CachingBackend:
             if branch is not None:
                 branch.todo.append(op)
                 if isinstance(op, wire.Fork):
-                    made = {child: CachedBranch(branch.salt, False) for child in op.children}
+                    lora = branch.lora if op.lora is None else op.lora
+                    made = {child: CachedBranch(branch.salt, lora, False) for child in op.children}
                     self._branches.update(made)
             elif isinstance(op, BranchCall):
                 self._fail(op.call, ProgramError(f"there is no branch {op.branch}"))
@@ -230,7 +232,15 @@ class CachingBackend:
         client = self._asks
         call = ClientCall(client.number(), lambda delta: self._hear(op.call, delta))
         asked = AskedElsewhere(
-            number, op, joined(branch.pieces), branch.salt, tools, key, client.number(), call
+            number,
+            op,
+            joined(branch.pieces),
+            branch.salt,
+            branch.lora,
+            tools,
+            key,
+            client.number(),
+            call,
         )
         branch.running = op.call
         self._asked[op.call] = asked
@@ -242,7 +252,8 @@ class CachingBackend:
         is_chance = temperature_of(op) > 0 and not self._seeded
         if is_chance and not self._is_service:
             return None
-        question = Question(self._identity, branch.salt, branch.pieces, branch.tools)
+        lora = self._adapters.get(branch.lora, branch.lora)
+        question = Question(self._identity, branch.salt, branch.pieces, branch.tools, lora)
         name = question.key(op, with_seed=not is_chance)
         nth = self._times[name] if is_chance else 0
         self._times[name] += 1

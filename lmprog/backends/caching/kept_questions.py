@@ -25,6 +25,8 @@ class Question:
     salt: str
     pieces: tuple[wire.Piece, ...]
     tools: wire.ToolOffer | None
+    lora: str = ""
+    """The adapter that computes it: the digest of its content, where that is known."""
 
     def key(self, op: wire.Generate | wire.Select, *, with_seed: bool) -> str:
         """The digest of this and of what `op` says of the reply: not its numbers, its deadline, its
@@ -39,7 +41,8 @@ class Question:
             plain = msgspec.structs.replace(plain, stream=False, sampling=sampling)
         elif not with_seed:
             plain = msgspec.structs.replace(plain, seed=None)
-        ops = wire.encode((wire.Open(0, self.salt), wire.Append(0, joined(self.pieces)), plain))
+        opened = wire.Open(0, self.salt, lora=self.lora)
+        ops = wire.encode((opened, wire.Append(0, joined(self.pieces)), plain))
         tools = msgspec.msgpack.encode(self.tools)
         said = msgspec.msgpack.encode((repr(self.identity), ops, tools))
         return hashlib.blake2b(said, digest_size=20).hexdigest()

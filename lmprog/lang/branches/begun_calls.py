@@ -32,6 +32,7 @@ class BegunCall:
     wanted: wire.Generate | wire.Select
     said: Sequence[Item]
     """By its branch since its call before."""
+    lora: str = ""
 
     def asks(self) -> str:
         """The digest. Results in the text before it are there when it is answered; "" where they
@@ -40,7 +41,7 @@ class BegunCall:
         items = flat(list(self.said))
         if any(isinstance(item, PendingCall) and not item.call.done() for item in items):
             return ""
-        question = Question((), "", tuple(map(_piece, items)), None)
+        question = Question((), "", tuple(map(_piece, items)), None, self.lora)
         return question.key(_without_limits(self.wanted, self.call), with_seed=True)
 
     def kept(self, outcome: object = None) -> KeptCall | None:
@@ -59,10 +60,11 @@ def begin(
     wanted: wire.Generate | wire.Select,
     key: str,
     said: Sequence[Item],
+    lora: str,
 ) -> None:
     """Asks for `gen`. Raises `CheckpointMismatch` where another call was answered in its place."""
     gen.key = key
-    begun = BegunCall(key, gen, wanted, said)
+    begun = BegunCall(key, gen, wanted, said, lora)
     progress = scope.progress
     progress.asked(key, begun)
     try:

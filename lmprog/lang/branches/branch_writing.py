@@ -35,7 +35,7 @@ from lmprog.lang.ops.expressions import (
     select_op,
 )
 from lmprog.lang.ops.meta import Selected
-from lmprog.lang.ops.sampling import Sampling, SamplingOptions, sampling_of
+from lmprog.lang.ops.sampling import Sampling, SamplingOptions, check_lora, sampling_of
 from lmprog.lang.ops.text_patterns import TextPattern
 from lmprog.lang.ops.tool_calls import ToolReply, ToolResults
 from lmprog.lang.ops.tool_functions import Tool, ToolFunction, ToolSet, checked_tools
@@ -51,13 +51,15 @@ T = TypeVar("T")
 class ForkOptions(SamplingOptions, total=False):
     """The options of a fork, a copy or a view of a branch. `timeout` and `max_total_tokens` limit
     what all its calls take together; `heal` is the default of its generations; `backend`
-    is where they are asked for, None for the run's own.
+    is where they are asked for, None for the run's own; `lora` is the adapter that computes them,
+    "" for the base alone.
     """
 
     timeout: float | None
     max_total_tokens: int | None
     heal: bool
     backend: Backend | None
+    lora: str | None
 
 
 class Turn:
@@ -307,12 +309,14 @@ class BranchWriting(BranchReading):
         if backend is not None and not isinstance(backend, Backend):
             message = f"backend={backend!r} is not allowed; give a backend"
             raise InvalidParameter(message, name="backend", allowed="a backend, or None")
+        lora = options.pop("lora", self.settings.lora)
+        check_lora(lora)
         budget = self.settings.budget
         if timeout is not None or tokens is not None:
             budget = Budget(budget, timeout=timeout, max_total_tokens=tokens, what=what)
             budget.begin()
         sampling = sampling_of(options, ForkOptions.__annotations__).over(self.settings.sampling)
-        return BranchSettings(sampling, budget, heal, backend)
+        return BranchSettings(sampling, budget, heal, backend, lora)
 
 
 class _ActingView:

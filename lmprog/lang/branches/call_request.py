@@ -28,6 +28,8 @@ class BranchSettings:
     """None: a generation heals unless it says otherwise."""
     backend: Backend | None = None
     """Where calls are asked for; None: where the run is."""
+    lora: str | None = None
+    """The adapter that computes them; empty: the base alone; None: that of the branch."""
 
     def over(self, sampling: Sampling) -> BranchSettings:
         """These settings with what `sampling` says over their own."""

@@ -38,12 +38,7 @@ from lmprog.lang.branches.site import here
 from lmprog.lang.branches.text_pieces import UnsentText
 from lmprog.lang.branches.thinking import think_and_ask
 from lmprog.lang.branches.variables import Captured, Reasoned, Var
-from lmprog.lang.ops.expressions import (
-    GenOp,
-    RoleBeginExpr,
-    RoleEndExpr,
-    SelectOp,
-)
+from lmprog.lang.ops.expressions import GenOp, RoleBeginExpr, RoleEndExpr, SelectOp
 from lmprog.lang.ops.reasoning import THOUGHT
 from lmprog.lang.ops.text_patterns import TextPattern
 from lmprog.lang.streaming.listening import marks_of_op
@@ -62,9 +57,8 @@ class Cursor:
         self.scope = scope
         self.budget: Budget = budget or (scope.budget if parent is None else parent.budget)
         self.path = path
-        """Which fork of which fork this is; with the number of the call it names a call for
-        seeds.
-        """
+        """Which fork of which fork this is: it names calls for seeds, with their numbers."""
+        self.lora: str = scope.lora if parent is None else parent.lora
         self.id = scope.client.number()
         self.log: list[Item] = [] if parent is None else list(parent.log)
         self.base = len(self.log)
@@ -147,7 +141,7 @@ class Cursor:
         if not self._opened:
             self._opened = True
             self.scope.speculate(self.id, self.budget)
-            self.scope.post(wire.Open(self.id, self.scope.salt))
+            self.scope.post(wire.Open(self.id, self.scope.salt, lora=self.lora))
         if self._unsent:
             for call in self._unsent.results():  # not while posting: both sides post
                 if not call.is_pending_in(self.scope):
@@ -192,9 +186,10 @@ class Cursor:
         branch of its own, and so does what another backend is asked.
         """
         other = self.scope.elsewhere(settings.backend)
-        if marks_of_op(op) is None and other is None:
+        lora = self.scope.other_lora(settings.lora, self.lora)
+        if marks_of_op(op) is None and other is None and lora is None:
             return self.ask(op, settings, home=self)
-        aside = self.fork(1)[0] if other is None else self._carried(other)
+        aside = self.fork(1, lora=lora)[0] if other is None else self._carried(other, settings.lora)
         if other is not None and isinstance(op, GenOp):
             op = tool_turns.offered(aside, op)
         is_thoughtful = marks_of_op(op) is not None
@@ -208,11 +203,11 @@ class Cursor:
         aside.close_when_done()
         return gen
 
-    def _carried(self, backend: Backend) -> Cursor:
+    def _carried(self, backend: Backend, lora: str | None) -> Cursor:
         """A branch on another backend with all that this one says; waits for results in it."""
         path = (*self.path, self.num_forks, 0)
         self.num_forks += 1
-        copy = Cursor(self.scope.visiting(backend), path=path, budget=self.budget)
+        copy = Cursor(self.scope.visiting(backend, lora or ""), path=path, budget=self.budget)
         carry(self.log, copy)
         return copy
 
@@ -246,7 +241,7 @@ class Cursor:
         if isinstance(op, GenOp) and isinstance(op.tp, TextPattern):
             for name in op.tp.names:
                 home.name(name, Captured(gen, name))
-        begun_calls.begin(scope, gen, wanted, f"{self.key}#{place.ordinal}", said)
+        begun_calls.begin(scope, gen, wanted, f"{self.key}#{place.ordinal}", said, self.lora)
         if scope.feed is not None:
             gen.call.when_done(gen.show)
         return gen
@@ -264,9 +259,11 @@ class Cursor:
 
     # --- forking and ending
 
-    def fork(self, size: int, budget: Budget | None = None) -> list[Cursor]:
-        """`size` new branches that start where this one is, with a budget of their own; it may
-        go on itself.
+    def fork(
+        self, size: int, budget: Budget | None = None, lora: str | None = None
+    ) -> list[Cursor]:
+        """`size` new branches that start where this one is, with a budget and perhaps an adapter
+        (`lora`) of their own; it may go on itself.
         """
         self.usable(self.budget)
         self.send_text()
@@ -276,8 +273,9 @@ class Cursor:
             Cursor(self.scope, self, (*self.path, nth, index), budget) for index in range(size)
         ]
         for child in children:
+            child.lora = self.lora if lora is None else lora
             self.scope.speculate(child.id, child.budget)
-        self.scope.post(wire.Fork(self.id, tuple(child.id for child in children)))
+        self.scope.post(wire.Fork(self.id, tuple(child.id for child in children), lora))
         return children
 
     def go_back_to(self, kept: Cursor) -> None:

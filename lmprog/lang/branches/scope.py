@@ -72,6 +72,8 @@ class Scope(RunContext):
         self.backend = backend
         self.sampling = sampling
         self.salt = salt
+        self.lora: str = ""
+        """The adapter that computes the run's branches; empty: the base alone."""
         self.num_api_spec_tokens = 0
         """How many tokens a request to another service's API may generate for later calls."""
         given = sampling.given().get("seed")
@@ -95,7 +97,7 @@ class Scope(RunContext):
         self._open: dict[int, OpenBranch] = {}
         self._lock = threading.Lock()
         self._spent: dict[str, wire.Usage] = {}  # by model, in nested runs that are over
-        self._visits: dict[int, Scope] = {}  # by the identity of their backends
+        self._visits: dict[tuple[int, str], Scope] = {}  # by backends' identity, and adapters
         self.backends: Mapping[str, Backend] = {} if parent is None else parent.backends
         """Other backends that branches may go to, by name."""
         self.trace: RunTrace | None = None
@@ -187,10 +189,16 @@ class Scope(RunContext):
         own = own.inner if isinstance(own, CachingBackend) else own
         return None if backend is own or self.is_rehearsal else backend
 
-    def visiting(self, backend: Backend) -> Scope:
-        """The part of this run that happens on another backend; it ends with the run."""
+    def other_lora(self, lora: str | None, own: str) -> str | None:
+        """`lora` where it is another adapter than a branch's own; a rehearsal computes nothing."""
+        return None if lora == own or self.is_rehearsal else lora
+
+    def visiting(self, backend: Backend, lora: str = "") -> Scope:
+        """The part of this run that happens on another backend, with an adapter of its own; it ends
+        with the run.
+        """
         with self._lock:
-            visit = self._visits.get(id(backend))
+            visit = self._visits.get((id(backend), lora))
             if visit is None:
                 visit = Scope(
                     backend if self.cache is None else self.cache.over(backend),
@@ -201,8 +209,9 @@ class Scope(RunContext):
                     feed=self.feed,
                 )
                 visit.seed, visit.marks, visit.trace = self.seed, self.marks, self.trace
+                visit.lora = lora
                 visit.resume()
-                self._visits[id(backend)] = visit
+                self._visits[id(backend), lora] = visit
         return visit
 
     def all_gens(self) -> list[Gen[Any]]:

@@ -41,6 +41,8 @@ class RunOrigin:
     model: str
     vocab_size: int
     seed: int
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Those that the backend had, with digests of their content."""
 
     def check_model(self, welcome: wire.Welcome) -> None:
         """Raises `CheckpointMismatch` where `welcome` is of another model."""
@@ -50,6 +52,14 @@ class RunOrigin:
                 f"the checkpoint was made with model {self.model!r} ({self.vocab_size:,} tokens), "
                 f"and this backend has {welcome.model!r} ({welcome.vocab_size:,} tokens)"
             )
+        own = self.settings.get("lora")
+        missing = own in self.adapters and own not in welcome.adapters
+        for name, digest in self.adapters.items():
+            if welcome.adapters.get(name, digest) != digest or (missing and name == own):
+                there = "does not have it" if missing else "has another one of that name"
+                raise CheckpointMismatch(
+                    f"the checkpoint was made with the adapter {name!r}, and this backend {there}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +245,7 @@ def _origin_line(origin: RunOrigin) -> dict[str, Any]:
         "model": origin.model,
         "vocab_size": origin.vocab_size,
         "seed": origin.seed,
+        "adapters": dict(origin.adapters),
     }
 
 
@@ -252,6 +263,7 @@ def _origin(said: Mapping[str, Any], name: str) -> RunOrigin:
         str(said["model"]),
         int(said["vocab_size"]),
         int(said["seed"]),
+        {str(name): str(digest) for name, digest in said.get("adapters", {}).items()},
     )
 
 

@@ -202,6 +202,19 @@ def with_max_tokens(sampling: wire.SamplingParams, max_tokens: int | None) -> wi
     return msgspec.structs.replace(sampling, max_tokens=max_tokens)
 
 
+def check_lora(given: object) -> str | None:
+    """The name of an adapter; "" for the base alone. Raises `InvalidParameter`."""
+    if given is None or (isinstance(given, str) and len(given) <= 256):
+        return given
+    allowed = "the name of an adapter, or None"
+    raise InvalidParameter(
+        f"lora={given!r} is not allowed; give {allowed}",
+        name="lora",
+        value=repr(given),
+        allowed=allowed,
+    )
+
+
 def is_sampling(name: str) -> bool:
     """Whether `sampling_of` accepts the keyword `name`."""
     return name in SamplingOptions.__annotations__

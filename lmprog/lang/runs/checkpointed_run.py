@@ -101,4 +101,5 @@ def _origin(
         welcome.model,
         welcome.vocab_size,
         scope.seed,
+        dict(welcome.adapters),
     )

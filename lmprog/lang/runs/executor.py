@@ -50,6 +50,8 @@ class RunSettings:
     timeout: float | None = None
     max_total_tokens: int | None = None
     salt: str = ""
+    lora: str | None = None
+    """The adapter that computes it; None: the calling program's, on the same backend."""
     num_api_spec_tokens: int | None = None
     heal: bool | None = None
     backends: Mapping[str, Backend] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class RunSettings:
             "num_api_spec_tokens": self.num_api_spec_tokens,
             "heal": self.heal,
             "cache_salt": self.salt or None,
+            "lora": self.lora,
             "cache": None if self.cache is None else str(self.cache),
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -137,6 +140,8 @@ def open_run(
         backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed
     )
     scope.cache = cache
+    inherits = settings.lora is None and outer is not None and outer.client is scope.client
+    scope.lora = outer.lora if inherits and outer is not None else settings.lora or ""
     scope.is_rehearsal = is_rehearsal
     if not is_rehearsal:
         checkpointed_run.join(

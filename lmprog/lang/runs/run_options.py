@@ -13,7 +13,13 @@ from lmprog.backends import Backend
 from lmprog.backends.default import backend_at
 from lmprog.errors import InvalidParameter
 from lmprog.lang.checkpoints.run_progress import Answer
-from lmprog.lang.ops.sampling import Sampling, SamplingOptions, is_sampling, sampling_of
+from lmprog.lang.ops.sampling import (
+    Sampling,
+    SamplingOptions,
+    check_lora,
+    is_sampling,
+    sampling_of,
+)
 from lmprog.lang.runs.executor import RunSettings
 
 
@@ -26,6 +32,7 @@ class RunOptions(SamplingOptions, total=False):
     timeout: float | None
     max_total_tokens: int | None
     cache_salt: str
+    lora: str | None
     heal: bool
     num_api_spec_tokens: int | None
     cache: str | Path | None
@@ -58,6 +65,8 @@ def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettin
         settings = replace(settings, answer=_answer(rest.pop("answer")))
     if "cache_salt" in rest:
         settings = replace(settings, salt=rest.pop("cache_salt"))
+    if "lora" in rest:
+        settings = replace(settings, lora=check_lora(rest.pop("lora")))
     given = rest.pop("sampling", None) or Sampling()
     own = sampling_of(rest, RunOptions.__annotations__)
     return replace(settings, sampling=own.over(given).over(settings.sampling))

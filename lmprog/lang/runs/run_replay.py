@@ -266,15 +266,14 @@ class _Numbers:
         """The op with new numbers, and without a deadline."""
         match op:
             case wire.Open():
-                return wire.Open(self._opened(op.branch), op.salt)
+                return wire.Open(self._opened(op.branch), op.salt, lora=op.lora)
             case wire.Append():
                 return wire.Append(
                     self._of(op.branch), tuple(self._piece(piece) for piece in op.pieces)
                 )
             case wire.Fork():
-                return wire.Fork(
-                    self._of(op.branch), tuple(self._opened(child) for child in op.children)
-                )
+                children = tuple(self._opened(child) for child in op.children)
+                return wire.Fork(self._of(op.branch), children, op.lora)
             case wire.Generate():
                 numbers = (self._of(op.branch), self._of(op.call))
                 return wire.Generate(

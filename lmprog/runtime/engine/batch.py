@@ -7,7 +7,7 @@ Knows numpy and plans; knows no request, no text and no torch.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class Batch:
     copies: Ints
     logit_tokens: Ints  # [L]: tokens whose logits are wanted, row by row
     page_size: int
+    adapters: Ints | None = None  # [R]: each row's adapter, 0 for the base; None: all are the base
 
     @property
     def num_tokens(self) -> int:
@@ -51,10 +52,20 @@ class Batch:
         return len(self.kv_lens)
 
 
-def build_batch(plan: Plan, page_size: int) -> Batch:
-    """The arrays of `plan`. Python joins the rows' own arrays; numpy does all else."""
+def build_batch(plan: Plan, page_size: int, has_adapters: bool = False) -> Batch:
+    """The arrays of `plan`. Python joins the rows' own arrays; numpy does all else. Sequences are
+    asked for their adapters only where there are any.
+    """
     if not plan.rows:
         return _batch_of_nothing(page_size)
+    batch = _batch_of_rows(plan, page_size)
+    if not has_adapters:
+        return batch
+    adapters = np.array([row.sequence.namespace.adapter for row in plan.rows], np.int32)
+    return replace(batch, adapters=adapters) if adapters.any() else batch
+
+
+def _batch_of_rows(plan: Plan, page_size: int) -> Batch:
     _, tokens_of, first, last, pages_of, wanted_from = zip(*plan.rows, strict=True)
     num_rows = len(first)
     starts, ends = np.array(first, np.int32), np.array(last, np.int32)

@@ -45,6 +45,8 @@ class InferenceEngine(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def num_pages(self) -> int: ...
+    @property
+    def adapters(self) -> Mapping[str, str]: ...
 
     def forward(self, batch: Batch) -> Any: ...
 
@@ -81,6 +83,8 @@ def _why_not_native(config: RuntimeConfig, folder: Path | None) -> str | None:
     """Why the torch engine must run; None: it need not."""
     if config.engine == "torch":
         return "engine = 'torch' was asked for"
+    if config.lora:
+        return "adapters (lora) are computed by the torch engine"
     if config.attention == "reference":
         return "attention = 'reference' was asked for, which computes with torch"
     if folder is not None and (unknown := _unknown(read_config(folder))) is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.runtime.engine.adapters.adapter_list import refuse_adapters
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.engine import InferenceEngine, load_engine
 from lmprog.runtime.engine.native.engine import NativeEngine
@@ -38,6 +39,19 @@ class SelectedEngine:
     sampler: LogitsSampler
     device: str
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was decided where the configuration left it open."""
+        engine = self.engine
+        return {"device": self.device, "engine": engine.label, "dtype": engine.dtype}
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Digests of the adapters by their names, in the order of their numbers; a device computes
+        none.
+        """
+        return dict(getattr(self.engine, "adapters", {}))
+
 
 def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> SelectedEngine:
     """The engine that `config` asks for, loaded. With device "auto" a GPU that cannot run this
@@ -45,6 +59,7 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
     together where `config.tp` asks for more than one; this process leads them.
     """
     if ranks is not None:
+        refuse_adapters(config, "a model that several processes compute together (tp)")
         from lmprog.runtime.engine.sharded.sharded_engine import load_sharded_engine
 
         sharded = load_sharded_engine(config, ranks)
@@ -56,7 +71,11 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
             value=config.tp,
         )
     device = chosen_device(config.device)
+    if device != "cpu" and config.lora and config.device == "auto":
+        log.warning("%s is not used: it computes no adapters (lora)", device)
+        device = "cpu"
     if device != "cpu":
+        refuse_adapters(config, f"the device {device}")
         from lmprog.runtime.engine.device.loading import load_device_engine
 
         try:

@@ -15,6 +15,9 @@ from typing import Any, Protocol
 import torch
 
 from lmprog.config import RuntimeConfig
+from lmprog.runtime.engine.adapters.adapted_decoder import AdaptedDecoder, fused_adapter
+from lmprog.runtime.engine.adapters.adapter_folder import Adapter
+from lmprog.runtime.engine.adapters.adapter_list import load_adapters, refuse_adapters
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
@@ -27,7 +30,7 @@ from lmprog.runtime.engine.model.decoder import Decoder
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import load_weights, random_weights
+from lmprog.runtime.engine.model.weights import load_weights, random_weights, weight_reader
 from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
 
 log = logging.getLogger("lmprog")
@@ -66,6 +69,7 @@ class Loaded:
     context_len: int
     dtype: torch.dtype
     num_weights: int
+    adapters: tuple[Adapter, ...] = ()
 
 
 class TorchEngine:
@@ -88,6 +92,8 @@ class TorchEngine:
         self.shape = shape
         self.num_pages = num_pages
         self.attention = attention
+        self.adapters = {one.name: one.digest for one in loaded.adapters}
+        """By name; rows' numbers count them from 1 on."""
         self._model = loaded.model
         self._threads = threads
 
@@ -151,16 +157,13 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     if folder is None:
         shape = dummy_shape(config.model)
         dtype = DTYPES[computable(config.dtype or "float32")]
-        return _native(shape, None, context_length(config, shape.context_len), dtype)
+        return _native(config, shape, None, dtype)
     described = read_config(folder)
     own = _own_shape(described, folder)
     if own is not None:
-        return _native(
-            own,
-            folder,
-            context_length(config, own.context_len),
-            DTYPES[data_type(config, described, folder, frozenset())],
-        )
+        dtype = DTYPES[data_type(config, described, folder, frozenset())]
+        return _native(config, own, folder, dtype)
+    refuse_adapters(config, "the way through transformers")
     # imports transformers: seconds that few models need
     from lmprog.runtime.engine.model.fallback import (
         Fallback,
@@ -190,11 +193,18 @@ def _own_shape(described: Mapping[str, Any], location: Path) -> ModelShape | Non
         return None
 
 
-def _native(shape: ModelShape, folder: Path | None, context_len: int, dtype: torch.dtype) -> Loaded:
+def _native(
+    config: RuntimeConfig, shape: ModelShape, folder: Path | None, dtype: torch.dtype
+) -> Loaded:
+    """With our decoder; `folder` None: random weights."""
+    context_len = context_length(config, shape.context_len)
     if folder is None:
         weights = random_weights(shape, dtype, DUMMY_SEED)
     else:
         weights = load_weights(folder, shape, dtype)
-    return Loaded(
-        Decoder(shape, weights, context_len), folder, context_len, dtype, weights.num_weights
-    )
+    decoder, adapters = Decoder(shape, weights, context_len), load_adapters(config, shape)
+    if adapters:
+        read = weight_reader(folder, shape, DUMMY_SEED)
+        parts = [fused_adapter(one, shape, read) for one in adapters]
+        decoder = AdaptedDecoder(shape, weights, context_len, parts)
+    return Loaded(decoder, folder, context_len, dtype, weights.num_weights, adapters)

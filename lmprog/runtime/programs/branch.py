@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
+from lmprog.runtime.scheduling.adapter_names import BASE_ALONE, NamedAdapter
 from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, TextPart
@@ -112,9 +113,12 @@ class BoundGained(QueuedOp):
 
 @dataclass(frozen=True, slots=True)
 class BoundFork(QueuedOp):
-    """Opens `children` as copies of the branch."""
+    """Opens `children` as copies of the branch, computed by the adapter `lora`; None: by that of
+    the branch.
+    """
 
     children: tuple[RuntimeBranch, ...]
+    lora: str | None = None
 
     @property
     def needs_tokens(self) -> bool:
@@ -127,6 +131,8 @@ class RuntimeBranch:
 
     id: int
     salt: str = ""
+    adapter: NamedAdapter = BASE_ALONE
+    """What computes all of its tokens."""
     weight: float = 1.0
     """Of its client and salt among others, when the machine is busy."""
     program: int = 0
@@ -171,6 +177,7 @@ class RuntimeBranch:
         if parent is None:
             return
         self.salt, self.weight, self.program = parent.salt, parent.weight, parent.program
+        self.adapter = parent.adapter
         self.tokens = parent.tokens[:]
         self.fork_len = len(parent.tokens)
         self.pending, self.quoted = parent.pending, parent.quoted

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lmprog import wire
-from lmprog.errors import LmprogError, RequestRejected
+from lmprog.errors import LmprogError, RequestRejected, UnknownName
 from lmprog.runtime.programs.active_call import ActiveCall
 from lmprog.runtime.programs.branch import (
     Awaited,
@@ -46,6 +46,14 @@ class BranchRunner:
         self._template = template
         self._stats = stats
 
+    def open(self, branch: RuntimeBranch, lora: str) -> None:
+        """Opens an empty branch that the adapter of that name computes."""
+        branch.open()
+        try:
+            branch.adapter = self._calls.adapters.find(lora)
+        except UnknownName as error:
+            self._completion.fail_branch(branch, error)
+
     def run(self, branch: RuntimeBranch, now: float) -> None:
         """Carries out the branch's ops until one must wait: for its call, or for what is not known
         yet. Then the branch is woken up when it may go on.
@@ -78,23 +86,35 @@ class BranchRunner:
                     self._append_all(branch, pieces)
             case BoundGained(promise=promise):
                 self._completion.resolve(promise, branch.failure or branch.gained())
-            case BoundFork(children=children):
-                self._fork(branch, children)
+            case BoundFork():
+                self._fork(branch, op)
             case ActiveCall():
                 self._begin(op, now)
 
-    def _fork(self, branch: RuntimeBranch, children: tuple[RuntimeBranch, ...]) -> None:
+    def _fork(self, branch: RuntimeBranch, fork: BoundFork) -> None:
         if branch.failure is None:
             try:
                 self._calls.tokenise_certain(branch)
             except LmprogError as error:  # the children are opened all the same, and fail with it
                 self._completion.fail_branch(branch, error)
-        for child in children:
+        unknown: UnknownName | None = None
+        adapter = branch.adapter
+        try:
+            if fork.lora is not None:
+                adapter = self._calls.adapters.find(fork.lora)
+        except UnknownName as error:
+            unknown = error
+        # keys and values of another adapter are of no use to the children
+        shares = adapter == branch.adapter
+        for child in fork.children:
             if child.state is BranchState.PENDING:
                 child.open(branch)
-                self._completion.move_pin(child, branch.pin.node if branch.pin else None)
+                child.adapter = adapter
+                self._completion.move_pin(child, branch.pin.node if branch.pin and shares else None)
                 self._stats.forks += 1
-                self._stats.fork_shared_tokens += len(branch.tokens)
+                self._stats.fork_shared_tokens += len(branch.tokens) if shares else 0
+                if unknown is not None:
+                    self._completion.fail_branch(child, unknown)
                 self._completion.wake(child)
 
     def _append_all(self, branch: RuntimeBranch, pieces: tuple[BoundPiece, ...]) -> None:

@@ -26,6 +26,7 @@ from lmprog.runtime.programs.healing import Healer
 from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
+from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scoring import Scoring
@@ -48,6 +49,8 @@ class CallLimits:
     """Raises `ContextOverflow` for (prompt, max_tokens) that can never run."""
     namespaces: Namespaces = field(default_factory=Namespaces)
     """Which part of the tree each salt uses."""
+    adapters: AdapterNames = field(default_factory=AdapterNames)
+    """What branches may be computed with."""
 
 
 class CallBuilder:
@@ -72,6 +75,7 @@ class CallBuilder:
         self.long_texts = LongTexts(self.encoder, self.texts, tokenising)
         self._limits = limits
         self.namespaces = limits.namespaces
+        self.adapters = limits.adapters
         self.constraints = constraints
         """None: constraints are refused."""
         self._forcing = forcing
@@ -257,7 +261,7 @@ class CallBuilder:
         judging.program, judging.client = group.program, group.client
         judging.weight = group.weight
         for index, found in selector.finished.items():
-            judged = RuntimeBranch(branch.id, branch.salt)
+            judged = RuntimeBranch(branch.id, branch.salt, branch.adapter)
             judged.adopt(found.tokens, "", found.ended.rest)
             judged.append(selector.judge.text)
             options = [self.option_tokens(judged, choice) for choice in selector.judge.choices]
@@ -317,7 +321,8 @@ class CallBuilder:
         task: Generation | Scoring,
         branch: RuntimeBranch,
     ) -> Sequence:
-        sequence = Sequence(group, tokens, task, self.namespaces.of(tokens, branch.salt))
+        namespace = self.namespaces.of(tokens, branch.salt, branch.adapter)
+        sequence = Sequence(group, tokens, task, namespace)
         sequence.num_settled = len(branch.tokens) if branch.pin is not None else 0
         return sequence
 

@@ -231,6 +231,6 @@ class Delivery:
 
     def _move_pin_to(self, branch: RuntimeBranch, tokens: array[int]) -> None:
         """Pins the branch to what is cached of these tokens."""
-        namespace = self._calls.namespaces.of(tokens, branch.salt)
+        namespace = self._calls.namespaces.of(tokens, branch.salt, branch.adapter)
         match = self._scheduler.tree.match(namespace.keys(tokens), namespace.root)
         self._completion.move_pin(branch, match.node if match.length else None)

@@ -78,7 +78,7 @@ class Interpreter:
         self._runner = BranchRunner(
             self._completion, self._delivery, calls, template, scheduler.stats
         )
-        self._welcome = welcome
+        self.welcome = welcome
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
@@ -124,7 +124,7 @@ class Interpreter:
             self._completion.send(client_id, failed(None, error))
             return
         self.clients.setdefault(client_id, ClientState())
-        self._completion.send(client_id, self._welcome)
+        self._completion.send(client_id, self.welcome)
 
     def _refuse(self, client_id: ClientId, frame: Unreadable) -> None:
         """Nothing of the frame was carried out: its calls are answered, its branches fail."""
@@ -147,7 +147,7 @@ class Interpreter:
                 if branch is not None:
                     self._num_programs += 1
                     branch.program, branch.weight = self._num_programs, op.weight
-                    branch.open()
+                    self._runner.open(branch, op.lora)
             case wire.Fork():
                 self._fork(client, op)
             case wire.Append(branch=number, pieces=pieces):
@@ -235,7 +235,7 @@ class Interpreter:
         made = [self._new_branch(client, number, "") for number in op.children]
         children = tuple(child for child in made if child is not None)
         if parent is not None:
-            self._queue(parent, BoundFork(children))
+            self._queue(parent, BoundFork(children, op.lora))
         else:
             for child in children:
                 self._completion.fail_branch(child, unknown_branch(op.branch))

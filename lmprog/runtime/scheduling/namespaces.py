@@ -6,7 +6,10 @@ gets a key in place of the token, one that no model has and that is unique to th
 Paths of a prefix tree that part never join again, so everything behind that key is private to the
 salt, and the public prefix is shared by all.
 
-Knows integers and salts. The tree knows nothing of this, and such keys never leave the tree.
+Whatever an adapter computes is in a namespace of its own, under each salt: keys and values of one
+are wrong for any other. Public prefixes are then shared among the salts of one adapter.
+
+Knows integers, salts and digests. The tree knows nothing of this, and such keys never leave it.
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmprog.runtime.scheduling.adapter_names import BASE_ALONE, NamedAdapter
 from lmprog.wire import SHARES_PUBLIC
 
 _LEAST = -(2**31)  # the tree keeps 32-bit integers
+_ADAPTERS, _ESCAPED = "\0a", "\0s"
+"""How roots begin: those of adapters, and those of salts that begin with the same character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class Namespace:
     root: str = ""
     border: int = 0
     shift: int = 0
+    adapter: int = 0
+    """What its keys and values are computed with; see `adapter_names`."""
 
     def keys(self, tokens: array[int]) -> array[int]:
         """The keys under which the tree knows `tokens`."""
@@ -55,15 +63,18 @@ class Namespaces:
         kept.
         """
 
-    def of(self, tokens: array[int], salt: str) -> Namespace:
+    def of(self, tokens: array[int], salt: str, adapter: NamedAdapter = BASE_ALONE) -> Namespace:
         """Call this with a sequence's first tokens: when it grows, it keeps the namespace it
         had.
         """
+        alone = Namespace(_root(salt, adapter), adapter=adapter.number)
         if not salt.startswith(SHARES_PUBLIC):
-            return Namespace(salt)
+            return alone
         border = next((len(one) for one in self._prefixes if tokens[: len(one)] == one), 0)
         shift = self._shift(salt) if border else 0
-        return Namespace("", border, shift) if shift else Namespace(salt)
+        if not shift:
+            return alone
+        return Namespace(_root("", adapter), border, shift, adapter.number)
 
     def token(self, key: int) -> int:
         """The token that the tree knows as `key`."""
@@ -79,3 +90,10 @@ class Namespaces:
             return 0
         self._numbers[salt] = number
         return shift
+
+
+def _root(salt: str, adapter: NamedAdapter) -> str:
+    """A root of its own for each pair, whatever a salt spells: none begins like an adapter's."""
+    if adapter.digest:
+        return f"{_ADAPTERS}{adapter.digest}:{salt}"
+    return _ESCAPED + salt if salt.startswith("\0") else salt

@@ -31,6 +31,8 @@ class Access(enum.IntEnum):
 calling_key: ContextVar[ApiKey | None] = ContextVar("calling_key", default=None)
 """The key of the request that this context serves; None: it has none, and needs none."""
 
+calling_adapter: ContextVar[str] = ContextVar("calling_adapter", default="")
+"""The adapter that the request of this context names as its model; empty: the base alone."""
 calling_session: ContextVar[str] = ContextVar("calling_session", default="")
 """The session of the request that this context serves; empty: none."""
 

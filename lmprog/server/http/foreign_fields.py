@@ -26,7 +26,7 @@ class ForeignField:
 
 
 _LEAVE = "leave it out"
-_LORA = "this server serves one model without adapters; leave it out"
+_LORA = "name the adapter as the model"
 _REASONING = "thinking is part of the text here; leave it out"
 _BEAMS = "requests have no beam search; use n, or best_of of /v1/completions"
 _SAMPLERS = "there is no such sampler; use top_p, top_k and min_p"

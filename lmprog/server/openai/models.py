@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served."""
+"""`/v1/models`: the model that is served, and its adapters."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from lmprog.server.routers import GatewayRouter
 def router(gateway: Gateway) -> GatewayRouter:
     made = GatewayRouter(gateway, "OpenAI")
 
-    def card() -> dict[str, object]:
+    def card(name: str) -> dict[str, object]:
+        """An adapter's has its own name as its root, and the model as its parent."""
         info = gateway.info
+        is_adapter = name != gateway.model_name
         return {
-            "id": gateway.model_name,
+            "id": name,
             "object": "model",
             "created": int(gateway.started),
             "owned_by": "lmprog",
-            "root": info.model,
+            "root": name if is_adapter else info.model,
+            "parent": gateway.model_name if is_adapter else None,
             "max_model_len": info.context_len,
         }
 
-    @made.get("/v1/models", dependencies=[made.guards.user], summary="The models: there is one.")
+    @made.get("/v1/models", dependencies=[made.guards.user], summary="The model and its adapters.")
     async def listing() -> Response:
-        return JSONResponse({"object": "list", "data": [card()]})
+        names = [gateway.model_name, *gateway.info.adapters]
+        return JSONResponse({"object": "list", "data": [card(name) for name in names]})
 
     @made.get("/v1/models/{model:path}", dependencies=[made.guards.user], summary="One model.")
     async def one(model: str) -> Response:
         if not model:  # elsewhere no name means the one model; here it means no path
             raise HTTPException(404)
-        gateway.check_model(model)
-        return JSONResponse(card())
+        return JSONResponse(card(gateway.check_model(model)))
 
     return made

@@ -103,6 +103,8 @@ _HELP: Mapping[str, str] = {
     "kv_events_topic": "their topic; llm-d wants kv@POD@MODEL; default: none",
     "kv_events_open": "allow addresses of events that other machines reach: whoever does reads "
     "prompts",
+    "lora": "a LoRA adapter, as NAME=FOLDER of PEFT's files, which requests name as their model; "
+    "repeat it for several",
     "public_prefix": "a file whose text, or messages (.json), all keys share in the cache; "
     "repeat it for several",
     "page_size": "tokens of one page",

@@ -40,6 +40,12 @@ class LayerWeights:
     attention_norm: Tensor | None = None  # [hidden], of what attention gives; mostly there is none
     mlp_norm: Tensor | None = None  # [hidden], of what the feed-forward gives
 
+    def ending(self, product: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The product that ends a half, "out" or "down", with its bias and its norm."""
+        if product == "out":
+            return self.out, self.out_bias, self.attention_norm
+        return self.down, self.down_bias, self.mlp_norm
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -107,8 +113,8 @@ class Decoder:
                     batch.logit_tokens
                 )  # what follows concerns each token alone
                 x, attended = x[wanted], attended[wanted]
-            self._add_half(x, attended, layer.out, layer.out_bias, layer.attention_norm)
-            self._feed_forward(layer, x)
+            self._add_half(index, "out", attended, x)
+            self._feed_forward(index, x)
         return self._logits(F.rms_norm(x, (self.shape.hidden,), weights.norm, self.shape.norm_eps))
 
     def _embedded(self, tokens: Tensor) -> Tensor:
@@ -123,18 +129,23 @@ class Decoder:
         cap = self.shape.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _add_half(
-        self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None
-    ) -> None:
+    def _add_half(self, index: int, product: str, inputs: Tensor, x: Tensor) -> None:
         """Adds a half's last product, normalized where there is a norm, to the residual `x` in
         place.
         """
+        weight, bias, norm = self.weights.layers[index].ending(product)
         if norm is not None:
-            x.add_(self._after(_product(inputs, weight, bias), norm))
+            given = self._adapt(index, product, inputs, _product(inputs, weight, bias))
+            x.add_(self._after(given, norm))
             return
         x.addmm_(inputs, weight)
         if bias is not None:
             x.add_(bias)
+        self._adapt(index, product, inputs, x)
+
+    def _adapt(self, index: int, product: str, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """Adds, in place, what adapters add to a product of layer `index`: here there are none."""
+        return outputs
 
     def _after(self, x: Tensor, norm: Tensor) -> Tensor:
         return F.rms_norm(x, (self.shape.hidden,), norm, self.shape.norm_eps)
@@ -150,9 +161,9 @@ class Decoder:
         """Attention's output before its projection. # [T, heads * head_dim]"""
         shape = self.shape
         heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        qkv = _product(self._normalized(x), layer.qkv, layer.qkv_bias).view(
-            -1, heads + 2 * kv_heads, dim
-        )
+        inputs = self._normalized(x)
+        given = self._adapt(index, "qkv", inputs, _product(inputs, layer.qkv, layer.qkv_bias))
+        qkv = given.view(-1, heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.qk_norm is not None and shape.qk_norm_wide:
             qk = self._normalized_together(qk) * layer.qk_norm
@@ -162,12 +173,14 @@ class Decoder:
             qk = _rotated(qk, turns)
         return attention.run(index, qk[:, :heads], qk[:, heads:], v).view(-1, heads * dim)
 
-    def _feed_forward(self, layer: LayerWeights, x: Tensor) -> None:
+    def _feed_forward(self, index: int, x: Tensor) -> None:
         """Adds the layer's second half to `x` in place."""
-        gate, up = _product(self._normalized(x), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        layer, inputs = self.weights.layers[index], self._normalized(x)
+        given = _product(inputs, layer.gate_up, layer.gate_up_bias)
+        gate, up = self._adapt(index, "gate_up", inputs, given).chunk(2, -1)
         is_silu = self.shape.activation == "silu"
         opened = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
-        self._add_half(x, opened.mul_(up), layer.down, layer.down_bias, layer.mlp_norm)
+        self._add_half(index, "down", opened.mul_(up), x)
 
     def _normalized_together(self, qk: Tensor) -> Tensor:
         """All queries of a token by their length, and all its keys by theirs."""

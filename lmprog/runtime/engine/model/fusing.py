@@ -41,6 +41,17 @@ def fused(shape: ModelShape, dtype: torch.dtype, read: Read, progress: bool | No
     return Weights(embedding, built, norm.to(dtype), head.t())
 
 
+def fused_low_rank(
+    shape: ModelShape, read: Read, index: int, product: str, part: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What is added to a fused product of layer `index`, in its form: `part` is down [R, inputs],
+    up [outputs, R], as weights of the checkpoint are. # [inputs, R], [R, outputs]
+    """
+    layer = _Layer(shape, torch.float32, read, f"model.layers.{index}.")
+    down, up = layer.low_rank(product, *part)
+    return down.t().contiguous(), up.t().contiguous()
+
+
 _NORMS = {
     "before": ("input_layernorm", None, "post_attention_layernorm", None),
     "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
@@ -87,6 +98,23 @@ class _Layer:
             attention_norm=None if after is None else self._norm_after(after),
             mlp_norm=None if after_mlp is None else self._norm_after(after_mlp),
         )
+
+    def low_rank(self, product: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in the form that the products have: what goes in is folded into `down`, the order
+        of rows and what ends a half into `up`.
+        """
+        shape = self._shape
+        before, _, before_mlp, _ = _NORMS[shape.norms]
+        match product:
+            case "qkv":
+                q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+                queries = self._paired(up[:q], shape.num_heads)
+                keys = self._paired(up[q : q + kv], shape.num_kv_heads)
+                return self._folded(down, before), torch.cat((queries, keys, up[q + kv :]))
+            case "gate_up":
+                return self._folded(down, before_mlp), up
+            case _:
+                return down, self._ending(up)
 
     def _exact(self, name: str) -> Tensor:
         return self._read(self._prefix + name).float()

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmprog.runtime.engine.model.decoder import Weights
-from lmprog.runtime.engine.model.fusing import fused
-from lmprog.runtime.engine.model.joined_weights import split_weights
+from lmprog.runtime.engine.model.fusing import Read, fused
+from lmprog.runtime.engine.model.joined_weights import WeightSource, split_weights
 from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.stored_weights import stored_weights
@@ -29,16 +29,24 @@ def load_weights(
     """The weights of `folder` as `dtype`. `progress` shows a bar; None: on a terminal, if it takes
     long.
     """
-    checkpoint = stored_weights(folder, shape)
-    checkpoint.check(expected(shape), shape.tied_head)
-    source = split_weights(checkpoint, shape)
-    return fused(shape, dtype, lambda name: as_tensor(source.array(name)), progress)
+    return fused(shape, dtype, weight_reader(folder, shape), progress)
 
 
 def random_weights(shape: ModelShape, dtype: torch.dtype, seed: int) -> Weights:
     """Weights drawn from `seed`: a model that computes like any other and says nothing sensible."""
-    source = RandomSource(expected(shape), seed)
-    return fused(shape, dtype, lambda name: as_tensor(source.array(name)), progress=False)
+    return fused(shape, dtype, weight_reader(None, shape, seed), progress=False)
+
+
+def weight_reader(folder: Path | None, shape: ModelShape, seed: int = 0) -> Read:
+    """Gives the weights of `folder`, which fit `shape`, or random ones."""
+    source: WeightSource
+    if folder is None:
+        source = RandomSource(expected(shape), seed)
+    else:
+        checkpoint = stored_weights(folder, shape)
+        checkpoint.check(expected(shape), shape.tied_head)
+        source = split_weights(checkpoint, shape)
+    return lambda name: as_tensor(source.array(name))
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:

@@ -64,6 +64,7 @@ class NativeEngine:
         self.vocab_size = shape.vocab_size
         self.num_weights = packed.num_weights
         self.num_pages = memory.num_pages
+        self.adapters: dict[str, str] = {}
         self.memory = memory
         self.packed = packed
         self._library = interface.opened()

@@ -40,9 +40,8 @@ class ShardedDecoder(Decoder):
     def _embedded(self, tokens: Tensor) -> Tensor:
         return super()._embedded(tokens).to(self.weights.norm.dtype)
 
-    def _add_half(
-        self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None
-    ) -> None:
+    def _add_half(self, index: int, product: str, inputs: Tensor, x: Tensor) -> None:
+        weight, bias, norm = self.weights.layers[index].ending(product)
         part = torch.mm(inputs, weight)
         self._group.sum(part)
         if bias is not None:

@@ -1,0 +1,206 @@
+"""Reads a LoRA adapter from a folder of PEFT's layout, checked against the shape of its base.
+
+Knows the names of weights in such files, and in which product of a model each of them stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.errors import ModelError
+from lmprog.runtime.engine.adapters.adapter_config import CONFIG, AdapterConfig, read_adapter_config
+from lmprog.runtime.engine.model.checkpoint import FLOATS, Checkpoint
+from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.weight_names import listed
+from lmprog.runtime.engine.native import recipe
+
+WEIGHTS = "adapter_model.safetensors"
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+"""Of a layer: what adapters change."""
+_PREFIX = "base_model.model."
+_ENDS = (".lora_A.weight", ".lora_B.weight")
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """Outputs `first .. first + len(up)` of a product gain `up @ t[rank_first ..]`, where t is what
+    the product's `down` gives, as many numbers as `up` has columns. Of gate_up, gates come first,
+    then all ups. The adapter's scale is in `up`.
+    """
+
+    first: int
+    rank_first: int
+    up: Floats  # [outputs, rank]
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to one product."""
+
+    down: Floats  # [ranks, inputs], the changed weights' one after the other
+    raised: tuple[Raised, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter of one base."""
+
+    name: str
+    digest: str
+    """Of its files' content: caches and checkpoints know it by this."""
+    layers: tuple[Mapping[str, LowRank], ...]
+    """By the name of the product, one of `PRODUCTS`; what it does not change is absent."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its numbers."""
+        return sum(
+            part.down.nbytes + sum(one.up.nbytes for one in part.raised)
+            for layer in self.layers
+            for part in layer.values()
+        )
+
+
+def read_adapter(name: str, folder: Path, shape: ModelShape) -> Adapter:
+    """Raises `ModelError`, which names the folder and all that is wrong with its weights."""
+    config = read_adapter_config(folder)
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        pickled = " (pickled files, .bin, are not read)" if list(folder.glob("*.bin")) else ""
+        raise ModelError(f"{folder} has no {WEIGHTS}{pickled}")
+    digest = hashlib.sha256((folder / CONFIG).read_bytes() + b"\0")
+    with weights.open("rb") as opened:
+        digest.update(hashlib.file_digest(opened, "sha256").digest())
+    reader = _Reader(folder, Checkpoint(weights), config)
+    layers = reader.layers(shape)
+    return Adapter(name, digest.hexdigest()[:32], layers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the outputs of one module stand in a product."""
+
+    first: int
+    rows: int
+    inputs: int
+
+
+class _Reader:
+    """One folder's weights."""
+
+    def __init__(self, folder: Path, stored: Checkpoint, config: AdapterConfig) -> None:
+        self._folder = folder
+        self._stored = stored
+        self._config = config
+
+    def layers(self, shape: ModelShape) -> tuple[Mapping[str, LowRank], ...]:
+        places = [_places(shape, layer) for layer in range(shape.num_layers)]
+        modules = {module for layer in places for product in layer.values() for module in product}
+        self._check_names(modules)
+        return tuple(
+            {
+                name: self._low_rank(product)
+                for name, product in layer.items()
+                if any(self._has(module) for module in product)
+            }
+            for layer in places
+        )
+
+    def _has(self, module: str) -> bool:
+        return f"{_PREFIX}{module}{_ENDS[0]}" in self._stored.names
+
+    def _check_names(self, modules: set[str]) -> None:
+        """Every weight must be of a module that is computed with, and have its other half."""
+        wrong = []
+        known = {f"{_PREFIX}{module}{end}" for module in modules for end in _ENDS}
+        found = self._stored.names
+        for name in sorted(found - known):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+            wrong.append(name + (f" (did you mean {near[0]}?)" if near else ""))
+        if wrong:
+            raise ModelError(
+                f"{self._folder} changes what adapters cannot change here: {listed(wrong)}; "
+                "they can change q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj "
+                "of this model's layers"
+            )
+        if not found:
+            raise ModelError(f"{self._folder / WEIGHTS} is empty")
+        halves = [name for name in sorted(found) if name.replace(*_other(name)) not in found]
+        if halves:
+            raise ModelError(f"{self._folder} has only one half of: {listed(halves)}")
+
+    def _low_rank(self, product: Mapping[str, tuple[_Place, ...]]) -> LowRank:
+        downs: list[Floats] = []
+        raised: list[Raised] = []
+        ranks = 0
+        for module, places in product.items():
+            if not self._has(module):
+                continue
+            rank = self._config.rank_of(module)
+            rows = sum(place.rows for place in places)
+            downs.append(self._array(module, 0, (rank, places[0].inputs)))
+            up = self._array(module, 1, (rows, rank)) * np.float32(self._config.scale_of(module))
+            begin = 0
+            for place in places:
+                raised.append(Raised(place.first, ranks, up[begin : begin + place.rows]))
+                begin += place.rows
+            ranks += rank
+        return LowRank(np.concatenate(downs), tuple(raised))
+
+    def _array(self, module: str, half: int, wanted: tuple[int, int]) -> Floats:
+        name = f"{_PREFIX}{module}{_ENDS[half]}"
+        kind, size = self._stored.dtype(name), self._stored.shape(name)
+        if kind not in FLOATS:
+            raise ModelError(f"{self._folder}: {name} is {kind}, not F32, BF16 or F16")
+        if size != wanted:
+            raise ModelError(
+                f"{self._folder} does not fit its base: {name} is {list(size)} instead of "
+                f"{list(wanted)}"
+            )
+        numbers = _widened(self._stored.array(name))
+        if not np.isfinite(numbers).all():
+            raise ModelError(f"{self._folder}: {name} has numbers that are not finite")
+        return numbers
+
+
+def _other(name: str) -> tuple[str, str]:
+    return _ENDS if name.endswith(_ENDS[0]) else (_ENDS[1], _ENDS[0])
+
+
+def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, ...]]]:
+    """By product, then by module: where the module's rows become outputs, in their order."""
+    found: dict[str, dict[str, tuple[_Place, ...]]] = {}
+    has_experts = shape.mixture_of(layer) is not None  # whose products no adapter changes here
+    names = PRODUCTS[:2] if has_experts else PRODUCTS
+    products = recipe.products(shape, layer)
+    for name in names:
+        matrix = products[name]
+        modules: dict[str, tuple[_Place, ...]] = {}
+        for part in _in_order(matrix.parts):
+            first = part.offset * shape.inner if name == "gate_up" else part.first
+            module = part.name.removesuffix(".weight")
+            place = _Place(first, part.rows, matrix.inputs)
+            modules[module] = (*modules.get(module, ()), place)
+        found[name] = modules
+    return found
+
+
+def _in_order(parts: tuple[recipe.Part, ...]) -> Iterator[recipe.Part]:
+    yield from sorted(parts, key=lambda part: (part.name, part.begin))
+
+
+def _widened(array: NDArray[Any]) -> Floats:
+    """In float32; 16 bits without a type are bfloat16."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return np.array(array, np.float32)
