@@ -26,8 +26,10 @@ from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError
 
-EDGE = 100
-"""Generations at the beginning and at the end whose times are compared."""
+EDGE, LATE = 100, 1000
+"""Generations at the beginning and at the end whose times are compared, and those after which the
+process must not grow at all: by then all states that may be held were.
+"""
 Write = Callable[[random.Random], str]
 
 
@@ -66,7 +68,9 @@ class Endured:
     num_collections: int = 0
     most_states: int = 0
     grown: int = 0
-    """Bytes of the process, from the `EDGE`th generation to the last."""
+    """Bytes of the process, from the `EDGE`th generation to the `LATE`th."""
+    grown_late: int = 0
+    """From there to the last."""
     first: float = 0.0
     last: float = 0.0
     """Microseconds of processor time a token, of the first and the last `EDGE` generations."""
@@ -81,7 +85,7 @@ def endure(
     assert isinstance(made, RegularConstraint), "the cases are regular"
     rng, out = random.Random(0), Endured()
     times: list[float] = []
-    before = 0
+    marks: list[int] = []
     for number in range(count):
         tokens = vocabulary.greedy(write(rng).encode())
         begin = time.thread_time()
@@ -89,10 +93,13 @@ def endure(
         times.append((time.thread_time() - begin) * 1e6 / len(tokens))
         out.num_tokens += len(tokens)
         out.most_states = max(out.most_states, made.num_states)
-        if number + 1 == EDGE:
+        if number + 1 in (EDGE, LATE, count):
             gc.collect()
-            before = resident_bytes()
-    out.grown = resident_bytes() - before if count > EDGE else 0
+            marks.append(resident_bytes())
+    if count > EDGE:
+        out.grown = marks[1] - marks[0]
+    if count > LATE:
+        out.grown_late = marks[2] - marks[1]
     out.num_collections = made.num_collections
     edge = min(EDGE, count)
     out.first, out.last = sum(times[:edge]) / edge, sum(times[-edge:]) / edge
@@ -134,7 +141,8 @@ def main() -> None:
                 f"{name}, {case}: {found.num_failed} of {count} failed, "
                 f"{found.num_tokens} tokens, states forgotten {found.num_collections} times, "
                 f"at most {found.most_states} held; grew by {found.grown / (1 << 20):.1f} MB "
-                f"behind the first {EDGE}; a token took {found.first:.0f} us first, "
+                f"behind the first {EDGE}, then by {found.grown_late / (1 << 20):.1f} MB behind "
+                f"the first {LATE:,}; a token took {found.first:.0f} us first, "
                 f"{found.last:.0f} us last",
                 flush=True,
             )

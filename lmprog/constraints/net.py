@@ -254,7 +254,7 @@ class EachOnce:
 
 @dataclass(frozen=True, slots=True)
 class UniqueArray:
-    """An array of strings that have to differ, which no net says: see `unique_items.py`."""
+    """An array of items that have to differ, which no net says: see `unique_items.py`."""
 
     low: int
     """Fewest items."""
@@ -262,6 +262,8 @@ class UniqueArray:
     """How many tokens more than the net knows another of so many different items may take."""
     has_many: bool
     """Whether there are more different items than any array will have."""
+    has_bare: bool = False
+    """Whether items may be others than strings: numbers, `true`, `false` and `null`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

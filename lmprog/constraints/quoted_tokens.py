@@ -1,4 +1,4 @@
-"""A vocabulary's tokens by what they may be of a list of JSON strings: quotes, commas, brackets.
+"""A vocabulary's tokens by what they may be of a list of JSON's scalars: quotes, commas, brackets.
 
 Found once per vocabulary. Knows tokens; knows no constraint.
 """
@@ -18,6 +18,11 @@ from lmprog.constraints.vocabulary import Vocabulary
 QUOTE = ord('"')
 _ONLY_BETWEEN = re.compile(rb"[ \t\r\n,]+").fullmatch
 """What may stand between two items."""
+_BARE = rb"[-0-9tfn]"
+"""How a number, `true`, `false` or `null` begins."""
+_IS_BARE = re.compile(_BARE + rb"[^\],\s]*").fullmatch
+_BEGINS_BARE = re.compile(rb"(?:^|[\[\],\"\s])\s*" + _BARE).search
+_ENDS_BARE = re.compile(rb"[],\s]").search
 
 
 class QuotedTokens:
@@ -36,6 +41,14 @@ class QuotedTokens:
         )
         self.brackets = int_array([i for i, one in tokens if b"[" in one])
         self.arrays = int_array([i for i, one in quoted if b"[" in one and one.count(b'"') > 1])
+        self.ends = int_array([i for i, one in tokens if _ENDS_BARE(one)])
+        """What may end a bare item."""
+        self.bare = int_array([i for i, one in tokens if _IS_BARE(one)])
+        bare = [(i, one) for i, one in tokens if _BEGINS_BARE(one) and not _IS_BARE(one)]
+        self.bare_behind = int_array([i for i, _ in bare])
+        """One that begins behind something else, or that something else follows."""
+        arrays = [i for i, one in bare if b"[" in one]
+        self.bare_arrays = np.union1d(self.arrays, int_array(arrays))
 
 
 def within(row: MaskRow, tokens: NDArray[np.int32]) -> list[int]:

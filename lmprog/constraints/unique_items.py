@@ -1,10 +1,11 @@
-"""A constraint with arrays of strings that have to differ, however many there may be.
+"""A constraint with arrays of strings and numbers that have to differ, however many there may be.
 
-The automaton takes such arrays with any strings, each in the one spelling that equal strings have.
+The automaton takes such arrays with any items, each in the one spelling that equal ones have.
 Within an array, a state remembers the items so far and the text of the one that is being written:
 tokens that would write an item again, or from where nothing else could be written, are barred. So
 such states are not shared, and live as long as somebody holds them. Arrays are told by the leaf of
-their opening bracket. Knows how JSON writes strings; knows no schemas.
+their opening bracket. Knows how JSON writes strings, and what ends a number, `true`, `false` or
+`null` (a *bare* item); knows no schemas.
 
 Where an array may be of several alternatives of a schema, and one of them wants its items to
 differ, they differ.
@@ -13,6 +14,7 @@ differ, they differ.
 from __future__ import annotations
 
 import heapq
+import re
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -37,6 +39,8 @@ from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 
 _END = ord("]")
+_BLANKS = b", \t\r\n"
+_END_OF_BARE = re.compile(rb"[],\s]")
 _BETWEEN = 200
 """Bytes that may stand there, at most, with what ends the array."""
 _PROBES = tuple(bytes([byte]) for byte in b"eaA0-x")
@@ -93,6 +97,7 @@ class UniqueItemsConstraint:
         """`arrays`: by the leaf state of their opening bracket."""
         self._base = base
         self._arrays = arrays
+        self._has_bare = any(one.has_bare for one in arrays.values())
         self._most_spare = _BETWEEN + max(one.spare * one.low for one in arrays.values())
         self._tokens = vocabulary.tokens
         self._quotes = quoted_tokens(vocabulary)
@@ -151,15 +156,18 @@ class UniqueItemsConstraint:
         memory, base = state.memory, state.base
         if not memory.may_repeat:
             return True
-        begun = memory.item or b'"'
-        between = (b"",) if memory.item else (b'"', b' "')
-        if memory.item is None and self._base.advance_bytes(base, b"]") is not None:
-            return True
-        for letter in _PROBES:
-            if not memory._replace(item=begun + letter).may_repeat:
-                for before in between:
-                    if self._base.advance_bytes(base, before + letter) is not None:
-                        return True
+        ways: list[tuple[bytes, tuple[bytes, ...]]] = [(memory.item or b'"', (b"",))]
+        if memory.item is None:
+            if self._base.advance_bytes(base, b"]") is not None:
+                return True
+            ways = [(b'"', (b'"', b' "'))]
+            ways += [(b"", (b"", b" "))] if memory.array.has_bare else []
+        for begun, between in ways:
+            for letter in _PROBES:
+                if not memory._replace(item=begun + letter).may_repeat:
+                    for before in between:
+                        if self._base.advance_bytes(base, before + letter) is not None:
+                            return True
         return self.distance(state) < UNREACHABLE
 
     def mask(self, state: State, budget: int | None = None) -> MaskRow:
@@ -183,7 +191,8 @@ class UniqueItemsConstraint:
         """Outside of such arrays, where a token may begin one."""
         plain = self._base.mask(state, budget)
         if budget is None or budget > state.worst + self._most_spare:
-            return without(plain, self._barred(state, plain, self._quotes.arrays, None))
+            arrays = self._quotes.bare_arrays if self._has_bare else self._quotes.arrays
+            return without(plain, self._barred(state, plain, arrays, None))
         return without(plain, self._barred(state, plain, self._quotes.brackets, budget))
 
     def _barred(
@@ -200,21 +209,26 @@ class UniqueItemsConstraint:
     def _doubtful(self, state: RememberingState, plain: MaskRow, tight: bool) -> NDArray[np.int32]:
         """The tokens that may write an item again, or its beginning, or need more than is left."""
         memory, quotes = state.memory, self._quotes
+        has_bare = memory.array.has_bare
         if memory.item is not None:
             may_run_out = tight or not memory.array.has_many
             found = [quotes.commas if may_run_out else quotes.several]
+            if has_bare:
+                found.append(quotes.bare_behind if memory.item[0] == QUOTE else quotes.ends)
             at = bisect_left(memory.seen, memory.item)
             while at < len(memory.seen) and memory.seen[at].startswith(memory.item):
                 found.append(ids_of(quotes.pieces.along(memory.seen[at][len(memory.item) :])))
                 at += 1
             return np.unique(np.concatenate(found))
         again = []
-        for token in within(plain, quotes.first) if memory.seen else ():
+        first = np.union1d(quotes.first, quotes.bare) if has_bare else quotes.first
+        for token in within(plain, first) if memory.seen else ():
             text = self._bytes(token)
-            end = _end_of_string(text, 1)
+            end = _end_of_string(text, 1) if text[0] == QUOTE else 0
             if memory._replace(item=text[:end] if end else text).may_repeat:
                 again.append(token)
-        return np.unique(np.concatenate([quotes.between, quotes.several, int_array(again)]))
+        found = [quotes.between, quotes.several, int_array(again)]
+        return np.unique(np.concatenate([*found, *([quotes.bare_behind] if has_bare else [])]))
 
     def _moved(self, state: State, text: bytes) -> State | None:
         """The state behind the text, wherever that leads."""
@@ -236,14 +250,15 @@ class UniqueItemsConstraint:
                     memory = memory._replace(item=b'"')
                 elif text[at] == _END:
                     memory = None
+                elif text[at] not in _BLANKS:
+                    memory = memory._replace(item=text[at : at + 1])
                 at += 1
             else:
-                whole = memory.item + text[at:]
-                end = _end_of_string(whole, len(memory.item))
-                item = whole[:end] if end else whole
-                base = self._base.advance_bytes(base, item[len(memory.item) :])
-                at += len(item) - len(memory.item)
-                memory = _with_item(memory, item) if end else memory._replace(item=item)
+                item, is_whole = _item_within(memory.item + text[at:], len(memory.item))
+                rest = item[len(memory.item) :]
+                base = self._base.advance_bytes(base, rest)
+                at += len(rest)
+                memory = _with_item(memory, item) if is_whole else memory._replace(item=item)
                 if memory is None:
                     return None
         return base if base is None or memory is None else self._state(base, memory)
@@ -290,7 +305,7 @@ class UniqueItemsConstraint:
         row = self._base.row(state.base)
         some = [byte for byte, number in enumerate(row) if number]
         if state.memory.item is not None:
-            special = {QUOTE, *_next_bytes(state.memory)}
+            special = {QUOTE, _END, *_BLANKS, *_next_bytes(state.memory)}
             others = {row[byte]: byte for byte in some if byte not in special}
             ways = [self._moved(state, bytes([byte])) for byte in others.values()]
             bases = [one.base for one in ways if isinstance(one, RememberingState)]
@@ -324,8 +339,19 @@ def _next_bytes(memory: ItemMemory) -> Iterator[int]:
     yield QUOTE
     at = bisect_left(memory.seen, memory.item)
     while at < len(memory.seen) and memory.seen[at].startswith(memory.item):
-        yield memory.seen[at][len(memory.item)]
+        yield from memory.seen[at][len(memory.item) :][:1]  # a bare item may be one of those before
         at += 1
+
+
+def _item_within(text: bytes, begin: int) -> tuple[bytes, bool]:
+    """The item that the text begins with, and whether that ends there; its first `begin` bytes are
+    known to be of it.
+    """
+    if text[0] == QUOTE:
+        end = _end_of_string(text, begin)
+        return (text[:end], True) if end else (text, False)
+    ends = _END_OF_BARE.search(text, begin)
+    return (text[: ends.start()], True) if ends else (text, False)
 
 
 def _end_of_string(text: bytes, begin: int) -> int:

@@ -66,7 +66,7 @@ def test_a_known_format_is_enforced(name: str, small: Vocabulary) -> None:
     ("schema", "keyword", "path"),
     [
         (
-            {"type": "array", "uniqueItems": True, "items": {"type": "number"}},
+            {"type": "array", "uniqueItems": True, "items": {"type": "object"}},
             "uniqueItems",
             "#/uniqueItems",
         ),

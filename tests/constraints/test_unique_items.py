@@ -30,6 +30,11 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "string", "pattern": "^ab(c|ca*)$"},
     {"type": "string", "anyOf": [{"enum": ["a", "ab", "hello"]}, {"pattern": "^#[ab]{1,2}$"}]},
     {"type": "string", "pattern": "^[ab]$"},
+    {"type": "integer"},
+    {"type": "number"},
+    {"type": ["string", "integer", "null", "boolean"]},
+    {"type": "integer", "minimum": -12, "maximum": 3},
+    {"anyOf": [{"type": "integer", "multipleOf": 3}, {"enum": ["a", "ab", 1, 0.5, None]}]},
 ]
 COUNTS: list[dict[str, Any]] = [
     {},
@@ -59,14 +64,31 @@ VOCABULARY = make_vocabulary(
     [
         *('["', '", "', '","', '"]', '"],', '", ', '",', ', "', "ab", "aba", '["a", "a', '"a"'),
         *('"a", "a"', '["a"]', "aa", "hello", '"hello', "#a", '"#', '{"x": ["', '"}', "null"),
-        *("[[", '["a","a",', 'a"', "[ "),
+        *(
+            "[[",
+            '["a","a",',
+            'a"',
+            "[ ",
+            "12",
+            "-1",
+            "1, ",
+            ",1",
+            ", 1",
+            "1]",
+            "[1",
+            "[1, 1",
+            "1,1,",
+        ),
+        *(" true", "true", "null,", "0.5", '"a", 1', '", 1, ', '1, "a"', "-12", ", null]", "33"),
     ]
 )
 
 
-def samples(rng: random.Random) -> list[str]:
-    return [rng.choice(["a", "b", "ab", "aba", "", "hello", "#a", "#ab", "abc", "abca", 'q"', "é"])
-            for _ in range(rng.randint(0, 5))]  # fmt: skip
+def samples(rng: random.Random) -> list[Any]:
+    texts = ["a", "b", "ab", "aba", "", "hello", "#a", "#ab", "abc", "abca", 'q"', "é"]
+    bare = [0, 1, 3, 12, -12, -1, 33, 333, 0.5, -0.25, 12.5, True, False, None]
+    some = rng.choice([texts, bare, bare[:8], texts[:4] + bare])
+    return [rng.choice(some) for _ in range(rng.randint(0, 5))]
 
 
 @pytest.mark.parametrize("items", ITEMS, ids=json.dumps)
@@ -93,6 +115,17 @@ def test_equal_strings_have_one_spelling() -> None:
         assert not accepts(made, f'["{other}"]')
     assert not accepts(made, '["\\\\", "\\\\"]')
     assert not accepts(made, '["[", "]", "["]')
+
+
+def test_equal_numbers_have_one_spelling() -> None:
+    for kind in ({"type": "integer"}, {"type": "number"}, {"type": "integer", "minimum": -9}):
+        made = compile_constraint(
+            wire.JsonSchema(json.dumps(schema_of(kind, {}, "array"))), VOCABULARY
+        )
+        assert accepts(made, "[1, 0, 10, -1, -9]")
+        for other in ("-0", "1.0", "1e0", "01", "0.50", "0.0"):
+            assert not accepts(made, f"[{other}]")
+        assert not accepts(made, "[10, 1, 10]")
 
 
 def moves(made: Constraint, state: State, budget: int | None = None) -> list[int]:
@@ -199,7 +232,8 @@ def test_where_too_few_strings_differ_nothing_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    "items", [{"type": "number"}, {"type": "object"}, {"type": ["string", "integer"]}, True]
+    "items",
+    [{"type": "number", "minimum": 0.5}, {"type": "object"}, {"type": ["string", "array"]}, True],
 )
 def test_items_that_have_several_spellings_are_refused(items: Any) -> None:
     with pytest.raises(UnsupportedSchema) as caught:
