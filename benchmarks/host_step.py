@@ -13,7 +13,9 @@ import random
 import statistics
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lmprog
 from lmprog import wire
@@ -35,6 +37,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.steps import StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.tokenizer import load_tokenizer
 from lmprog.transport import LocalRuntimeChannel
@@ -64,7 +67,16 @@ class OneToken:
         return StepResults((self._result,) * len(picks), ())
 
 
-def decoding_loop(num_rows: int, max_tokens: int) -> Loop:
+MakeEngine = Callable[[SchedulerConfig, int], tuple[StepEngine[Any], StepSampler[Any]]]
+"""An engine and its sampler for a number of pages and a token that it always samples."""
+
+
+def nothing(_: SchedulerConfig, token: int) -> tuple[StepEngine[Any], StepSampler[Any]]:
+    """An engine that computes nothing, and the same token for all."""
+    return NoEngine(), OneToken(token)
+
+
+def decoding_loop(num_rows: int, max_tokens: int, make_engine: MakeEngine = nothing) -> Loop:
     """A loop in whose next steps `num_rows` streamed gens decode one token each."""
     tokenizer = load_tokenizer(Path(lmprog.__file__).parent / "nano")
     # so many pages that every program has a place, whatever it is expected to grow to
@@ -79,8 +91,8 @@ def decoding_loop(num_rows: int, max_tokens: int) -> Loop:
     )
     channel = LocalRuntimeChannel()
     interpreter = Interpreter(scheduler, calls, _no_template, welcome, time.monotonic)
-    token = OneToken(tokenizer.encode(" word", start=False)[0])
-    loop = Loop(channel, interpreter, scheduler, NoEngine(), token, time.monotonic)
+    token = tokenizer.encode(" word", start=False)[0]
+    loop = Loop(channel, interpreter, scheduler, *make_engine(config, token), time.monotonic)
     client = channel.connect()
     client.send([wire.Hello(wire.PROTOCOL_VERSION)])
     sampling = wire.SamplingParams(max_tokens=WARM_UP + max_tokens, ignore_eos=True)

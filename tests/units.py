@@ -63,7 +63,10 @@ UNITS = {
         "errors config native weight_cache wire documents tier scheduling batch",
     ),
     "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
-    "loop": Unit("lmprog.runtime.loop", "errors wire transport scheduling programs batch"),
+    "loop": Unit(
+        "lmprog.runtime.loop lmprog.runtime.steps",
+        "errors wire transport scheduling programs batch",
+    ),
     # what puts the parts together
     "simulation": Unit(
         "lmprog.simulation",

@@ -18,7 +18,7 @@ from lmprog import wire
 from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError
-from lmprog.runtime.loop import Loop, StepEngine
+from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
@@ -28,6 +28,7 @@ from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.steps import StepEngine
 from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
 from lmprog.runtime.text.generation_config import suggested_sampling

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
-from lmprog.errors import ModelError
-from lmprog.runtime.engine.batch import Batch, build_batch
 from lmprog.runtime.programs.inbox import Inbox
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
-from lmprog.runtime.scheduling.logits_requests import collect_requests
-from lmprog.runtime.scheduling.plan import Plan
-from lmprog.runtime.scheduling.progress import Progress
-from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.steps import BatchMaker, Logits, StepEngine, StepSampler, steps_of
 from lmprog.transport import RuntimeChannel
 
 log = logging.getLogger("lmprog")
@@ -44,24 +38,6 @@ MAX_STORE_SECONDS = 0.002
 STOP_SECONDS = 3.0
 """The same at the end."""
 
-Logits = TypeVar("Logits")
-LogitsOut = TypeVar("LogitsOut", covariant=True)
-LogitsIn = TypeVar("LogitsIn", contravariant=True)
-
-
-class StepEngine(Protocol[LogitsOut]):
-    """Runs one batch. Its logits are in the batch's order, in the form that its sampler reads."""
-
-    def forward(self, batch: Batch) -> LogitsOut: ...
-
-
-class StepSampler(Protocol[LogitsIn]):
-    """Samples tokens and scores given ones."""
-
-    def sample(
-        self, logits: LogitsIn, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
-    ) -> StepResults: ...
-
 
 class Loop:
     """One runtime's loop. `step` never raises for what a request or the engine does."""
@@ -80,23 +56,18 @@ class Loop:
         self.interpreter = interpreter
         self.scheduler = scheduler
         self.inbox = Inbox()
-        self._has_adapters = bool(interpreter.welcome.adapters)
-        self._forward: Callable[[Plan], list[Progress]] = lambda plan: self._compute(
-            plan, engine, sampler
-        )
+        batches = BatchMaker(scheduler.config.page_size, bool(interpreter.welcome.adapters))
+        self._steps = steps_of(scheduler, engine, sampler, batches)
         self._clock = clock
         self._idle_memory = idle_memory
         self._checked_at = 0
         self._stored_at = 0
-        self._had_rows = False
 
     def step(self) -> None:
         """One turn."""
         self._receive()
         began = self._handle_messages()
-        plan = self.scheduler.plan()  # who runs how many tokens; their slots are held
-        self._had_rows = bool(plan.rows)
-        progress = self._forward(plan) if plan.rows else []
+        progress = self._steps.turn()  # plan, forward pass, samples, commit
         self.channel.send(self.interpreter.deliver(progress, began))
         if self.scheduler.idle:
             self._check_invariants()
@@ -160,30 +131,12 @@ class Loop:
             stats.invariant_failures += 1
             log.exception("a scheduler invariant is broken; please report this with the log")
 
-    def _compute(
-        self, plan: Plan, engine: StepEngine[Logits], sampler: StepSampler[Logits]
-    ) -> list[Progress]:
-        try:
-            page_size = self.scheduler.config.page_size
-            logits = engine.forward(build_batch(plan, page_size, self._has_adapters))
-            requests = collect_requests(
-                plan
-            )  # processor work that hides behind the launch on a GPU
-            sampled = sampler.sample(logits, requests.samples, requests.scores)
-        except Exception as error:  # one step may fail; the runtime goes on
-            log.exception("a step failed; its calls are ended")
-            self.scheduler.stats.failed_steps += 1
-            return self.scheduler.fail(
-                plan, ModelError(f"the step failed: {type(error).__name__}: {error}")
-            )
-        return self.scheduler.commit(plan, requests, sampled)
-
     def _wait(self) -> float:
         """Seconds that `receive` may wait: none while there is anything to do."""
         if self.inbox.num_ops or self.interpreter.is_tokenising:
             return 0.0
         if not self.scheduler.idle:
-            return 0.0 if self._had_rows else RETURN_WAIT
+            return 0.0 if self._steps.is_busy else RETURN_WAIT
         deadline = self.interpreter.next_deadline
         wait = THREAD_WAIT if self.interpreter.awaits_thread else IDLE_WAIT
         return wait if deadline is None else min(wait, max(0.0, deadline - self._clock()))

@@ -9,7 +9,7 @@ way. Integers and numpy only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import islice
 
@@ -50,15 +50,19 @@ class FakeEngine:
         self.poison: set[int] = set()
         self.bad_row: int | None = None
         self.fail_next = False
+        self.before_access: Callable[[], None] = lambda: None
+        """Called before pages are read or written from outside."""
         self.num_faults = 0
         """Number of faults so far."""
 
     def read_page(self, page: int) -> PageContents:
         """A copy of what is in the slots of `page`."""
+        self.before_access()
         where = slice(page * self._page_size, (page + 1) * self._page_size)
         return self._slots[where].copy(), self._bad[where].copy()
 
     def write_page(self, page: int, contents: PageContents) -> None:
+        self.before_access()
         where = slice(page * self._page_size, (page + 1) * self._page_size)
         self._slots[where], self._bad[where] = contents
         self._is_any_bad = True

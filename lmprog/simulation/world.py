@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lmprog import wire
 from lmprog.config import SchedulerConfig, SpeculationName
@@ -22,7 +23,9 @@ from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.steps import StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.simulation.fake_device import FakeDevice
 from lmprog.simulation.fake_engine import FakeEngine, Floats
 from lmprog.simulation.fake_store import FakeStore
 from lmprog.simulation.guessing import GuessingSource
@@ -54,6 +57,8 @@ class Scenario:
     """Chance per client and step that its programs think for some thirty steps."""
     seconds_per_look: float = 0.0
     """Time that passes whenever the runtime looks at its clock: messages then take time too."""
+    is_ahead: bool = False
+    """Whether steps are computed as on a device, where the next one is begun meanwhile."""
     right_drafts: float = 0.0
     """Chance that a drafted token is what the model finds likeliest."""
 
@@ -91,7 +96,8 @@ def with_drafts(scenario: Scenario, dice: random.Random) -> Scenario:
     """Two in three with drafts: some mostly right, some never."""
     speculation: SpeculationName = dice.choice(["off", "always", "auto"])
     scheduler = replace(scenario.scheduler, speculation=speculation)
-    return replace(scenario, scheduler=scheduler, right_drafts=dice.choice([0.0, 0.5, 0.9, 1.0]))
+    right = dice.choice([0.0, 0.5, 0.9, 1.0])
+    return replace(scenario, scheduler=scheduler, right_drafts=right, is_ahead=dice.random() < 0.5)
 
 
 class SimChannel:
@@ -166,9 +172,12 @@ class World:
         )
         self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self.clock)
         self.sampler = PlainSampler()
-        self.loop = Loop(
-            self.channel, self.interpreter, self.scheduler, self, self.sampler, self.clock
-        )
+        computed: tuple[StepEngine[Any], StepSampler[Any]] = (self, self.sampler)
+        if self.scenario.is_ahead:
+            device = FakeDevice(self.forward, self.sampler, guessing)
+            self.engine.before_access = device.drain
+            computed = (device, device)
+        self.loop = Loop(self.channel, self.interpreter, self.scheduler, *computed, self.clock)
         self.clients = [
             self._client(b"client-%d" % number) for number in range(self.scenario.num_clients)
         ]

@@ -13,6 +13,7 @@ from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.native import compiler, kernels_folder
 from lmprog.runtime.assembly import assemble
+from lmprog.runtime.steps import PlainSteps, StepsAhead
 from lmprog.transport import LocalRuntimeChannel
 from tests.runtime.runtime_thread import serving
 
@@ -26,8 +27,12 @@ pytestmark = [
 
 
 @contextmanager
-def runtime_on(device: str, attention: Any = None) -> Iterator[RuntimeBackend]:
-    """A runtime with the shipped model in a thread of this process."""
+def runtime_on(
+    device: str, attention: Any = None, is_ahead: bool = True
+) -> Iterator[RuntimeBackend]:
+    """A runtime with the shipped model in a thread of this process. `is_ahead`: on a device, steps
+    are begun while others are computed.
+    """
     scheduler = SchedulerConfig(num_pages=64, token_budget=128)
     config = RuntimeConfig(
         "nano",
@@ -43,12 +48,18 @@ def runtime_on(device: str, attention: Any = None) -> Iterator[RuntimeBackend]:
     assert facts["device"] == device
     kind = f"({attention or 'tree'})" if device == "emulated" else "native"
     assert kind in facts["engine"]
+    if device == "emulated" and not is_ahead:
+        engine, sampler = loop._steps._engine, loop._steps._sampler  # type: ignore[attr-defined]
+        loop._steps = PlainSteps(loop.scheduler, engine, sampler, loop._steps.batches)
     with serving(loop, channel) as backend:
         yield backend
+    if device == "emulated" and is_ahead:
+        assert isinstance(loop._steps, StepsAhead)
+        assert loop._steps.num_ahead > 5
 
 
 @lmprog.function
-async def program(s: lmprog.Branch) -> tuple[str, list[int], str, list[str]]:
+async def program(s: lmprog.Branch) -> tuple[str, list[int], str, list[str], str]:
     s.user("What is the capital of France?")
     with s.assistant():
         answer = await s.gen(max_tokens=6)
@@ -57,16 +68,26 @@ async def program(s: lmprog.Branch) -> tuple[str, list[int], str, list[str]]:
     kind = await s.select("yes", "no")
     async with s.fork(2, temperature=0.7, seed=5) as more:
         drawn = await more.map(lambda b: b.gen(max_tokens=4))
-    return answer, numbers, str(kind), drawn
+    words = await s.gen(regex="[a-z]{2,12}", max_tokens=3)
+    return answer, numbers, str(kind), drawn, str(words)
+
+
+PLACES: list[tuple[str, Any, bool]] = [
+    ("cpu", None, False),
+    ("emulated", None, True),
+    ("emulated", None, False),
+    ("emulated", "reference", True),
+]
 
 
 def test_a_program_gives_what_it_gives_on_the_processor() -> None:
-    """Generation, forks, a constraint, a select, and draws by a seed."""
-    values = {}
-    for place in (("cpu", None), ("emulated", None), ("emulated", "reference")):
+    """Generation, forks, constraints, one of them with hardly any tokens left, a select, and draws
+    by a seed; on the device one step ahead or one after the other.
+    """
+    values = []
+    for place in PLACES:
         with runtime_on(*place) as backend:
             run = program.using(backend=backend, temperature=0).run()
-            values[place] = run.value
+            values.append(run.value)
             assert run.usage.cached > 0
-    assert values["emulated", None] == values["cpu", None]
-    assert values["emulated", "reference"] == values["cpu", None]
+    assert values == [values[0]] * len(PLACES)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from lmprog.runtime.engine.device.pick_arrays import pick_arrays
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import placed
@@ -147,3 +149,61 @@ def test_scores_are_those_of_the_processor(kernels_of: MakeKernels) -> None:
             assert [[token for token, _ in top] for top in mine.tops] == [
                 [token for token, _ in top] for top in other.tops
             ]
+
+
+def test_two_picks_of_one_row_do_not_see_each_others_edits(kernels_of: MakeKernels) -> None:
+    """As a constraint asks for that has few tokens left: with and without its last mask."""
+    size = 1000
+    rng = np.random.default_rng(8)
+    values = torch.from_numpy(rng.normal(0, 3, (3, size)).astype(np.float32))
+    rows = [0, 1, 0, 2, 0, 1]
+    picks = [random_pick(rng, row, size)._replace(logit=row) for row in rows]
+    kernels = kernels_of("bf16", 64)
+    got = DeviceSampler(kernels, size).sample(logits_of(kernels, values), picks, []).samples
+    wanted = TorchSampler().sample(values, picks, []).samples
+    assert [one and one.token for one in got] == [one and one.token for one in wanted]
+    assert len({one.token for one in got if one is not None}) > 3
+
+
+@pytest.mark.parametrize("num_waits", [0, 1])
+def test_results_are_those_of_logits_that_are_overwritten_afterwards(
+    kernels_of: MakeKernels, num_waits: int
+) -> None:
+    """The next step's take their place; what was asked for of the old ones is on its way."""
+    size = 500
+    kernels = kernels_of("bf16", 64)
+    sampler = DeviceSampler(kernels, size)
+    values = torch.randn(2, size, generator=torch.Generator().manual_seed(1))
+    picks = [
+        SampleRequest(row, SamplingParams(temperature=0.0, logprobs=2), 0, 0) for row in (0, 1)
+    ]
+    scores = [ScoreRequest(0, (3, 4), top=3)]
+    wanted = TorchSampler().sample(values, picks, scores)
+    logits = logits_of(kernels, values)
+    for _ in range(num_waits):  # the device goes on after every other one
+        kernels.driver.event().wait()
+    begun = sampler.begin(logits, picks, scores)
+    kernels.driver.compute(lambda: logits.values.fill_(0.0))
+    got = begun.wait()
+    for mine, other in zip(got.samples, wanted.samples, strict=True):
+        assert mine is not None
+        assert other is not None
+        assert (mine.token, mine.logprob) == (other.token, pytest.approx(other.logprob, abs=1e-5))
+        assert [token for token, _ in mine.top] == [token for token, _ in other.top]
+    (mine_score,), (other_score,) = got.scores, wanted.scores
+    assert mine_score is not None
+    assert other_score is not None
+    assert mine_score.logprobs == pytest.approx(other_score.logprobs, abs=1e-5)
+    assert [[token for token, _ in one] for one in mine_score.tops] == [
+        [token for token, _ in one] for one in other_score.tops
+    ]
+
+
+def test_the_points_of_many_picks_are_those_of_each() -> None:
+    seeds, steps = [0, 7, -3, 1 << 70], [0, 1, 99, 5]
+    picks = [
+        SampleRequest(row, SamplingParams(), seed, step)
+        for row, (seed, step) in enumerate(zip(seeds, steps, strict=True))
+    ]
+    points = pick_arrays(picks, 50)["point"]
+    assert points.tolist() == [uniform(seed, step) for seed, step in zip(seeds, steps, strict=True)]

@@ -199,6 +199,11 @@ class Generation:
         return row if settings.rules is None else settings.rules.narrowed(row)
 
     @property
+    def wants_prompt(self) -> bool:
+        """The log-probabilities of the prompt are asked for."""
+        return self.settings.sampling.prompt_logprobs is not None
+
+    @property
     def _may_stop(self) -> bool:
         return self.may_end and self.generated >= self.settings.sampling.min_tokens
 

@@ -7,8 +7,8 @@ knows no tensors.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.scheduling.drafts import RowDraft
@@ -39,6 +39,22 @@ class LogitsRequests:
     where a constraint exceeded its limits: where that token is sampled, the next step says so."""
     failed: Mapping[int, LmprogError] = field(default_factory=dict)
     """Rows without a mask, because their constraint exceeded its limits. Only these calls fail."""
+
+    def moved(self, logit_of: Sequence[int]) -> LogitsRequests:
+        """The same of other rows of logits: `logit_of[i]` in place of `i`."""
+        samples = [one._replace(logit=logit_of[one.logit]) for one in self.samples]
+        scores = [replace(one, logit=logit_of[one.logit]) for one in self.scores]
+        return replace(self, samples=tuple(samples), scores=tuple(scores))
+
+    def only(self, rows: Sequence[int]) -> LogitsRequests:
+        """What belongs to these rows of the plan, without drafts; the requests stay as they are."""
+        return replace(
+            self,
+            sample_of=tuple([self.sample_of[row] for row in rows]),
+            scores_of=tuple([self.scores_of[row] for row in rows]),
+            drafted_of={},
+            failed={at: self.failed[row] for at, row in enumerate(rows) if row in self.failed},
+        )
 
 
 def collect_requests(plan: Plan) -> LogitsRequests:

@@ -155,6 +155,18 @@ class PageTables:
         tokens, end = row.tokens + drafted, row.end + len(drafted)
         return row._replace(tokens=tokens, end=end, pages=sequence.pages[:])
 
+    def follow(self, row: Row, tokens: array[int], num_pages: int) -> Row:
+        """The row after `row`, which may not be computed yet, in pages of the sequence's own;
+        `num_pages` of them (`pages_after`) are new, and must be free.
+        """
+        sequence, end = row[0], row[3]
+        if num_pages:
+            taken = self._pages.allocate(num_pages)
+            assert taken is not None, "the pages were counted before"
+            sequence.pages.extend(taken)
+        last = end + len(tokens)
+        return Row(sequence, tokens, end, last, sequence.pages[:], last - 1)
+
     def give_back(self, sequence: Sequence) -> None:
         """Frees the pages behind the known tokens, which drafts needed that were wrong."""
         end = max(-(-len(sequence.tokens) // self._page_size), sequence.shared)
@@ -195,6 +207,10 @@ class PageTables:
         """Undoes `attach` of a sequence that has computed nothing itself."""
         self._free(sequence)
         self._reset(sequence)
+
+    def settle(self) -> None:
+        """The step's rows are computed: what they inserted into the tree is there."""
+        self._inserted.clear()
 
     def discard_row(self, row: Row) -> None:
         """The step failed: removes what this row inserted into the tree; resets the sequence."""
@@ -317,3 +333,4 @@ class PageTables:
         sequence.node = None
         sequence.pages = array("i")
         sequence.shared = sequence.computed = 0
+        sequence.num_resets += 1

@@ -18,6 +18,7 @@ from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError, Overloaded
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.active_programs import ActivePrograms
+from lmprog.runtime.scheduling.ahead_planner import AheadPlan, AheadPlanner
 from lmprog.runtime.scheduling.client_shares import ClientShares
 from lmprog.runtime.scheduling.drafting import Drafting
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
@@ -81,6 +82,7 @@ class Scheduler:
         self._running = RunningSequences(memory, self.waiting, self.programs, self._admission)
         step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
         self._planner = StepPlanner(memory, self._running, self.waiting, self.costs, step_seconds)
+        self._ahead = AheadPlanner(memory, self._running, self.waiting)
         self.step = 0
         self._step_began = 0.0
 
@@ -191,11 +193,21 @@ class Scheduler:
         rows, budget = self._planner.rows(self.step, self._step_began)
         drafts = self.drafting.add(rows, budget)
         plan = Plan(tuple(rows), *self.tables.finish(), drafts)
-        self._work += 1.0 + plan.num_tokens
-        self.stats.see_plan(
-            plan, len(self.running), len(self.waiting), self.config.num_pages - self.pages.num_free
-        )
+        self._count(plan)
+        self._ahead.begin()
         return plan
+
+    def plan_ahead(
+        self, plan: Plan, current: list[int], requests: LogitsRequests
+    ) -> AheadPlan | None:
+        """The step after `plan`, which is being computed, for its `current` rows; None where it
+        needs that one's results. `commit` of that one comes first.
+        """
+        ahead = self._ahead.after(plan, current, requests)
+        if ahead is not None:
+            self.step += 1
+            self._count(ahead.rows.plan)
+        return ahead
 
     def commit(self, plan: Plan, requests: LogitsRequests, results: StepResults) -> list[Progress]:
         """Applies the results of a step. Sequences that ended stay admitted until `end` is
@@ -221,6 +233,8 @@ class Scheduler:
                 self.tables.discard_path(one.sequence)
         if failed:
             self._running.restart_discarded({one.sequence for one in progress if one.ended})
+        self.tables.settle()
+        self._step_began, self._planner.is_bounded = self._clock(), False  # of one planned ahead
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:
@@ -231,6 +245,12 @@ class Scheduler:
             self.tables.discard_row(row)
         self._running.restart_discarded({row.sequence for row in plan.rows})
         return [Progress(row.sequence, ended=True, error=error) for row in plan.rows]
+
+    def _count(self, plan: Plan) -> None:
+        self._work += 1.0 + plan.num_tokens
+        self.stats.see_plan(
+            plan, len(self.running), len(self.waiting), self.config.num_pages - self.pages.num_free
+        )
 
     def check(self) -> None:
         """All invariants of tree, pages and sequences; raises AssertionError."""

@@ -104,6 +104,7 @@ class Sequence:
         "num_found",
         "num_loads",
         "num_memory_preemptions",
+        "num_resets",
         "num_settled",
         "num_tokens_at_enqueue",
         "pages",
@@ -139,6 +140,8 @@ class Sequence:
         self.pages: array[int] = array("i")
         self.shared = 0
         self.computed = 0
+        self.num_resets = 0
+        """How often it gave all of its pages up: what a step computes meanwhile is not its own."""
         self.num_tokens_at_enqueue = len(tokens)
         """Known tokens when it was last put into the queue. They enter the tree when they are
         planned; tokens generated since enter when the sequence ends."""

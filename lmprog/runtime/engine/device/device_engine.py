@@ -6,16 +6,19 @@ and replayed. Knows batches; knows no request, no tree and no text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder, StepInputs
 from lmprog.runtime.engine.device.driver import DeviceGraph, Driver
-from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
+from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceResults, DeviceSampler
 from lmprog.runtime.engine.device.staging import Staging, StagingLayout
 from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
@@ -42,6 +45,17 @@ class DeviceModel:
     """Whether steps of one token a row are kept as graphs."""
 
 
+@dataclass(frozen=True, slots=True)
+class FedTokens:
+    """Tokens that go from the sampler to the next step on the device."""
+
+    chosen: torch.Tensor  # [picks] int32
+    places: NDArray[np.int64]
+    """Which of them ..."""
+    tokens: NDArray[np.int32]
+    """... is which token of the step."""
+
+
 class DeviceEngine:
     """One thread calls `forward`; logits are valid until the next call."""
 
@@ -63,34 +77,51 @@ class DeviceEngine:
         self._staging = Staging(driver, _STAGING_BYTES)
         self._graphs: dict[StagingLayout, DeviceGraph] = {}
         self._moves = self._staging.moves
+        self._feeding = Staging(driver, 1 << 12)
 
     def forward(self, batch: Batch) -> DeviceLogits:
         """Starts the computation of the batch. Its keys and values are kept in its slots."""
+        return self._begin(batch, None)
+
+    def forward_after(
+        self, batch: Batch, before: DeviceResults, picks: Sequence[int]
+    ) -> DeviceLogits:
+        """As `forward`, while the tokens that the rows begin with may still be computed: `picks[r]`
+        is the pick of `before`, the results begun last, that gives row r's; negative: it is known.
+        """
+        place_of, places = before.place_of, np.array(picks, np.int64)
+        fed = np.flatnonzero(places >= 0)
+        places = np.array(place_of, np.int64)[places[fed]]
+        return self._begin(batch, FedTokens(before.chosen, places, batch.row_starts[fed]))
+
+    def _begin(self, batch: Batch, fed: FedTokens | None) -> DeviceLogits:
         with torch.inference_mode():
             if len(batch.copies):
                 self.attention.copy(torch.from_numpy(batch.copies))
             arrays = step_arrays(batch, self._plans.of(batch))
             self.attention.begin(batch)
             if batch.num_tokens == batch.num_rows and self._can_capture:
-                self._replay(arrays)
+                self._replay(arrays, fed)
             else:
-                self._issue(arrays, StagingLayout.exact(arrays))
+                self._issue(arrays, fed)
         return DeviceLogits(self._decoder.logits(len(batch.logit_tokens)), len(batch.logit_tokens))
 
     def finish(self) -> None:
         """Returns when all steps are computed."""
         self.driver.event().wait()
 
-    def _issue(self, arrays: Arrays, layout: StagingLayout) -> None:
+    def _issue(self, arrays: Arrays, fed: FedTokens | None) -> None:
+        layout = StagingLayout.exact(arrays)
         self._make_room(layout)
-        self._decoder.issue(
-            self._inputs(self._staging.send(arrays, layout), layout), self.attention
-        )
+        inputs = self._inputs(self._staging.send(arrays, layout), layout)
+        self._feed(inputs.tokens, fed)
+        self._decoder.issue(inputs, self.attention)
 
-    def _replay(self, arrays: Arrays) -> None:
+    def _replay(self, arrays: Arrays, fed: FedTokens | None) -> None:
         layout = StagingLayout.rounded(arrays)
         self._make_room(layout)
         at = self._staging.send(arrays, layout)
+        self._feed(self._ints(at, layout, "tokens"), fed)
         if self._staging.moves != self._moves:
             self._graphs.clear()
             self._moves = self._staging.moves
@@ -105,13 +136,27 @@ class DeviceEngine:
         graph.replay()
 
     def _make_room(self, layout: StagingLayout) -> None:
-        if self._decoder.make_room(dict(layout.rooms)["logit_tokens"] // _WORD):
+        if self._decoder.make_room(layout.room_of["logit_tokens"] // _WORD):
             self._graphs.clear()
 
     def _inputs(self, at: dict[str, int], layout: StagingLayout) -> StepInputs:
-        rooms = dict(layout.rooms)
+        tokens, wanted = (self._ints(at, layout, name) for name in ("tokens", "logit_tokens"))
+        return StepInputs(at, tokens, wanted)
 
-        def ints(name: str) -> torch.Tensor:
-            return self._staging.read(at[name], rooms[name] // _WORD, torch.int32)
+    def _ints(self, at: dict[str, int], layout: StagingLayout, name: str) -> torch.Tensor:
+        return self._staging.read(at[name], layout.room_of[name] // _WORD, torch.int32)
 
-        return StepInputs(at, ints("tokens"), ints("logit_tokens"))
+    def _feed(self, tokens: torch.Tensor, fed: FedTokens | None) -> None:
+        """Puts sampled tokens among those of the step. Of a row without one anything will do: it is
+        nobody's.
+        """
+        if fed is None or not len(fed.places):
+            return
+        count, chosen = len(fed.places), fed.chosen
+        at = self._feeding.send({"places": fed.places, "tokens": fed.tokens.astype(np.int64)})
+        places, targets = (
+            self._feeding.read(at[name], count, torch.int64) for name in ("places", "tokens")
+        )
+        self.driver.compute(
+            lambda: tokens.index_copy_(0, targets, chosen.index_select(0, places).clamp_min_(0))
+        )

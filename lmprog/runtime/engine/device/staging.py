@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ class StagingLayout:
     rooms: tuple[tuple[str, int], ...]
     offsets: dict[str, int] = field(init=False, compare=False)
     num_bytes: int = field(init=False, compare=False)
+    room_of: dict[str, int] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         offsets, at = {}, 0
@@ -34,21 +36,25 @@ class StagingLayout:
             at += -(-max(room, 1) // _ALIGNMENT) * _ALIGNMENT
         object.__setattr__(self, "offsets", offsets)
         object.__setattr__(self, "num_bytes", at)
+        object.__setattr__(self, "room_of", dict(self.rooms))
 
     @staticmethod
     def exact(arrays: Arrays) -> StagingLayout:
         """Room for what there is."""
-        return StagingLayout(tuple((name, array.nbytes) for name, array in arrays.items()))
+        return _layout(tuple([(name, array.nbytes) for name, array in arrays.items()]))
 
     @staticmethod
     def rounded(arrays: Arrays) -> StagingLayout:
         """Room for what there is and up to twice as much, so that few layouts serve many steps."""
-        return StagingLayout(
-            tuple(
-                (name, 1 << (max(array.nbytes, 32) - 1).bit_length())
-                for name, array in arrays.items()
-            )
-        )
+        rooms = [
+            (name, 1 << (max(array.nbytes, 32) - 1).bit_length()) for name, array in arrays.items()
+        ]
+        return _layout(tuple(rooms))
+
+
+@lru_cache(256)
+def _layout(rooms: tuple[tuple[str, int], ...]) -> StagingLayout:
+    return StagingLayout(rooms)
 
 
 class Staging:
@@ -71,12 +77,14 @@ class Staging:
             self._sent.wait()  # the buffer may still be read
         if layout.num_bytes > len(self._pinned):
             self._allocate(2 * layout.num_bytes)
-        host = self._host
-        rooms = dict(layout.rooms)
+        host, rooms, offsets = self._host, layout.room_of, layout.offsets
         for name, array in arrays.items():
-            at = layout.offsets[name]
-            host[at + array.nbytes : at + rooms[name]] = 0  # what a graph computes beyond the step
-            host[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            at, size = offsets[name], array.nbytes
+            if size < rooms[name]:
+                host[at + size : at + rooms[name]] = 0  # what a graph computes beyond the step
+            if size:
+                own = np.ascontiguousarray(array).reshape(-1)
+                host[at : at + size] = own.view(np.uint8)
         self._driver.copy(self._there[: layout.num_bytes], self._pinned[: layout.num_bytes])
         self._sent = self._driver.event()
         base = self._there.data_ptr()

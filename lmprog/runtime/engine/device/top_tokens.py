@@ -1,0 +1,71 @@
+"""The most likely tokens of single rows of logits, by torch: few calls ask for them.
+
+They are found on the device before anything overwrites the logits, and read when the step is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lmprog.runtime.engine.device.driver import Driver
+from lmprog.runtime.engine.device.staging import Staging
+from lmprog.runtime.scheduling.sampling_requests import Likely, SampleRequest, ScoreRequest
+
+Requests = tuple[Sequence[SampleRequest], Sequence[ScoreRequest]]
+
+
+class TopTokens:
+    """Lists by row, the best token first."""
+
+    def __init__(self, rows: Sequence[int], tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+        """Host tensors that may still have to be filled. # [rows, most] each"""
+        self._place_of = {row: place for place, row in enumerate(rows)}
+        self._tokens, self._logprobs = tokens, logprobs
+
+    def of(self, row: int, count: int) -> Likely:
+        if not count:
+            return ()
+        place = self._place_of[row]
+        tokens, logprobs = self._tokens[place].tolist(), self._logprobs[place].tolist()
+        pairs = sorted(zip(tokens, logprobs, strict=True), key=lambda one: (-one[1], one[0]))
+        return tuple(pairs[:count])
+
+
+NO_TOPS = TopTokens((), torch.empty(0, 0), torch.empty(0, 0))
+
+
+def begin_tops(
+    driver: Driver, staging: Staging, logits: torch.Tensor, requests: Requests
+) -> TopTokens:
+    """What `requests` want to see besides the tokens they name, filled by the next event."""
+    picks, scores = requests
+    wanted = {pick.logit: pick.sampling.logprobs for pick in picks if pick.sampling.logprobs}
+    for score in scores:
+        if score.top:
+            wanted |= dict.fromkeys(range(score.logit, score.logit + len(score.targets)), score.top)
+    if not wanted:
+        return NO_TOPS
+    rows, most = sorted(wanted), min(max(wanted.values()), logits.shape[1])
+    count = len(rows) * most
+    at = staging.send({"rows": np.array(rows, np.int32)})
+    rows_there = staging.read(at["rows"], len(rows), torch.int32)
+    there = driver.memory(2 * count * 4)
+    tokens = there[: count * 4].view(torch.int32).view(-1, most)
+    logprobs = there[count * 4 :].view(torch.float32).view(-1, most)
+
+    def find() -> None:
+        likely = logits.index_select(0, rows_there).float().log_softmax(1).topk(most, 1)
+        tokens.copy_(likely.indices)
+        logprobs.copy_(likely.values)
+
+    driver.compute(find)
+    here = driver.pinned(2 * count * 4)
+    driver.copy(here, there)
+    return TopTokens(
+        rows,
+        here[: count * 4].view(torch.int32).view(-1, most),
+        here[count * 4 :].view(torch.float32).view(-1, most),
+    )

@@ -1,0 +1,241 @@
+"""How steps are computed: one after the other, or one ahead.
+
+Where forward pass and samples are only begun by a call and awaited by another, as on a device, the
+next step is planned and begun while one is being computed, and what that one brought is delivered
+meanwhile. Its masks are made when the tokens before it are known. The texts are the same. Knows the
+order of things; what is planned ahead is `scheduling.ahead_planner`'s matter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from lmprog.errors import ModelError
+from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.scheduling.ahead_planner import AheadPlan, CurrentRows
+from lmprog.runtime.scheduling.logits_requests import LogitsRequests, collect_requests
+from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
+from lmprog.runtime.scheduling.scheduler import Scheduler
+
+log = logging.getLogger("lmprog")
+
+FAILED = "a step failed; its calls are ended"
+
+Logits = TypeVar("Logits")
+LogitsOut = TypeVar("LogitsOut", covariant=True)
+LogitsIn = TypeVar("LogitsIn", contravariant=True)
+
+
+class StepEngine(Protocol[LogitsOut]):
+    """Runs one batch. Its logits are in the batch's order, in the form that its sampler reads."""
+
+    def forward(self, batch: Batch) -> LogitsOut: ...
+
+
+class StepSampler(Protocol[LogitsIn]):
+    """Samples tokens and scores given ones."""
+
+    def sample(
+        self, logits: LogitsIn, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> StepResults: ...
+
+
+class AwaitedResults(Protocol):
+    """What is being sampled."""
+
+    def wait(self) -> StepResults:
+        """Raises what went wrong in the step."""
+        ...
+
+
+@runtime_checkable
+class AheadEngine(Protocol):
+    """Begins batches, in order."""
+
+    def forward(self, batch: Batch) -> Any: ...
+
+    def forward_after(self, batch: Batch, before: Any, picks: Sequence[int]) -> Any:
+        """As `forward`. The first token of row r is what `before`, which the sampler gave last,
+        chooses for its pick number `picks[r]`; that of the batch where it is negative.
+        """
+        ...
+
+
+@runtime_checkable
+class AheadSampler(Protocol):
+    """Begins to sample from logits that are still being computed."""
+
+    def begin(
+        self, logits: Any, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> AwaitedResults: ...
+
+
+class Steps(Protocol):
+    """The steps of one runtime. `turn` never raises for what an engine does."""
+
+    @property
+    def is_busy(self) -> bool:
+        """The next turn goes on at once with what the last one did."""
+        ...
+
+    def turn(self) -> list[Progress]:
+        """What a step brought, if one has been computed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMaker:
+    """What a runtime's batches have in common."""
+
+    page_size: int
+    has_adapters: bool = False
+
+    def of(self, plan: Plan) -> Batch:
+        return build_batch(plan, self.page_size, self.has_adapters)
+
+
+def steps_of(
+    scheduler: Scheduler,
+    engine: StepEngine[Logits],
+    sampler: StepSampler[Logits],
+    batches: BatchMaker,
+) -> Steps:
+    """One ahead where engine and sampler can."""
+    if isinstance(engine, AheadEngine) and isinstance(sampler, AheadSampler):
+        return StepsAhead(scheduler, engine, sampler, batches)
+    return PlainSteps(scheduler, engine, sampler, batches)
+
+
+class PlainSteps:
+    """A turn is a step."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engine: StepEngine[Any],
+        sampler: StepSampler[Any],
+        batches: BatchMaker,
+    ) -> None:
+        self._scheduler = scheduler
+        self.batches = batches
+        self._engine = engine
+        self._sampler = sampler
+        self.is_busy = False
+
+    def turn(self) -> list[Progress]:
+        plan = self._scheduler.plan()  # who runs how many tokens; their slots are held
+        self.is_busy = bool(plan.rows)
+        if not plan.rows:
+            return []
+        try:
+            logits = self._engine.forward(self.batches.of(plan))
+            requests = collect_requests(plan)
+            results = self._sampler.sample(logits, requests.samples, requests.scores)
+        except Exception as error:  # one step may fail; the runtime goes on
+            log.exception(FAILED)
+            return failed_step(self._scheduler, plan, error)
+        return self._scheduler.commit(plan, requests, results)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A step whose results are awaited."""
+
+    rows: CurrentRows
+    requests: LogitsRequests
+    results: AwaitedResults
+
+
+class StepsAhead:
+    """A turn ends a step when the next one has begun."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engine: AheadEngine,
+        sampler: AheadSampler,
+        batches: BatchMaker,
+    ) -> None:
+        self._scheduler = scheduler
+        self.batches = batches
+        self._engine = engine
+        self._sampler = sampler
+        self._begun: BegunStep | None = None
+        self.is_busy = False
+        self.num_ahead = 0
+        """Steps that were begun before the tokens of the step before were known."""
+
+    def turn(self) -> list[Progress]:
+        step, self._begun = self._begun, None
+        current = [] if step is None else step.rows.current()
+        if step is None or not current:  # what is computed for nobody is not awaited
+            plan = self._scheduler.plan()
+            self.is_busy = bool(plan.rows)
+            if not plan.rows:
+                return []
+            current = list(range(len(plan.rows)))
+            try:
+                step = self._sampled(CurrentRows.of(plan), self._forward(plan))
+            except Exception as error:  # one step may fail; the runtime goes on
+                log.exception(FAILED)
+                return failed_step(self._scheduler, plan, error)
+        plan, requests, logits = step.rows.plan, step.requests, None
+        try:
+            ahead = self._scheduler.plan_ahead(plan, current, requests)
+            if ahead is not None:
+                logits = self._forward_ahead(ahead, step)
+            results = step.results.wait()
+        except Exception as error:
+            log.exception(FAILED)
+            return failed_step(self._scheduler, step.rows.only(current).plan, error)
+        if len(current) < len(plan.rows):
+            plan, requests = step.rows.only(current).plan, requests.only(current)
+        progress = self._scheduler.commit(plan, requests, results)
+        if ahead is not None:
+            progress += self._go_on(ahead.rows, logits)
+        return progress
+
+    def _forward(self, plan: Plan) -> Any:
+        return self._engine.forward(self.batches.of(plan))
+
+    def _forward_ahead(self, ahead: AheadPlan, before: BegunStep) -> Any:
+        self.num_ahead += 1
+        batch = self.batches.of(ahead.rows.plan)
+        return self._engine.forward_after(batch, before.results, ahead.picks)
+
+    def _go_on(self, rows: CurrentRows, logits: Any) -> list[Progress]:
+        """What is sampled next is asked for, now that all tokens before it are known."""
+        current = rows.current()
+        if not current:
+            return []
+        rows = rows.only(current)
+        try:
+            self._begun = self._sampled(rows, logits, current)
+        except Exception as error:
+            log.exception(FAILED)
+            return failed_step(self._scheduler, rows.plan, error)
+        return []
+
+    def _sampled(
+        self, rows: CurrentRows, logits: Any, logit_of: Sequence[int] | None = None
+    ) -> BegunStep:
+        """`logit_of`: the row of logits that each row of a step planned ahead has; None: their
+        own.
+        """
+        requests = collect_requests(rows.plan)
+        if logit_of is not None and logit_of[-1] != len(logit_of) - 1:
+            requests = requests.moved(logit_of)
+        results = self._sampler.begin(logits, requests.samples, requests.scores)
+        return BegunStep(rows, requests, results)
+
+
+def failed_step(scheduler: Scheduler, plan: Plan, error: Exception) -> list[Progress]:
+    """All calls of the plan's rows fail."""
+    scheduler.stats.failed_steps += 1
+    said = f"the step failed: {type(error).__name__}: {error}"
+    return scheduler.fail(plan, ModelError(said))

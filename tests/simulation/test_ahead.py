@@ -1,0 +1,302 @@
+"""With the next step begun while one is computed, texts are the same as one step after the other:
+over random programs with stops, constraints, forced text, forks, cancels and preemption.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lmprog import wire
+from lmprog.runtime.scheduling import ahead_planner, logits_requests
+from lmprog.runtime.scheduling.ahead_planner import CurrentRows
+from lmprog.runtime.scheduling.logits_requests import LogitsRequests
+from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.steps import StepsAhead
+from lmprog.simulation.fake_device import FakeDevice
+from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.plain_sampler import PlainSampler
+from tests.runtime.talk import GREEDY, Talk, done, failed, text
+
+SEEDS = range(30)
+TURNS = 60
+PAGE_SIZE, NUM_PAGES = 4, 40
+Patch = pytest.MonkeyPatch
+Script = dict[int, list[wire.Op]]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    log = logging.getLogger("lmprog")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(before)
+
+
+class Device(FakeDevice):
+    """A fake device with memory of its own."""
+
+    vocab_size = LetterTokenizer().vocab_size
+
+    def __init__(self, seed: int) -> None:
+        self.engine = FakeEngine(NUM_PAGES, PAGE_SIZE, self.vocab_size)
+        super().__init__(self.engine.forward, PlainSampler(), random.Random(seed))
+
+
+def talk_with(seed: int, is_ahead: bool, **changes: Any) -> Talk:
+    fields = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES, "speculation": "off", **changes}
+    if not is_ahead:
+        return Talk(is_forcing=True, **fields)
+    device = Device(seed)
+    return Talk(engine=device, sampler=device, is_forcing=True, **fields)
+
+
+def steps_of(talk: Talk) -> StepsAhead:
+    steps = talk.loop._steps
+    assert isinstance(steps, StepsAhead)
+    return steps
+
+
+def generate(dice: random.Random, branch: int, call: int) -> wire.Generate:
+    sampling = wire.SamplingParams(
+        temperature=dice.choice([0.0, 1.0]),
+        seed=dice.randrange(99),
+        max_tokens=dice.choice([1, 5, 12, 30]),
+        min_tokens=dice.choice([0, 3]),
+        stop=dice.choice([(), ("a",), ("ab", " ", "q")]),
+        ignore_eos=dice.random() < 0.5,
+        n=dice.choice([1, 1, 3]),
+    )
+    pattern = dice.choice([None, None, "[a-f]{2,9}", "yes, [a-d]{3} (please|later) and [a-d]{3}"])
+    constraint = None if pattern is None else wire.Regex(pattern)
+    heal = dice.random() < 0.5
+    return wire.Generate(branch, call, sampling, constraint, heal=heal, stream=dice.random() < 0.5)
+
+
+def script_of(seed: int) -> Script:
+    """What is said in which turn. Numbers of branches and calls are given out one by one."""
+    dice = random.Random(seed)
+    script: Script = {}
+    branches = [1]
+    script[0] = [wire.Open(1), text(1, "a common beginning ")]
+    for number in range(2, 26):
+        ops = script.setdefault(dice.randrange(TURNS) // 2, [])
+        if dice.random() < 0.4:
+            ops.append(wire.Fork(1, (number,)))
+        else:
+            ops.append(wire.Open(number))
+        ops += [text(number, "".join(dice.choices("abc ", k=9))), generate(dice, number, number)]
+        branches.append(number)
+        if dice.random() < 0.3:
+            ops += [text(number, " and"), wire.Select(number, 100 + number, ("left", "right"))]
+        if dice.random() < 0.2:
+            script.setdefault(dice.randrange(TURNS), []).append(wire.Cancel(number))
+    return script
+
+
+def replies_to(talk: Talk, script: Script, preempt_every: int) -> list[wire.Reply]:
+    replies: list[wire.Reply] = []
+    for turn in range(TURNS):
+        talk.say(*script.get(turn, ()))
+        replies += talk.step()
+        running = talk.scheduler.running
+        if preempt_every and turn % preempt_every == 0 and running:
+            talk.scheduler.preempt(running[-1])
+    return replies + talk.until_idle()
+
+
+def outcomes(replies: list[wire.Reply]) -> dict[int, Any]:
+    """What each call brought, to the last token; the code of its failure."""
+    found: dict[int, Any] = {}
+    for reply in replies:
+        if isinstance(reply, wire.CallDone):
+            outputs = [(one.text, one.tokens, one.finish) for one in reply.outputs]
+            found[reply.call] = (outputs, reply.usage.prompt, reply.usage.generated)
+        elif isinstance(reply, wire.Chosen):
+            found[reply.call] = (reply.index, [option.score for option in reply.options])
+        elif isinstance(reply, wire.Failed) and reply.call is not None:
+            found[reply.call] = reply.code
+    return found
+
+
+def changed_calls(one: dict[int, Any], other: dict[int, Any]) -> list[int]:
+    """Those that end with something else, and were not cancelled: when that comes is no matter."""
+    assert one.keys() == other.keys()
+    return [
+        call
+        for call in one
+        if one[call] != other[call] and "cancelled" not in (one[call], other[call])
+    ]
+
+
+def differing(seed: int, **changes: Any) -> tuple[list[int], StepsAhead]:
+    """Calls that end with something else, and how the steps were computed."""
+    script, preempt_every = script_of(seed), 7 if seed % 3 == 0 else 0
+    plain, ahead = (talk_with(seed, is_ahead, **changes) for is_ahead in (False, True))
+    expected = outcomes(replies_to(plain, script, preempt_every))
+    found = outcomes(replies_to(ahead, script, preempt_every))
+    assert sum(not isinstance(one, str) for one in expected.values()) > 10
+    return changed_calls(expected, found), steps_of(ahead)
+
+
+def test_texts_are_those_of_one_step_after_the_other() -> None:
+    num_ahead = num_steps = 0
+    for seed in SEEDS:
+        changed, steps = differing(seed)
+        assert not changed, f"seed {seed}: calls {changed} end with something else"
+        num_ahead += steps.num_ahead
+        num_steps += steps._scheduler.stats.steps
+    print(f"{num_ahead} of {num_steps} steps were begun ahead")
+    assert num_ahead > num_steps / 5
+
+
+@pytest.mark.parametrize("speculation", ["auto", "always"])
+def test_texts_are_the_same_beside_drafts(speculation: str) -> None:
+    for seed in SEEDS[:8]:
+        assert not differing(seed, speculation=speculation)[0]
+
+
+def test_an_end_found_late_costs_one_row() -> None:
+    """The next step has begun when the stop is found in the text: that row is nobody's."""
+
+    def asked(is_ahead: bool, stop: tuple[str, ...]) -> tuple[wire.CallDone, int]:
+        talk = talk_with(0, is_ahead)
+        sampling = wire.SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True, stop=stop)
+        replies = talk.ask(wire.Open(1), text(1, "abc"), wire.Generate(1, 1, sampling))
+        return done(replies)[1], talk.scheduler.stats.computed_tokens
+
+    stop = asked(False, ())[0].outputs[0].text[9:12]
+    (expected, computed), (found, computed_ahead) = (asked(one, (stop,)) for one in (False, True))
+    assert found.outputs == expected.outputs
+    assert found.outputs[0].finish == "stop"
+    assert found.usage == expected.usage
+    assert computed_ahead == computed + 1
+
+
+def test_a_cancelled_call_gives_its_pages_back_while_its_row_is_computed() -> None:
+    talk = talk_with(0, is_ahead=True)
+    sampling = wire.SamplingParams(max_tokens=50, ignore_eos=True)
+    talk.say(wire.Open(1), text(1, "abc"), wire.Generate(1, 1, sampling))
+    for _ in range(6):
+        talk.step()
+    steps = steps_of(talk)
+    assert steps._begun is not None, "a step is being computed"
+    talk.ask(wire.Cancel(1), wire.Close(1))
+    talk.scheduler.tree.clear()
+    assert talk.scheduler.pages.num_free == NUM_PAGES
+    assert done(talk.ask(wire.Open(2), text(2, "abc"), wire.Generate(2, 2, GREEDY)))[2]
+
+
+def test_a_step_that_fails_fails_what_was_begun_after_it_too() -> None:
+    talk = talk_with(0, is_ahead=True)
+    sampling = wire.SamplingParams(max_tokens=50, ignore_eos=True)
+    talk.say(wire.Open(1), text(1, "abc"), wire.Generate(1, 1, sampling))
+    for _ in range(6):
+        talk.step()
+    talk.engine.engine.fail_next = True
+    assert failed(talk.until_idle())[1].code == "model"
+    talk.scheduler.tree.clear()
+    assert talk.scheduler.pages.num_free == NUM_PAGES
+    assert done(talk.ask(wire.Open(2), text(2, "abc"), wire.Generate(2, 2, GREEDY)))[2]
+
+
+# --- planted bugs
+
+
+def tokens_are_fed_to_the_next_row(patch: Patch) -> None:
+    original = Device.forward_after
+
+    def forward_after(self: Device, batch: Any, before: Any, picks: Any) -> None:
+        original(self, batch, before, (*picks[1:], picks[0]))
+
+    patch.setattr(Device, "forward_after", forward_after)
+
+
+def rows_that_are_not_current_count(patch: Patch) -> None:
+    patch.setattr(CurrentRows, "current", lambda self: list(range(len(self.plan.rows))))
+
+
+def logits_keep_their_numbers(patch: Patch) -> None:
+    patch.setattr(LogitsRequests, "moved", lambda self, logit_of: self)
+
+
+def samples_are_asked_for_before_the_tokens_are_known(patch: Patch) -> None:
+    original = logits_requests._plain_request
+
+    def request(row: Any, task: Any, logit: int, ahead: int = 0) -> Any:
+        return original(row, task, logit, ahead)._replace(step=max(0, task.steps + ahead - 1))
+
+    patch.setattr(logits_requests, "_plain_request", request)
+
+
+def next_tokens(patch: Patch, changed: Callable[[Any], dict[str, int]]) -> None:
+    """Has the planner see other figures of a sequence."""
+    original = ahead_planner.AheadPlanner._next_tokens
+
+    def planned(self: Any, rows: Any, current: list[int], requests: Any) -> Any:
+        found = []
+        for index in current:
+            sequence = rows[index].sequence
+            kept = {name: getattr(sequence, name) for name in changed(sequence)}
+            for name, value in changed(sequence).items():
+                setattr(sequence, name, value)
+            found += original(self, rows, [index], requests)
+            for name, value in kept.items():
+                setattr(sequence, name, value)
+        return found
+
+    patch.setattr(ahead_planner.AheadPlanner, "_next_tokens", planned)
+
+
+def forced_text_is_not_looked_at(patch: Patch) -> None:
+    original = ahead_planner.AheadPlanner._next_tokens
+
+    def planned(self: Any, rows: Any, current: list[int], requests: Any) -> Any:
+        found = original(self, rows, current, requests)
+        return [(row, array("i", [0]), max(0, pick)) for row, _, pick in found]
+
+    patch.setattr(ahead_planner.AheadPlanner, "_next_tokens", planned)
+
+
+def a_shared_page_is_written(patch: Patch) -> None:
+    next_tokens(patch, lambda sequence: {"shared": 0})
+
+
+def a_page_is_missing(patch: Patch) -> None:
+    patch.setattr(PageTables, "pages_after", lambda self, row, count: 0)
+
+
+BUGS: list[Callable[[Patch], None]] = [
+    tokens_are_fed_to_the_next_row,
+    rows_that_are_not_current_count,
+    logits_keep_their_numbers,
+    samples_are_asked_for_before_the_tokens_are_known,
+    forced_text_is_not_looked_at,
+    a_shared_page_is_written,
+    a_page_is_missing,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_found(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    scripts = {seed: script_of(seed) for seed in (1, 2, 4)}
+    plain = {
+        seed: outcomes(replies_to(talk_with(seed, False), script, 0))
+        for seed, script in scripts.items()
+    }
+    bug(monkeypatch)
+    for seed, expected in plain.items():
+        try:
+            found = outcomes(replies_to(talk_with(seed, True), scripts[seed], 0))
+        except (AssertionError, LookupError):
+            return
+        if changed_calls(expected, found):
+            return
+    pytest.fail("nothing noticed it")
