@@ -30,7 +30,7 @@ from benchmarks.memory_pressure import PAGE, Chat, Outcome, chats
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 
-UNLIMITED, FITS = "unlimited", "programs that fit"
+UNLIMITED, FITS, FOR_ALL = "unlimited", "programs that fit", "memory for all"
 WAIT = 0.001
 """Seconds that the runtime's loop waits where it keeps the place of a program that thinks."""
 MODEL_WORDS = 2000
@@ -143,19 +143,25 @@ def measured(case: Case, repeat: int, tier: bool) -> dict[str, Outcome]:
                 run = ChatRun(case, kv_disk_mb=4096, kv_disk_folder=folder)
                 found.setdefault("with the second tier", []).append(run.run())
         floor = ChatRun(replace(case, memory=1.5), admission="unlimited")
-        found.setdefault("memory for all", []).append(floor.run())
+        found.setdefault(FOR_ALL, []).append(floor.run())
     return {name: min(runs, key=lambda one: one.busy) for name, runs in found.items()}
 
 
-def verdicts(think: float, fits: Outcome, unlimited: Outcome) -> list[tuple[str, bool]]:
-    """What the bars ask of a case, and whether it holds."""
+def verdicts(
+    think: float, fits: Outcome, unlimited: Outcome, for_all: Outcome
+) -> list[tuple[str, bool]]:
+    """What the bars ask of a case, and whether it holds. Beside a part of unlimited admission's
+    processor time, what memory for all programs takes of that: no order can do with much less.
+    """
     cpu, last = fits.busy / unlimited.busy, fits.wall / unlimited.wall
+    aim, floor = (0.8 if think else 0.7), for_all.busy / unlimited.busy
+    processor = (f"processor {cpu:.2f} <= {aim} (for all {floor:.2f})", cpu <= aim)
     if think:
-        return [(f"processor {cpu:.2f} <= 0.8", cpu <= 0.8), (f"last {last:.2f}", last <= 1.05)]
+        return [processor, (f"last {last:.2f}", last <= 1.05)]
     return [
         (f"hits {fits.hits:.0%}", fits.hits >= 0.95),
         (f"computed {fits.computed:.2f}", fits.computed <= 1.1),
-        (f"processor {cpu:.2f} <= 0.7", cpu <= 0.7),
+        processor,
     ]
 
 
@@ -184,7 +190,7 @@ def main() -> None:
                             f"  {name} | {one.hits:.0%} | {one.computed:.2f} | {one.steps:.0f} | "
                             f"{one.wall:.2f} s | {one.busy:.2f} s"
                         )
-                    told = verdicts(think, found[FITS], found[UNLIMITED])
+                    told = verdicts(think, found[FITS], found[UNLIMITED], found[FOR_ALL])
                     print(
                         "  "
                         + ", ".join(f"{what}: {'met' if ok else 'missed'}" for what, ok in told),

@@ -26,7 +26,7 @@ def test_each_bar_is_told_apart() -> None:
     base = Outcome(hits=0.5, computed=2.0, steps=100, wall=10.0, busy=8.0)
     good = Outcome(hits=0.96, computed=1.05, steps=120, wall=10.4, busy=5.0)
     slow = Outcome(hits=0.94, computed=1.2, steps=120, wall=10.6, busy=7.0)
-    assert [met for _, met in verdicts(0.0, good, base)] == [True, True, True]
-    assert [met for _, met in verdicts(10.0, good, base)] == [True, True]
-    assert [met for _, met in verdicts(0.0, slow, base)] == [False, False, False]
-    assert [met for _, met in verdicts(10.0, slow, base)] == [False, False]
+    assert [met for _, met in verdicts(0.0, good, base, good)] == [True, True, True]
+    assert [met for _, met in verdicts(10.0, good, base, good)] == [True, True]
+    assert [met for _, met in verdicts(0.0, slow, base, good)] == [False, False, False]
+    assert [met for _, met in verdicts(10.0, slow, base, good)] == [False, False]

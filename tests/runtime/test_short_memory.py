@@ -13,7 +13,7 @@ from lmprog.runtime.scheduling.pins import Pins
 from lmprog.runtime.scheduling.program_sizes import ProgramSizes
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.scheduling.step_costs import FIRST_CHUNK, StepCosts
-from tests.runtime.talk import Talk, done, text
+from tests.runtime.talk import GREEDY, Talk, done, text
 
 
 def tree_with(*prefixes: int) -> tuple[RadixTree, dict[int, object]]:
@@ -288,3 +288,24 @@ def sessions_that_never_return(admission: str) -> float:
 
 def test_programs_that_never_return_cost_the_others_little() -> None:
     assert sessions_that_never_return("programs") < 1.5 * sessions_that_never_return("unlimited")
+
+
+def size_of_a_program(*, as_tokens: bool) -> tuple[int, int]:
+    """What a chat of three turns counts as, and what it has in memory: every word is new."""
+    talk = Talk(num_pages=100)
+    talk.say(wire.Open(1))
+    for turn in range(1, 4):
+        words = " ".join(f"{chr(96 + turn)}{letter} and" for letter in "abcdefghijkl")
+        tokens = wire.TokensPiece(tuple(talk.tokenizer.encode(words)))
+        talk.say(wire.Append(1, (tokens if as_tokens else wire.TextPiece(words),)))
+        talk.say(wire.Generate(1, turn, GREEDY))
+        talk.until_idle()
+    (place,) = talk.scheduler.programs._places.values()
+    return place.size, talk.scheduler.tree.num_cached * talk.scheduler.config.page_size
+
+
+def test_a_program_is_as_large_as_what_it_added_however_it_was_appended() -> None:
+    """What was tokenised before its call was counted as if it had been there before."""
+    for as_tokens in (False, True):
+        size, in_memory = size_of_a_program(as_tokens=as_tokens)
+        assert in_memory - 4 <= size <= in_memory

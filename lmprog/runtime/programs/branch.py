@@ -140,6 +140,8 @@ class RuntimeBranch:
     state: BranchState = BranchState.PENDING
     queue: deque[QueuedOp] = field(default_factory=deque)
     tokens: array[int] = field(default_factory=lambda: array("i"))
+    num_settled: int = 0
+    """Of these, those that a call of it or of its parent has computed."""
     pending: str = ""
     """Text after `tokens` that is not tokenised yet."""
     quoted: tuple[Span, ...] = ()
@@ -178,7 +180,7 @@ class RuntimeBranch:
             return
         self.salt, self.weight, self.program = parent.salt, parent.weight, parent.program
         self.adapter = parent.adapter
-        self.tokens = parent.tokens[:]
+        self.tokens, self.num_settled = parent.tokens[:], parent.num_settled
         self.fork_len = len(parent.tokens)
         self.pending, self.quoted = parent.pending, parent.quoted
         self.ends_literal = parent.ends_literal
@@ -278,7 +280,7 @@ class RuntimeBranch:
         `rest` is the end of `text` after the last whole token, to be tokenised anew with what
         follows. Where `text` is empty the branch ends as it did before, in literal text too.
         """
-        self.tokens = tokens
+        self.tokens, self.num_settled = tokens, len(tokens)
         self.pending, self.ends_literal = rest, self.ends_literal and not text
         self.quoted = joined((), (0, len(rest)))
         if text:

@@ -323,7 +323,7 @@ class CallBuilder:
     ) -> Sequence:
         namespace = self.namespaces.of(tokens, branch.salt, branch.adapter)
         sequence = Sequence(group, tokens, task, namespace)
-        sequence.num_settled = len(branch.tokens) if branch.pin is not None else 0
+        sequence.num_settled = branch.num_settled if branch.pin is not None else 0
         return sequence
 
 
