@@ -54,7 +54,7 @@ def test_fields_and_tensors_are_what_was_written(tmp_path: Path) -> None:
     }
     tensor = file.tensors["w"]
     assert (tensor.kind, tensor.shape) == ("F32", (2, 3))
-    assert file.memory[tensor.start : tensor.end] == TENSORS["w"].content
+    assert tensor.memory[tensor.start : tensor.end] == TENSORS["w"].content
 
 
 def test_every_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:

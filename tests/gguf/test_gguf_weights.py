@@ -17,12 +17,14 @@ from lmprog.errors import ModelError
 from lmprog.native import compiler
 from lmprog.runtime.documents.gguf_file import BLOCKS
 from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.model.checkpoint import checkpoint_files
 from lmprog.runtime.engine.model.gguf_blocks import block_numbers
 from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import read_config, read_shape
 from lmprog.runtime.engine.native.recipe import expected
 from tests.gguf import plain_blocks, writer
+from tests.model.checkpoints import FURTHER as FURTHER_MODELS
 from tests.model.checkpoints import NATIVE, VARIANTS, Recipe
 from tests.model.conftest import Judge
 from tests.model.driver import Driver
@@ -148,6 +150,81 @@ def test_tokens_are_those_of_the_folder(
         assert ours.new == theirs.new
 
 
+_QWEN3_MOE = Recipe(
+    "Qwen3Moe",
+    {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True, "head_dim": 16}
+    | {"moe_intermediate_size": 40},
+)
+_GEMMA2 = Recipe("Gemma2", {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 16})
+_GEMMA3 = Recipe(
+    "Gemma3",
+    {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 16, "num_hidden_layers": 7},
+)
+FURTHER: dict[str, tuple[str, Recipe]] = {
+    "mixtral": (
+        "llama",
+        Recipe("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16}),
+    ),
+    "qwen3moe": ("qwen3moe", _QWEN3_MOE),
+    "gemma2": ("gemma2", _GEMMA2),
+    "gemma3": ("gemma3", _GEMMA3),
+    "phi3": ("phi3", FURTHER_MODELS["phi3"]),
+    "phi3-partial": ("phi3", FURTHER_MODELS["phi3-partial"]),
+}
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_architectures_compute_what_their_folder_computes(
+    judged: Judge, name: str, tmp_path: Path
+) -> None:
+    architecture, recipe = FURTHER[name]
+    made = judged(f"gguf-{name}", recipe)
+    content = writer.content_of(made.folder, architecture)
+    if name == "phi3-partial":
+        content.metadata["phi3.rope.dimension_count"] = writer.U32(8)
+    path = content.write(tmp_path / "model.gguf")
+    ours, wanted = scored(path, dtype="float32"), scored(made.folder, dtype="float32")
+    # Gemma's norms are kept plus 1, which costs their last bits.
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-4 if "gemma" in name else 0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_files_are_one_model(judged: Judge, engine: str, tmp_path: Path) -> None:
+    made = judged("llama", NATIVE["llama"])
+    first = writer.write_parts(writer.content_of(made.folder, "llama"), tmp_path, 3)
+    config = {"engine": engine, "dtype": "float32"}
+    assert torch.equal(scored(first, **config), scored(made.folder, **config))
+    assert checkpoint_files(first) == sorted(tmp_path.glob("*.gguf"))
+
+
+def test_several_files_that_do_not_fit_are_refused(judged: Judge, tmp_path: Path) -> None:
+    made = judged("llama", NATIVE["llama"])
+    content = writer.content_of(made.folder, "llama")
+    first = writer.write_parts(content, tmp_path, 3)
+    second, third = sorted(tmp_path.glob("*.gguf"))[1:]
+
+    def refused(path: Path, reason: str) -> None:
+        with pytest.raises(ModelError, match=reason):
+            load_engine(RuntimeConfig(model=str(path), kv_memory_mb=8))
+
+    refused(second, "is not the first of its files")
+    kept = third.read_bytes()
+    third.write_bytes(second.read_bytes())
+    refused(first, "does not say that it is number 2")
+    name = next(iter(content.tensors))
+    told = {"split.no": writer.U32(2), "split.count": writer.U32(3)}
+    writer.Content(told, {name: content.tensors[name]}).write(third)
+    refused(first, "once more")
+    writer.Content(told, {}).write(third)
+    refused(first, "tensors of")
+    third.unlink()
+    refused(first, "cannot be read")
+    third.write_bytes(kept)
+    first.rename(tmp_path / "alone.gguf")
+    refused(tmp_path / "alone.gguf", "one of 3 files")
+
+
 def test_rows_are_the_same_however_they_are_cut(judged: Judge, tmp_path: Path) -> None:
     made = judged("llama", NATIVE["llama"])
     path = writer.content_of(made.folder, "llama", half=True).write(tmp_path / "model.gguf")
@@ -185,14 +262,14 @@ def test_llama3_rotations_are_read_from_their_divisors(
         ({"general.architecture": "mamba"}, "architecture 'mamba'"),
         ({"llama.block_count": writer.U32(2)}, "missing weights"),
         ({"llama.block_count": writer.U32(1 << 30)}, "fewer tensors than layers"),
-        ({"llama.expert_count": writer.U32(8)}, "mixture of experts"),
+        ({"llama.expert_count": writer.U32(8)}, "expert_used_count"),
         ({"llama.attention.head_count": writer.U32(0)}, "positive whole number"),
         ({"llama.attention.head_count": "four"}, "positive whole number"),
         ({"llama.rope.dimension_count": writer.U32(32)}, "a part of each head"),
         ({"llama.context_length": writer.U32(1 << 30)}, "a context of more than"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "must be a number"),
         ({"llama.rope.scaling.type": "longrope"}, "rotation 'longrope'"),
-        ({"split.count": writer.U32(3)}, "one of 3 parts"),
+        ({"split.count": writer.U32(3)}, "one of 3 files"),
     ],
 )
 def test_a_model_that_is_not_understood_is_refused_with_the_reason(

@@ -124,6 +124,15 @@ def interleaved(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
 def model_metadata(config: Mapping[str, Any], name: str = "llama") -> dict[str, Any]:
     """The metadata that a checkpoint's config would have."""
     rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    optional: dict[str, Any] = {
+        "attention.sliding_window": config.get("sliding_window"),
+        "expert_count": config.get("num_local_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "attn_logit_softcapping": config.get("attn_logit_softcapping"),
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+    }
     return {
         "general.architecture": name,
         f"{name}.context_length": U32(config["max_position_embeddings"]),
@@ -135,15 +144,38 @@ def model_metadata(config: Mapping[str, Any], name: str = "llama") -> dict[str, 
         f"{name}.attention.key_length": U32(config["head_dim"]),
         f"{name}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         f"{name}.rope.freq_base": float(rope.get("rope_theta", 10_000.0)),
+    } | {
+        f"{name}.{field}": value if isinstance(value, float) else U32(value)
+        for field, value in optional.items()
+        if value is not None
     }
 
 
-def own_name(name: str) -> str:
-    """A weight's name in GGUF."""
+FURTHER = {
+    "gemma": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "llama": {"block_sparse_moe.gate": "ffn_gate_inp"},
+    "qwen3moe": {"mlp.gate": "ffn_gate_inp"},
+}
+EXPERTS = {"w1": "gate", "gate_proj": "gate", "w3": "up", "up_proj": "up"} | {
+    "w2": "down",
+    "down_proj": "down",
+}
+
+
+def own_name(name: str, architecture: str = "llama") -> str:
+    """A weight's name in GGUF; of an expert, the name of the stack that it is in."""
     stem, _, end = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, inner = stem.split(".", 3)
-        return f"blk.{layer}.{NAMES[inner]}.{end}"
+        if ".experts." in inner:
+            return f"blk.{layer}.ffn_{EXPERTS[inner.rpartition('.')[2]]}_exps.{end}"
+        family = "gemma" if architecture.startswith("gemma") else architecture
+        return f"blk.{layer}.{(NAMES | FURTHER.get(family, {}))[inner]}.{end}"
     return f"{NAMES[stem]}.{end}"
 
 
@@ -153,15 +185,36 @@ def content_of(folder: Path, name: str, half: bool = False) -> Content:
     heads = config["num_attention_heads"]
     config.setdefault("head_dim", None)
     config["head_dim"] = config["head_dim"] or config["hidden_size"] // heads
-    tensors = {}
-    for weight_name, weight in load_file(folder / "model.safetensors").items():
+    tensors, stacks = {}, {}
+    for weight_name, weight in sorted(load_file(folder / "model.safetensors").items()):
         if name == "llama" and (".q_proj." in weight_name or ".k_proj." in weight_name):
             weight = interleaved(weight, config["head_dim"])
-        small = half and weight.ndim > 1
-        content = weight.astype(np.float16 if small else np.float32).tobytes()
-        kind = "F16" if small else "F32"
-        tensors[own_name(weight_name)] = Tensor(kind, weight.shape, content)
+        if name.startswith("gemma") and weight_name.endswith("norm.weight"):
+            weight = weight + np.float32(1)
+        own = own_name(weight_name, name)
+        if own.endswith("_exps.weight"):
+            stacks.setdefault(own, []).append(weight)
+            continue
+        tensors[own] = _tensor(weight, half)
+    tensors |= {own: _tensor(np.stack(parts), half) for own, parts in stacks.items()}
     return Content(model_metadata(config, name), tensors)
+
+
+def _tensor(weight: NDArray[Any], half: bool) -> Tensor:
+    small = half and weight.ndim > 1
+    content = weight.astype(np.float16 if small else np.float32).tobytes()
+    return Tensor("F16" if small else "F32", weight.shape, content)
+
+
+def write_parts(content: Content, folder: Path, count: int) -> Path:
+    """The model as several files; gives the first."""
+    names = list(content.tensors)
+    for at in range(count):
+        told = {"split.no": U32(at), "split.count": U32(count), "split.tensors.count": len(names)}
+        metadata = content.metadata | told if at == 0 else told
+        mine = {name: content.tensors[name] for name in names[at::count]}
+        Content(metadata, mine).write(folder / f"model-{at + 1:05}-of-{count:05}.gguf")
+    return folder / f"model-00001-of-{count:05}.gguf"
 
 
 def byte_vocabulary(more: Sequence[str] = ()) -> dict[str, Any]:

@@ -14,8 +14,18 @@ from typing import Any
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.gguf_file import GgufFile, TextList
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Names of architectures in GGUF, which are those of config.json here."""
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "phi3": "phi3",
+}
+"""Names of architectures in GGUF, and in config.json; a Llama with experts is a Mixtral there."""
+_BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
+"""Of the largest model, whose scores are divided by the root of hidden / heads: its layers."""
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 _LONGEST_CONTEXT = 1 << 24
@@ -48,10 +58,6 @@ class _Config:
 
     def read(self) -> dict[str, Any]:
         file = self._file
-        if (parts := file.metadata.get("split.count", 1)) != 1:
-            raise ModelError(f"{file.path.name} is one of {parts} parts: join them first")
-        if self._field("expert_count", 0):
-            raise ModelError(f"{file.path.name} is a mixture of experts, which is not supported")
         config: dict[str, Any] = {name: self._size(key) for name, key in _SIZES.items()}
         heads = config["num_attention_heads"]
         if config["num_hidden_layers"] > len(file.tensors):
@@ -61,7 +67,8 @@ class _Config:
         head_dim = self._size("attention.key_length", config["hidden_size"] // heads)
         if self._field("attention.value_length", head_dim) != head_dim:
             raise ModelError(f"{file.path.name} has values that are not as long as keys")
-        if self._field("rope.dimension_count", head_dim) != head_dim:
+        turned = self._size("rope.dimension_count", head_dim)
+        if turned != head_dim and self._name != "phi3":
             raise ModelError(f"{file.path.name} rotates a part of each head: not supported")
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None:
@@ -70,7 +77,7 @@ class _Config:
         if isinstance(tokens, TextList) and len(tokens) > embedding.shape[0]:
             raise ModelError(f"{file.path.name} has more tokens than rows of token_embd.weight")
         config |= {
-            "model_type": self._name,
+            "model_type": ARCHITECTURES[self._name],
             "num_key_value_heads": self._size("attention.head_count_kv", heads),
             "head_dim": head_dim,
             "vocab_size": embedding.shape[0],
@@ -79,27 +86,69 @@ class _Config:
             "tie_word_embeddings": "output.weight" not in file.tensors,
             "dtype": _FLOATS.get(usual_type(file), "bfloat16"),
         }
-        if self._name != "qwen2" and "blk.0.attn_q.bias" in file.tensors:
+        if self._name in ("llama", "qwen3") and "blk.0.attn_q.bias" in file.tensors:
             config["attention_bias"] = True
         if "blk.0.ffn_gate.bias" in file.tensors:
             config["mlp_bias"] = True
-        window = self._field("attention.sliding_window", 0)
-        if window and self._name == "llama":
-            config |= {"model_type": "mistral", "sliding_window": window}
+        config |= self._windows() | self._mixture()
+        if self._name == "phi3" and turned != head_dim:
+            config["partial_rotary_factor"] = turned / head_dim
+        if self._name in _BY_HIDDEN:
+            config |= self._gemma(config, head_dim)
         ends = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
         config["eos_token_id"] = [
             file.metadata[end] for end in ends if isinstance(file.metadata.get(end), int)
         ]
         return config
 
+    def _windows(self) -> dict[str, Any]:
+        window = self._field("attention.sliding_window", 0)
+        if not window or self._name.startswith("qwen"):
+            return {}
+        window = {"sliding_window": self._size("attention.sliding_window")}
+        return window | ({"model_type": "mistral"} if self._name == "llama" else {})
+
+    def _mixture(self) -> dict[str, Any]:
+        if not self._field("expert_count", 0):
+            return {}
+        if self._name not in ("llama", "qwen3moe"):
+            raise ModelError(f"{self._file.path.name} is a mixture of experts: not of {self._name}")
+        found: dict[str, Any] = {
+            "num_local_experts": self._size("expert_count"),
+            "num_experts_per_tok": self._size("expert_used_count"),
+        }
+        if self._name == "llama":
+            return found | {"model_type": "mixtral"}
+        inner = self._size("expert_feed_forward_length")
+        return found | {"moe_intermediate_size": inner, "norm_topk_prob": True}
+
+    def _gemma(self, config: dict[str, Any], head_dim: int) -> dict[str, Any]:
+        """What Gemma's own config.json has."""
+        layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+        is_largest = layers == _BY_HIDDEN[self._name]
+        found: dict[str, Any] = {
+            "query_pre_attn_scalar": config["hidden_size"] // heads if is_largest else head_dim,
+            "attn_logit_softcapping": self._number("attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": self._number("final_logit_softcapping", 30.0),
+        }
+        if self._name == "gemma2":
+            return found
+        local = {"rope_theta": self._number("rope.freq_base_swa", 10_000.0)}
+        ropes = {"full_attention": config["rope_parameters"], "sliding_attention": local}
+        return {
+            "query_pre_attn_scalar": found["query_pre_attn_scalar"],
+            "rope_parameters": ropes,
+        }
+
     def _rope(self) -> dict[str, Any]:
-        rope: dict[str, Any] = {"rope_theta": self._number("rope.freq_base", 10_000.0)}
+        base = 1e6 if self._name == "gemma3" else 10_000.0
+        rope: dict[str, Any] = {"rope_theta": self._number("rope.freq_base", base)}
         kind = self._field("rope.scaling.type", "none")
         divisors = self._file.tensors.get("rope_freqs.weight")
         if divisors is not None:
             if divisors.kind != "F32" or len(divisors.shape) != 1:
                 raise ModelError(f"{self._file.path.name}: rope_freqs.weight is no list of F32")
-            numbers = array("f", self._file.memory[divisors.start : divisors.end])
+            numbers = array("f", divisors.memory[divisors.start : divisors.end])
             return rope | {"rope_type": "divided", "divisors": numbers.tolist()}
         if kind in ("linear", "yarn"):
             rope |= {"rope_type": kind, "factor": self._number("rope.scaling.factor", 1.0)}

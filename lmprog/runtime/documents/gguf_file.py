@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import mmap
+import re
 import struct
 from array import array
 from collections.abc import Mapping
@@ -63,6 +64,8 @@ _LONGEST_NAME = 1 << 10
 _LONGEST_TEXT = 1 << 24
 _LONGEST_METADATA = 1 << 29
 _MOST_DIMENSIONS = 4
+_MOST_PARTS = 1 << 10
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class TextList:
@@ -91,35 +94,90 @@ class TextList:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Bytes `start .. end` of the file. `shape` is as in other checkpoints: rows first."""
+    """Bytes `start .. end` of a file. `shape` is as in other checkpoints: rows first."""
 
     kind: str
     shape: tuple[int, ...]
     start: int
     end: int
+    memory: mmap.mmap
+
+    def parts(self) -> list[GgufTensor]:
+        """Each of the matrices that it is a stack of."""
+        count = self.shape[0]
+        size = (self.end - self.start) // count
+        starts = range(self.start, self.start + count * size, size)
+        return [
+            GgufTensor(self.kind, self.shape[1:], start, start + size, self.memory)
+            for start in starts
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What a file has. Metadata values are numbers, texts, arrays of numbers, or `TextList`s."""
+    """What a file has, or several that are one. Metadata values are numbers, texts, arrays of
+    numbers, or `TextList`s."""
 
     path: Path
-    memory: mmap.mmap
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
 
 
+def gguf_parts(path: Path) -> list[Path]:
+    """The files that a model lies in, of which `path` is the first: those with numbers in their
+    names, `-00001-of-00003.gguf`.
+    """
+    found = _NUMBERED.fullmatch(path.name)
+    if found is None or int(found["count"]) < 2:
+        return [path]
+    stem, count = found["stem"], found["count"]
+    if int(found["number"]) != 1:
+        raise ModelError(
+            f"{path.name} is not the first of its files; give {stem}-00001-of-{count}.gguf"
+        )
+    if int(count) > _MOST_PARTS:
+        raise ModelError(f"{path.name} is one of more than {_MOST_PARTS} files")
+    return [path.with_name(f"{stem}-{at:05}-of-{count}.gguf") for at in range(1, int(count) + 1)]
+
+
 def gguf_file(path: Path) -> GgufFile:
-    """The file's contents, read once while it does not change. Raises ModelError."""
+    """The file's contents, with those of the files that go on with it; read once while they do not
+    change. Raises ModelError.
+    """
     try:
-        stat = path.stat()
+        stats = [(part, part.stat()) for part in gguf_parts(path)]
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    return _read_file(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return _read_files(
+        tuple((part, stat.st_ino, stat.st_size, stat.st_mtime_ns) for part, stat in stats)
+    )
 
 
 @functools.lru_cache(maxsize=1)
-def _read_file(path: Path, _inode: int, size: int, _changed: int) -> GgufFile:
+def _read_files(parts: tuple[tuple[Path, int, int, int], ...]) -> GgufFile:
+    files = [_read_file(path, size) for path, _, size, _ in parts]
+    whole = files[0]
+    count = whole.metadata.get("split.count", 1) or 1
+    if count != len(files):
+        raise ModelError(
+            f"{whole.path.name} is one of {str(count)[:20]} files, and its name says {len(files)}"
+        )
+    tensors: dict[str, GgufTensor] = {}
+    for at, file in enumerate(files):
+        if len(files) > 1 and file.metadata.get("split.no") != at:
+            raise ModelError(f"{file.path.name} does not say that it is number {at}")
+        if twice := sorted(tensors.keys() & file.tensors.keys()):
+            raise ModelError(f"{file.path.name} has {twice[0][:80]} once more")
+        tensors |= file.tensors
+    wanted = whole.metadata.get("split.tensors.count", len(tensors))
+    if len(files) > 1 and wanted != len(tensors):
+        raise ModelError(
+            f"{whole.path.name} and its further files have {len(tensors)} tensors of {wanted}"
+        )
+    return GgufFile(whole.path, whole.metadata, tensors)
+
+
+def _read_file(path: Path, size: int) -> GgufFile:
     try:
         with path.open("rb") as opened:
             if opened.read(4) != b"GGUF":
@@ -162,7 +220,7 @@ class _Header:
             if self._at > _LONGEST_METADATA:
                 raise ValueError(f"its metadata is longer than {_LONGEST_METADATA} bytes")
         tensors = self._tensors(num_tensors, _alignment(metadata))
-        return GgufFile(self._path, self._memory, metadata, tensors)
+        return GgufFile(self._path, metadata, tensors)
 
     def _take(self, size: int) -> int:
         """The place of the next `size` bytes."""
@@ -264,7 +322,7 @@ class _Header:
         end = start + total // numbers * size
         if end > self._end:
             raise ValueError(f"it is cut off: the tensor {name[:80]!r} ends at {end}")
-        return GgufTensor(label, tuple(reversed(sizes)), start, end)
+        return GgufTensor(label, tuple(reversed(sizes)), start, end, self._memory)
 
 
 def _alignment(metadata: Mapping[str, Any]) -> int:

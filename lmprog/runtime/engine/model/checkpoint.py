@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
+from lmprog.runtime.documents.gguf_file import gguf_parts
 from lmprog.runtime.engine.model.weight_names import check_weights, listed, says_more
 
 FLOATS: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -148,10 +149,10 @@ def _place(memory: mmap.mmap, entry: Mapping[str, Any], first: int) -> Stored:
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """The files with weights: those that the index of a folder names, else the only ones there
-    are; or the one file that the checkpoint is.
+    are; or the GGUF file that the checkpoint is, with those that go on with it.
     """
     if folder.is_file():
-        return [folder]
+        return gguf_parts(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:

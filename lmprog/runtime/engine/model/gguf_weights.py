@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lmprog.errors import ModelError
 from lmprog.runtime.documents.gguf_config import config_of, usual_type
 from lmprog.runtime.documents.gguf_file import BLOCKS, GgufFile, GgufTensor, gguf_file
 from lmprog.runtime.engine.model.gguf_blocks import block_numbers
+from lmprog.runtime.engine.model.mixture import ExpertNames
 from lmprog.runtime.engine.model.weight_names import check_weights
 
 _TYPES: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -42,8 +43,22 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FURTHER = {
+    "gemma": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
+"""What is called otherwise in an architecture, or is there only."""
+_STACKS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
-_INTERLEAVED = frozenset({"llama", "mistral"})
+_INTERLEAVED = frozenset({"llama", "mistral", "mixtral"})
+_EXPERTS = {
+    "mixtral": ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2"),
+    "qwen3_moe": ExpertNames(),
+}
 
 
 class GgufCheckpoint:
@@ -52,16 +67,18 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self._file: GgufFile = gguf_file(path)
         config = config_of(self._file)
+        kind = str(config["model_type"])
         self._head_dim = int(config["head_dim"])
-        self._is_interleaved = config["model_type"] in _INTERLEAVED
+        self._is_interleaved = kind in _INTERLEAVED
+        self._norms_are_raised = kind.startswith("gemma")
         self._tensors: dict[str, GgufTensor] = {}
         for own, tensor in self._file.tensors.items():
             if own == "rope_freqs.weight":
                 continue  # a part of the config
-            name = _usual_name(own)
-            if name in self._tensors:
-                raise ModelError(f"{path.name} has the weight {name} twice")
-            self._tensors[name] = tensor
+            for name, part in _usual_tensors(own, tensor, kind):
+                if name in self._tensors:
+                    raise ModelError(f"{path.name} has the weight {name} twice")
+                self._tensors[name] = part
 
     @property
     def names(self) -> set[str]:
@@ -83,6 +100,8 @@ class GgufCheckpoint:
         shape = self.shape(name)
         if len(shape) == 1:
             numbers = self._stored(name, 0, 1)
+            if self._norms_are_raised and name.endswith("norm.weight"):
+                numbers = numbers - numbers.dtype.type(1)  # Gemma keeps distances from 1
             return self._usual_order(name, numbers.reshape(shape), 0, shape[0])
         return self.rows(name, 0, shape[0])
 
@@ -101,9 +120,9 @@ class GgufCheckpoint:
         tensor = self._tensors[name]
         row, page = (tensor.end - tensor.start) // tensor.shape[0], mmap.PAGESIZE
         start, stop = (-(-(tensor.start + row * at) // page) * page for at in (first, end))
-        stop = min(stop, len(self._file.memory) // page * page)
+        stop = min(stop, len(tensor.memory) // page * page)
         if stop > start and hasattr(mmap, "MADV_DONTNEED"):
-            self._file.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+            tensor.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def _stored(self, name: str, first: int, end: int) -> NDArray[Any]:
         """Rows as the file has them; a vector is one row."""
@@ -112,7 +131,7 @@ class GgufCheckpoint:
         numbers, size = BLOCKS[tensor.kind]
         row = columns // numbers * size
         start = tensor.start + first * row
-        raw = np.frombuffer(self._file.memory, np.uint8, (end - first) * row, start)
+        raw = np.frombuffer(tensor.memory, np.uint8, (end - first) * row, start)
         if tensor.kind in _TYPES:
             return raw.view(_TYPES[tensor.kind]).reshape(end - first, columns)
         return block_numbers(tensor.kind, raw.reshape(-1, size)).reshape(end - first, columns)
@@ -142,9 +161,24 @@ def quantized_type(path: Path) -> str | None:
     return None if kind in _TYPES else "int4" if kind == "Q4_0" else "int8"
 
 
-def _usual_name(own: str) -> str:
-    """A tensor's name in other checkpoints; unknown ones keep theirs, and are refused by name."""
+def _usual_tensors(
+    own: str, tensor: GgufTensor, model_type: str
+) -> Iterator[tuple[str, GgufTensor]]:
+    """A tensor by its name in other checkpoints; unknown ones keep theirs, and are refused by name.
+    All experts of a layer are one tensor here, and one each there.
+    """
     found = _LAYER.fullmatch(own)
-    if found and found[2] in _INNER:
-        return f"model.layers.{int(found[1])}.{_INNER[found[2]]}.{found[3]}"
-    return _OUTER.get(own, own)
+    if found is None:
+        yield _OUTER.get(own, own), tensor
+        return
+    prefix, kind, end = f"model.layers.{int(found[1])}.", found[2], found[3]
+    experts = _EXPERTS.get(model_type)
+    if experts is not None and kind in _STACKS and end == "weight" and len(tensor.shape) == 3:
+        for expert, part in enumerate(tensor.parts()):
+            yield prefix + experts.of_expert(expert, _STACKS[kind]), part
+    elif experts is not None and kind == "ffn_gate_inp":
+        yield prefix + experts.of_router(end), tensor
+    else:
+        family = "gemma" if model_type.startswith("gemma") else model_type
+        names = _INNER | _FURTHER.get(family, {})
+        yield (f"{prefix}{names[kind]}.{end}" if kind in names else own), tensor
