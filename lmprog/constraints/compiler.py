@@ -7,12 +7,11 @@ specification.
 
 from __future__ import annotations
 
-import bisect
 import random
-from collections.abc import Sequence
 
 from lmprog import wire
 from lmprog.constraints.automaton import DEAD
+from lmprog.constraints.choices import choices_node
 from lmprog.constraints.constraint import (
     Check,
     CompileLimits,
@@ -27,7 +26,7 @@ from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.native_masks import native_engine
-from lmprog.constraints.net import EMPTY, NetBuilder, Node
+from lmprog.constraints.net import NetBuilder, Node
 from lmprog.constraints.net_arrays import Net
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
@@ -40,10 +39,6 @@ from lmprog.errors import GrammarError, UnsatisfiableConstraint
 
 DEFAULT_LIMITS = CompileLimits()
 _PROBE_LIMITS = CompileLimits(max_positions=300_000)
-_MANY = 32
-"""Choices from which common beginnings are looked for."""
-_DEEPEST = 30
-"""Beginnings within beginnings; the net nests as deeply."""
 _PROBE_TEXTS, _PROBE_BYTES = 8, 48
 
 
@@ -137,7 +132,7 @@ def _root(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> 
             whole(parse_pattern(spec.pattern, limits))
         )
     if isinstance(spec, wire.Choices):
-        return _choices(spec.texts, builder)
+        return choices_node(spec.texts, builder)
     if isinstance(spec, wire.JsonSchema):
         return schema_node(spec, builder, limits)
     if isinstance(spec, wire.Grammar):
@@ -160,42 +155,3 @@ def _composed(spec: wire.Composed, builder: NetBuilder, limits: CompileLimits) -
     if isinstance(spec, wire.AnyOf):
         return builder.alt([part(one) for one in spec.options])
     return builder.repeat(part(spec.item), spec.low, spec.high)
-
-
-def _choices(texts: Sequence[str], builder: NetBuilder) -> Node:
-    if not texts:
-        raise UnsatisfiableConstraint(
-            "there are no choices, so nothing at all would match; give at least one"
-        )
-    for text in texts:
-        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-            raise GrammarError(
-                f"the choice {text!r} has half of a surrogate pair, which no text can have",
-                position=None,
-            )
-    if len(texts) <= _MANY:
-        return builder.alt(builder.text(text.encode()) for text in texts)
-    return _sharing_beginnings(sorted(set(texts)), builder, _DEEPEST)
-
-
-def _sharing_beginnings(texts: Sequence[str], builder: NetBuilder, depth: int) -> Node:
-    """One of `texts`, which are sorted: those that begin alike share their beginning, so that a
-    text is not read by each of them.
-    """
-    if len(texts) <= _MANY or not depth:
-        return builder.alt(builder.text(text.encode()) for text in texts)
-    ways, begin = ([EMPTY], 1) if not texts[0] else ([], 0)
-    while begin < len(texts):
-        end = bisect.bisect_right(texts, texts[begin][0], begin, key=_first_letter)
-        first, last = texts[begin], texts[end - 1]
-        pairs = enumerate(zip(first, last, strict=False))
-        shared = next((at for at, (one, other) in pairs if one != other), len(first))
-        rest = [text[shared:] for text in texts[begin:end]]
-        common = builder.text(first[:shared].encode())
-        ways.append(builder.seq([common, _sharing_beginnings(rest, builder, depth - 1)]))
-        begin = end
-    return builder.alt(ways)
-
-
-def _first_letter(text: str) -> str:
-    return text[0]

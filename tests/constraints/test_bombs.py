@@ -77,3 +77,26 @@ def test_many_choices_are_exactly_these_texts(rng: random.Random) -> None:
     for _ in range(2000):
         text = "".join(rng.choice("aé日") for _ in range(rng.randrange(8)))
         assert made.accepts(text) == (text in texts), text
+
+
+def test_a_compiler_of_many_choices_can_be_paused_between_few_of_them(small: Vocabulary) -> None:
+    small.prepare()
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+
+    spec = wire.Choices(tuple(f"choice {number * 7919 % 99_991}" for number in range(20_000)))
+    compile_constraint(spec, small, check=check)
+    by_letter = checks
+    checks = 0
+    compile_constraint(wire.Choices(("a", "b")), small, check=check)
+    assert by_letter - checks > 200
+
+
+def test_choices_may_begin_one_another_and_end_anywhere() -> None:
+    texts = ["", *("ab" * length for length in range(1, 60)), *(f"abc{i}" for i in range(50))]
+    made = lmprog.constraint(choices=texts)
+    assert all(map(made.accepts, texts))
+    assert not any(map(made.accepts, ["a", "aba", "abc", "abc51", "ab" * 60]))
