@@ -84,7 +84,7 @@ UNITS = {
     "http": Unit("lmprog.server.http", "errors wire options"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
-        "lmprog.server.runtime_link lmprog.server.exchange",
+        "lmprog.server.runtime_link lmprog.server.exchange lmprog.server.request_records",
         "errors wire transport launch fairness",
     ),
     "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),

@@ -154,6 +154,9 @@ def _add_top(commands: _Commands) -> None:
     )
     top.add_argument("--api-key", metavar="KEY", help="of the server (default: LMPROG_API_KEY)")
     top.add_argument("--once", action="store_true", help="one picture, and no more")
+    top.add_argument(
+        "--cancel", type=int, metavar="NUMBER", help="end this request of a server, and no more"
+    )
 
 
 def _add_replay(commands: _Commands) -> None:

@@ -1,5 +1,5 @@
-"""`lmprog top`: the current state of a runtime in a terminal: statistics, memory, running and
-waiting sequences, the top of the prefix tree.
+"""`lmprog top`: the current state of a server or a runtime in a terminal: rates, memory, requests
+and programs (of a runtime: sequences), the top of the prefix tree.
 
 Renders the snapshots of `watched` with rich; makes no requests itself. All text shown is the
 runtime's own; prompts are never shown.
@@ -18,21 +18,29 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lmprog.cli.watched import Picture, pictures
+from lmprog.cli.watched import Picture, cancel, pictures
 
 DEFAULT = "http://127.0.0.1:8000"
 KEY_VARIABLE = "LMPROG_API_KEY"
 BAR = 32  # characters
 MOST_ROWS = 12
+MOST_ENDED = 6
 MOST_BLOCKS = 14
+RATES = ("generated_tokens", "forced_tokens", "cached_tokens", "prefill_tokens")
+STATES = {"decode": "dark_orange", "prefill": "cyan", "left": "dim", "cancelled": "dim"}
 SHADES = ((10, "cyan"), (60, "dark_cyan"), (600, "grey58"))
 """Colors of a block by seconds since its last use."""
 
 
 def run(given: argparse.Namespace) -> int:
-    """Refreshes until it is interrupted, or prints one snapshot."""
-    found = pictures(given.where or DEFAULT, given.api_key or os.environ.get(KEY_VARIABLE))
+    """Refreshes until it is interrupted, or prints one snapshot; or cancels a request."""
+    where, key = given.where or DEFAULT, given.api_key or os.environ.get(KEY_VARIABLE)
     console = Console(highlight=False)
+    if given.cancel is not None:
+        cancel(where, key, given.cancel)
+        console.print(f"Request {given.cancel} is cancelled.")
+        return 0
+    found = pictures(where, key)
     try:
         if given.once:
             console.print(drawn(next(found), None))
@@ -57,9 +65,7 @@ def drawn(now: Picture, before: Picture | None) -> RenderableType:
         *_replicas(now),
         _memory(now["figures"]),
         Text(),
-        _sequences("running", now["running"], now["runningLeftOut"], "nothing runs"),
-        Text(),
-        _sequences("waiting", now["waiting"], now["waitingLeftOut"], "nobody waits"),
+        *_work(now),
         Text(),
         _tree(now),
     )
@@ -77,17 +83,21 @@ def _head(now: Picture) -> Text:
 def _figures(now: Picture, before: Picture | None) -> Text:
     figures = now["figures"]
     seconds = now["clock"] - before["clock"] if before else 0.0
-    speed, hits = "–", "–"
+    hits = "–"
+    rates = dict.fromkeys(RATES, "–")
     if before and seconds > 0:
         old = before["figures"]
-        speed = f"{max(0.0, figures['generated_tokens'] - old['generated_tokens']) / seconds:,.0f}"
+        rates = {name: f"{max(0.0, figures[name] - old[name]) / seconds:,.0f}" for name in RATES}
     asked = figures["cached_tokens"] + figures["prefill_tokens"]
     if asked:
         hits = f"{figures['cached_tokens'] / asked:.0%}"
     running = len(now["running"]) + now["runningLeftOut"]
     waiting = len(now["waiting"]) + now["waitingLeftOut"]
     parts = (
-        (speed, "tokens/s"),
+        (rates["generated_tokens"], "tokens/s"),
+        (rates["forced_tokens"], "forced/s"),
+        (rates["cached_tokens"], "cached/s"),
+        (rates["prefill_tokens"], "computed/s"),
         (hits, "cached"),
         (f"{running:,}", "running"),
         (f"{waiting:,}", "waiting"),
@@ -141,6 +151,47 @@ def _memory(figures: dict[str, float]) -> Text:
         bar.append("  ■ ", color)
         bar.append(f"{name} {size / pages:.1%}")
     return bar
+
+
+def _work(now: Picture) -> list[RenderableType]:
+    """Requests and programs where a server tells of them, sequences where a runtime does."""
+    requests = now.get("requests")
+    if requests is None:
+        return [
+            _sequences("running", now["running"], now["runningLeftOut"], "nothing runs"),
+            Text(),
+            _sequences("waiting", now["waiting"], now["waitingLeftOut"], "nobody waits"),
+        ]
+    parts = [_requests("under way", requests["open"], requests["openLeftOut"], MOST_ROWS)]
+    if requests["ended"]:
+        parts += [Text(), _requests("ended", requests["ended"], 0, MOST_ENDED)]
+    return parts
+
+
+def _requests(title: str, rows: list[dict[str, Any]], left_out: int, most: int) -> RenderableType:
+    """Their numbers are those that `--cancel` takes; programs that came by the wire have none."""
+    if not rows:
+        return Text(f"{title}: nothing", "dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    names = (title, "route", "key", "branches", "prompt", "cached", "generated", "number", "time")
+    for name in names:
+        left = name in (title, "route", "key")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for row in rows[:most]:
+        color = STATES.get(row["state"], "red" if "ago" in row and row["state"] != "done" else "")
+        table.add_row(
+            Text(row["state"], color),
+            row["route"] if row["number"] else f"{row['route']}, program {row['program']}",
+            row["key"],
+            f"{row['branches']:,}",
+            f"{row['prompt']:,}",
+            f"{min(row['cached'], row['prompt']):,}",
+            f"{row['generated']:,}",
+            str(row["number"] or ""),
+            _seconds(row["seconds"]),
+        )
+    more = max(0, len(rows) - most) + left_out
+    return Group(table, Text(f"and {more:,} more", "dim")) if more else table
 
 
 def _sequences(

@@ -11,6 +11,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +25,9 @@ MOST_NODES = 200
 _TIMEOUT = 30.0
 
 Picture = dict[str, Any]
-"""A snapshot as `wire.shown` gives it, and under `about` its source: `model` and `context`."""
+"""A snapshot as `wire.shown` gives it; under `about` its source, `model` and `context`, and under
+`requests` those that a server knows; a runtime knows none.
+"""
 
 
 def pictures(where: str, key: str | None) -> Iterator[Picture]:
@@ -68,7 +71,30 @@ def _answer(receive: Any, call: int) -> wire.Snapshot:
     raise RuntimeGone(f"The runtime did not answer within {_TIMEOUT:g} seconds.")
 
 
+def cancel(where: str, key: str | None, number: int) -> None:
+    """Ends the request of that number. Raises like `pictures`, `ProtocolError` where there is no
+    such request, or it is another key's.
+    """
+    if not where.startswith(("http://", "https://")):
+        raise InvalidParameter(
+            "Requests are cancelled at a server, http://HOST:PORT; a runtime has none.",
+            name="where",
+            value=where,
+        )
+    with _answer_of(where, key, f"/ui/requests/{number}/cancel", "POST") as response:
+        response.read()
+
+
 def _over_http(url: str, key: str | None) -> Iterator[Picture]:
+    with _answer_of(url, key, "/ui/events") as response:
+        yield from _events(response)
+        raise RuntimeGone(f"The server at {url} ended the stream.")
+
+
+@contextmanager
+def _answer_of(
+    url: str, key: str | None, path: str, method: str = "GET"
+) -> Iterator[http.client.HTTPResponse]:
     parts = urlsplit(url)
     make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
@@ -77,12 +103,11 @@ def _over_http(url: str, key: str | None) -> Iterator[Picture]:
         raise InvalidParameter(f"{url!r} is no URL: {error}.", name="where", value=url) from None
     try:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        connection.request("GET", f"{parts.path.rstrip('/')}/ui/events", headers=headers)
+        connection.request(method, f"{parts.path.rstrip('/')}{path}", headers=headers)
         response = connection.getresponse()
         if response.status != 200:
             raise _refused(url, response.status, response.read(65_536))
-        yield from _events(response)
-        raise RuntimeGone(f"The server at {url} ended the stream.")
+        yield response
     except (OSError, http.client.HTTPException) as error:
         raise RuntimeGone(f"No lmprog server answers at {url}: {error}.") from None
     finally:
@@ -91,6 +116,7 @@ def _over_http(url: str, key: str | None) -> Iterator[Picture]:
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Picture]:
     about: dict[str, Any] = {}
+    requests: dict[str, Any] | None = None
     name = ""
     for line in response:
         field, _, value = line.decode().rstrip("\n").partition(": ")
@@ -98,8 +124,10 @@ def _events(response: http.client.HTTPResponse) -> Iterator[Picture]:
             name = value
         elif field == "data" and name == "about":
             about = json.loads(value)
+        elif field == "data" and name == "requests":
+            requests = json.loads(value)
         elif field == "data" and name == "snapshot":
-            yield {"about": about, **json.loads(value)}
+            yield {"about": about, "requests": requests, **json.loads(value)}
         elif field == "data" and name == "away":
             raise RuntimeGone(str(json.loads(value)["message"]))
 

@@ -44,17 +44,21 @@ class Questions:
     def is_asked(self, call: int) -> bool:
         return call in self._open
 
-    def ask(self, op: EveryReplica | AnyReplica, loads: Mapping[str, int]) -> list[str]:
+    def ask(
+        self, op: EveryReplica | AnyReplica, loads: Mapping[str, int], homes: Sequence[str] = ()
+    ) -> list[str]:
         """Which replicas to ask; none where there is none, and the question is kept for later.
 
-        A picture of the tree is asked of the busiest one.
+        A picture of the tree is asked of the busiest one, or of the first of `homes`: where the
+        calls are that the picture is about.
         """
         if not loads:
             self._postponed.append(op)
             return []
         names = list(loads)
         if isinstance(op, AnyReplica):
-            names = [max(loads, key=lambda name: loads[name])]
+            busiest = max(loads, key=lambda name: loads[name])
+            names = [next(iter(homes), busiest)]
         self._open[op.call] = _Question(op, set(names))
         return names
 

@@ -226,7 +226,9 @@ class Router:
     def _ask(self, ops: Iterable[EveryReplica | AnyReplica]) -> None:
         """Questions about runtimes."""
         for op in ops:
-            for name in self._questions.ask(op, self.loads):
+            calls = op.texts_of if isinstance(op, wire.Inspect) else ()
+            homes = [one.home.name for one in map(self._calls.get, calls) if one and one.home]
+            for name in self._questions.ask(op, self.loads, homes):
                 self.outgoing.append((name, [op]))
 
     def refuse(self, ops: Iterable[wire.Op], error: LmprogError) -> None:

@@ -1,7 +1,8 @@
 """A bounded view of a prefix tree for monitoring: its largest nodes, and what was left out.
 
 It changes nothing and does not count as a use. Its cost depends on what it shows and not on the
-size of the tree. Knows nodes; knows no text, no sequences and no wire.
+size of the tree; to show a part, that part's node is looked for first. Knows nodes; knows no text,
+no sequences and no wire.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class TreeView:
     """
 
 
-def view_tree(tree: RadixTree, most: int) -> TreeView:
-    """At most `most` nodes: repeatedly the one with the most tokens whose parent is shown.
+def view_tree(tree: RadixTree, most: int, below: int = 0) -> TreeView:
+    """At most `most` nodes: repeatedly the one with the most tokens whose parent is shown. With
+    `below`, only the node of that number and those below it; none where it is gone.
 
     Of very many children only the newest are considered.
     """
@@ -54,8 +56,13 @@ def view_tree(tree: RadixTree, most: int) -> TreeView:
             num_seen += 1
             heapq.heappush(frontier, (child.begin - child.end, num_seen, index, child))
 
-    for root in tree.roots():
-        visit_children(root, -1)
+    if below:
+        top = _numbered(tree, below)
+        if top is not None:
+            heapq.heappush(frontier, (0, 0, -1, top))
+    else:
+        for root in tree.roots():
+            visit_children(root, -1)
     while frontier and len(nodes) < most:
         _, _, parent, node = heapq.heappop(frontier)
         visit_children(node, len(nodes))
@@ -71,6 +78,17 @@ def view_tree(tree: RadixTree, most: int) -> TreeView:
         tree.num_nodes - len(nodes),
         tree.num_cached - num_pages,
     )
+
+
+def _numbered(tree: RadixTree, number: int) -> Node | None:
+    """The node of that number, if the tree still has it."""
+    todo = list(tree.roots())
+    while todo:
+        node = todo.pop()
+        if node.number == number:
+            return node
+        todo.extend(node.children.values())
+    return None
 
 
 def pages_of(node: Node) -> int:

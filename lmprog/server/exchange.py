@@ -17,9 +17,10 @@ from typing import Protocol, Self, TypeAlias
 import msgspec
 
 from lmprog import wire
-from lmprog.errors import ProtocolError, RuntimeGone, from_wire
+from lmprog.errors import Cancelled, LmprogError, ProtocolError, RuntimeGone, from_wire
 from lmprog.launch import Connection
 from lmprog.server.fairness.dispatch import Dispatcher, Flow
+from lmprog.server.request_records import RequestRecord
 
 log = logging.getLogger("lmprog.server")
 
@@ -75,12 +76,15 @@ class Exchange:
         link: ExchangeLink,
         connection: Connection,
         account: Account | None,
+        record: RequestRecord,
         session: str = "",
         adapter: str = "",
     ) -> None:
         """Branches of one `session` run on the same runtime, where there are several; the `adapter`
         computes them.
         """
+        self.record = record
+        """What came of the request so far; others read it."""
         self._link = link
         self._session = session
         self._adapter = adapter
@@ -102,14 +106,21 @@ class Exchange:
         """A number for a new branch; closed with the exchange."""
         number = self._link.number()
         self._branches.append(number)
+        self.record.branches += 1
         return number
 
     def call(self) -> int:
         """A number for a new call, whose replies come here."""
         number = self._link.number()
         self._calls.add(number)
+        self.record.calls += 1
         self._link.listen(number, self)
         return number
+
+    @property
+    def open_calls(self) -> frozenset[int]:
+        """Calls without a last reply."""
+        return frozenset(self._calls)
 
     def send(self, *ops: wire.Op) -> None:
         """Sends `ops` in their order, in one frame where nobody else waits. Raises
@@ -171,6 +182,7 @@ class Exchange:
             self._charge(self._account, reply)
         if not isinstance(reply, wire.Delta | wire.Welcome) and reply.call is not None:
             self._calls.discard(reply.call)
+            self.record.take(reply)
         elif isinstance(reply, wire.Delta) and self._inbox:
             last = self._inbox[-1]
             if isinstance(last, wire.Delta) and (last.call, last.index) == (
@@ -201,10 +213,22 @@ class Exchange:
         """Ends the exchange: what has come can still be taken, then `error` is raised."""
         if self._failure is None:
             self._failure = error
+            if self._calls and isinstance(error, LmprogError):
+                self.record.failure = self.record.failure or error.code
         self._wake()
+
+    def cancel(self, error: Exception) -> None:
+        """Ends the exchange from outside: its branches are closed at once, and whoever waits for
+        its replies gets `error`.
+        """
+        self.record.failure = Cancelled.code
+        self._close(error)
 
     def close(self) -> None:
         """Closes its branches; the runtime frees what they held. Safe to repeat."""
+        self._close(ProtocolError("this exchange was closed"))
+
+    def _close(self, error: Exception) -> None:
         turns = None if self._account is None else self._link.turns
         never_opened = turns.leave(self) if turns is not None else frozenset[int]()
         for number in self._calls:
@@ -217,7 +241,7 @@ class Exchange:
                 self._connection.send([wire.Close(number) for number in branches])
             except RuntimeGone:
                 log.debug("the runtime went before its branches were closed")
-        self.fail(ProtocolError("this exchange was closed"))
+        self.fail(error)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -27,6 +27,7 @@ from lmprog.server.observability.meters import Meters
 from lmprog.server.observability.replica_metrics import FleetView
 from lmprog.server.observability.tracing import NoTraces, Traces
 from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.request_records import RecordKeeper, calling_request
 from lmprog.server.runtime_link import RuntimeLink
 
 MAX_RETRY_SECONDS = 60.0
@@ -79,6 +80,8 @@ class Gateway:
         link.account = self._account
         link.session = calling_session.get
         link.adapter = calling_adapter.get
+        link.origin = calling_request.get
+        link.records = RecordKeeper(clock)
         self._choose_turns()
         self.is_responsive: Callable[[], bool] = lambda: True
         """Whether the runtime answers, or computes. Its supervisor knows."""

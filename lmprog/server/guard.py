@@ -28,6 +28,7 @@ from lmprog.server.http.auth import (
 )
 from lmprog.server.http.http_errors import HttpError, Problem
 from lmprog.server.http.site_guard import ServedSites
+from lmprog.server.request_records import RequestOrigin, calling_request
 
 _CHALLENGE = 'Bearer, Basic realm="lmprog, any user name, the key as password"'
 """A browser opens its own dialogue for Basic; other clients read Bearer."""
@@ -77,7 +78,10 @@ class Guard:
         calling_session.set(session_of(headers))
         calling_adapter.set("")
         state["access"] = access
-        state["caller"] = caller_of(key) if key and access else ""
+        state["caller"] = caller = caller_of(key) if key and access else ""
+        route = getattr(request.scope.get("route"), "path", "")  # not the path: clients choose that
+        name = "" if calling is None else calling.name
+        calling_request.set(RequestOrigin(state.get("request_id", ""), route, name, caller))
         if access < self._needed:
             raise HttpError(self._refusal(request, access))
         if self._needed is Access.ADMIN:

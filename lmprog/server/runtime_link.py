@@ -15,7 +15,8 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from lmprog import wire
@@ -23,6 +24,7 @@ from lmprog.errors import LmprogError, RuntimeGone, RuntimeRestarted, from_wire
 from lmprog.launch import Connection
 from lmprog.server.exchange import Account, Answer, Exchange
 from lmprog.server.fairness.dispatch import Dispatcher
+from lmprog.server.request_records import NOBODY, RecordKeeper, RequestOrigin, nobodys
 from lmprog.transport import ReplyReader
 
 log = logging.getLogger("lmprog.server")
@@ -66,6 +68,9 @@ class RuntimeLink:
         self.session: Callable[[], str] = lambda: ""
         self.adapter: Callable[[], str] = lambda: ""
         """Of the requests of this context; empty: none."""
+        self.origin: Callable[[], RequestOrigin] = lambda: NOBODY
+        """Of the request of this context."""
+        self.records = RecordKeeper(time.monotonic)
         self.turns: Dispatcher | None = None
         """None: everything is sent at once."""
         self._connection: Connection | None = None
@@ -134,9 +139,16 @@ class RuntimeLink:
         if self._connection is None:
             raise RuntimeGone(self._why)
         account = None if is_servers_own else self.account()
-        made = Exchange(self, self._connection, account, self.session(), self.adapter())
+        record = nobodys() if is_servers_own else self.records.begin(self.origin())
+        adapter = self.adapter()
+        made = Exchange(self, self._connection, account, record, self.session(), adapter)
         self._exchanges.add(made)
         return made
+
+    def open_exchanges(self) -> Iterator[Exchange]:
+        """Those of requests, in the order in which they began."""
+        own = (one for one in self._exchanges if one.record.number and one.record.calls)
+        yield from sorted(own, key=lambda one: one.record.number)
 
     async def ask(self, make: Callable[[int], wire.Op], timeout: float = 10.0) -> Answer:
         """One call by itself: `await link.ask(wire.Describe)`. Raises why it failed, `TimeoutError`
@@ -187,6 +199,7 @@ class RuntimeLink:
 
     def leave(self, exchange: Exchange) -> None:
         self._exchanges.discard(exchange)
+        self.records.end(exchange.record)
 
     # --- replies ----------------------------------------------------------------------------------
 
@@ -236,6 +249,7 @@ class RuntimeLink:
             self.turns.clear()
         for exchange in exchanges:
             exchange.fail(error)
+            self.records.end(exchange.record)
         if connection is not None:
             threading.Thread(target=connection.close, name="lmprog-link-close", daemon=True).start()
 

@@ -227,6 +227,13 @@ class Inspect(Message, frozen=True):
     call: Id
     max_nodes: Annotated[int, Meta(ge=0, le=2000)] = 500
     with_text: bool = False
+    below: Annotated[int, Meta(ge=0)] = 0
+    """Only the node of this number and those below it; 0: the whole tree."""
+    text_tokens: Annotated[int, Meta(ge=1, le=4096)] = 16
+    """At most so many tokens of each text, and of all texts together no more than the runtime
+    decodes in one step without holding up others."""
+    texts_of: Annotated[tuple[Id, ...], Meta(max_length=64)] = ()
+    """Calls of the asking client: their sequences come with the ends of their texts."""
 
 
 class Flush(Message, frozen=True):

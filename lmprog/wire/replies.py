@@ -210,6 +210,12 @@ class SequenceSeen(Message, frozen=True):
     preemptions: int
     node: int
     """Index of its node in the snapshot, or of the nearest ancestor shown; -1 for none."""
+    is_own: bool = False
+    """It is the asking client's."""
+    text: str = ""
+    """The end of its text, prompt and result, where requested."""
+    prompt_chars: int = 0
+    """How much of `text` is the end of the prompt."""
 
 
 class Snapshot(Message, frozen=True):

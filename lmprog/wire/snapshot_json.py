@@ -58,4 +58,5 @@ def _sequence(sequence: SequenceSeen, seen: Snapshot) -> dict[str, Any]:
         "priority": sequence.priority,
         "preemptions": sequence.preemptions,
         "node": seen.nodes[sequence.node].number if sequence.node >= 0 else None,
+        "own": sequence.is_own,
     }

@@ -72,6 +72,11 @@ class Site:
         finally:
             self._gateway.link.close()
 
+    @property
+    def gateway(self) -> Gateway:
+        assert self._gateway is not None
+        return self._gateway
+
     def replace(self, connection: Connection | None) -> None:
         """From now on this runtime, or none."""
         assert self._loop is not None

@@ -19,6 +19,7 @@ HOSTILE = (
     "<img src=x "
     'onerror="document.title=\'broken\'"><script>document.title="broken"</script> & "quotes"'
 )
+OPEN = "#open-rows > ol > li"
 TABS = ("chat", "json", "select", "fork")
 
 
@@ -29,8 +30,10 @@ def test_an_empty_runtime_says_what_to_do(window: Window) -> None:
         assert "2,000 tokens of context" in window.text("#model")
         assert window.one("#tree-empty").is_displayed()
         assert "playground" in window.text("#tree-empty")
-        assert "Nothing runs" in window.text("#batch")
-        assert "Nobody waits" in window.text("#line")
+        assert window.one("#requests-empty").is_displayed()
+        assert not window.one("#ended").is_displayed()
+        assert window.text("#hits") == "–"
+        assert window.count("#programs button") == 6
 
 
 def test_a_chat_is_answered_and_appears_in_the_tree(window: Window) -> None:
@@ -60,21 +63,24 @@ def test_what_runs_is_shown_while_it_runs_and_can_be_stopped(window: Window) -> 
         window.tab("fork")
         window.fill("#panel-fork input[name=max_tokens]", "1500")
         window.submit("fork")
-        window.until(lambda: window.count("#batch li") == 4, "four rows")
-        assert window.text("#batch li .phase") in ("decode", "prefill")
+        window.until(lambda: window.count(OPEN) == 1, "a row")
+        assert window.text(f"{OPEN} .phase") in ("decode", "prefill", "waiting")
+        assert "/ui/play" in window.text(f"{OPEN} .name")
+        assert "5 branches" in window.text(f"{OPEN} .name"), "the prompt's and four forks"
         window.until(lambda: window.count("#plot .ghost") == 4, "what is being written")
         window.until(lambda: window.count("#plot .hot") > 0, "what is in use")
         window.until(lambda: window.text("#busy") == "4", "the figure")
         before = window.script(
             "return document.querySelector('#plot .ghost rect').width.baseVal.value"
         )
-        begin = window.text("#batch li .counts")
-        window.until(lambda: window.text("#batch li .counts") != begin, "the counts move")
+        begin = window.text(f"{OPEN} .counts")
+        window.until(lambda: window.text(f"{OPEN} .counts") != begin, "the counts move")
         assert before > 0
         window.picture("running")
         assert window.text("#panel-fork button[type=submit]") == "Stop"
         window.submit("fork")
-        window.until(lambda: window.count("#batch li") == 0, "nothing runs")
+        window.until(lambda: window.count(OPEN) == 0, "nothing runs")
+        window.until(lambda: window.text("#ended-rows .phase") == "left", "how it ended")
         assert window.text("#panel-fork button[type=submit]") == "Fork"
         assert not fake.scheduler.running
 

@@ -1,12 +1,14 @@
 """A tour of the page before nano while programs run: what it says is right, and its pictures are
 kept to be looked at.
 
-`docs/images/page-light.png` and `page-dark.png` are the tour's pictures of that name.
+Pictures in `docs/images` are the tour's: `page-light.png`, and `page-requests-light.png` of
+`requests-light`, say.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
 
 import lmprog
@@ -22,7 +25,10 @@ from tests.server.conftest import Served, start, stop
 if TYPE_CHECKING:
     from tests.browser.window import Window
 
-WATCHED = 6.0
+WATCHED = float(os.environ.get("LMPROG_TOUR_SECONDS", "6"))
+OPEN = "#open-rows > ol > li"
+PHONE = 1400
+"""Pixels: playground and programs."""
 SHOWN = (
     "Review: I think the movie is excellent. I loved it.\nSentiment: positive\n\n"
     "Review: The room was dirty. I will not come back.\nSentiment: negative\n\n"
@@ -128,20 +134,72 @@ def play(window: Window) -> None:
     }
 
 
+@contextmanager
+def a_long_answer(url: str) -> Iterator[None]:
+    """A request by HTTP that runs while the block does, again and again."""
+    over = threading.Event()
+    body = {"prompt": FACTS, "max_tokens": 1500, "temperature": 1.0, "ignore_eos": True}
+
+    def ask() -> None:
+        with httpx2.Client(base_url=url, timeout=120.0) as client:
+            while not over.is_set():
+                assert client.post("/v1/completions", json=body).status_code == 200
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_page_while_programs_run(window: Window, nano: Served, theme: str) -> None:
     window.visit(nano.url, width=1280, height=1010, dark=theme == "dark")
     window.live()
-    with programs(nano.runtime):
+    with programs(nano.runtime), a_long_answer(nano.url):
         play(window)
         time.sleep(WATCHED)  # for the lines of the charts to have something to show
-        window.until(lambda: window.count("#batch li") >= 3, "some rows")
+        window.until(lambda: window.count(OPEN) >= 3, "some rows")
+        window.until(lambda: window.count("#plot .node") >= 20, "a tree")
         window.script("scrollTo(0, 0)")
         window.picture(f"page-{theme}")
+        window.click(f"{OPEN} .opener")
+        window.until(lambda: window.text(f"{OPEN} .texts .t-generated"), "live text")
+        window.picture(f"requests-{theme}", of="#requests")
+        window.script("document.querySelector('#plot').focus()")
+        window.press("#plot", "Enter")
+        window.until(lambda: window.text("#opened .text"), "a block's text")
+        window.fill("#search-text", "oslo")
+        window.click("#search button")
+        window.until(lambda: window.count("#found li") > 0, "what was found")
+        window.picture(f"tree-{theme}", of=".column > .card")
     window.until(lambda: window.text("#busy") == "0", "everything is done")
     for name in ("chat", "json", "select", "fork"):
         window.tab(name)
         window.picture(f"{name}-{theme}")
+    run_program(window, "tips")
+    window.picture(f"programs-{theme}", of="#gallery")
+    window.driver.get("about:blank")
+
+
+def run_program(window: Window, name: str) -> None:
+    window.click(f"[data-program={name}]")
+    window.click("#program-run")
+    state = "return document.querySelector('#gallery').dataset.state"
+    window.until(lambda: window.script(state) == "done", f"the end of {name}")
+    assert window.text("#program-error") == ""
+
+
+def test_programs_with_tools_run_on_the_page(window: Window, nano: Served) -> None:
+    window.visit(nano.url, width=1280, height=1010)
+    window.live()
+    run_program(window, "tools")
+    said = [one.text for one in window.all("#program-drawn .boxhead b")]
+    assert said == ["user", "assistant", "tool", "assistant", "tool"]
+    assert window.text("#program-drawn").count("look_up(") == 1
+    window.picture("programs-tools", of="#gallery")
     window.driver.get("about:blank")
 
 
@@ -149,10 +207,15 @@ def test_the_page_on_a_phone(window: Window, nano: Served) -> None:
     window.visit(nano.url, width=390, height=844)
     window.live()
     play(window)
-    window.size(390, int(window.script("return document.documentElement.scrollHeight")))
+    run_program(window, "fork")
     window.until(lambda: window.count("#plot .node"), "a tree")
-    window.picture("phone-light")
-    window.theme("dark")
-    window.picture("phone-dark")
+    assert window.overflow() <= 0
+    for theme in ("light", "dark"):
+        window.theme(theme)
+        window.size(390, PHONE)
+        window.script("scrollTo(0, 0)")
+        window.picture(f"phone-{theme}")
+        window.size(390, int(window.script("return document.documentElement.scrollHeight")))
+        window.picture(f"phone-whole-{theme}")
     assert window.overflow() <= 0
     window.driver.get("about:blank")

@@ -22,6 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+PICTURE_TRIES = 5
 PATIENCE = 90.0
 """Seconds; no test is about speed."""
 FLAGS = (
@@ -40,6 +41,9 @@ FLAGS = (
         "--force-color-profile=srgb",
     ),
 )
+
+_BOX = """const box = document.querySelector(arguments[0]).getBoundingClientRect();
+return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height}"""
 
 Found = TypeVar("Found")
 
@@ -126,6 +130,15 @@ class Window:
     def submit(self, panel: str) -> None:
         self.click(f"#panel-{panel} button[type=submit]")
 
+    def press(self, selector: str, key: str) -> None:
+        """A key as the element gets it."""
+        self.script(
+            "document.querySelector(arguments[0]).dispatchEvent(new KeyboardEvent('keydown', "
+            "{key: arguments[1], bubbles: true}))",
+            selector,
+            key,
+        )
+
     def script(self, code: str, *given: Any) -> Any:
         return self.driver.execute_script(code, *given)
 
@@ -155,14 +168,19 @@ class Window:
         log: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return [f"{entry['level']}: {entry['message']}" for entry in log]
 
-    def picture(self, name: str, *, whole: bool = False) -> Path:
-        """Keeps a screenshot under the artefacts; of the whole page, or of what the window
-        shows.
+    def picture(self, name: str, *, whole: bool = False, of: str = "") -> Path:
+        """Keeps a screenshot under the artefacts; of the whole page, of one element, or of what
+        the window shows.
         """
         ARTIFACTS.mkdir(exist_ok=True)
-        taken = self.driver.execute_cdp_cmd(
-            "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole}
-        )
+        asked: dict[str, Any] = {"format": "png", "captureBeyondViewport": whole or bool(of)}
+        for _ in range(PICTURE_TRIES):  # an element may grow while it is taken
+            box = self.script(_BOX, of) if of else None
+            if box:
+                asked["clip"] = {**box, "scale": 1}
+            taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)
+            if not of or self.script(_BOX, of) == box:
+                break
         path = ARTIFACTS / f"{name}.png"
         path.write_bytes(base64.b64decode(taken["data"]))
         return path

@@ -7,8 +7,10 @@ import random
 import subprocess
 import sys
 
+from lmprog import wire
 from lmprog.fleet.placement import choose, load_bound, mark_of
 from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
+from lmprog.fleet.questions import Questions
 
 
 def plain_matched(
@@ -148,3 +150,9 @@ def test_keys_are_the_same_in_every_process() -> None:
 
 def test_salts_share_no_prefix() -> None:
     assert set(keys_of("a" * 200, "one")) & set(keys_of("a" * 200, "two")) == set()
+
+
+def test_texts_of_running_calls_are_asked_where_they_run() -> None:
+    questions, loads = Questions(), {"busy": 5, "home": 1}
+    assert questions.ask(wire.Inspect(1), loads) == ["busy"]
+    assert questions.ask(wire.Inspect(2, texts_of=(7,)), loads, ["home"]) == ["home"]

@@ -227,3 +227,51 @@ def test_an_output_says_which_stretches_of_its_text_were_forced(
 ) -> None:
     output = ended(runs, "abcdef", stop)
     assert [output.text[begin:end] for begin, end in output.forced] == forced
+
+
+def seen_by(talk: Talk, op: wire.Inspect, client: bytes = b"me") -> wire.Snapshot:
+    talk.interpreter.handle(client, op)
+    taken = talk.interpreter._completion.take_replies()
+    (seen,) = [reply for _, reply in taken if isinstance(reply, wire.Snapshot)]
+    return seen
+
+
+def test_a_part_of_the_tree_is_a_node_and_what_is_below_it() -> None:
+    talk = Talk()
+    for number, prompt in enumerate(("abcdefgh", "abcdxyz", "klmnop"), 1):
+        talk.ask(wire.Open(number), text(number, prompt), wire.Generate(number, 9 + number, GREEDY))
+    whole = look(talk, with_text=True)
+    stem = next(node for node in whole.nodes if node.text == "abcd")
+    part = seen_by(talk, wire.Inspect(7, 500, True, stem.number))
+    assert part.nodes[0].number == stem.number
+    assert [node.parent for node in part.nodes[:3]] == [-1, 0, 0]
+    assert {node.number for node in part.nodes} < {node.number for node in whole.nodes}
+    assert "klmn" not in "".join(node.text for node in part.nodes)
+    assert seen_by(talk, wire.Inspect(8, 500, True, 10**6)).nodes == ()
+
+
+def test_texts_are_as_long_as_they_are_asked_for_and_first_words_stay_short() -> None:
+    talk = Talk()
+    talk.ask(wire.Open(1), text(1, "abcdefgh" * 5), wire.Generate(1, 2, GREEDY))
+    (stem, *_) = look(talk, with_text=True).nodes
+    assert stem.text == ("abcdefgh" * 2) + "…"
+    (longer, *_) = seen_by(talk, wire.Inspect(7, 1, True, stem.number, 24)).nodes
+    assert longer.text == ("abcdefgh" * 3) + "…"
+    (all_of_it, *_) = seen_by(talk, wire.Inspect(8, 1, True, stem.number, 4096)).nodes
+    assert all_of_it.text.startswith("abcdefgh" * 5)
+
+
+def test_a_client_reads_its_own_running_calls_and_nobody_elses() -> None:
+    talk = Talk()
+    talk.say(wire.Open(1), text(1, "abcdefgh"), gen(1, 2, max_tokens=20))
+    for _ in range(4):
+        talk.step()
+    own = seen_by(talk, wire.Inspect(7, 0, texts_of=(2,)))
+    (sequence,) = own.running
+    assert sequence.is_own
+    assert sequence.text[: sequence.prompt_chars] == "abcdefgh"
+    assert len(sequence.text) == 8 + sequence.generated
+    (end,) = seen_by(talk, wire.Inspect(8, 0, text_tokens=3, texts_of=(2,))).running
+    assert end.text == sequence.text[-3:]
+    (other,) = seen_by(talk, wire.Inspect(9, 0, texts_of=(2,)), b"another").running
+    assert (other.is_own, other.text) == (False, "")

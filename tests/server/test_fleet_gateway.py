@@ -21,6 +21,7 @@ from lmprog.fleet.replica_link import ReplicaState
 from lmprog.launch import RuntimeProcess
 from lmprog.server.http.http_server import bind, url_of
 from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.page.requests_view import Viewer
 from lmprog.server.page.watching import Watcher
 from lmprog.server.service import ServerService
 from lmprog.server.supervision.supervised_fleet import joined_runtimes
@@ -102,11 +103,11 @@ def test_pictures_have_all_replicas_and_the_sums_of_their_figures() -> None:
         with Fake() as fake:
             async with asking(fake) as (_, gateway):
                 gateway.fleet = told()
-                async for frame in Watcher(gateway).frames(may_read=False):
-                    name, _, data = frame.decode().partition("\n")
-                    if name == "event: snapshot":
-                        found: dict[str, object] = json.loads(data.strip().removeprefix("data: "))
-                        return found
+                async for frame in Watcher(gateway).frames(Viewer(True, "", False)):
+                    _, found, data = frame.decode().partition("event: snapshot\ndata: ")
+                    if found:
+                        picture: dict[str, object] = json.loads(data)
+                        return picture
         raise AssertionError("no picture came")
 
     picture = asyncio.run(run())

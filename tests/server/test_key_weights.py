@@ -11,6 +11,7 @@ from lmprog import wire
 from lmprog.server.exchange import Exchange
 from lmprog.server.fairness.accounts import KeyAccounts
 from lmprog.server.options.api_keys import ApiKey, digest
+from lmprog.server.request_records import nobodys
 
 
 class Runtime:
@@ -32,8 +33,8 @@ def test_branches_have_the_weight_of_their_key(session: str) -> None:
     runtime: Any = Runtime()
     key = ApiKey("heavy", digest("heavy"), weight=3.0)
     (account,) = KeyAccounts([key], 1280, 0.75, lambda: 0.0)
-    Exchange(runtime, runtime, account, session).send(wire.Open(1), wire.Fork(1, (2,)))
-    Exchange(runtime, runtime, None, session).send(wire.Open(3))
+    Exchange(runtime, runtime, account, nobodys(), session).send(wire.Open(1), wire.Fork(1, (2,)))
+    Exchange(runtime, runtime, None, nobodys(), session).send(wire.Open(3))
     assert runtime.ops == [
         wire.Open(1, "", session, 3.0),
         wire.Fork(1, (2,)),

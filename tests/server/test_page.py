@@ -122,7 +122,7 @@ def test_every_file_that_a_file_names_is_there() -> None:
     named = {
         name
         for text in FILES.values()
-        for name in re.findall(r'"(?:/ui/|\./)([a-z]+\.(?:js|css))"', text)
+        for name in re.findall(r'"(?:/ui/|\./)([a-z]+\.(?:js|css|json))"', text)
     }
     assert named == set(FILES) - {"index.html"}
 

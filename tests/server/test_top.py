@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from rich.console import Console
 from lmprog import wire
 from lmprog.cli import main
 from lmprog.cli.top import drawn
+from lmprog.cli.watched import pictures
 from lmprog.wire.snapshot_json import as_json
 from tests.runtime.talk import Talk, text
 from tests.server.conftest import Served
+from tests.server.live import Live
 
 
 def words(now: dict[str, Any], before: dict[str, Any] | None = None) -> str:
@@ -36,6 +39,8 @@ def test_one_picture_is_printed_over_either_way(
     assert main(["top", "--once", server.url if way == "http" else server.runtime]) == 0
     out = capsys.readouterr().out
     assert "nano · 4,096 tokens of context" in out
+    assert ("under way" in out) == (way == "http")
+    assert ("running:" in out) == (way == "wire")
     assert "memory " in out
     assert "tree: " in out
 
@@ -86,6 +91,53 @@ def test_a_tree_is_drawn_heaviest_first_and_what_is_left_out_is_counted() -> Non
     ]
     assert lengths == [4 * number for number in range(20, 6, -1)]
     assert "and 6 more" in said
+
+
+def row(number: int, **more: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("branches", "calls", "done", "prompt", "cached", "generated"), 3)
+    named = {"number": number, "route": "/v1/programs", "key": "alice", "state": "decode"}
+    return {**counts, **named, "seconds": 2.0, **more}
+
+
+def test_requests_are_listed_with_route_key_and_state() -> None:
+    program = row(0, route="wire", key="", program=7)
+    requests = {"open": [row(12), program], "openLeftOut": 2, "ended": [row(9, state="done")]}
+    said = words({**look(Talk()), "requests": requests})
+    lines = {line.split()[0]: line for line in said.splitlines() if line}
+    assert "under way" in said
+    assert "alice" in lines["decode"] or "wire, program 7" in lines["decode"]
+    assert "wire, program 7" in said
+    assert "and 2 more" in said
+    assert lines["done"].split()[1:3] == ["/v1/programs", "alice"]
+    assert "running:" not in said
+
+
+def test_rates_are_told_by_kind() -> None:
+    before = look(Talk())
+    now = {**before, "clock": before["clock"] + 2.0, "figures": dict(before["figures"])}
+    now["figures"] |= {"cached_tokens": 40.0, "prefill_tokens": 20.0, "forced_tokens": 6.0}
+    said = words(now, before)
+    assert "20 cached/s" in said
+    assert "10 computed/s" in said
+    assert "3 forced/s" in said
+
+
+def test_a_request_is_cancelled_by_its_number(
+    server: Served, live: Live, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        body = {"prompt": "x", "max_tokens": 3500, "ignore_eos": True}
+        asked = pool.submit(lambda: live.http.post("/v1/completions", json=body))
+        number = None
+        while number is None:
+            opened = next(pictures(server.url, None))["requests"]["open"]
+            number = next((one["number"] for one in opened if one["number"]), None)
+        assert main(["top", server.url, "--cancel", str(number)]) == 0
+        assert asked.result().status_code == 410
+    assert f"Request {number} is cancelled" in capsys.readouterr().out
+    assert main(["top", server.url, "--cancel", str(number)]) == 1
+    assert "No request" in capsys.readouterr().err
+    assert main(["top", server.runtime, "--cancel", "1"]) == 2
 
 
 @pytest.mark.parametrize(

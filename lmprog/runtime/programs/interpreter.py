@@ -170,10 +170,12 @@ class Interpreter:
             case wire.Encode(text=text) if self._calls.long_texts.is_long(text):
                 self._encode_long(client_id, op)
             case wire.Encode() | wire.Decode() | wire.Describe() | wire.Inspect() | wire.Flush():
-                self._completion.send(client_id, self._answer(op))
+                self._completion.send(client_id, self._answer(client_id, op))
 
     def _answer(
-        self, op: wire.Encode | wire.Decode | wire.Describe | wire.Inspect | wire.Flush
+        self,
+        client_id: ClientId,
+        op: wire.Encode | wire.Decode | wire.Describe | wire.Inspect | wire.Flush,
     ) -> wire.Reply:
         """The reply to a call on no branch, which is answered at once."""
         try:
@@ -183,7 +185,7 @@ class Interpreter:
                 case wire.Decode():
                     return self._calls.texts.decode(op)
                 case wire.Inspect():
-                    return self._snapshots.take(op, self._clock(), self.figures())
+                    return self._snapshots.take(client_id, op, self._clock(), self.figures())
                 case wire.Flush():
                     self.scheduler.tree.clear()
                     if self._calls.constraints is not None:

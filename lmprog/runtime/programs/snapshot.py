@@ -22,11 +22,16 @@ from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.text.tokenizer import Tokenizer
+from lmprog.transport import ClientId
 
 MAX_SEQUENCES = 256
 """Shown of those that run, and of those that wait."""
-TEXT_TOKENS = 16
+FIRST_WORDS = 16
+"""Tokens of a text that is remembered from one snapshot to the next."""
 TEXT_CHARS = 96
+"""Of those."""
+MAX_TEXT_TOKENS = 32_768
+"""Decoded for one snapshot beyond first words: more would hold up the loop."""
 
 
 class SnapshotBuilder:
@@ -48,15 +53,20 @@ class SnapshotBuilder:
         self._namespaces = namespaces
         self._calls = calls
         self._key = key
+        self._room = 0
+        """Tokens that may still be decoded for the snapshot that is taken."""
         self._texts: dict[tuple[int, int], str] = {}
         """First words of the nodes of the last snapshot with text, by number and length, which
         determine them.
         """
 
-    def take(self, op: wire.Inspect, now: float, figures: dict[str, float]) -> wire.Snapshot:
-        """The answer to `op` at this moment of the runtime's clock."""
+    def take(
+        self, client: ClientId, op: wire.Inspect, now: float, figures: dict[str, float]
+    ) -> wire.Snapshot:
+        """The answer to `op` of `client` at this moment of the runtime's clock."""
         scheduler = self._scheduler
-        picture = view_tree(scheduler.tree, op.max_nodes)
+        picture = view_tree(scheduler.tree, op.max_nodes, op.below)
+        self._room = MAX_TEXT_TOKENS
         place = {id(node): index for index, node in enumerate(picture.nodes)}
         running = list(islice(scheduler.running, MAX_SEQUENCES))
         waiting = list(islice(scheduler.waiting, MAX_SEQUENCES))
@@ -64,25 +74,21 @@ class SnapshotBuilder:
             call=op.call,
             clock=now,
             figures=figures,
-            nodes=self._nodes(picture, now, op.with_text),
+            nodes=self._nodes(picture, now, op),
             nodes_left_out=picture.nodes_left_out,
             pages_left_out=picture.pages_left_out,
-            running=self._sequences(running, now, place),
+            running=self._sequences(running, client, op, now, place),
             running_left_out=len(scheduler.running) - len(running),
-            waiting=self._sequences(waiting, now, place),
+            waiting=self._sequences(waiting, client, op, now, place),
             waiting_left_out=len(scheduler.waiting) - len(waiting),
         )
 
-    def _nodes(self, picture: TreeView, now: float, with_text: bool) -> tuple[wire.NodeSeen, ...]:
+    def _nodes(self, picture: TreeView, now: float, op: wire.Inspect) -> tuple[wire.NodeSeen, ...]:
         shown = [0] * len(picture.nodes)
         for parent in picture.parents:
             if parent >= 0:
                 shown[parent] += 1
-        texts = [self._text(node) for node in picture.nodes] if with_text else []
-        self._texts = {
-            (node.number, node.end - node.begin): text
-            for node, text in zip(picture.nodes, texts, strict=bool(texts))
-        }
+        texts = self._node_texts(picture.nodes, op.text_tokens) if op.with_text else []
         salts = {salt: self._name(salt) for salt in {node.salt for node in picture.nodes}}
         return tuple(
             wire.NodeSeen(
@@ -96,19 +102,34 @@ class SnapshotBuilder:
                 pins=node.pins,
                 children_left_out=len(node.children) - shown[index],
                 salt=salts[node.salt],
-                text=texts[index] if with_text else "",
+                text=texts[index] if op.with_text else "",
             )
             for index, node in enumerate(picture.nodes)
         )
 
     def _sequences(
-        self, sequences: Iterable[Sequence], now: float, place: dict[int, int]
+        self,
+        sequences: Iterable[Sequence],
+        client: ClientId,
+        op: wire.Inspect,
+        now: float,
+        place: dict[int, int],
     ) -> tuple[wire.SequenceSeen, ...]:
-        return tuple(self._sequence(sequence, now, place) for sequence in sequences)
+        return tuple(self._sequence(sequence, client, op, now, place) for sequence in sequences)
 
-    def _sequence(self, sequence: Sequence, now: float, place: dict[int, int]) -> wire.SequenceSeen:
+    def _sequence(
+        self,
+        sequence: Sequence,
+        client: ClientId,
+        op: wire.Inspect,
+        now: float,
+        place: dict[int, int],
+    ) -> wire.SequenceSeen:
+        call = self._calls[sequence.group]
+        is_own = call.client == client
+        wants_text = is_own and call.id in op.texts_of
+        text, prompt_chars = self._end_of(sequence, op.text_tokens) if wants_text else ("", 0)
         group, task = sequence.group, sequence.task
-        call = self._calls[group]
         waits = sequence.state is SequenceState.WAITING
         gen = task if isinstance(task, Generation) else None
         return wire.SequenceSeen(
@@ -130,16 +151,49 @@ class SnapshotBuilder:
             priority=group.priority,
             preemptions=group.preemptions,
             node=_nearest(sequence.node, place),
+            is_own=is_own,
+            text=text,
+            prompt_chars=prompt_chars,
         )
 
-    def _text(self, node: Node) -> str:
+    def _end_of(self, sequence: Sequence, most: int) -> tuple[str, int]:
+        """The text of the last tokens, and how many of its characters are the prompt's."""
+        tokens = sequence.tokens
+        begin = max(0, len(tokens) - min(most, self._room))
+        prompt = max(begin, min(sequence.group.prompt_len, len(tokens)))
+        self._room -= len(tokens) - begin
+        before = self._tokenizer.decode(tokens[begin:prompt], skip_special=False)
+        whole = self._tokenizer.decode(tokens[begin:], skip_special=False)
+        # A character may be spelled by tokens of both.
+        return whole, len(before) if whole.startswith(before) else max(0, len(before) - 1)
+
+    def _node_texts(self, nodes: list[Node], most: int) -> list[str]:
+        if most > FIRST_WORDS:
+            return [self._long_text(node, most) for node in nodes]
+        texts = [self._first_words(node) for node in nodes]
+        self._texts = {
+            (node.number, node.end - node.begin): text
+            for node, text in zip(nodes, texts, strict=True)
+        }
+        return texts
+
+    def _first_words(self, node: Node) -> str:
         known = self._texts.get((node.number, node.end - node.begin))
         if known is not None:
             return known
-        tokens = [self._namespaces.token(key) for key in node.tokens[:TEXT_TOKENS]]
-        text = self._tokenizer.decode(tokens, skip_special=False)
-        is_whole = node.end - node.begin <= TEXT_TOKENS and len(text) <= TEXT_CHARS
+        text = self._decoded(node, FIRST_WORDS)
+        is_whole = node.end - node.begin <= FIRST_WORDS and len(text) <= TEXT_CHARS
         return text if is_whole else text[:TEXT_CHARS] + "…"
+
+    def _long_text(self, node: Node, most: int) -> str:
+        count = node.end - node.begin
+        taken = min(count, most, max(self._room, FIRST_WORDS))
+        self._room -= taken
+        return self._decoded(node, taken) + ("…" if taken < count else "")
+
+    def _decoded(self, node: Node, count: int) -> str:
+        tokens = [self._namespaces.token(key) for key in node.tokens[:count]]
+        return self._tokenizer.decode(tokens, skip_special=False)
 
     def _name(self, salt: str) -> str:
         return (

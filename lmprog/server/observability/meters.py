@@ -21,6 +21,7 @@ from prometheus_client import (
 
 from lmprog import wire
 from lmprog.server.observability.call_sizes import CallSizes
+from lmprog.server.observability.figure_history import FigureHistory
 from lmprog.server.observability.replica_metrics import FleetView, ReplicaMetrics
 from lmprog.server.observability.runtime_metrics import PREFIX, RuntimeFigures, RuntimeHistogram
 
@@ -75,6 +76,7 @@ class Meters:
         self._calls: dict[int, _CallTimes] = {}
         self.registry = CollectorRegistry(auto_describe=False)
         self.runtime = RuntimeFigures(model, clock)
+        self.history = FigureHistory(clock)
         self.registry.register(self.runtime)
         ProcessCollector(registry=self.registry)  # `process_*`, of the gateway's own process
         self._ttft = self._histogram(

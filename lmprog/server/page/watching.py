@@ -8,15 +8,17 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.sse import event
+from lmprog.server.observability.figure_history import NAMES
 from lmprog.server.operations.fleet_routes import fleet_json
 from lmprog.server.operations.health import version
+from lmprog.server.page.requests_view import RequestsView, Viewer
 from lmprog.wire.snapshot_json import as_json
 
 PERIOD = 0.25
@@ -39,12 +41,17 @@ class Watcher:
         self._number = 0
         self._frame = b""
         self._frame_with_text = b""
+        self._view = RequestsView(gateway)
+        self._seen: wire.Snapshot | None = None
+        """The newest snapshot; None while there is none to speak of."""
+        self._requests: dict[Viewer, bytes] = {}
+        """Of the newest snapshot, by who looks."""
 
-    async def frames(self, may_read: bool) -> AsyncGenerator[bytes, None]:
-        """Events for one viewer, until it leaves or the server drains; with text where it
-        `may_read` that.
-        """
+    async def frames(self, viewer: Viewer) -> AsyncGenerator[bytes, None]:
+        """Events for one viewer, until it leaves or the server drains; with what it may see."""
+        may_read = viewer.is_admin and viewer.shows_text
         yield event(self._about(may_read), "about")
+        yield event({"names": NAMES, "rows": self._gateway.meters.history.rows()}, "history")
         self._viewers += 1
         try:
             if self._asking is None or self._asking.done():
@@ -55,13 +62,23 @@ class Watcher:
                     await self._changed.wait()
                     continue
                 seen = self._number
-                yield self._frame_with_text if may_read else self._frame
+                frame = self._frame_with_text if may_read else self._frame
+                yield self._requests_for(viewer) + frame
         finally:
             self._viewers -= 1
             if not self._viewers and self._asking is not None:
                 self._asking.cancel()
                 self._asking = None
                 self._frame = self._frame_with_text = b""
+                self._seen = None
+
+    def _requests_for(self, viewer: Viewer) -> bytes:
+        """The requests that it may see, as an event; made once for viewers with equal rights."""
+        if self._seen is None:
+            return b""
+        if viewer not in self._requests:
+            self._requests[viewer] = event(self._view.rows(self._seen, viewer), "requests")
+        return self._requests[viewer]
 
     def _about(self, may_read: bool) -> dict[str, Any]:
         info = self._gateway.link.info
@@ -86,13 +103,17 @@ class Watcher:
                 seen = await self._ask()
             except (LmprogError, TimeoutError) as error:
                 last, period = (), AWAY
+                self._seen = None
                 self._show(event({"message": str(error) or "The runtime does not answer."}, "away"))
             else:
-                now = _what_changes(seen)
+                self._gateway.meters.history.see(self._figures(seen))
+                records = self._gateway.link.records
+                now = (*_what_changes(seen), records.num_begun, records.num_ended)
                 still = 0 if now != last else still + 1
                 last = now
                 if still % STILL == 0:
                     more = self._of_fleet(seen)
+                    self._seen = seen
                     self._show(
                         event({**as_json(seen), **more}, "snapshot"),
                         event({**as_json(seen, with_text=True), **more}, "snapshot"),
@@ -116,16 +137,21 @@ class Watcher:
             return {}
         pid = seen.figures.get("pid")
         shown = [one.name for one in fleet.replicas() if one.figures.get("pid") == pid]
-        figures = fleet.figures() or seen.figures
+        figures = self._figures(seen)
         return {
             "clock": self._gateway.clock(),
             "figures": {name: value for name, value in figures.items() if name != "pid"},
             "fleet": {**fleet_json(fleet), "shown": shown[0] if shown else None},
         }
 
+    def _figures(self, seen: wire.Snapshot) -> Mapping[str, float]:
+        fleet = self._gateway.fleet
+        return seen.figures if fleet is None else fleet.figures() or seen.figures
+
     def _show(self, frame: bytes, with_text: bytes | None = None) -> None:
         self._frame, self._frame_with_text = frame, with_text or frame
         self._number += 1
+        self._requests.clear()
         self._wake()
 
     def _wake(self) -> None:

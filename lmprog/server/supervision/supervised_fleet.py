@@ -30,6 +30,8 @@ log = logging.getLogger("lmprog.server")
 
 TICK = 0.2
 """Seconds between two looks at what has been restarted."""
+HISTORY_TICKS = 25
+"""Looks between two at the figures of all, for their history."""
 LOOK_SECONDS = 1.0
 """While the first replica is waited for: how often it is looked whether the server stops."""
 
@@ -92,8 +94,12 @@ class SupervisedFleet:
             self._gateway.link.replace(Connection(_GatewaysEnd(channel), channel.info))
             self._up.set()
             log.info("the first replica serves after %.1f s", time.monotonic() - began)
+            ticks = 0
             while not self._stopped.is_set():
                 self._count_restarts()
+                if ticks % HISTORY_TICKS == 0:
+                    self._gateway.meters.history.see(self.figures())
+                ticks += 1
                 await asyncio.wait({stopped}, timeout=TICK)
         finally:
             stopped.cancel()

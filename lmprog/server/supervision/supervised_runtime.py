@@ -148,6 +148,7 @@ class SupervisedRuntime:
         with contextlib.suppress(LmprogError):  # the link reports a lost connection
             figures = await self._link.figures(_ASK_SECONDS)
             self._meters.runtime.see(figures)
+            self._meters.history.see(figures)
             self.supervisor.answered(figures)
 
     async def _reach(self) -> None:

@@ -1,19 +1,21 @@
 // The page: one stream of pictures while somebody looks, and everything that is drawn from it.
 
-import { drawRunning, drawWaiting } from "./batch.js";
-import { History, sparkline } from "./charts.js";
-import { brief, byId, count, el, many, percent, say } from "./dom.js";
+import { byId, count, many, say } from "./dom.js";
+import { Figures } from "./figures.js";
 import { drawFleet } from "./fleet.js";
+import { startGallery } from "./gallery.js";
 import { startPlayground } from "./play.js";
+import { Requests } from "./requests.js";
 import { Refused, events, key, setKey } from "./stream.js";
 import { TreePlot, treeNote } from "./tree.js";
 
 const HINT = byId("details").textContent;
 const RETRY = [1, 2, 4, 8, 15]; // seconds
-const SHARE_SECONDS = 15;
+const NARROW = matchMedia("(max-width: 1100px)");
 
-const history = new History();
-const plot = new TreePlot(byId("plot-frame"), byId("plot"), byId("details"), byId("tree-empty"));
+const figures = new Figures();
+const requests = new Requests((blocks) => plot.mark(blocks));
+const plot = new TreePlot(requests);
 let about = {};
 let watching = null;
 
@@ -33,6 +35,8 @@ async function watch() {
       for await (const [name, value] of events("/ui/events", { signal: controller.signal })) {
         failures = 0;
         if (name === "about") introduce(value);
+        else if (name === "history") figures.history.remember(value);
+        else if (name === "requests") requests.take(value);
         else if (name === "snapshot") draw(value);
         else if (name === "away") away(value.message);
       }
@@ -111,83 +115,32 @@ function introduce(value) {
   byId("key-forget").hidden = !key();
   const parts = [about.model, about.context && `${count(about.context)} tokens of context`, about.version];
   say(byId("model"), parts.filter(Boolean).join(" · "));
-  if (!about.showsText) plot.hint = `${HINT} Texts are hidden here.`;
+  plot.introduce(about.showsText, about.showsText ? HINT : `${HINT} Texts are hidden here.`);
   document.title = about.model ? `lmprog · ${about.model}` : "lmprog";
 }
 
 function draw(snapshot) {
-  const { figures, running, waiting } = snapshot;
   state("live", "live");
   tell("");
-  history.add(snapshot.clock, figures);
-  drawSpeed(figures);
-  drawHits(figures);
-  drawBusy(figures, running.length + snapshot.runningLeftOut, waiting.length + snapshot.waitingLeftOut);
-  drawMemory(figures);
+  figures.draw(snapshot);
   drawFleet(snapshot.fleet);
   plot.draw(snapshot);
   say(byId("tree-note"), treeNote(snapshot));
-  drawRunning(byId("batch"), byId("batch-note"), running, snapshot.runningLeftOut);
-  drawWaiting(byId("line"), byId("line-note"), waiting, snapshot.waitingLeftOut);
+  requests.draw(snapshot);
 }
 
-function drawSpeed(figures) {
-  const rates = history.rates((one) => one.generated_tokens);
-  const now = rates.at(-1)?.[1] ?? 0;
-  const highest = Math.max(0, ...rates.map(([, value]) => value));
-  say(byId("speed"), brief(now));
-  const peak = highest >= 1 ? `; up to ${brief(highest)}/s` : "";
-  say(byId("speed-note"), `${brief(figures.generated_tokens)} in all, ${brief(figures.forced_tokens)} forced${peak}`);
-  sparkline(byId("speed-chart"), rates, {
-    words: `Generated tokens per second over two minutes: now ${count(now)}, at most ${count(highest)}`,
-  });
-}
-
-function drawHits(figures) {
-  const found = (one) => one.cached_tokens;
-  const asked = (one) => one.cached_tokens + one.prefill_tokens;
-  const shares = history.shares(found, asked, SHARE_SECONDS);
-  const recent = shares.findLast(([, share]) => share !== null)?.[1];
-  const whole = asked(figures) ? found(figures) / asked(figures) : null;
-  const shown = recent ?? whole;
-  say(byId("hits"), shown === null ? "–" : percent(shown));
-  say(byId("hits-note"), whole === null ? "no prompt yet" : `${percent(whole)} since the start: ${brief(found(figures))} of ${brief(asked(figures))}`);
-  sparkline(byId("hits-chart"), shares, {
-    most: 1,
-    words: `Share of prompt tokens found in the cache over two minutes: now ${shown === null ? "none" : percent(shown)}`,
-  });
-}
-
-function drawBusy(figures, running, waiting) {
-  const failed = figures.calls_failed ? `, ${brief(figures.calls_failed)} failed` : "";
-  say(byId("busy"), count(running));
-  say(byId("queue"), waiting ? `and ${count(waiting)} waiting` : "none waiting");
-  say(byId("busy-note"), `${many(figures.open_branches, "open branch", "open branches")}; ${brief(figures.calls_done)} calls done${failed}`);
-  sparkline(byId("busy-chart"), history.values((one) => one.running), {
-    words: `Sequences running over two minutes: now ${count(running)}`,
-  });
-}
-
-function drawMemory(figures) {
-  const { pages, pages_free: free, pages_cached: cached, pages_evictable: evictable, pages_pinned: pinned } = figures;
-  const parts = [
-    ["used", "in use now", pages - free - evictable],
-    ["held", "held by open programs", pinned],
-    ["kept", "kept for later", evictable - pinned],
-    ["free", "free", free],
-  ];
-  say(byId("memory"), percent((pages - free) / pages));
-  say(byId("memory-unit"), `of ${brief(pages * figures.page_size)} tokens`);
-  const bar = byId("memory-bar");
-  bar.setAttribute("aria-label", parts.map(([, words, size]) => `${words}: ${percent(size / pages)}`).join(", "));
-  if (!bar.children.length) bar.append(...parts.map(([kind]) => el("span", { class: `part ${kind}` })));
-  parts.forEach(([, , size], index) => (bar.children[index].style.width = `${(100 * size) / pages}%`));
-  const legend = byId("memory-legend");
-  if (!legend.children.length) {
-    legend.append(...parts.map(([kind, words]) => el("li", {}, el("span", { class: `swatch ${kind}` }), words, el("b", {}))));
+// On a narrow screen the playground and the programs come first, for eyes, fingers and screen readers alike.
+function arrange() {
+  const [main, columns] = [byId("main"), document.querySelector(".columns")];
+  const [playground, gallery] = [byId("playground"), byId("gallery")];
+  if (NARROW.matches) main.prepend(playground, gallery);
+  else {
+    columns.append(playground);
+    main.append(gallery);
   }
-  parts.forEach(([, , size], index) => say(legend.children[index].lastChild, ` ${brief(size)}`));
 }
+
+NARROW.addEventListener("change", arrange);
 
 // --- the theme ----------------------------------------------------------------------------------------------------------
 
@@ -202,6 +155,8 @@ byId("theme").addEventListener("click", () => {
   }
 });
 
+arrange();
 startPlayground(refuse);
+startGallery(refuse);
 state("wait", "connecting");
 if (!document.hidden) watch();

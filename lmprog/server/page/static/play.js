@@ -1,5 +1,6 @@
 // The playground: four questions to the model, and what became of each token of the answer.
 
+import { spansOf } from "./branches.js";
 import { byId, count, duration, el, many, percent } from "./dom.js";
 import { events } from "./stream.js";
 
@@ -171,7 +172,7 @@ class Result {
 
   finish({ text, forced, usage, cachedText, finish }) {
     this.text = text;
-    this.body.replaceChildren(...spans(text, forced));
+    this.body.replaceChildren(...spansOf({ text, forced }));
     if (!text) this.body.replaceChildren(el("em", {}, "empty: the model ended at once"));
     this.work.textContent = work(usage, finish);
     this.below(usage, cachedText);
@@ -207,23 +208,6 @@ class Result {
     if (word) this.work.textContent = word;
     if (!this.text && !word) this.card.remove();
   }
-}
-
-/** The text in stretches, generated and forced. Offsets count characters, and JavaScript counts UTF-16. */
-function spans(text, forced) {
-  const letters = [...text];
-  const parts = [];
-  let at = 0;
-  const push = (kind, end) => {
-    if (end > at) parts.push(el("span", { class: kind }, letters.slice(at, end).join("")));
-    at = Math.max(at, end);
-  };
-  for (const [begin, end] of forced) {
-    push("t-generated", begin);
-    push("t-forced", end);
-  }
-  push("t-generated", letters.length);
-  return parts;
 }
 
 function work(usage, finish) {

@@ -50,13 +50,18 @@ export async function* events(path, { body, signal } = {}) {
   }
 }
 
-async function ask(path, body, signal) {
+/** An answer as a value; `method` where it is neither GET nor has a body. */
+export async function value(path, { body, method, signal } = {}) {
+  return (await ask(path, body, signal, method)).json();
+}
+
+async function ask(path, body, signal, method = body === undefined ? "GET" : "POST") {
   const headers = {};
   const own = key();
   if (own) headers.authorization = `Bearer ${own}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   const response = await fetch(path, {
-    method: body === undefined ? "GET" : "POST",
+    method,
     headers,
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,

@@ -1,0 +1,98 @@
+// The figures at the head of the page, and their charts.
+
+import { asPercent, History, TimeChart } from "./charts.js";
+import { brief, byId, count, el, many, percent, say } from "./dom.js";
+
+const KINDS = ["cached", "computed", "generated", "forced"];
+const COUNTERS = {
+  cached: (one) => one.cached_tokens,
+  computed: (one) => one.prefill_tokens,
+  generated: (one) => one.generated_tokens - one.forced_tokens,
+  forced: (one) => one.forced_tokens,
+};
+const RECENT = 120; // seconds
+
+export class Figures {
+  constructor() {
+    this.history = new History();
+    this.span = RECENT;
+    this.tokens = new TimeChart(byId("tokens-chart"), { classes: KINDS.map((kind) => `s-${kind}`) });
+    this.hits = new TimeChart(byId("hits-chart"), { classes: ["plain"], most: 1, format: asPercent, joins: true });
+    this.busy = new TimeChart(byId("busy-chart"), { classes: ["s-running", "s-waiting"] });
+    this.memory = new TimeChart(byId("memory-chart"), { classes: ["plain"], most: 1, format: asPercent });
+    const buttons = [...document.querySelectorAll("[data-range]")];
+    for (const button of buttons) {
+      button.addEventListener("click", () => {
+        this.span = Number(button.dataset.range);
+        for (const one of buttons) one.setAttribute("aria-pressed", one === button);
+        this.lines();
+      });
+    }
+  }
+
+  draw(snapshot) {
+    const { figures, running, waiting } = snapshot;
+    this.history.add(snapshot.clock, figures);
+    this.numbers(figures, running.length + snapshot.runningLeftOut, waiting.length + snapshot.waitingLeftOut);
+    this.lines();
+  }
+
+  numbers(figures, running, waiting) {
+    const speed = this.history.speed((one) => one.generated_tokens);
+    say(byId("speed"), brief(speed));
+    say(byId("speed-note"), `generated per second; ${brief(figures.generated_tokens)} in all`);
+    KINDS.forEach((kind, index) => {
+      say(byId("tokens-legend").children[index].lastChild, brief(COUNTERS[kind](figures)));
+    });
+    const asked = figures.cached_tokens + figures.prefill_tokens;
+    const shares = this.history.shares(RECENT, COUNTERS.cached, promptTokens);
+    const recent = shares.findLast(([, share]) => share !== null)?.[1];
+    const shown = recent ?? (asked ? figures.cached_tokens / asked : null);
+    say(byId("hits"), shown === null ? "–" : percent(shown));
+    const whole = asked && `${percent(figures.cached_tokens / asked)} since the start: ${brief(figures.cached_tokens)} of ${brief(asked)}`;
+    say(byId("hits-note"), whole || "no prompt yet");
+    const failed = figures.calls_failed ? `, ${brief(figures.calls_failed)} failed` : "";
+    say(byId("busy"), count(running));
+    say(byId("queue"), waiting ? `and ${count(waiting)} waiting` : "none waiting");
+    say(byId("busy-note"), `${many(figures.open_branches, "open branch", "open branches")}; ${brief(figures.calls_done)} calls done${failed}`);
+    drawMemory(figures);
+  }
+
+  lines() {
+    const { history, span } = this;
+    if (!history.samples.length) return;
+    const rates = KINDS.map((kind) => history.rates(span, COUNTERS[kind]));
+    const sums = KINDS.map((kind, index) => `${kind} ${brief(Math.max(0, ...rates[index].map(([, value]) => value ?? 0)))}`);
+    const words = `over ${span / 60} minutes`;
+    this.tokens.draw(span, rates, KINDS, `Tokens per second ${words}, at most: ${sums.join(", ")}`);
+    const shares = history.shares(span, COUNTERS.cached, promptTokens);
+    this.hits.draw(span, [shares], ["found"], `Share of prompt tokens found in the cache ${words}`);
+    const busy = [history.values(span, (one) => one.running), history.values(span, (one) => one.waiting)];
+    this.busy.draw(span, busy, ["running", "waiting"], `Sequences that run and wait ${words}`);
+    const used = history.values(span, (one) => (one.pages ? 1 - one.pages_free / one.pages : null));
+    this.memory.draw(span, [used], ["used"], `Share of the memory that is used ${words}`);
+  }
+}
+
+const promptTokens = (one) => one.cached_tokens + one.prefill_tokens;
+
+function drawMemory(figures) {
+  const { pages, pages_free: free, pages_evictable: evictable, pages_pinned: pinned } = figures;
+  const parts = [
+    ["used", "in use", pages - free - evictable],
+    ["held", "held", pinned],
+    ["kept", "kept", evictable - pinned],
+    ["free", "free", free],
+  ];
+  say(byId("memory"), percent((pages - free) / pages));
+  say(byId("memory-unit"), `of ${brief(pages * figures.page_size)} tokens`);
+  const bar = byId("memory-bar");
+  bar.setAttribute("aria-label", parts.map(([, words, size]) => `${words}: ${percent(size / pages)}`).join(", "));
+  if (!bar.children.length) bar.append(...parts.map(([kind]) => el("span", { class: `part ${kind}` })));
+  parts.forEach(([, , size], index) => (bar.children[index].style.width = `${(100 * size) / pages}%`));
+  const legend = byId("memory-legend");
+  if (!legend.children.length) {
+    legend.append(...parts.map(([kind, words]) => el("li", {}, el("span", { class: `swatch ${kind}` }), words, el("b", {}))));
+  }
+  parts.forEach(([, , size], index) => say(legend.children[index].lastChild, ` ${brief(size)}`));
+}
