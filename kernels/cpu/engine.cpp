@@ -67,6 +67,10 @@ const char *lmprog_engine_best_path(void) { return chosen(nullptr)->name; }
 
 void lmprog_engine_close(lmprog_engine *handle) { delete handle; }
 
+void lmprog_engine_adapters(lmprog_engine *handle, const lmprog_low_rank *low_ranks, int32_t count) {
+    handle->engine.take_adapters(low_ranks, count);
+}
+
 int32_t lmprog_engine_step(lmprog_engine *handle, const lmprog_step *step, float *logits, int64_t stride) {
     return handle->engine.step(*step, logits, stride);
 }

@@ -34,7 +34,8 @@ void Engine::product(const Weights &weights, const Groups &groups, const Inputs 
 }
 
 // Panels of gate and up alternate, so that each pair becomes 32 numbers of `to` at once.
-void Engine::gate_product(const Gates &gates, const Groups &groups, const Inputs &x, const Rows &to) {
+void Engine::gate_product(const Gates &gates, const Groups &groups, const Inputs &x, const Rows &to,
+                          const Rows *added) {
     const long inner = up32(gates.inner);
     const Panels panels = panels_of(gates.data, model_.weight_type, 2 * inner, model_.hidden);
     for (Scratch &scratch : scratch_) scratch.floats(static_cast<long>(kMostRows) * 2 * 16 * kPanel);
@@ -42,15 +43,21 @@ void Engine::gate_product(const Gates &gates, const Groups &groups, const Inputs
         float *pairs = scratch_[worker].floats(0);
         const long stride = 2L * part.panels * kPanel;
         kernels_->multiply({&panels, &x, part.row, part.rows, 2 * part.weights, 2 * part.panels, pairs, stride});
-        for (int r = 0; r < part.rows; r++)
+        for (int r = 0; r < part.rows; r++) {
+            const int place = added == nullptr ? -1 : adapted_.place(part.row + r);
             for (int i = 0; i < part.panels; i++) {
                 float *gate = pairs + r * stride + 2L * i * kPanel, *up = gate + kPanel;
                 const long at = static_cast<long>(part.weights + i) * kPanel;
                 if (gates.gate_bias != nullptr) kernels_->add(gate, gates.gate_bias + at, 1.0f, kPanel);
                 if (gates.up_bias != nullptr) kernels_->add(up, gates.up_bias + at, 1.0f, kPanel);
+                if (place >= 0) {
+                    kernels_->add(gate, added->row(place) + at, 1.0f, kPanel);
+                    kernels_->add(up, added->row(place) + inner + at, 1.0f, kPanel);
+                }
                 float *result = to.row(part.row + r) + static_cast<long>(part.panel + i) * kPanel;
                 kernels_->activate(activation_, gate, up, result, kPanel);
             }
+        }
     });
 }
 

@@ -29,6 +29,7 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
     alone_ = workers_.count() == 1 || weights_ * count_ < kWorthStep;
     plans_.clear();
     take_memory(count_);
+    adapted_.take(step.adapters, count_);
     copy_slots_of(step);
     embed(step);
     turn(step);
@@ -42,6 +43,7 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
         const int heads = layout_.kv_heads * layout_.group * layout_.head_dim;
         product({layer.out, layer.out_bias, model_.hidden, heads, model_.weight_type}, whole(), heads_in_.inputs,
                 out_.data, out_.width);
+        adapt(layer, LMPROG_ADAPTED_OUT, attended_, {out_.data, out_.width, false});
         feed_forward(layer);
     }
     head(logits, stride);
@@ -54,6 +56,8 @@ bool Engine::valid(const lmprog_step &step) const {
     for (int i = 0; i < step.num_logits; i++)
         if (step.logit_tokens[i] <= (i == 0 ? -1 : step.logit_tokens[i - 1]) || step.logit_tokens[i] >= step.num_tokens)
             return false;
+    for (int i = 0; step.adapters != nullptr && i < step.num_tokens; i++)
+        if (step.adapters[i] < 0 || step.adapters[i] > num_adapters_) return false;
     return true;
 }
 
@@ -130,6 +134,7 @@ void Engine::attend(const lmprog_layer &layer, const lmprog_step &step) {
     const int outputs = (layout_.kv_heads * layout_.group + 2 * layout_.kv_heads) * layout_.head_dim;
     product({layer.qkv, layer.qkv_bias, outputs, model_.hidden, model_.weight_type}, whole(), hidden_in_.inputs,
             qkv_.data, qkv_.width);
+    adapt(layer, LMPROG_ADAPTED_QKV, normed_, {qkv_.data, qkv_.width, false});
     by_row(count_, 4L * outputs, [&](int first, int last, int) {
         for (int r = first; r < last; r++) finish_row(layer, r);
     });
@@ -185,6 +190,7 @@ void Engine::keep_wanted(const lmprog_step &step) {
         memcpy(attended_.row(i), attended_.row(from), static_cast<size_t>(attended_.width) * 4);
     }
     count_ = step.num_logits;
+    adapted_.keep(step.logit_tokens, count_);
 }
 
 void Engine::feed_forward(const lmprog_layer &layer) {
@@ -205,12 +211,14 @@ void Engine::feed_forward(const lmprog_layer &layer) {
 }
 
 void Engine::dense(const lmprog_layer &layer) {
-    gate_product({layer.gate_up, layer.gate_bias, layer.up_bias, model_.inner}, whole(), hidden_in_.inputs, inner_);
+    gate_product({layer.gate_up, layer.gate_bias, layer.up_bias, model_.inner}, whole(), hidden_in_.inputs, inner_,
+                 adapted_gates(layer));
     by_row(count_, model_.inner, [&](int first, int last, int) {
         for (int r = first; r < last; r++) prepare(inner_in_, inner_, r, static_cast<int>(inner_.width));
     });
     product({layer.down, layer.down_bias, model_.hidden, model_.inner, model_.weight_type}, whole(), inner_in_.inputs,
             out_.data, out_.width);
+    adapt(layer, LMPROG_ADAPTED_DOWN, inner_, {out_.data, out_.width, false});
 }
 
 void Engine::head(float *logits, int64_t stride) {

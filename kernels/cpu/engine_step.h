@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "adapters.h"
 #include "attention_run.h"
 #include "packing.h"
 #include "product_task.h"
@@ -37,6 +38,7 @@ class Engine {
     const StepKernels *kernels() const { return kernels_; }
     int step(const lmprog_step &step, float *logits, int64_t stride);
     void sample(const lmprog_sampling &call);
+    void take_adapters(const lmprog_low_rank *low_ranks, int count);
 
   private:
     // f32 rows, each filled up with zeros to `width` numbers.
@@ -58,6 +60,20 @@ class Engine {
         Scratch memory, scale_memory;
         Inputs inputs;
         float *scales = nullptr;
+    };
+
+    // Where adapters add: to the rows of the step, or, `by_place`, to those of their places in `adapted_`.
+    struct Added {
+        float *out;
+        long stride;
+        bool by_place;
+    };
+
+    // A piece of a thin product: sorted rows times panels of `raised`, or of the adapter's `down` where that is NULL.
+    struct ThinPart {
+        const lmprog_low_rank *low;
+        const lmprog_raised *raised;
+        int place, rows, panel, panels;
     };
 
     bool valid(const lmprog_step &step) const;
@@ -82,7 +98,16 @@ class Engine {
     void norm_row(const float *x, const float *weight, float *out) const;
     void add_row(long row, const float *post_norm);
     void product(const Weights &weights, const Groups &groups, const Inputs &x, float *out, long stride);
-    void gate_product(const Gates &gates, const Groups &groups, const Inputs &x, const Rows &to);
+    void gate_product(const Gates &gates, const Groups &groups, const Inputs &x, const Rows &to,
+                      const Rows *added = nullptr);
+    void adapt(const lmprog_layer &layer, int product, const Rows &x, const Added &to);
+    const Rows *adapted_gates(const lmprog_layer &layer);
+    template <class Of>
+    void lower(Of &&low_rank);
+    template <class Of>
+    void raise(Of &&low_rank, const Added &to);
+    void cut(const lmprog_low_rank &low, const lmprog_raised *raised, const AdapterGroup &group, int panels,
+             int at_once);
     const Groups &whole() {  // all rows of the step meet the same product
         whole_[0] = {0, count_, 0};
         return whole_;
@@ -129,6 +154,13 @@ class Engine {
     Routes routes_;
     Rows scores_, expert_inner_, expert_out_;
     Prepared expert_in_, expert_inner_in_;
+
+    // Of steps with adapters.
+    const lmprog_low_rank *low_ranks_ = nullptr;
+    int num_adapters_ = 0;
+    AdaptedRows adapted_;
+    Rows gathered_, lowered_, gates_added_;
+    std::vector<ThinPart> thin_parts_;
     Scratch turns_;
     std::vector<float *> cosines_, sines_;  // of each rope: [tokens][rotary_dim / 2]
     std::vector<std::pair<int, std::unique_ptr<Plan>>> plans_;  // of this step, by window

@@ -97,12 +97,29 @@ typedef struct {
     const float *norm; /* [hidden] */
 } lmprog_model;
 
+/* What an adapter adds to a product: outputs first .. first + outputs gain `up` times the numbers rank_first .. of what
+ * `down` gives for the same inputs. Both are f32 in panels of 32 outputs as above, inputs not filled up. */
+typedef struct {
+    const float *up; /* [outputs][rank] */
+    int32_t outputs, rank, first, rank_first;
+} lmprog_raised;
+
+typedef struct {
+    const float *down; /* [ranks][inputs] */
+    int32_t ranks, inputs, num_raised; /* no ranks: the adapter leaves the product as it is */
+    const lmprog_raised *raised;
+} lmprog_low_rank;
+
+/* The products of a layer that adapters change. Of gate_up the ups come after all gates, filled up to a multiple of 32. */
+enum { LMPROG_ADAPTED_QKV = 0, LMPROG_ADAPTED_OUT = 1, LMPROG_ADAPTED_GATE_UP = 2, LMPROG_ADAPTED_DOWN = 3, LMPROG_ADAPTED = 4 };
+
 typedef struct {
     lmprog_attention_batch rows; /* order and common may be NULL */
     int32_t num_tokens, num_logits, num_copies;
     const int32_t *tokens, *positions;
     const int32_t *logit_tokens; /* [num_logits] tokens whose logits are wanted, in ascending order */
     const int32_t *copies;       /* [num_copies][2] slots; done before anything is computed */
+    const int32_t *adapters;     /* [num_tokens] each token's adapter from 1 on, 0 for none; NULL: none has any */
 } lmprog_step;
 
 LMPROG_API int64_t lmprog_engine_packed_bytes(const lmprog_product *product);
@@ -119,10 +136,12 @@ LMPROG_API lmprog_engine *lmprog_engine_open(const lmprog_model *model, int32_t 
 LMPROG_API const char *lmprog_engine_path(const lmprog_engine *handle);
 LMPROG_API const char *lmprog_engine_best_path(void);
 LMPROG_API void lmprog_engine_close(lmprog_engine *handle);
+/* The adapters of later steps: [count][num_layers][LMPROG_ADAPTED], which must outlive the handle. */
+LMPROG_API void lmprog_engine_adapters(lmprog_engine *handle, const lmprog_low_rank *low_ranks, int32_t count);
 
 /* Computes the step's tokens, keeps their keys and values, and writes the wanted logits to logits[i * stride ..];
  * stride >= vocab filled up to a multiple of 32. Returns 0, or 1 where
- * a token, position or wanted logit is out of range. */
+ * a token, position, wanted logit or adapter is out of range. */
 LMPROG_API int32_t lmprog_engine_step(lmprog_engine *handle, const lmprog_step *step, float *logits, int64_t stride);
 
 /* One product alone, for tests and measurements: out[r * stride + o] = sum of x[r][i] * weight[o][i]; x has rows of

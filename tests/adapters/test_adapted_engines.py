@@ -17,7 +17,7 @@ import transformers
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.engine import load_engine
 from tests.adapters.peft_files import Made, write_adapter, write_merged
-from tests.model.checkpoints import NATIVE, VOCABULARY, Recipe
+from tests.model.checkpoints import FOREIGN, FURTHER, NATIVE, VARIANTS, VOCABULARY, Recipe
 from tests.model.conftest import generated
 from tests.model.driver import AnyEngine, Driver
 
@@ -89,18 +89,87 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {name: write_adapter(base, folder / name, made) for name, made in MADES.items()}
 
 
+@pytest.mark.parametrize("engine", ["native", "torch"])
 @pytest.mark.parametrize("chunk", [0, 7])
 def test_several_adapters_in_one_batch_are_each_equal_to_merged_weights(
-    base: Path, judges: list[Any], folders: dict[str, Path], chunk: int
+    base: Path, judges: list[Any], folders: dict[str, Path], chunk: int, engine: str
 ) -> None:
-    engine = engine_of(base, folders, engine="torch")
-    assert list(engine.adapters) == list(MADES)
-    driver, asked = Mixed(engine, 16), prompts(12)
+    made = engine_of(base, folders, engine=engine, threads=2)
+    assert list(made.adapters) == list(MADES)
+    driver, asked = Mixed(made, 16), prompts(12)
     driver.numbers = {tuple(one): index % len(judges) for index, one in enumerate(asked)}
     for one, found in zip(asked, driver.greedy(asked, 10, chunk), strict=True):
         wanted = generated(judges[driver.numbers[tuple(one)]], one)
         assert found.new == wanted.new
         assert (found.logprobs - wanted.logprobs).abs().max() < 1e-4
+
+
+JOINED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+FAMILIES = {
+    "qwen2": (NATIVE["qwen2"], Made(seed=5)),
+    "qwen3": (NATIVE["qwen3"], Made(33, 20.0, seed=6)),
+    "biases": (VARIANTS["llama-biases"], Made(seed=7)),
+    "phi3": (FOREIGN["phi3"], Made(5, 5.0, JOINED, strength=0.15, seed=8)),
+    "gemma2": (FOREIGN["gemma2"], Made(strength=0.1, seed=9)),
+    "olmo2": (FOREIGN["olmo2"], Made(seed=10)),
+    "granite": (FURTHER["granite"], Made(seed=11)),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_architecture_is_equal_to_merged_weights(name: str, tmp_path: Path) -> None:
+    """What norms, scales, biases and joined products mean for an adapter. The torch decoder has
+    some of these families only."""
+    recipe, made = FAMILIES[name]
+    base = made_base(recipe, tmp_path / "base")
+    judged = judge(write_merged(base, tmp_path / "merged", made))
+    folder = write_adapter(base, tmp_path / "adapter", made)
+    asked = prompts(3, seed=3)
+    wanted = [generated(judged, one) for one in asked]
+    for engine in ("native", "torch") if name in ("qwen2", "qwen3", "biases") else ("native",):
+        driver = Mixed(engine_of(base, {"x": folder}, engine=engine), 16)
+        driver.numbers = {tuple(one): 1 for one in asked}
+        for found, one in zip(driver.greedy(asked, 10), wanted, strict=True):
+            assert found.new == one.new, engine
+            assert (found.logprobs - one.logprobs).abs().max() < 1e-4, engine
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({"dtype": "bfloat16"}, 0.1), ({"quantize": "int8"}, 0.2)],
+    ids=["bfloat16", "int8"],
+)
+def test_rounded_weights_stay_as_close_with_adapters_as_without(
+    base: Path, judges: list[Any], folders: dict[str, Path], options: dict[str, Any], most: float
+) -> None:
+    driver = Mixed(engine_of(base, folders, engine="native", **options), 16)
+    prompt = prompts(8, seed=4)[-1]
+    for number, judged in enumerate(judges):
+        driver.numbers = {tuple(prompt): number}
+        exact = judged(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+        assert 0 < (driver.score(prompt) - exact).abs().mean() < most
+
+
+def test_a_row_is_the_same_to_the_last_bit_whatever_adapters_are_beside_it(
+    base: Path, folders: dict[str, Path]
+) -> None:
+    asked = prompts(9, seed=5)
+    numbers = {tuple(one): index % 5 for index, one in enumerate(asked)}
+    found = []
+    for threads, together in ((1, True), (2, True), (1, False)):
+        driver = Mixed(engine_of(base, folders, engine="native", threads=threads), 16)
+        driver.numbers = numbers
+        found.append(torch.stack([one.logprobs for one in driver.greedy(asked, 4, 0, together)]))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_number_without_an_adapter_is_refused(base: Path, folders: dict[str, Path]) -> None:
+    engine = engine_of(base, folders, engine="native")
+    driver = Mixed(engine, 16)
+    driver.numbers = {(1, 2): len(folders) + 1}
+    with pytest.raises(ValueError, match="an adapter that is out of range"):
+        driver.score([1, 2])
 
 
 def test_adapters_change_what_is_said(judges: list[Any]) -> None:

@@ -193,6 +193,27 @@ def test_a_checkpoint_is_resumed_only_where_its_adapter_is(
     assert run.value == wanted.value
 
 
+def test_what_is_kept_on_disk_is_an_adapters_own_by_its_content(
+    adapted: Adapted, tales: dict[str, str], tmp_path: Path
+) -> None:
+    """Found after a restart by the adapter that computed it, under whatever name; not by another
+    one of that name, and not by the base."""
+    one, two = (adapted.folders[name] for name in ("one", "two"))
+    disk = {"kv_disk_mb": 64, "kv_disk_folder": str(tmp_path)}
+
+    def said(name: str, **lora: Path) -> tuple[str, bool]:
+        given = tuple(f"{name}={path}" for name, path in lora.items())
+        with runtime(NANO, lora=given, **disk) as backend:
+            run = tale.using(backend=backend, lora=name).run()
+            return run.value, run.usage.cached > 0
+
+    assert said("x", x=one) == (tales["one"], False)
+    assert said("x", x=two) == (tales["two"], False)
+    assert said("", x=one) == (tales[""], False)
+    assert said("x", x=one) == (tales["one"], True)
+    assert said("other", x=two, other=one) == (tales["one"], True)
+
+
 def test_services_are_told_to_name_adapters_as_models() -> None:
     with (
         ScriptedApi(lambda _: "x") as api,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmprog import native
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, ModelError
+from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
@@ -83,8 +84,6 @@ def _why_not_native(config: RuntimeConfig, folder: Path | None) -> str | None:
     """Why the torch engine must run; None: it need not."""
     if config.engine == "torch":
         return "engine = 'torch' was asked for"
-    if config.lora:
-        return "adapters (lora) are computed by the torch engine"
     if config.attention == "reference":
         return "attention = 'reference' was asked for, which computes with torch"
     if folder is not None and (unknown := _unknown(read_config(folder))) is not None:
@@ -123,7 +122,7 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
     context_len = context_length(config, shape.context_len)
     kv_dtype, page_size = computable(config.kv_dtype or dtype), config.scheduler.page_size
     pages = num_pages(config, context_len, page_bytes(shape, kv_dtype, page_size))
-    return NativeEngine(
+    made = NativeEngine(
         shape,
         packed,
         KvMemory(kv_dtype, page_size, pages),
@@ -131,6 +130,9 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
         context_len=context_len,
         threads=threads,
     )
+    if config.lora:
+        made.take_adapters(load_adapters(config, shape))
+    return made
 
 
 def _quantized_type(config: RuntimeConfig, location: Path | None) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
+from lmprog.runtime.engine.adapters.adapter_folder import Adapter
 from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native import interface
+from lmprog.runtime.engine.native.packed_adapters import packed_adapters
 from lmprog.runtime.engine.native.packing import Packed
 from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, NativePageMemory
 from lmprog.runtime.engine.region import Bytes, Region, aligned
@@ -65,6 +68,7 @@ class NativeEngine:
         self.num_weights = packed.num_weights
         self.num_pages = memory.num_pages
         self.adapters: dict[str, str] = {}
+        """Digests by name; rows' numbers count them from 1 on."""
         self.memory = memory
         self.packed = packed
         self._library = interface.opened()
@@ -95,6 +99,13 @@ class NativeEngine:
         name: bytes = self._library.lmprog_engine_path(self._handle)
         return name.decode()
 
+    def take_adapters(self, adapters: Sequence[Adapter]) -> None:
+        """Those that rows of later batches may have."""
+        packed = packed_adapters(adapters, self._shape.inner)
+        self._held.append(packed)
+        self.adapters = {one.name: one.digest for one in adapters}
+        self._library.lmprog_engine_adapters(self._handle, packed.low_ranks, len(adapters))
+
     def forward(self, batch: Batch) -> Logits:
         """Computes the batch's tokens and keeps their keys and values in its slots. # [L, vocab]
 
@@ -115,6 +126,10 @@ class NativeEngine:
             logit_tokens=_pointer(batch.logit_tokens),
             copies=_pointer(batch.copies),
         )
+        adapters = batch.adapters
+        if adapters is not None:
+            adapters = np.repeat(adapters, np.diff(batch.row_starts))
+            step.adapters = _pointer(adapters)
         wanted = len(batch.logit_tokens)
         if len(self._logits) < wanted:
             self._logits = np.empty((wanted, self._logits.shape[1]), np.float32)
@@ -126,7 +141,8 @@ class NativeEngine:
             )
         to, stride = c_void_p(self._logits.ctypes.data), self._logits.shape[1]
         if self._library.lmprog_engine_step(self._handle, byref(step), to, stride):
-            raise ValueError("the batch names a token, a position or a logit that is out of range")
+            what = "a token, a position, a logit or an adapter"
+            raise ValueError(f"the batch names {what} that is out of range")
         return self._logits[:wanted, : self.vocab_size]
 
     @property

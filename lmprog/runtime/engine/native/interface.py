@@ -123,6 +123,21 @@ class CModel(ctypes.Structure):
     )
 
 
+class CRaised(ctypes.Structure):
+    _fields_ = (
+        ("up", c_void_p),
+        *((name, c_int32) for name in ("outputs", "rank", "first", "rank_first")),
+    )
+
+
+class CLowRank(ctypes.Structure):
+    _fields_ = (
+        ("down", c_void_p),
+        *((name, c_int32) for name in ("ranks", "inputs", "num_raised")),
+        ("raised", POINTER(CRaised)),
+    )
+
+
 class CStep(ctypes.Structure):
     _fields_ = (
         ("rows", CAttentionBatch),
@@ -133,6 +148,7 @@ class CStep(ctypes.Structure):
         ("positions", c_void_p),
         ("logit_tokens", c_void_p),
         ("copies", c_void_p),
+        ("adapters", c_void_p),
     )
 
 
@@ -155,6 +171,7 @@ def opened() -> ctypes.CDLL:
     _declare(found, "lmprog_engine_path", c_char_p, c_void_p)
     _declare(found, "lmprog_engine_best_path", c_char_p)
     _declare(found, "lmprog_engine_close", None, c_void_p)
+    _declare(found, "lmprog_engine_adapters", None, c_void_p, POINTER(CLowRank), c_int32)
     _declare(found, "lmprog_engine_step", c_int32, c_void_p, POINTER(CStep), c_void_p, c_int64)
     _declare(found, "lmprog_engine_sample", None, c_void_p, c_void_p)
     multiplied = (c_char_p, product, c_void_p, c_void_p, c_int32, c_void_p, c_int64)

@@ -129,6 +129,8 @@ def check_ranks(config: RuntimeConfig) -> None:
         raise _refused("engine", config.engine, f"{only}; leave out engine = 'native'")
     if config.quantize is not None:
         raise _refused("quantize", config.quantize, f"{only}, which has no quantized weights")
+    if config.lora:
+        raise _refused("lora", config.lora[0], f"{only}, which has no adapters over several ranks")
     if config.kv_disk_mb is not None:
         says = f"{only}, which keeps no pages on disk; leave out kv_disk_mb"
         raise _refused("kv_disk_mb", config.kv_disk_mb, says)
