@@ -133,33 +133,56 @@ def whole(expression: Expression) -> Expression:
 
 
 def somewhere(expression: Expression) -> Expression:
-    """The texts that contain a match of the expression (`re.search`). No anchors remain."""
+    """The texts that contain a match of the expression, as ECMA-262 reads it. No anchors remain."""
     return alt(
         seq([*([] if b.at_start else [ANYTHING]), b.body, *([] if b.at_end else [ANYTHING])])
-        for b in _branches(expression)
+        for b in _branches(expression, in_rounds=True)
     )
 
 
-def _branches(node: Expression) -> list[_Branch]:
+def _branches(node: Expression, in_rounds: bool = False) -> list[_Branch]:
+    """`in_rounds`: whether a repetition may have anchors, which say the very start and end: in
+    Python's dialect a line break may follow `$`.
+    """
     anchor = first_anchor(node)
     if anchor is None:
         return [_Branch(False, node, False)]
     if isinstance(node, Anchor):
         return [_Branch(node.at_start, EMPTY, not node.at_start)]
     if isinstance(node, Alt):
-        return [branch for item in node.items for branch in _branches(item)]
+        return [branch for item in node.items for branch in _branches(item, in_rounds)]
     if isinstance(node, Repeat):
         if node.high == 1:
-            return _branches(node.item) + ([_Branch(False, EMPTY, False)] if node.low == 0 else [])
+            nothing = [_Branch(False, EMPTY, False)] if node.low == 0 else []
+            return _branches(node.item, in_rounds) + nothing
+        if in_rounds and node.high is None and node.low <= 1:
+            return _rounds(_branches(node.item, in_rounds), node.low)
         raise _refused("an anchor inside a repetition is not supported", anchor)
     assert isinstance(node, Seq)
-    return _sequence_branches(node.items)
+    return _sequence_branches(node.items, in_rounds)
 
 
-def _sequence_branches(items: Sequence[Expression]) -> list[_Branch]:
+def _rounds(ways: list[_Branch], low: int) -> list[_Branch]:
+    """Any number of rounds, at least `low`, 0 or 1. Only the first begins at the start, and only
+    the last ends at the end; others than these would match nothing there, and add nothing.
+    """
+    free = alt(way.body for way in ways if not (way.at_start or way.at_end))
+    between = EMPTY if free == NOTHING else Repeat(free, 0, None)
+    first = [way for way in ways if way.at_start and not way.at_end]
+    last = [way for way in ways if way.at_end and not way.at_start]
+    out = [way for way in ways if way.at_start and way.at_end]
+    if low == 0 or free != NOTHING:
+        out.append(_Branch(False, EMPTY if free == NOTHING else Repeat(free, low, None), False))
+    out += [_Branch(True, seq([way.body, between]), False) for way in first]
+    out += [_Branch(False, seq([between, way.body]), True) for way in last]
+    out += [_Branch(True, seq([a.body, between, b.body]), True) for a in first for b in last]
+    return out
+
+
+def _sequence_branches(items: Sequence[Expression], in_rounds: bool) -> list[_Branch]:
     out, ending = [_Branch(False, EMPTY, False)], None
     for item in items:
-        following = _branches(item)
+        following = _branches(item, in_rounds)
         anchor = next((found for found in _anchors(item) if found.at_start), first_anchor(item))
         for left in out:
             for right in following:

@@ -105,6 +105,22 @@ def test_the_kernel_matches_what_the_plain_twin_does() -> None:
             assert found == plain_matches(one, text), (pattern, text)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(b?a*($|b))*$",
+        "(^|a)+b",
+        "^(a$)+",
+        "(^a|b)*$",
+        "^(^a|b$|ab)*$",
+    ],
+)
+def test_anchors_in_repetitions_say_the_start_and_the_end(pattern: str) -> None:
+    (found,) = search_pattern(Sourced(pattern, "#/pattern"), CompileLimits()).within
+    for text in TEXTS:
+        assert plain_matches(found, text) == bool(re.search(pattern, text)), text
+
+
 def test_a_match_that_needs_too_many_steps_is_refused() -> None:
     (one,) = search_pattern(Sourced("(a?){3000}b", "#/pattern"), CompileLimits()).within
     if native_matches(one, "aab" * 10) is None:
