@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from lmprog.cli.client_arguments import add_clients
@@ -145,6 +146,15 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
     run.add_argument("--temperature", type=float, help="where the program says none (default: 1)")
     run.add_argument("--seed", type=int, help="makes the run repeat itself")
+    run.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        type=Path,
+        help="keep in FILE what is done; where it is there, go on from it",
+    )
+    run.add_argument(
+        "--answer", metavar="TEXT", help="to the question for which the run of FILE was paused"
+    )
 
 
 def _add_top(commands: _Commands) -> None:

@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import inspect
 import json
+import shlex
 import sys
 import typing
 from pathlib import Path
@@ -21,24 +22,60 @@ from lmprog import wire
 from lmprog.backends.embedded import Runtime, connect
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.backends.server_backend import RuntimeEndpoint
-from lmprog.errors import InvalidParameter, UnknownName
+from lmprog.errors import InvalidParameter, Paused, UnknownName
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.program import Program
+from lmprog.lang.resuming import resume
+
+PAUSED = 3
+"""The exit code of a program that waits for an answer."""
 
 
 def run(given: argparse.Namespace) -> int:
     program = _find(given.program)
-    arguments = _arguments(program, given.arg)
     said = {name: getattr(given, name) for name in ("temperature", "seed")}
-    sampling = Sampling(**{name: value for name, value in said.items() if value is not None})
+    said = {name: value for name, value in said.items() if value is not None}
+    file: Path | None = given.checkpoint
+    if given.answer is not None and (file is None or not file.exists()):
+        raise InvalidParameter(
+            "--answer needs --checkpoint with the file of the run that has asked.", name="answer"
+        )
+    goes_on = file is not None and file.exists()
+    if goes_on and (given.arg or said):
+        raise InvalidParameter(
+            f"{str(file)!r} has the run's arguments and sampling: leave out --arg, --temperature "
+            "and --seed, or name another file.",
+            name="checkpoint",
+        )
+    arguments = {} if goes_on else _arguments(program, given.arg)
     with _backend(given) as backend:
-        done = program.using(backend=backend, sampling=sampling).run(**arguments)
+        try:
+            if file is not None and goes_on:
+                answer = {} if given.answer is None else {"answer": _json_or_text(given.answer)}
+                done = resume(file, program, backend=backend, **answer)
+            else:
+                made = program.using(backend=backend, sampling=Sampling(**said), checkpoint=file)
+                done = made.run(**arguments)
+        except Paused as paused:
+            return _paused(paused, given)
         print(done.text())
         value = done.value
         if value is not None:
             print(f"\nresult: {value}")
         print(f"\n{_work(done.usage)}", file=sys.stderr)
     return 0
+
+
+def _paused(paused: Paused, given: argparse.Namespace) -> int:
+    """Says what is asked, and how it is answered."""
+    print(f"the program asks: {paused.question}")
+    file = "FILE" if given.checkpoint is None else shlex.quote(str(given.checkpoint))
+    told = f"lmprog run {shlex.quote(given.program)} --checkpoint {file}"
+    if given.checkpoint is None:
+        print(f"\nNothing was kept. To answer it, run it again by: {told}", file=sys.stderr)
+    else:
+        print(f"\nIt goes on by: {told} --answer TEXT", file=sys.stderr)
+    return PAUSED
 
 
 def _backend(given: argparse.Namespace) -> RuntimeBackend | RuntimeEndpoint:

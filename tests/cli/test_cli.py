@@ -197,6 +197,69 @@ def test_failures_of_several_branches_are_told_in_sentences(
     assert capsys.readouterr().err.splitlines() == ["lmprog: the step failed"]
 
 
+ASKING = """
+import lmprog
+
+@lmprog.function
+def letter(s, to: str = "you"):
+    s.append(f"A letter to {to}: ")
+    draft = s.gen(max_tokens=3).value
+    answer = s.pause(f"Send {draft!r}?")
+    s.append(f" {answer}: ")
+    return s.gen(max_tokens=3).value
+"""
+
+
+def test_a_program_that_waits_is_answered_and_goes_on_from_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    scripted: list[Scripted] = []
+
+    def answering(*answers: str) -> None:
+        scripted.append(Scripted(list(answers)))
+        monkeypatch.setattr("lmprog.cli.run.Runtime", lambda model: scripted[-1])
+
+    program, file = f"{tmp_path}/asking.py::letter", str(tmp_path / "run.jsonl")
+    kept = [program, "--checkpoint", file]
+    answering("a draft")
+    assert main(["run", *kept, "--arg", "to=Mia", "--seed", "3"]) == 3
+    told = capsys.readouterr()
+    assert told.out == "the program asks: Send 'a draft'?\n"
+    assert f"lmprog run {program} --checkpoint {file} --answer TEXT" in told.err
+    answering()
+    assert main(["run", *kept]) == 3, "it still waits, and asks nobody"
+    assert scripted[-1].prompts == []
+    answering("sent")
+    assert main(["run", *kept, "--answer", "yes"]) == 0
+    told = capsys.readouterr()
+    assert scripted[-1].prompts == ["A letter to Mia: a draft yes: "]
+    assert "result: sent" in told.out
+    answering()
+    assert main(["run", *kept]) == 0, "what has ended gives its value again"
+    assert "result: sent" in capsys.readouterr().out
+
+
+def test_answers_and_checkpoints_that_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    program, file = f"{tmp_path}/asking.py::letter", str(tmp_path / "run.jsonl")
+    monkeypatch.setattr("lmprog.cli.run.Runtime", lambda model: Scripted(["x"]))
+    assert main(["run", program]) == 3
+    assert "Nothing was kept" in capsys.readouterr().err
+    for given, sentence in (
+        (["--answer", "yes"], "--answer needs --checkpoint"),
+        (["--checkpoint", file, "--answer", "yes"], "--answer needs --checkpoint"),
+        (["--checkpoint", str(tmp_path / "no" / "run")], "a folder that is there"),
+    ):
+        assert main(["run", program, *given]) == 2
+        assert sentence in capsys.readouterr().err
+    assert main(["run", program, "--checkpoint", file]) == 3
+    assert main(["run", program, "--checkpoint", file, "--arg", "to=Tom"]) == 2
+    assert "leave out --arg" in capsys.readouterr().err
+
+
 def test_print_config_tells_values_and_who_chose_them_and_no_keys() -> None:
     environment = {**os.environ, "LMPROG_DRAIN_SECONDS": "5", "LMPROG_API_KEY": "secret"}
     done = subprocess.run(
