@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lmprog.lang.branches.vote import race as race
     from lmprog.lang.branches.vote import vote as vote
     from lmprog.lang.decorator import function as function
+    from lmprog.lang.ops.beams import beam as beam
     from lmprog.lang.ops.best_of import Judge as Judge
     from lmprog.lang.ops.best_of import best_of as best_of
     from lmprog.lang.ops.choices import greedy_token_selection as greedy_token_selection
@@ -140,6 +141,7 @@ _HOMES = {
     "set_default_backend": "lmprog.backends.default",
     **dict.fromkeys(("race", "vote"), "lmprog.lang.branches.vote"),
     **dict.fromkeys(("search", "SearchPath"), "lmprog.lang.branches.branch_search"),
+    "beam": "lmprog.lang.ops.beams",
     "best_of": "lmprog.lang.ops.best_of",
 }
 

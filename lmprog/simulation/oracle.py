@@ -55,6 +55,76 @@ def generated(prompt: str, op: wire.Generate, seed: int, adapter: int = 0) -> Ex
     return Expected(text, "length", len(text))
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedBeam:
+    text: str
+    finish: wire.FinishReason
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    letters: str
+    reference: Reference
+    total: float
+    finish: wire.FinishReason | None = None
+
+
+def beamed(prompt: str, op: wire.Generate, adapter: int = 0) -> list[ExpectedBeam]:
+    """The best texts of a beam search, written out over the whole vocabulary."""
+    sampling, rules = op.sampling, op.sampling.beams
+    assert rules is not None
+    assert sampling.max_tokens is not None
+    going, complete = [_Text("", _reading(prompt, adapter), 0.0)], list[ExpectedBeam]()
+    for length in range(1, sampling.max_tokens + 1):
+        found = sorted(
+            (one for text in going for one in _continued(text, sampling, length)),
+            key=lambda one: -one.total,
+        )[: max(2, 1 + len(LETTERS.eos_ids)) * rules.width]
+        complete += [
+            ExpectedBeam(_cut(one.letters, sampling), one.finish, _mean(one.total, length, rules))
+            for one in found[: rules.width]
+            if one.finish is not None
+        ]
+        complete = sorted(complete, key=lambda one: -one.score)[: rules.width]
+        going = [one for one in found if one.finish is None][: rules.width]
+        if not going:
+            break
+        if len(complete) == rules.width:
+            is_open = rules.early_stopping == "never" and rules.length_penalty > 0
+            best = _mean(going[0].total, sampling.max_tokens if is_open else length, rules)
+            if rules.early_stopping is True or best <= complete[-1].score:
+                break
+    return complete[: sampling.n]
+
+
+def _mean(total: float, length: int, rules: wire.Beams) -> float:
+    return total / float(length**rules.length_penalty)
+
+
+def _continued(text: _Text, sampling: wire.SamplingParams, length: int) -> list[_Text]:
+    """By every token that may follow; an end is no letter."""
+    found = []
+    for token, logprob in enumerate(log_softmax(text.reference.logits()).tolist()):
+        total = text.total + logprob
+        if token in LETTERS.eos_ids:
+            if length > sampling.min_tokens and not sampling.ignore_eos:
+                found.append(_Text(text.letters, text.reference, total, "stop"))
+            continue
+        reference, letters = text.reference.copy(), text.letters + LETTERS.token_text(token)
+        reference.append(token)
+        finish: wire.FinishReason | None = "length" if length == sampling.max_tokens else None
+        is_stopped = _cut(letters, sampling) != letters
+        found.append(_Text(letters, reference, total, "stop" if is_stopped else finish))
+    return found
+
+
+def _cut(letters: str, sampling: wire.SamplingParams) -> str:
+    """Up to the first stop."""
+    places = [letters.find(stop, sampling.min_tokens) for stop in sampling.stop]
+    return letters[: min((place for place in places if place >= 0), default=len(letters))]
+
+
 @lru_cache(64)
 def _reading(prompt: str, adapter: int) -> Reference:
     return Reference(LETTERS.encode(prompt), LETTERS.vocab_size, adapter)

@@ -11,6 +11,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.constraints.constraint import MaskRow
 from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
@@ -69,8 +70,7 @@ def _allowed(row: Floats, request: SampleRequest) -> Floats:
     """A copy of `row` with -inf where the token must not be sampled."""
     kept = row.copy()
     if request.mask is not None:
-        bits = np.unpackbits(request.mask.bits.view(np.uint8), bitorder="little")[: len(row)]
-        kept[bits == 0] = -np.inf
+        kept[~_bits(request.mask, len(row))] = -np.inf
     if request.banned:
         banned = list(request.banned)
         before = kept[banned]
@@ -86,9 +86,19 @@ def _score(logits: Floats, score: ScoreRequest) -> ScoreResult | None:
         return None
     likely = [log_softmax(row) for row in rows]
     logprobs = tuple(float(row[target]) for row, target in zip(likely, score.targets, strict=True))
-    return ScoreResult(logprobs, tuple(_top(row, score.top) for row in likely) if score.top else ())
+    if not score.top:
+        return ScoreResult(logprobs)
+    if score.mask is not None:
+        for row in likely:
+            row[~_bits(score.mask, len(row))] = -np.inf
+    return ScoreResult(logprobs, tuple(_top(row, score.top) for row in likely))
+
+
+def _bits(mask: MaskRow, size: int) -> NDArray[np.bool_]:
+    """Which of `size` tokens are allowed."""
+    return np.unpackbits(mask.bits.view(np.uint8), count=size, bitorder="little").astype(bool)
 
 
 def _top(likely: NDArray[np.float64], count: int) -> Likely:
     best = np.argsort(-likely, kind="stable")[:count]
-    return tuple((int(token), float(likely[token])) for token in best)
+    return tuple((int(token), float(likely[token])) for token in best if likely[token] > -np.inf)

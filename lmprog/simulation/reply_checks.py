@@ -60,6 +60,9 @@ class ReplyChecks:
         issued.texts = [output.text for output in reply.outputs]
         prompt, adapter = issued.mirror.text(issued.place), issued.mirror.adapter
         assert self._needs(op, prompt) <= self.longest, "what can never fit is refused"
+        if op.sampling.beams is not None:
+            self._check_beams(issued, prompt, reply)
+            return
         if op.keep != "first":
             self._check_kept(issued, prompt, reply)
             return
@@ -80,6 +83,20 @@ class ReplyChecks:
         assert usage.generated == num_tokens, "no token is generated after the end"
         assert usage.accepted <= usage.drafted
         assert 0 <= usage.cached <= usage.prompt
+
+    def _check_beams(self, issued: IssuedCall, prompt: str, reply: wire.CallDone) -> None:
+        op = issued.op
+        assert isinstance(op, wire.Generate)
+        expected = oracle.beamed(prompt, op, issued.mirror.adapter)
+        for index, (output, wanted) in enumerate(zip(reply.outputs, expected, strict=True)):
+            assert (output.text, output.finish) == (wanted.text, wanted.finish), (
+                f"call {op.call}[{index}]: {output} is not {wanted}"
+            )
+            assert output.score is not None
+            assert abs(output.score - wanted.score) < 1e-6, "its score"
+            if op.stream:
+                assert issued.deltas.get(index, "") == output.text, "the deltas joined are the text"
+        assert reply.usage.prompt == len(prompt)
 
     def _check_kept(self, issued: IssuedCall, prompt: str, reply: wire.CallDone) -> None:
         """Which one ends first is the scheduler's business; that every one is right, and the

@@ -5,6 +5,7 @@ arrival.
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 from lmprog import wire
 from lmprog.simulation import oracle
@@ -224,18 +225,22 @@ class SimClient:
 
     def _gen(self, branch: int) -> wire.Generate:
         rng = self.rng
+        beams = self._beams() if rng.random() < 0.1 else None
         sampling = wire.SamplingParams(
             temperature=rng.choice([0.0, 0.0, 1.0]),
             seed=rng.randrange(1000),
-            max_tokens=rng.choice([1, 2, 3, 5, 9, 17, 30]),
+            max_tokens=rng.choice([1, 2, 3, 5, 9, 17, 30] if beams is None else [1, 3, 9]),
             min_tokens=rng.choice([0, 0, 3]),
             stop=rng.choice([(), (), ("a",), ("ab", " ", "q")]),
             ignore_eos=rng.random() < 0.5,
-            n=rng.choice([1, 1, 1, 2, 5]),
+            n=rng.choice([1, 1, 1, 2, 5] if beams is None else [1, beams.width]),
+            beams=beams,
         )
         timeout = rng.uniform(0.5, 20.0) if rng.random() < 0.05 else None
         keep: wire.Keep = rng.choice(["first", "first", "best", "fastest", "majority"])
         stream, heal = rng.random() < 0.5, rng.random() < 0.5
+        if beams is not None:
+            keep, heal = "first", False
         return wire.Generate(
             branch,
             self._number(),
@@ -246,6 +251,10 @@ class SimClient:
             keep=keep,
             priority=self._priority(),
         )
+
+    def _beams(self) -> wire.Beams:
+        early: bool | Literal["never"] = self.rng.choice([False, True, "never"])
+        return wire.Beams(self.rng.choice([1, 2, 3, 5]), self.rng.choice([1.0, 0.0, -0.6]), early)
 
     def _select(self, branch: int) -> wire.Select:
         choices = tuple(dict.fromkeys(self._words(6) for _ in range(self.rng.randrange(1, 5))))

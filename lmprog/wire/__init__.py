@@ -123,6 +123,7 @@ from lmprog.wire.replies import (
 from lmprog.wire.sampling_params import (
     DIALECTS,
     SAMPLING_OPTIONS,
+    Beams,
     Dialect,
     Jump,
     OptionLine,
@@ -147,6 +148,7 @@ __all__ = [
     "AnyOf",
     "Append",
     "AwaitPrefixes",
+    "Beams",
     "CallDone",
     "CallForm",
     "CallSlot",

@@ -79,6 +79,8 @@ class Output(Message, frozen=True):
     """The end of the literal text before, where the first token repeats it (healing)."""
     rest: str = ""
     """The end of the text where a stop cut a token: no token of `tokens` spells it."""
+    score: float | None = None
+    """Of a beam search: what its texts were compared by."""
 
     @property
     def is_spelled(self) -> bool:

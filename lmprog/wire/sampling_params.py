@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from lmprog.wire.message import TokenId
+from lmprog.wire.message import Message, TokenId
 
 Dialect: TypeAlias = Literal["openai", "responses", "anthropic", "sglang"]
 """How requests spell options: `openai` are chats, completions and the gens of programs."""
@@ -46,6 +46,21 @@ TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=100)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Jump: TypeAlias = Literal["canonical", "exact"]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+
+
+class Beams(Message, frozen=True):
+    """Beam search in place of sampling: `width` texts go on together, a token in each step, and of
+    all their continuations the likeliest `width` are kept. The `n` best texts are the results.
+
+    It decides what `generate(num_beams=width)` of `transformers` decides. A text's score is the sum
+    of its tokens' log-probabilities over its number of tokens (its end counts) to the power of
+    `length_penalty`. `early_stopping`: true ends the search with the `width`-th complete text,
+    false when no text under way would be better if it ended now, "never" when none can become so.
+    """
+
+    width: Annotated[int, Meta(ge=1, le=128)]
+    length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] = 1.0
+    early_stopping: bool | Literal["never"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +266,24 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             "Results of one prompt.", unit="results", composed={"responses": "", "anthropic": ""}
         ),
     ] = 1
+    beams: Annotated[
+        Beams | None,
+        SamplingOption(
+            "Beam search instead of sampling: the likeliest texts, found token by token.",
+            _LMPROG,
+            composed={
+                "openai": "use_beam_search, beam_width, length_penalty, early_stopping",
+                "responses": "",
+                "anthropic": "",
+                "sglang": "",
+            },
+        ),
+    ] = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Texts that are under way at once."""
+        return self.n if self.beams is None else self.beams.width
 
     def scored(self) -> SamplingParams:
         """The same with the log-probability of each sampled token."""

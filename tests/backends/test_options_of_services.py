@@ -106,7 +106,7 @@ def test_sglangs_own_route_has_every_option_under_its_name(name: str) -> None:
         "seed": "sampling_seed",
     }
     match name:
-        case "prompt_logprobs" | "jump" | "allowed_token_ids" | "bad_words":
+        case "prompt_logprobs" | "jump" | "allowed_token_ids" | "bad_words" | "beams":
             assert body is None
         case "prompt_logprobs_start":
             assert body is not None  # without prompt_logprobs it asks for nothing
@@ -126,6 +126,10 @@ def test_a_program_sent_to_a_server_has_every_option_that_it_takes(name: str) ->
         assert body is not None  # without prompt_logprobs it asks for nothing
     elif name != "prompt_logprobs" and "lmprog" not in wire.SAMPLING_OPTIONS[name].option.services:
         assert body is None
+    elif name == "beams":
+        assert body is not None
+        gen = body["ops"][-1]
+        assert (gen["use_beam_search"], gen["beam_width"]) == (True, value_of(name).width)
     else:
         assert body is not None
         assert body["ops"][-1][name] == as_json(value_of(name))

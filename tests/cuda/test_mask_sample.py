@@ -138,6 +138,7 @@ def test_scores_are_those_of_the_processor(kernels_of: MakeKernels) -> None:
         ScoreRequest(0, (6,)),
         ScoreRequest(8, (1,)),
         ScoreRequest(2, ()),
+        ScoreRequest(6, (0, 1), 3, mask_of([1, 7, 64, 65, 698], 700)),
     ]
     got = DeviceSampler(kernels, 700).sample(logits_of(kernels, values), [], scores).scores
     wanted = TorchSampler().sample(values, [], scores).scores

@@ -26,6 +26,7 @@ from examples import (
     ask_again,
     async_programs,
     batch_progress,
+    beam_search,
     drafted_extraction,
     extract_json,
     few_shot_select,
@@ -46,8 +47,8 @@ from lmprog.testing import Scripted
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
-    act_tools, approve, ask_again, async_programs, batch_progress, drafted_extraction, extract_json,
-    few_shot_select, fork_tips, hello, judge, multi_turn_chat, pattern_pieces,
+    act_tools, approve, ask_again, async_programs, batch_progress, beam_search, drafted_extraction,
+    extract_json, few_shot_select, fork_tips, hello, judge, multi_turn_chat, pattern_pieces,
     plan_and_execute, react_tools, reflection, skeleton_of_thought, streaming, tree_of_thought,
     two_models,
 )  # fmt: skip
@@ -327,6 +328,17 @@ def test_skeleton_of_thought_expands_every_point_it_wrote(
     )
     assert state.usage.cached > state.usage.prompt / 2
     assert printed_by(skeleton_of_thought, capsys).startswith(state["skeleton"])
+
+
+def test_beam_search_finds_the_town_and_its_rivals(capsys: pytest.CaptureFixture[str]) -> None:
+    run = beam_search.readings.run()
+    texts, scores = zip(*run.value, strict=True)
+    assert texts[0].strip() == "Bonn"
+    assert list(scores) == sorted(scores, reverse=True)
+    assert len(texts) == 4
+    lines = lines_of(beam_search, capsys)
+    assert re.fullmatch(r" *-\d+\.\d{3}  Bonn", lines[0])
+    assert re.fullmatch(r"\d+ tokens computed for the \d+ of the results", lines[-1])
 
 
 def test_judge_weighs_both_orders(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ PLAIN = {
     "a value that does not validate is asked for again": "lang/test_asking_again.py::test_a_wrong_value "
     "lang/test_asking_again.py::test_in_a_chat lang/test_asking_again.py::test_a_stream_says "
     "lang/test_asking_again.py::test_a_saved_run",
+    "beam": "lang/test_beams.py::test_the_likeliest runtime/test_beams.py::test_tokens_and_scores",
     "vote": "lang/test_program.py::test_vote",
     "run blocks, arun awaits": "lang/test_running.py::test_arun_of_a_plain "
     "lang/test_running.py::test_a_program_can_be_run",

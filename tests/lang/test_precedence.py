@@ -39,6 +39,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "logprobs": (1, 2, 3),
     "prompt_logprobs": (1, 2, 3),
     "n": (2, 3, 4),
+    "beams": (wire.Beams(2), wire.Beams(3), wire.Beams(3, 0.5)),
 }
 LEVELS = (
     "call",

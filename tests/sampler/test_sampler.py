@@ -15,6 +15,7 @@ import torch
 from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, SampleResult, ScoreRequest
+from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.wire import SamplingParams
 from tests.sampler.conftest import sampler
 from tests.sampler.plain import distribution, edited, mask_of
@@ -346,6 +347,32 @@ def test_scores_are_the_logprobs_of_their_targets_in_order() -> None:
     assert second.tops == ()
     assert none is not None
     assert none.logprobs == ()
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize("count", [1, 3, 40, 500])
+def test_the_most_likely_of_a_masked_row_are_those_that_are_allowed(
+    count: int, narrow: bool
+) -> None:
+    rows = logits(13, 4)
+    allowed = sorted(np.random.default_rng(5).choice(rows.shape[1], 40, replace=False).tolist())
+    mask = mask_of(allowed, rows.shape[1], narrow)
+    asked = [ScoreRequest(2, (0,), count, mask), ScoreRequest(1, (0, 1), 2), ScoreRequest(0, (0,))]
+    masked, plain, _ = sampler().sample(rows, [], asked).scores
+    assert masked is not None
+    assert plain is not None
+    exact = torch.log_softmax(rows[2].double(), 0)
+    wanted = sorted(allowed, key=lambda token: -float(exact[token]))[:count]
+    (top,) = masked.tops
+    assert [token for token, _ in top] == wanted
+    assert [value for _, value in top] == pytest.approx(
+        [float(exact[token]) for token in wanted], abs=1e-5
+    )
+    assert masked.logprobs == pytest.approx([float(exact[0])], abs=1e-5)
+    (twin, _, _) = PlainSampler().sample(rows.numpy(), (), tuple(asked)).scores
+    assert twin is not None
+    assert [token for token, _ in twin.tops[0]] == wanted
+    assert [len(one) for one in plain.tops] == [2, 2]
 
 
 def test_edits_are_those_of_the_plain_twin(seed: int) -> None:

@@ -48,6 +48,7 @@ OUTPUT = wire.Output(
     forced=((41, 43),),
     seam="sea",
     rest="rst",
+    score=-4.5,
 )
 NEXT = ((9175, "nx", -0.625),)
 CHOICE = wire.ScoredChoice(-1.25, 0.75, (-2.5,), (-3.5,), ((9173, "to"),))
@@ -61,6 +62,7 @@ SHOWN_AS: Json = {
     "Output.forced": 41,
     "Output.seam": "sea",
     "Output.rest": "rst",
+    "Output.score": -4.5,
     "TokenLogprob.token": 81,
     "TokenLogprob.text": "tk",
     "TokenLogprob.logprob": -0.125,
@@ -120,7 +122,8 @@ ROUTES: dict[str, tuple[str, Json, set[str]]] = {
     "response": (
         "/v1/responses",
         {"input": "x", "stop": "halt", "top_logprobs": 1},
-        _OPENAIS | {"Output.finish", "Output.stopped_by", "CallDone.prompt_logprobs"},
+        _OPENAIS
+        | {"Output.finish", "Output.stopped_by", "Output.score", "CallDone.prompt_logprobs"},
     ),
     "message": (
         "/v1/messages",
@@ -131,6 +134,7 @@ ROUTES: dict[str, tuple[str, Json, set[str]]] = {
         },
         {
             *(_OPENAIS | {"Output.finish", "CallDone.prompt_logprobs", "Usage.prompt"}),
+            "Output.score",
             "CallDone.left_out",  # nothing in a message asks for less than its schema
             *(name for name in SHOWN_AS if name.startswith("TokenLogprob")),
         },
@@ -138,7 +142,7 @@ ROUTES: dict[str, tuple[str, Json, set[str]]] = {
     "generate": (
         "/generate",
         GENERATE,
-        _TIMES | _WORK | _SELECT | _EXACT | {"Usage.generated"},
+        _TIMES | _WORK | _SELECT | _EXACT | {"Usage.generated", "Output.score"},
     ),
     "gen of a program": ("/v1/programs", {"ops": [OPEN, GEN]}, _SELECT),
     "select of a program": (

@@ -138,6 +138,8 @@ def value_of(name: str) -> Any:
         return not line.default
     if get_origin(line.type) is Literal:
         return next(value for value in get_args(line.type) if value != line.default)
+    if name == "beams":
+        return wire.Beams(4)
     shape = msgspec.json.schema(value_type(line))
     if shape["type"] == "array":
         as_json = shape["items"]
@@ -188,7 +190,7 @@ def test_every_option_of_every_route_reaches_the_sampler_and_changes_nothing_els
         expected = msgspec.structs.replace(plain, **{name: value_of(name)})
         assert sampled(heard, route, {spelling: as_json(value_of(name))}) == expected, name
         num_said += 1
-    assert num_said >= len(OPTIONS) - 4
+    assert num_said >= len(OPTIONS) - 5
 
 
 @pytest.mark.parametrize(("path", "fields", "changes"), COMPOSED)
@@ -216,9 +218,9 @@ def test_what_a_dialect_cannot_say_is_said_to_be_so() -> None:
     }
     assert cannot == {
         "openai": ["prompt_logprobs_start"],
-        "responses": ["prompt_logprobs", "prompt_logprobs_start", "n"],
-        "anthropic": ["logprobs", "prompt_logprobs", "prompt_logprobs_start", "n"],
-        "sglang": [],
+        "responses": ["prompt_logprobs", "prompt_logprobs_start", "n", "beams"],
+        "anthropic": ["logprobs", "prompt_logprobs", "prompt_logprobs_start", "n", "beams"],
+        "sglang": ["beams"],
     }
 
 

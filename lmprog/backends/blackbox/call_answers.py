@@ -88,6 +88,11 @@ class CallAnswers:
         state of the branch has changed.
         """
         _refuse_layout(op.constraint)
+        if op.judge is not None:
+            raise NotSupported(
+                "an API is not asked to judge its results; leave the judge out, or use a backend "
+                "on lmprog's runtime"
+            )
         if op.sampling.max_tokens == 0:
             return await self._prefilled(state, op)
         ready = (

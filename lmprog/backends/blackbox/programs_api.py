@@ -52,11 +52,13 @@ class ProgramsApi:
         sampling = request.sampling
         gen: Json = {"op": "gen", "branch": "b", "call": "c", "max_tokens": sampling.max_tokens}
         unprompted = msgspec.structs.replace(
-            sampling, prompt_logprobs=None, prompt_logprobs_start=0
+            sampling, prompt_logprobs=None, prompt_logprobs_start=0, beams=None
         )
         gen.update(sampling_fields(unprompted, LMPROG))
         if request.heal and _ends_literal(request.prompt):
             gen["heal"] = True
+        if sampling.beams is not None:
+            gen.update(_beam_fields(sampling.beams))
         if sampling.logprobs is not None:
             gen["logprobs"] = sampling.logprobs
         if sampling.prompt_logprobs is not None:
@@ -126,6 +128,15 @@ class ProgramsApi:
 
     async def close(self) -> None:
         await self._transport.close()
+
+
+def _beam_fields(beams: wire.Beams) -> Json:
+    return {
+        "use_beam_search": True,
+        "beam_width": beams.width,
+        "length_penalty": beams.length_penalty,
+        "early_stopping": beams.early_stopping,
+    }
 
 
 def _program(prompt: Prompt, call: Json) -> Json:
@@ -208,6 +219,7 @@ def _output(output: Mapping[str, Any]) -> wire.Output:
         tuple((begin, end) for begin, end in output.get("forced") or ()),
         seam=seam,
         rest=rest,
+        score=output.get("score"),
     )
 
 

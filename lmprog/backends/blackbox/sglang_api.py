@@ -143,7 +143,8 @@ def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -
     for name, line in wire.SAMPLING_OPTIONS.items():
         spelling, value = line.spelling("sglang"), getattr(sampling, name)
         is_set = value is not None or name == "max_tokens"
-        if "sglang" not in line.option.services and spelling is not None:
+        cannot_say = line.option.composed.get("sglang") == ""
+        if "sglang" not in line.option.services and (spelling is not None or cannot_say):
             if value != line.default:
                 raise NotSupported(f"{name}={value!r} cannot be asked of this server; leave it out")
             continue

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from lmprog.backends.client import running_loop
 from lmprog.errors import InvalidParameter, ProgramError
-from lmprog.lang.branches.branch_writing import BranchWriting, ForkOptions
+from lmprog.lang.branches.branch_writing import BranchWriting
 from lmprog.lang.branches.failures import raise_together, unread_failures
+from lmprog.lang.branches.fork_options import ForkOptions
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.mapped import BranchRace, Mapped
 from lmprog.lang.branches.variables import Gathered, settle

@@ -18,11 +18,13 @@ from lmprog.lang.branches.branch_reading import BranchReading
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.cursor import Cursor
+from lmprog.lang.branches.fork_options import ForkOptions
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import Item
 from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.branches.site import here
 from lmprog.lang.branches.snapshots import BranchSnapshot, restore, snapshot_of
+from lmprog.lang.ops.beams import BeamOptions, beam_options
 from lmprog.lang.ops.best_of import By, best_options
 from lmprog.lang.ops.expressions import (
     GenOptions,
@@ -35,7 +37,7 @@ from lmprog.lang.ops.expressions import (
     select_op,
 )
 from lmprog.lang.ops.meta import Selected
-from lmprog.lang.ops.sampling import Sampling, SamplingOptions, check_lora, sampling_of
+from lmprog.lang.ops.sampling import Sampling, check_lora, sampling_of
 from lmprog.lang.ops.text_patterns import TextPattern
 from lmprog.lang.ops.tool_calls import ToolReply, ToolResults
 from lmprog.lang.ops.tool_functions import Tool, ToolFunction, ToolSet, checked_tools
@@ -46,20 +48,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class ForkOptions(SamplingOptions, total=False):
-    """The options of a fork, a copy or a view of a branch. `timeout` and `max_total_tokens` limit
-    what all its calls take together; `heal` is the default of its generations; `backend`
-    is where they are asked for, None for the run's own; `lora` is the adapter that computes them,
-    "" for the base alone.
-    """
-
-    timeout: float | None
-    max_total_tokens: int | None
-    heal: bool
-    backend: Backend | None
-    lora: str | None
 
 
 class Turn:
@@ -237,6 +225,31 @@ class BranchWriting(BranchReading):
         " yes" is likeliest.
         """
         return self.gen(*what, **best_options(k, by, options))
+
+    @overload
+    def beam(
+        self,
+        width: int,
+        name: str | None = None,
+        max_tokens: int | None = None,
+        **more: Unpack[BeamOptions],
+    ) -> Gen[str]: ...
+    @overload
+    def beam(
+        self,
+        width: int,
+        tp: TypeForm[T],
+        /,
+        max_tokens: int | None = None,
+        **more: Unpack[BeamOptions],
+    ) -> Gen[T]: ...
+    def beam(self, width: int, *what: Any, **options: Any) -> Gen[Any]:
+        """Goes on with the likeliest text that a beam search of this width finds, token by token.
+
+        `.values` has the `n` best, `.metas` their scores. `score=lmprog.Judge(question)`: goes on
+        with the one of all complete texts that the judge finds best, as in `best_of`.
+        """
+        return self.gen(*what, **beam_options(width, options))
 
     def select(
         self,

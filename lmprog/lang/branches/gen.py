@@ -91,6 +91,7 @@ class Gen(PendingCall, Generic[T]):
                 next_logprobs=reply.next_logprobs,
                 reasoning_tokens=thought if index == 0 else None,
                 left_out=reply.left_out,
+                score=output.score,
             )
             for index, output in enumerate(reply.outputs)
         ]

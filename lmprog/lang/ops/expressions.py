@@ -305,7 +305,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
 def thought_op(op: GenOp[Any], marks: Marks) -> GenOp[str]:
     """The reasoning before a constrained answer: one plain text that stops at the closing mark."""
     answers_own: dict[str, Any] = {"n": 1, "min_tokens": 0, "stop_token_ids": (), "stop_regex": ()}
-    answers_own.update({"logprobs": None, "prompt_logprobs": None})
+    answers_own.update({"logprobs": None, "prompt_logprobs": None, "beams": None})
     given = {**op.sampling.given(), **answers_own, "stop": (marks.end,)}
     name = None if op.name is None else op.name + THOUGHT
     inside = replace(marks, opened=True)

@@ -53,6 +53,8 @@ class Meta:
     """
     left_out: tuple[str, ...] = ()
     """What of its schema was never written, where `strict=False`; one reason each."""
+    score: float | None = None
+    """Of a beam search: its log-probability, with the length reckoned in."""
 
     @property
     def incomplete(self) -> bool:

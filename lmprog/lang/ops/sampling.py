@@ -53,6 +53,7 @@ class SamplingKeywords(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     n: int
+    beams: wire.Beams | None
     return_logprob: bool
     top_logprobs_num: int
     logprob_start_len: int | None
@@ -115,7 +116,7 @@ def _plain(name: str, value: object) -> object:
             else typing.cast(Iterable[tuple[int, float]], value or ())
         )
         return tuple((int(token), float(bias)) for token, bias in pairs)
-    return value
+    return msgspec.to_builtins(value) if name == "beams" else value  # so its fields are checked
 
 
 def _checked(name: str, value: object) -> object:

@@ -209,7 +209,9 @@ class _Sizes:
             prompt=size,
             shared=shared,
             shared_with=partner.planned.label if partner is not None and shared else None,
-            own=sum(self.options(op)) if isinstance(op, wire.Select) else op.sampling.n * most,
+            own=sum(self.options(op))
+            if isinstance(op, wire.Select)
+            else op.sampling.num_sequences * most,
             longest=size + most,
         )
 

@@ -37,6 +37,8 @@ class Planned:
             most = op.sampling.max_tokens
             details = [f"at most {most} tokens" if most is not None else "up to the context's end"]
             details += [f"n={op.sampling.n}"] if op.sampling.n > 1 else []
+            beams = op.sampling.beams
+            details += [f"{beams.width} beams"] if beams is not None else []
             details += [type(op.constraint).__name__] if op.constraint is not None else []
         kind = "select" if isinstance(op, wire.Select) else "gen"
         where = f"  [line {self.site.line}]" if self.site is not None else ""

@@ -1,6 +1,7 @@
-"""Which tokens of a row a pick changes before one is chosen, and by how much.
+"""Which tokens of a row a pick changes before one is chosen, and by how much; among which tokens a
+score looks for the likeliest.
 
-Knows picks and numpy; changes nothing itself. What the amounts mean, a sampler knows.
+Knows picks, scores and numpy; changes nothing itself. What the amounts mean, a sampler knows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.scheduling.sampling_requests import SampleRequest
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
 
 Tokens = NDArray[np.int64]
 
@@ -63,3 +64,12 @@ def bans(pick: SampleRequest, size: int) -> list[int]:
     banned, mask = set(pick.banned), pick.mask
     left = size - len(banned) if mask is None else mask.count - sum(map(mask.allows, banned))
     return [token for token in banned if token < size] if left > 0 else []
+
+
+def allowed(score: ScoreRequest, size: int) -> Tokens:
+    """The tokens of a vocabulary of `size` that its mask allows, in ascending order."""
+    mask = score.mask
+    assert mask is not None, "without a mask all are allowed"
+    if mask.ids is not None:
+        return mask.ids[mask.ids < size].astype(np.int64)
+    return np.flatnonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little", count=size))

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmprog.runtime.engine.edits import is_edited
+from lmprog.runtime.engine.edits import allowed, is_edited
 from lmprog.runtime.engine.penalties import edit
 from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import (
@@ -219,7 +219,7 @@ def _read(
         for logprob, values, tokens, count in zip(
             own, best.values.tolist(), best.indices.tolist(), counts, strict=True
         ):
-            ranked = sorted(zip(tokens, values, strict=True), key=lambda one: (-one[1], one[0]))
+            ranked = sorted(zip(tokens, values, strict=True), key=_best_first)
             answers.append((logprob, tuple(ranked[:count])))
     return answers
 
@@ -237,17 +237,31 @@ def _score_all(logits: Tensor, scores: Sequence[ScoreRequest]) -> tuple[ScoreRes
             strict=True,
         )
     )
-    read = iter(_read(logits, cells, [score.top for score in scores for _ in score.targets]))
+    tops = [score.top if score.mask is None else 0 for score in scores for _ in score.targets]
+    read = iter(_read(logits, cells, tops))
     answers: list[ScoreResult | None] = []
     for score in scores:
         own = [next(read) for _ in score.targets]
-        if all(finite[score.logit + at] for at in range(len(score.targets))):
-            answers.append(
-                ScoreResult(
-                    tuple(logprob for logprob, _ in own),
-                    tuple(top for _, top in own) if score.top else (),
-                )
-            )
-        else:
+        if not all(finite[score.logit + at] for at in range(len(score.targets))):
             answers.append(None)
+            continue
+        likely = tuple(top for _, top in own) if score.top else ()
+        if score.top and score.mask is not None:
+            likely = likeliest_allowed(logits, score)
+        answers.append(ScoreResult(tuple(logprob for logprob, _ in own), likely))
     return tuple(answers)
+
+
+def likeliest_allowed(logits: Tensor, score: ScoreRequest) -> tuple[Likely, ...]:
+    """Of each of its rows the most likely tokens that its mask allows."""
+    tokens = torch.from_numpy(allowed(score, logits.shape[1])).to(logits.device)
+    rows = logits[score.logit : score.logit + len(score.targets)].float().log_softmax(1)[:, tokens]
+    best = rows.topk(min(score.top, len(tokens)), dim=1)
+    return tuple(
+        tuple(sorted(zip(own.tolist(), values.tolist(), strict=True), key=_best_first))
+        for own, values in zip(tokens[best.indices], best.values, strict=True)
+    )
+
+
+def _best_first(one: tuple[int, float]) -> tuple[float, int]:
+    return -one[1], one[0]

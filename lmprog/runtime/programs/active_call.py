@@ -5,15 +5,21 @@ Also how results are written as wire messages. Does not decide when anything hap
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
+from lmprog.runtime.programs.beam_search import Beam, BeamSearch
 from lmprog.runtime.programs.branch import Awaited, Promise, QueuedOp, RuntimeBranch
 from lmprog.runtime.programs.compile_pool import PendingConstraint
 from lmprog.runtime.programs.result_selection import ResultSelector, RunningContest
 from lmprog.runtime.programs.select_scoring import Ballot
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.pins import Pin
+from lmprog.runtime.scheduling.sampling_requests import Likely
+from lmprog.runtime.scheduling.scoring import Scoring
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.text.stream import TextEnd, TextStream
 from lmprog.runtime.text.tokenizer import Tokenizer
 from lmprog.transport import ClientId
@@ -37,6 +43,70 @@ class GenerateRun:
 
 
 @dataclass(eq=False, slots=True)
+class BeamRun:
+    """A gen by beam search in the scheduler: for each text under way, a sequence asks what may
+    follow it.
+    """
+
+    group: SequenceGroup
+    search: BeamSearch
+    new_stream: Callable[[], TextStream]
+    new_sequence: Callable[[array[int], Generation | Scoring], Sequence]
+    pins: dict[Beam, Pin] = field(default_factory=dict)
+    """Where each text ends that was computed and that another goes on from."""
+
+    def beam_of(self, sequence: Sequence) -> Beam:
+        """The text that a sequence of the group asks for."""
+        beams = self.search.running or self.search.complete
+        return beams[self.group.sequences.index(sequence)]
+
+    def ask(self) -> None:
+        """Makes the group's next sequences. May raise what a mask raises."""
+        made = []
+        for index, beam in enumerate(self.search.running or self.search.complete):
+            task, num_likely = beam.task, self.search.num_likely
+            mask = None if beam.is_complete else task.mask()
+            if mask is not None and task.mask_without_budget() is not None:
+                task.is_cut = True  # the budget has a say in what follows
+            # one target, whichever, stands for the place after the last token
+            num_likely += len(task.banned(beam.tokens))
+            scoring = Scoring(len(beam.tokens), (0,), num_likely, mask)
+            sequence = self.new_sequence(beam.tokens, scoring)
+            if index:  # what it adds to memory another gives up
+                sequence.num_settled = len(beam.tokens)
+            made.append(sequence)
+        self.group.sequences = made
+
+    def answers(self) -> list[Likely]:
+        """What may follow each text, once all sequences have their logits. Bans give way where
+        they would leave nothing.
+        """
+        found = []
+        for beam, sequence in zip(self.search.running, self.group.sequences, strict=True):
+            assert isinstance(sequence.task, Scoring)
+            (scored,) = sequence.task.final_logprobs
+            banned = beam.task.banned(beam.tokens)
+            left = tuple(one for one in scored.top if one[0] not in banned) if banned else ()
+            found.append(left or scored.top)
+        return found
+
+    def ended(self, num_results: int) -> GenerateRun:
+        """The best texts as the results of a gen, whose sequences have ended."""
+        best = self.search.complete[:num_results]
+        streams = [beam.stream or self._read(beam) for beam in best]
+        self.group.sequences = [self.new_sequence(beam.tokens, beam.task) for beam in best]
+        for sequence in self.group.sequences:
+            sequence.state = SequenceState.ENDED
+        return GenerateRun(self.group, streams, None)
+
+    def _read(self, beam: Beam) -> TextStream:
+        stream = self.new_stream()
+        for token in beam.tokens[beam.task.settings.prompt_len :]:
+            stream.push(token)
+        return stream
+
+
+@dataclass(eq=False, slots=True)
 class SelectRun:
     """A select in the scheduler."""
 
@@ -54,7 +124,7 @@ class ActiveCall(QueuedOp):
     promises: tuple[Promise, ...] = ()
     """The texts of its results, for appends that refer to them."""
     constraint: PendingConstraint | None = None
-    run: GenerateRun | SelectRun | None = None
+    run: GenerateRun | BeamRun | SelectRun | None = None
     """None before the branch has come to the call, and after its end."""
     contest: RunningContest[ActiveCall] | None = None
     """None where it takes part in none."""
@@ -112,6 +182,7 @@ def output_of(
     tokenizer: Tokenizer,
     *,
     logprobs: bool = True,
+    score: float | None = None,
 ) -> Output:
     """The result of a finished sequence whose `stream` gave `ended`.
 
@@ -132,6 +203,7 @@ def output_of(
         forced=_forced_text(task, stream, len(ended.text)),
         seam=stream.seam_after(task.num_seam_tokens) if num_tokens else "",
         rest=ended.rest if num_tokens else "",
+        score=score,
     )
 
 

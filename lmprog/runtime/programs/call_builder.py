@@ -18,7 +18,8 @@ from lmprog import wire
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.pieces import mask_row
 from lmprog.errors import InvalidParameter, NotSupported, UnsatisfiableConstraint
-from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, SelectRun
+from lmprog.runtime.programs.active_call import ActiveCall, BeamRun, GenerateRun, SelectRun
+from lmprog.runtime.programs.beam_search import Beam, BeamSearch, check_beams
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import PendingConstraint
@@ -116,10 +117,12 @@ class CallBuilder:
         """The tokens of the branch with `option` after its text."""
         return branch.tokens_with(self.encoder, option)
 
-    def build(self, call: ActiveCall, now: float) -> GenerateRun | SelectRun:
+    def build(self, call: ActiveCall, now: float) -> GenerateRun | BeamRun | SelectRun:
         """The call's sequences, to be submitted. Raises RequestRejected; then nothing changed."""
-        run: GenerateRun | SelectRun
-        if isinstance(call.op, wire.Generate):
+        run: GenerateRun | BeamRun | SelectRun
+        if isinstance(call.op, wire.Generate) and call.op.sampling.beams is not None:
+            run = self._build_beams(call, call.op, call.op.sampling.beams, now)
+        elif isinstance(call.op, wire.Generate):
             run = self._build_gen(call, call.op, now)
         else:
             assert isinstance(call.op, wire.Select)
@@ -133,19 +136,9 @@ class CallBuilder:
 
     def _build_gen(self, call: ActiveCall, op: wire.Generate, now: float) -> GenerateRun:
         branch = call.branch
-        if op.tools is not None:
-            raise NotSupported(
-                "a runtime takes no tools beside its texts: write them into the branch, and "
-                "constrain their calls."
-            )
         is_ranked = op.keep == "best" and op.judge is None
         sampling = op.sampling.scored() if is_ranked else op.sampling
-        self.texts.check_ids(sampling.stop_token_ids, "stop_token_ids")
-        self.texts.check_ids([token for token, _ in sampling.logit_bias], "logit_bias")
-        self.texts.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
-        prompt = self._prompt(branch)
-        constraint = call.constraint.result() if call.constraint is not None else None
-        settings = self._settings(branch, prompt, op, sampling, constraint)
+        prompt, settings = self._begun(call, op, sampling)
         group = SequenceGroup(op.priority, timing=GroupTiming(now), prompt_len=len(prompt))
         if settings.seam is not None:
             prompt.pop()
@@ -155,20 +148,7 @@ class CallBuilder:
             tokens = prompt[:]
             task.start(tokens)
             group.sequences.append(self._sequence(group, tokens, task, branch))
-        may_stop = None if constraint is None else functools.partial(_is_complete, constraint)
-        seam = "" if settings.seam is None else settings.seam.text.decode()
-        streams = [
-            TextStream(
-                self.tokenizer,
-                sampling.stop,
-                sampling.stop_regex,
-                may_stop,
-                sampling.min_tokens,
-                seam,
-                not sampling.skip_special_tokens,
-            )
-            for _ in range(sampling.n)
-        ]
+        streams = [self._stream(settings) for _ in range(sampling.n)]
         if sampling.stop or sampling.stop_regex:
             for sequence, stream in zip(group.sequences, streams, strict=True):
                 assert isinstance(sequence.task, Generation)
@@ -177,6 +157,35 @@ class CallBuilder:
         if op.keep != "first":
             selector = ResultSelector(op.keep, sampling.n, settings.max_tokens + 1, judge=op.judge)
         return GenerateRun(group, streams, selector)
+
+    def _begun(
+        self, call: ActiveCall, op: wire.Generate, sampling: wire.SamplingParams
+    ) -> tuple[array[int], GenerationSettings]:
+        """The prompt of a gen, and its settings. Raises RequestRejected."""
+        if op.tools is not None:
+            raise NotSupported(
+                "a runtime takes no tools beside its texts: write them into the branch, and "
+                "constrain their calls."
+            )
+        self.texts.check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self.texts.check_ids([token for token, _ in sampling.logit_bias], "logit_bias")
+        self.texts.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        prompt = self._prompt(call.branch)
+        constraint = call.constraint.result() if call.constraint is not None else None
+        return prompt, self._settings(call.branch, prompt, op, sampling, constraint)
+
+    def _stream(self, settings: GenerationSettings) -> TextStream:
+        """The text of a result, of which nothing is known yet."""
+        sampling, constraint = settings.sampling, settings.constraint
+        return TextStream(
+            self.tokenizer,
+            sampling.stop,
+            sampling.stop_regex,
+            None if constraint is None else functools.partial(_is_complete, constraint),
+            sampling.min_tokens,
+            "" if settings.seam is None else settings.seam.text.decode(),
+            not sampling.skip_special_tokens,
+        )
 
     def _prompt(self, branch: RuntimeBranch) -> array[int]:
         self.tokenise_certain(branch)
@@ -219,7 +228,7 @@ class CallBuilder:
             self.tokenizer.eos_ids,
             len(prompt) - (seam is not None),
             constraint,
-            self._forcing,
+            self._forcing if sampling.beams is None else None,
             seam,
             self._healer.stops(sampling, constraint),
             self._rules(sampling),
@@ -236,6 +245,32 @@ class CallBuilder:
             mask_row([token for token in self.tokenizer.eos_ids if token < size], num_words),
             BannedSequences(self.texts.spellings(sampling.bad_words)),
         )
+
+    # --- gen by beam search
+
+    def _build_beams(
+        self, call: ActiveCall, op: wire.Generate, beams: wire.Beams, now: float
+    ) -> BeamRun:
+        """Nothing is forced, so that all texts have equally many tokens, each with its score."""
+        check_beams(op, beams)
+        prompt, settings = self._begun(call, op, op.sampling)
+        group = SequenceGroup(op.priority, timing=GroupTiming(now), prompt_len=len(prompt))
+        if settings.seam is not None:
+            prompt.pop()
+        task = Generation(settings, 0)
+        task.start(prompt)
+        stops = op.sampling.stop or op.sampling.stop_regex
+        start = Beam(prompt, task, self._stream(settings) if stops else None)
+        num_ends = len({*settings.eos_ids, *op.sampling.stop_token_ids})
+        search, branch = BeamSearch(beams, start, num_ends), call.branch
+        run = BeamRun(
+            group,
+            search,
+            lambda: self._stream(settings),
+            lambda tokens, task: self._sequence(group, tokens, task, branch),
+        )
+        run.ask()
+        return run
 
     # --- the judge of a gen
 

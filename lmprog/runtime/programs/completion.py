@@ -6,12 +6,19 @@ scheduler's verbs for ending a sequence and for pins; does not know ops or steps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from lmprog import wire
-from lmprog.errors import Cancelled, LmprogError, RequestRejected
+from lmprog.errors import Cancelled, LmprogError, RequestRejected, UnknownName
 from lmprog.radix import Node
-from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, SelectRun, failed
+from lmprog.runtime.programs.active_call import (
+    ActiveCall,
+    BeamRun,
+    GenerateRun,
+    SelectRun,
+    failed,
+)
+from lmprog.runtime.programs.beam_search import Beam
 from lmprog.runtime.programs.branch import BranchState, Promise, RuntimeBranch
 from lmprog.runtime.programs.result_selection import RunningContest
 from lmprog.runtime.scheduling import sequence as sequences
@@ -47,7 +54,7 @@ class CallCompletion:
 
     # --- calls
 
-    def submit(self, call: ActiveCall, run: GenerateRun | SelectRun) -> None:
+    def submit(self, call: ActiveCall, run: GenerateRun | BeamRun | SelectRun) -> None:
         """Hands a built call to the scheduler. Raises `Overloaded`; then nothing was done."""
         self._scheduler.submit(run.group)
         self.active[run.group] = call
@@ -82,6 +89,8 @@ class CallCompletion:
             for sequence in call.run.group.sequences:
                 if sequence.state is not sequences.SequenceState.ENDED:
                     self.end_sequence(sequence)
+            if isinstance(call.run, BeamRun):
+                self.keep_beams(call.run, ())
         if call.is_reached and not isinstance(error, RequestRejected):
             self.fail_branch(call.branch, error)
         self._scheduler.stats.calls_failed += 1
@@ -94,7 +103,13 @@ class CallCompletion:
         call.is_done = True
         self.send(call.client, reply)
         for index, promise in enumerate(call.promises):
-            self.resolve(promise, outcome if isinstance(outcome, LmprogError) else outcome[index])
+            if isinstance(outcome, LmprogError):
+                self.resolve(promise, outcome)
+            elif index < len(outcome):
+                self.resolve(promise, outcome[index])
+            else:  # a constraint may allow fewer texts than were asked for
+                error = UnknownName(f"call {call.id} has {len(outcome)} results.", name=str(index))
+                self.resolve(promise, error)
         if call.run is not None:
             del self.active[call.run.group]
             call.branch.is_busy = False
@@ -112,6 +127,26 @@ class CallCompletion:
         for branch in promise.waiting:
             self.wake(branch)
         promise.waiting.clear()
+
+    # --- beams
+
+    def hold_beam(self, run: BeamRun, beam: Beam, sequence: sequences.Sequence) -> None:
+        """Ends the sequence of a text, which stays in memory if it can."""
+        assert run.group.program is not None, "only a submitted call goes on"
+        node = self._scheduler.end(sequence)
+        if node is not None:
+            run.pins[beam] = self._scheduler.pins.pin(node, run.group.program)
+            self._scheduler.unpin(node)
+
+    def keep_beams(
+        self, run: BeamRun, kept: Container[Beam | None], *, forget: bool = True
+    ) -> None:
+        """Lets go of all texts but those; with `forget` what only they stood on is free at once."""
+        for beam in [one for one in run.pins if one not in kept]:
+            pin = run.pins.pop(beam)
+            self._scheduler.pins.unpin(pin)
+            if forget:
+                self._scheduler.forget(pin.node, run.group.prompt_len)
 
     # --- contests
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from array import array
 
 from lmprog import wire
-from lmprog.errors import LmprogError
+from lmprog.errors import LmprogError, UnsatisfiableConstraint
 from lmprog.runtime.programs.active_call import (
     ActiveCall,
+    BeamRun,
     GenerateRun,
     SelectRun,
     logprob_of,
@@ -70,6 +71,9 @@ class Delivery:
         elif isinstance(run, SelectRun):
             if ended:
                 self._scored(call, run, sequence, now)
+        elif isinstance(run, BeamRun):
+            if ended:
+                self._searched(call, run, sequence, now)
         elif isinstance(sequence.task, Scoring):
             if ended:
                 self._judged(call, run, sequence, now)
@@ -210,6 +214,73 @@ class Delivery:
         done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following, left_out)
         self._completion.finish(call, done, [output.text for output in outputs])
 
+    # --- beam search
+
+    def _searched(self, call: ActiveCall, run: BeamRun, sequence: Sequence, now: float) -> None:
+        """What may follow one text is known; with the last one the search goes a token on."""
+        search, group, beam = run.search, run.group, run.beam_of(sequence)
+        if group.timing.first_token is None:
+            group.timing.first_token = now
+        if any(one is not sequence and _is_open(one) for one in group.sequences):
+            self._completion.hold_beam(run, beam, sequence)
+            return
+        try:
+            if not search.is_over:
+                search.take(run.answers())
+            if not search.is_over:
+                run.ask()
+                group.goes_on = True
+                self._scheduler.submit(group)
+            elif not search.complete:
+                raise UnsatisfiableConstraint("nothing may follow any text of the beam search.")
+        except LmprogError as error:
+            self._completion.fail(call, error)
+            return
+        self._completion.hold_beam(run, beam, sequence)  # last, so that the program never pauses
+        self._completion.keep_beams(run, {one.before for one in search.running + search.complete})
+        if search.is_over:
+            self._finish_beams(call, run, now)
+
+    def _finish_beams(self, call: ActiveCall, run: BeamRun, now: float) -> None:
+        """The branch goes on from the best text; with a judge, from the one that it finds best."""
+        op = call.op
+        assert isinstance(op, wire.Generate)
+        call.run = ended = run.ended(op.sampling.n)
+        if op.judge is not None:
+            most = len(ended.streams)
+            ended.selector = ResultSelector("best", most, 1, judge=op.judge)
+        for index, sequence in enumerate(ended.group.sequences):
+            self._scheduler.stats.generated_tokens += sequence.num_generated
+            self._read_beam(call, ended, index, run.search.score(run.search.complete[index]))
+        if ended.selector is not None:
+            self._completion.keep_beams(run, (), forget=False)  # the judge goes on from all
+            self._select_result(call, ended, ended.selector, now)
+        else:
+            self._move_pin_to(call.branch, call.branch.tokens)
+            self._completion.keep_beams(run, ())
+            self._finish_gen(call, ended, now)
+
+    def _read_beam(self, call: ActiveCall, run: GenerateRun, index: int, score: float) -> None:
+        """Makes a complete text a result. The first one continues the branch, without a judge."""
+        sequence, stream, op = run.group.sequences[index], run.streams[index], call.op
+        task, text = sequence.task, stream.finish()
+        assert isinstance(task, Generation)
+        assert isinstance(op, wire.Generate)
+        has_logprobs = op.sampling.logprobs is not None
+        output = run.outputs[index] = output_of(
+            sequence, text, stream, self._tokenizer, logprobs=has_logprobs, score=score
+        )
+        tokens = sequence.tokens[: task.settings.prompt_len + text.num_tokens]
+        if run.selector is not None:
+            run.selector.finished[index] = FinishedResult(tokens, text, score)
+            return
+        if index == 0:
+            call.branch.adopt(tokens, text.text, text.rest)
+        if op.stream and (output.text or output.logprobs):
+            num_tokens = len(output.tokens)
+            delta = wire.Delta(call.id, index, output.text, num_tokens, output.logprobs)
+            self._completion.send(call.client, delta)
+
     # --- selects
 
     def _scored(self, call: ActiveCall, run: SelectRun, sequence: Sequence, now: float) -> None:
@@ -234,3 +305,7 @@ class Delivery:
         namespace = self._calls.namespaces.of(tokens, branch.salt, branch.adapter)
         match = self._scheduler.tree.match(namespace.keys(tokens), namespace.root)
         self._completion.move_pin(branch, match.node if match.length else None)
+
+
+def _is_open(sequence: Sequence) -> bool:
+    return sequence.state is not SequenceState.ENDED

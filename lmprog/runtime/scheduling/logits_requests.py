@@ -98,7 +98,9 @@ def collect_requests(plan: Plan) -> LogitsRequests:
                     except LmprogError as error:
                         failed[index] = error
                 else:
-                    scores += [ScoreRequest(last, (token,), 0) for token in task.finals]
+                    scores += [
+                        ScoreRequest(last, (token,), task.top, task.mask) for token in task.finals
+                    ]
         sample_of.append(sample)
         scores_of.append(range(first_score, len(scores)))
         first_logit += num_logits

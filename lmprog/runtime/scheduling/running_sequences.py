@@ -52,9 +52,10 @@ class RunningSequences:
             self._admissions += 1
             sequence.admission_order = self._admissions
             sequence.num_found = sequence.computed
-            self._memory.stats.count_admission(
-                step - sequence.arrival - 1, len(sequence.tokens), sequence.computed
-            )
+            if not sequence.group.goes_on:
+                self._memory.stats.count_admission(
+                    step - sequence.arrival - 1, len(sequence.tokens), sequence.computed
+                )
         sequence.state = SequenceState.RUNNING
         self.sequences.append(sequence)
         self.sequences.sort(key=attrgetter("admission_order"))

@@ -39,11 +39,13 @@ class SampleRequest(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
     """The log-probability of each of `targets` under logits rows `logit`, `logit + 1`, ...; and the
-    `top` most likely tokens of each of these rows."""
+    `top` most likely tokens of each of these rows, of those that `mask` allows. Log-probabilities
+    are the model's own, whatever is allowed."""
 
     logit: int
     targets: tuple[int, ...]
     top: int = 0
+    mask: MaskRow | None = None
 
 
 class SampleResult(NamedTuple):

@@ -126,9 +126,10 @@ class Scheduler:
 
     def submit(self, group: SequenceGroup) -> None:
         """Queues all sequences of `group`. Raises `Overloaded` when the queue is full, and then
-        queues none of them.
+        queues none of them; a call that goes on is never refused.
         """
-        if len(self.waiting) + len(group.sequences) > self.config.max_waiting:
+        num_waiting = len(self.waiting) + len(group.sequences)
+        if num_waiting > self.config.max_waiting and not group.goes_on:
             raise Overloaded(
                 f"{len(self.waiting):,} calls are waiting, the limit is "
                 f"{self.config.max_waiting:,}; try again later.",

@@ -5,6 +5,7 @@ Knows token ids; knows neither pages, text nor tensors.
 
 from __future__ import annotations
 
+from lmprog.constraints.constraint import MaskRow
 from lmprog.runtime.scheduling.generation import ScoredToken
 
 
@@ -13,14 +14,19 @@ class Scoring:
     all before it, and of each of `finals` as the token after the sequence's last.
 
     Options of a select that differ only in their last token are one sequence with several finals.
+    With each final come the `top` likeliest tokens in its place, of those that `mask` allows.
     """
 
-    __slots__ = ("final_logprobs", "finals", "first", "logprobs")
+    __slots__ = ("final_logprobs", "finals", "first", "logprobs", "mask", "top")
 
-    def __init__(self, first: int, finals: tuple[int, ...]) -> None:
+    def __init__(
+        self, first: int, finals: tuple[int, ...], top: int = 0, mask: MaskRow | None = None
+    ) -> None:
         assert first >= 1, "the first token of a text has no logits before it"
         self.first = first
         self.finals = finals
+        self.top = top
+        self.mask = mask
         self.logprobs: list[ScoredToken] = []
         self.final_logprobs: tuple[ScoredToken, ...] = ()
 

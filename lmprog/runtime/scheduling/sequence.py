@@ -63,6 +63,8 @@ class SequenceGroup:
     computed_from: int | None = None
     """Lowest position of the prompt that was computed; None where none was."""
     preemptions: int = 0
+    goes_on: bool = False
+    """Its sequences follow others of the same call, whose work they find in the tree."""
 
     @property
     def cached(self) -> int:

@@ -125,10 +125,10 @@ class Dispatcher:
 
 
 def cost_of(op: wire.Op) -> int:
-    """Results that `op` asks for."""
+    """Results that `op` asks for, or texts that its beam search compares."""
     match op:
         case wire.Generate(sampling=sampling):
-            return sampling.n
+            return sampling.num_sequences
         case wire.Select():
             return 1
     return 0

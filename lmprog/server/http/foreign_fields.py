@@ -28,7 +28,7 @@ class ForeignField:
 _LEAVE = "leave it out"
 _LORA = "name the adapter as the model"
 _REASONING = "thinking is part of the text here; leave it out"
-_BEAMS = "requests have no beam search; use n, or best_of of /v1/completions"
+_BEAMS = "it belongs to chats, /v1/completions and /v1/programs"
 _SAMPLERS = "there is no such sampler; use top_p, top_k and min_p"
 _IDS = "/generate gives output_ids"
 _MEDIA = "this server reads and writes text only; leave it out"

@@ -79,8 +79,8 @@ def sampling_of(
     decided: Mapping[str, Any],
     suggested: wire.SuggestedSampling = NOTHING,
 ) -> wire.SamplingParams:
-    """How to sample: as the route has `decided`, as the body says, as is `suggested`, or by
-    default. Raises HttpError for what ranges do not forbid.
+    """How to sample: as the route has `decided`, as the body says, as is `suggested` (a beam search
+    samples nothing), or by default. Raises HttpError for what ranges do not forbid.
     """
     given = {**dict(_values(body, dialect)), **decided}
     low, high = given.get("min_tokens", 0), given.get("max_tokens")
@@ -90,7 +90,8 @@ def sampling_of(
             f"{names['min_tokens']} is {low:,}, more than {names['max_tokens']}, {high:,}.",
             names["min_tokens"],
         )
-    for name in suggested.__struct_fields__:
+    samples = given.get("beams") is None
+    for name in suggested.__struct_fields__ if samples else ():
         value = getattr(suggested, name)
         if value is not None:
             given.setdefault(name, value)

@@ -81,6 +81,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
     token_ids: Sequence[int] | UnsetType = UNSET
     constraint_left_out: LeftOut = UNSET
+    score: float | UnsetType = UNSET
+    """Of a beam search: what its texts were compared by."""
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
@@ -123,6 +125,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     token_ids: Sequence[int] | UnsetType = UNSET
     """Of the whole result, in its last chunk."""
     constraint_left_out: LeftOut = UNSET
+    score: float | UnsetType = UNSET
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +158,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     constraint_left_out: LeftOut = UNSET
+    score: float | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +188,11 @@ def left_out_of(done: wire.CallDone) -> LeftOut:
 def finish_of(output: wire.Output) -> str:
     """A text that its constraint completed has stopped."""
     return "length" if output.finish == "length" else "stop"
+
+
+def score_of(output: wire.Output) -> float | UnsetType:
+    """Of a beam search's text."""
+    return UNSET if output.score is None else output.score
 
 
 def stop_reason_of(output: wire.Output, sampling: wire.SamplingParams) -> str | int | None:

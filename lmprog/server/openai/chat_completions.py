@@ -32,7 +32,7 @@ from lmprog.server.openai.running_request import (
     RunningRequest,
     answering,
 )
-from lmprog.server.openai.shared_fields import SILENT, check_stream
+from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
 from lmprog.server.openai.tools import ChatTool, NamedTool, Toolbox, toolbox
 from lmprog.server.routers import GatewayRouter
 
@@ -207,7 +207,9 @@ def _sampling(
         raise refused("top_logprobs needs logprobs=true.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     check_stream(body)
-    made = sampling_of(body, "openai", {"max_tokens": most, "logprobs": logprobs}, suggested)
+    beams = beams_of(body, body.n or 1)
+    decided = {"max_tokens": most, "logprobs": logprobs, "beams": beams}
+    made = sampling_of(body, "openai", decided, suggested)
     return msgspec.structs.replace(made, stop=(*made.stop, *box.stop)[:16])
 
 
@@ -217,7 +219,11 @@ def _whole(
     (done,) = dones
     left_out = answers.left_out_of(done)
     choices = [
-        msgspec.structs.replace(_choice(chat, index, output), constraint_left_out=left_out)
+        msgspec.structs.replace(
+            _choice(chat, index, output),
+            constraint_left_out=left_out,
+            score=answers.score_of(output),
+        )
         for index, output in enumerate(done.outputs)
     ]
     head = chat.head
@@ -274,9 +280,11 @@ async def _events(chat: ChatCompletions, started: Started) -> AsyncGenerator[byt
                     yield _chunk(chat, choices)
                 continue
             left_out = answers.left_out_of(piece.done)
-            for stream, output in zip(streams, piece.done.outputs, strict=True):
+            # a beam search under a constraint may find fewer texts than were asked for
+            for stream, output in zip(streams, piece.done.outputs, strict=False):
                 *parts, last = stream.end(output)
-                last = msgspec.structs.replace(last, constraint_left_out=left_out)
+                score = answers.score_of(output)
+                last = msgspec.structs.replace(last, constraint_left_out=left_out, score=score)
                 yield b"".join(_chunk(chat, [choice]) for choice in (*parts, last))
             if chat.wants_usage:
                 yield _chunk(chat, [], answers.usage_of([piece.done]))

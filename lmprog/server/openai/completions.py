@@ -31,7 +31,7 @@ from lmprog.server.openai.running_request import (
     RunningRequest,
     answering,
 )
-from lmprog.server.openai.shared_fields import SILENT, check_stream
+from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
 from lmprog.server.routers import GatewayRouter
 
 DEFAULT_MAX_TOKENS = 16
@@ -105,11 +105,13 @@ def understood(
     n, best_of = _counts(body)
     made = constraint_of(body)
     check_stream(body)
+    beams = beams_of(body, best_of)
     decided = {
         "max_tokens": most,
-        "n": best_of,
-        "logprobs": 0 if best_of > n else body.logprobs,
+        "n": best_of if beams is None else n,
+        "logprobs": 0 if best_of > n and beams is None else body.logprobs,
         "prompt_logprobs": _prompt_logprobs(body),
+        "beams": beams,
     }
     sampling = sampling_of(body, "openai", decided, gateway.suggested)
     given = _prompts(body.prompt)
@@ -166,7 +168,8 @@ def _counts(body: CompletionBody) -> tuple[int, int]:
     best_of = body.best_of or n
     if best_of < n:
         raise refused(f"best_of is {best_of}, less than n, {n}.", "best_of")
-    if best_of > n and (body.stream or body.logprobs is not None):
+    is_drawn = not body.use_beam_search
+    if is_drawn and best_of > n and (body.stream or body.logprobs is not None):
         raise refused("best_of more than n goes with neither stream nor logprobs.", "best_of")
     return n, best_of
 
@@ -256,6 +259,7 @@ def _choices(
             stopped_by,
             scored,
             constraint_left_out=answers.left_out_of(done),
+            score=answers.score_of(output),
         )
         if asked.wants_token_ids:
             ids = ids_of(asked.prompts[place])

@@ -157,7 +157,7 @@ def running(
 ) -> Iterator[RunningRequest]:
     """Lets the request in, sends its calls, and closes them at the end, however that comes."""
     salt = gateway.salt(request.state.caller, cache_salt)
-    results = sum(prompt.sampling.n for prompt in prompts)
+    results = sum(prompt.sampling.num_sequences for prompt in prompts)
     with gateway.admit(results), gateway.link.exchange() as exchange:
         yield RunningRequest(exchange, prompts, salt, stream, gateway.settings.request_timeout)
 

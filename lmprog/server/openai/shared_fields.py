@@ -79,6 +79,11 @@ class GenerationFields(OpenAIOptions, kw_only=True):
     cache_salt: Annotated[str, within("cache_salt")] | None = None
     include_stop_str_in_output: bool | None = None
 
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, within("beam_width")] | None = None
+    length_penalty: Annotated[float, within("length_penalty")] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
     response_format: ResponseFormat | None = None
     regex: Annotated[str, within("regex")] | None = None
     ebnf: Annotated[str, within("grammar")] | None = None
@@ -104,6 +109,24 @@ class GenerationFields(OpenAIOptions, kw_only=True):
     def wants_usage(self) -> bool:
         """Whether a stream ends with a chunk of its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def beams_of(asked: GenerationFields, width: int) -> wire.Beams | None:
+    """The beam search that is asked for, of `width` where no `beam_width` is given. Raises
+    HttpError.
+    """
+    neutral: dict[str, tuple[Any, ...]] = {
+        "beam_width": (None,),
+        "length_penalty": (None, 1.0),
+        "early_stopping": (None, False),
+    }
+    if not asked.use_beam_search:
+        for name, values in neutral.items():
+            if getattr(asked, name) not in values:
+                raise refused(f"{name} needs use_beam_search=true; leave it out.", name)
+        return None
+    penalty = 1.0 if asked.length_penalty is None else asked.length_penalty
+    return wire.Beams(asked.beam_width or width, penalty, asked.early_stopping or False)
 
 
 def check_stream(asked: GenerationFields) -> None:

@@ -88,6 +88,8 @@ def _output(output: wire.Output) -> dict[str, Any]:
         "finish_reason": output.finish,
         "stopped_by": output.stopped_by,
     }
+    if output.score is not None:
+        made["score"] = output.score
     for name in ("seam", "rest"):
         if value := getattr(output, name):
             made[name] = value

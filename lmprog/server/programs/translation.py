@@ -14,6 +14,7 @@ from lmprog.server.http.http_errors import HttpError, refused
 from lmprog.server.http.limits import LIMITS
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.openai.output_constraint import constraint_of
+from lmprog.server.openai.shared_fields import beams_of
 from lmprog.server.programs import program_body
 
 MAX_TOKENS = 128
@@ -133,7 +134,8 @@ class Translator:
         count = op.n or 1
         call = self._call(op.call, branch, NamedCall(op.call, self._at, "gen"), count)
         try:
-            decided = {"max_tokens": max_tokens, "logprobs": op.logprobs}
+            beams = beams_of(op, count)
+            decided = {"max_tokens": max_tokens, "logprobs": op.logprobs, "beams": beams}
             sampling = sampling_of(op, "openai", decided)
             constraint = constraint_of(op).constraint
         except HttpError as error:

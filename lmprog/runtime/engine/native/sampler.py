@@ -128,7 +128,8 @@ class _Call:
         ]
         for score in scores:
             for at, token in enumerate(score.targets):
-                readings.append((score.logit + at, token, score.top))
+                top = score.top if score.mask is None else 0  # of masked rows: see `_likeliest`
+                readings.append((score.logit + at, token, top))
         self._readings = np.array(readings, np.int32).reshape(-1, 3)
         self._most = int(self._readings[:, 2].max(initial=0))
         self._tokens = np.empty(len(picks), np.int32)
@@ -179,14 +180,33 @@ class _Call:
         )
 
     def scored(self) -> tuple[ScoreResult | None, ...]:
-        at, found = len(self._asked), []
+        at = len(self._asked)
+        found: list[ScoreResult | None] = []
         for score in self._scores:
             own = [self._read(at + index) for index in range(len(score.targets))]
             at += len(own)
             logprobs = tuple(logprob for logprob, _ in own)
+            if any(map(math.isnan, logprobs)):
+                found.append(None)
+                continue
             tops = tuple(top for _, top in own) if score.top else ()
-            broken = any(map(math.isnan, logprobs))
-            found.append(None if broken else ScoreResult(logprobs, tops))
+            if score.top and score.mask is not None:
+                tops = self._likeliest(score, logprobs)
+            found.append(ScoreResult(logprobs, tops))
+        return tuple(found)
+
+    def _likeliest(self, score: ScoreRequest, logprobs: tuple[float, ...]) -> tuple[Likely, ...]:
+        """Of each of its rows the most likely tokens that its mask allows. What is taken from a
+        logit for its log-probability is the same for all tokens, and known of the target.
+        """
+        tokens = edits.allowed(score, self._logits.shape[1])
+        found = []
+        for at, (target, logprob) in enumerate(zip(score.targets, logprobs, strict=True)):
+            row = self._logits[score.logit + at]
+            likely = row[tokens].astype(np.float64) - (float(row[target]) - logprob)
+            best = np.argpartition(-likely, min(score.top, len(tokens)) - 1)[: score.top]
+            best = best[np.lexsort((tokens[best], -likely[best]))]
+            found.append(tuple(zip(tokens[best].tolist(), likely[best].tolist(), strict=True)))
         return tuple(found)
 
     def _read(self, at: int) -> tuple[float, Likely]:
