@@ -85,6 +85,9 @@ class RuntimeConfig:
     kv_idle_seconds: int = 900
     """Seconds without work after which cached keys and values that no branch stands on are given
     up, and the memory of all free pages goes back to the system; 0: never."""
+    kv_host_mb: int | None = None
+    """Keys and values that a device's memory has no place for are kept in so much pinned memory of
+    the host; None: they are not."""
     kv_disk_mb: int | None = None
     """Keys and values that memory has no place for are kept in a file of at most this size, and
     found again after a restart; None: they are not. The file holds prompts; its owner alone can

@@ -57,7 +57,7 @@ def assemble(
     `ranks` are those that compute the model together with this process, which leads them.
     """
     stage("imports its libraries")
-    from lmprog.runtime.engine.kept_pages import open_disk_store, page_release
+    from lmprog.runtime.engine.kept_pages import open_store, page_release
     from lmprog.runtime.engine.selection import select_engine
 
     stage("loads the model")
@@ -67,7 +67,7 @@ def assemble(
         resolved(name, value)
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
-    store = open_disk_store(config, engine) if scheduling.share else None
+    store = open_store(config, engine) if scheduling.share else None
     scheduler = Scheduler(scheduling, engine.context_len, clock=clock, store=store)
     template: list[ChatTemplate] = []
 

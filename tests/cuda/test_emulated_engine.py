@@ -98,13 +98,12 @@ def test_the_answer_is_that_of_the_processor(case: str) -> None:
     rig.scheduler.drafting.source = knowing(alone(), 0.8)
     before = engine_of("emulated", rig.config.page_size).num_replays
     assert answers(rig, at_once) == alone()
+    num_replays = engine_of("emulated", rig.config.page_size).num_replays
+    assert num_replays > before, "decoded by graphs"
     if preempt_every:
         assert rig.scheduler.stats.preemptions > 2
     if case == "drafts":
-        assert rig.scheduler.stats.accepted_tokens > 10, "steps with drafts are no graphs"
-    else:
-        num_replays = engine_of("emulated", rig.config.page_size).num_replays
-        assert num_replays > before, "decoded by graphs"
+        assert rig.scheduler.stats.accepted_tokens > 10
 
 
 def engine_of(device: str, page_size: int = 16) -> DeviceEngine:
@@ -182,6 +181,33 @@ def test_a_graph_that_would_use_memory_that_is_gone_is_captured_anew() -> None:
     engine._staging.send({"more": np.zeros(1 << 17, np.uint8)})
     engine._moves = engine._staging.moves
     assert not torch.allclose(steps(engine, SWAPPED)[0], right, atol=1e-3)
+
+
+def drafted(*rows: Row) -> Batch:
+    """A step of rows whose tokens' logits are all wanted."""
+    batch = batch_of(list(rows), 16)
+    each = np.arange(batch.num_tokens, dtype=np.int32)
+    return replace(batch, tokens=each + 7, logit_tokens=each)
+
+
+@needs_compiler
+def test_a_step_with_drafts_is_captured_when_its_like_comes_again() -> None:
+    engine = fresh()
+    rng = np.random.default_rng(0)
+    prompt = replace(batch_of(PROMPT, 16), tokens=rng.integers(0, 256, 80).astype(np.int32))
+    step = drafted(Row(40, 3, (3, 4, 5)), Row(40, 1, (6, 7, 8)))
+    like = drafted(Row(40, 1, (6, 7, 8)), Row(40, 3, (3, 4, 5)))
+    steps(engine, prompt)
+    (first,) = steps(engine, step)
+    assert engine.num_replays == 0
+    again, turned = steps(engine, step, like)
+    assert engine.num_replays == 2, "one graph for both"
+    assert torch.equal(again, first)
+    assert not torch.allclose(turned, first, atol=1e-3)
+    other = fresh()
+    other._can_capture = False
+    _, right = steps(other, prompt, like)
+    assert torch.equal(turned, right)
 
 
 @needs_compiler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,12 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.device import attention_choice, evidence, flashinfer_reader
+from lmprog.runtime.engine.device import (
+    attention_choice,
+    evidence,
+    flashinfer_reader,
+    item_plans,
+)
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 from lmprog.runtime.engine.device.flashinfer_reader import is_installed, paged_rows, why_not
@@ -182,3 +188,21 @@ def test_attention_of_the_other_kind_of_machine_is_refused() -> None:
     for name in ("tree", "flashinfer"):
         with pytest.raises(InvalidParameter, match="of a device; the processor has native"):
             load_engine(config(name, "cpu"))
+
+
+@needs_compiler
+def test_where_something_else_reads_the_pages_nothing_is_planned_for_our_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def planned(*given: object) -> object:
+        raise AssertionError("a plan that nobody reads")
+
+    monkeypatch.setattr(item_plans, "plan_items", planned)
+    rows = [Row(0, 5, (0,)), Row(0, 3, (1,))]
+    batch = replace(batch_of(rows, 16), tokens=np.arange(8, dtype=np.int32))
+    engine = load_device_engine(config("reference"), "emulated")
+    logits = engine.forward(batch)
+    engine.finish()
+    assert logits.values.isfinite().all()
+    with pytest.raises(AssertionError, match="nobody reads"):
+        load_device_engine(config("tree"), "emulated").forward(batch)

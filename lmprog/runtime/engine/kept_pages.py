@@ -1,4 +1,5 @@
-"""Opens the file in which an engine's pages are kept (`runtime/tier`), if the configuration asks.
+"""Opens the second tier of an engine's pages (`runtime/tier`) that the configuration asks for: a
+file, or on a device the host's memory.
 
 What the pages are made by is hashed: weights, tokenizer, types, layout, the compiled kernels. A
 file that was made by anything else is begun anew. Knows files and engines; decides nothing about
@@ -19,12 +20,35 @@ from lmprog.native import cache_folder
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.tier.disk_store import DiskStore
 from lmprog.runtime.tier.page_file import FileInUse, PageFile
+from lmprog.runtime.tier.page_store import PageStore
 from lmprog.weight_cache import content_digest
 
 log = logging.getLogger("lmprog")
 
 MOST_FILES = 8
 """Of one model: so many runtimes may each have one."""
+
+
+def open_store(config: RuntimeConfig, engine: object) -> PageStore | None:
+    """The second tier that `config` asks for; None where it asks for none. Raises InvalidParameter
+    where this engine cannot have it.
+    """
+    if config.kv_host_mb is None:
+        return open_disk_store(config, engine)
+    from lmprog.runtime.engine.device.device_engine import DeviceEngine
+    from lmprog.runtime.engine.device.host_store import HostStore
+
+    if not isinstance(engine, DeviceEngine) or config.kv_disk_mb is not None:
+        raise InvalidParameter(
+            "kv_host_mb is memory beside a device, and its only second tier; on the processor "
+            "there is kv_disk_mb",
+            name="kv_host_mb",
+            value=config.kv_host_mb,
+        )
+    store = HostStore(engine.attention, config.kv_host_mb << 20)
+    if not store.num_handles:
+        log.warning("kv_host_mb = %d holds no page", config.kv_host_mb)
+    return store
 
 
 def open_disk_store(config: RuntimeConfig, engine: object) -> DiskStore | None:

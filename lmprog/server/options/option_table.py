@@ -94,6 +94,8 @@ _HELP: Mapping[str, str] = {
     "kv_memory_mb": "memory for keys and values; default: by model and machine",
     "kv_idle_seconds": "seconds without work after which cached keys and values are given up and "
     "their memory goes back to the system; 0: never",
+    "kv_host_mb": "on a device: pinned memory of the host for keys and values that the device has "
+    "no place for; default: none is kept",
     "kv_disk_mb": "size of a file for keys and values that memory has no place for, found again "
     "after a restart; default: none is kept",
     "kv_disk_folder": "where that file is; default: the folder kv of the cache",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lmprog.runtime.engine.device.driver import Driver
 from lmprog.runtime.engine.device.kernels import Count, Kernels, NormArgs, SiluArgs, address
-from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention
+from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention, placed
 from lmprog.runtime.engine.model.decoder import LayerWeights, Weights
 from lmprog.runtime.engine.model.rope import rotations
 from lmprog.runtime.engine.model.shape import ModelShape
@@ -169,12 +169,6 @@ class DeviceDecoder:
     def _room(self, tokens: int, width: int) -> Tensor:
         dtype = self._weights.dtype
         return self._driver.memory(tokens * width * dtype.itemsize).view(dtype).view(tokens, width)
-
-
-def placed(driver: Driver, tensor: Tensor) -> Tensor:
-    """A copy that kernels may read."""
-    memory = driver.memory(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-    return memory.copy_(tensor)
 
 
 def _moved(weights: Weights, driver: Driver) -> Weights:

@@ -1,7 +1,8 @@
 """The engine on a device: a batch in, logits out, which stay there until the sampler has read them.
 
-Steps in which every row has one token are captured as graphs, one for each layout of their arrays,
-and replayed. Knows batches; knows no request, no tree and no text.
+Steps that want the logits of all their tokens (decoding rows, with drafts or without) are captured
+as graphs, one for each layout of their arrays, and replayed. Knows batches; knows no request, no
+tree and no text.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lmprog.runtime.engine.device.tree_attention import TreeAttention
 _STAGING_BYTES = 1 << 20
 _MOST_GRAPHS = 64
 """Graphs kept; beyond, the oldest goes. Each holds some hundred launches."""
+_MOST_SEEN = 1024
 _WORD = 4
 
 
@@ -42,7 +44,7 @@ class DeviceModel:
     dtype: torch.dtype
     num_pages: int
     is_captured: bool = True
-    """Whether steps of one token a row are kept as graphs."""
+    """Whether steps that only decode are kept as graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class DeviceEngine:
         self._plans = StepPlans(model.attention.rules)
         self._staging = Staging(driver, _STAGING_BYTES)
         self._graphs: dict[StagingLayout, DeviceGraph] = {}
+        self._seen: set[StagingLayout] = set()
+        """Layouts that came once."""
         self._moves = self._staging.moves
         self._feeding = Staging(driver, 1 << 12)
 
@@ -100,25 +104,33 @@ class DeviceEngine:
                 self.attention.copy(torch.from_numpy(batch.copies))
             arrays = step_arrays(batch, self._plans.of(batch))
             self.attention.begin(batch)
-            if batch.num_tokens == batch.num_rows and self._can_capture:
-                self._replay(arrays, fed)
+            if self._can_capture and batch.num_tokens == len(batch.logit_tokens):
+                self._replay(arrays, fed, is_first_worth=batch.num_tokens == batch.num_rows)
             else:
-                self._issue(arrays, fed)
+                self._issue(arrays, StagingLayout.exact(arrays), fed)
         return DeviceLogits(self._decoder.logits(len(batch.logit_tokens)), len(batch.logit_tokens))
 
     def finish(self) -> None:
         """Returns when all steps are computed."""
         self.driver.event().wait()
 
-    def _issue(self, arrays: Arrays, fed: FedTokens | None) -> None:
-        layout = StagingLayout.exact(arrays)
+    def _issue(self, arrays: Arrays, layout: StagingLayout, fed: FedTokens | None) -> None:
         self._make_room(layout)
         inputs = self._inputs(self._staging.send(arrays, layout), layout)
         self._feed(inputs.tokens, fed)
         self._decoder.issue(inputs, self.attention)
 
-    def _replay(self, arrays: Arrays, fed: FedTokens | None) -> None:
+    def _replay(self, arrays: Arrays, fed: FedTokens | None, is_first_worth: bool) -> None:
+        """By a graph, which is captured first where there is none. Unless `is_first_worth` that
+        waits until such a step comes again: drafts have many layouts, some of which never do.
+        """
         layout = StagingLayout.rounded(arrays)
+        if not (is_first_worth or layout in self._graphs or layout in self._seen):
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(layout)
+            self._issue(arrays, layout, fed)
+            return
         self._make_room(layout)
         at = self._staging.send(arrays, layout)
         self._feed(self._ints(at, layout, "tokens"), fed)

@@ -20,7 +20,9 @@ Arrays = dict[str, NDArray[np.int32]]
 
 @dataclass(frozen=True, slots=True)
 class StepRules:
-    """What decides a step's plans. `windows` are the different ones of the model's layers."""
+    """What decides a step's plans. `windows` are the different ones of the model's layers; none
+    where something else than our kernels reads the pages, which need no plan then.
+    """
 
     tiling: Tiling
     windows: tuple[int | None, ...]
@@ -50,6 +52,9 @@ def step_arrays(batch: Batch, plans: list[AttentionItems]) -> Arrays:
         "write_slots": batch.write_slots,
         "logit_tokens": batch.logit_tokens,
     }
+    if not plans:
+        arrays["counts0"] = _counts(batch, None)
+        return arrays
     for number, plan in enumerate(plans):
         arrays[f"counts{number}"] = _counts(batch, plan)
         arrays[f"part_starts{number}"] = plan.part_starts
@@ -62,11 +67,12 @@ def step_arrays(batch: Batch, plans: list[AttentionItems]) -> Arrays:
     return arrays
 
 
-def _counts(batch: Batch, plan: AttentionItems) -> NDArray[np.int32]:
+def _counts(batch: Batch, plan: AttentionItems | None) -> NDArray[np.int32]:
     counts = np.zeros(NUM_COUNTS, np.int32)
     counts[Count.TOKENS] = batch.num_tokens
     counts[Count.WRITES] = len(batch.write_tokens)
-    counts[Count.SMALL_ITEMS] = len(plan.small)
-    counts[Count.LARGE_ITEMS] = len(plan.large)
+    if plan is not None:
+        counts[Count.SMALL_ITEMS] = len(plan.small)
+        counts[Count.LARGE_ITEMS] = len(plan.large)
     counts[Count.LOGITS] = len(batch.logit_tokens)
     return counts

@@ -14,7 +14,7 @@ import torch
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.device.driver import HEAD_DIMS, TYPE_NAMES, ModuleKey
+from lmprog.runtime.engine.device.driver import HEAD_DIMS, TYPE_NAMES, Driver, ModuleKey
 from lmprog.runtime.engine.device.items import Tiling
 from lmprog.runtime.engine.device.kernels import (
     NUM_COUNTS,
@@ -58,6 +58,12 @@ class RopeGiven:
     eps: float
 
 
+def placed(driver: Driver, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that kernels may read."""
+    memory = driver.memory(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+    return memory.copy_(tensor)
+
+
 class TreeAttention:
     """The pages of all layers and their kernels. # [layers][pages][2][kv_heads][page_size][dim]"""
 
@@ -78,23 +84,27 @@ class TreeAttention:
         self.shape = shape
         self._reader = reader
         self._kernels = kernels
-        self._driver = kernels.driver
+        self.driver = kernels.driver
         self._page_shift = page_size.bit_length() - 1
         self._num_pages = num_pages
-        self._layer_bytes = self.page_bytes(shape, page_size) // len(shape.layers) * num_pages
-        self._pool = self._driver.memory(self._layer_bytes * len(shape.layers))
-        wanted = _PARTIAL_BYTES[self._driver.device.type]
+        self.bytes_per_page = self.page_bytes(shape, page_size)
+        self._layer_bytes = self.bytes_per_page // len(shape.layers) * num_pages
+        self._pool = self.driver.memory(self._layer_bytes * len(shape.layers))
+        wanted = _PARTIAL_BYTES[self.driver.device.type]
         per_part = shape.num_heads * (shape.head_dim + 1) * _FLOAT_BYTES
         most_parts = max(2 * budget, wanted // per_part)
-        self._partials = self._driver.memory(most_parts * shape.num_heads * shape.head_dim * 4)
-        self._sums = self._driver.memory(most_parts * shape.num_heads * 4)
+        self._partials = self.driver.memory(most_parts * shape.num_heads * shape.head_dim * 4)
+        self._sums = self.driver.memory(most_parts * shape.num_heads * 4)
         is_exact = kernels.key.is_exact
         group = shape.num_heads // shape.num_kv_heads
         tiling = Tiling(group, large_rows=None, fold=None) if is_exact else Tiling(group)
-        windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
+        windows = () if reader else tuple(dict.fromkeys(layer.window for layer in shape.layers))
         self.rules = StepRules(tiling, windows, most_parts)
-        self._copying = Staging(self._driver, 1 << 12)
+        self._copying = Staging(self.driver, 1 << 12)
         self._copied = torch.empty(0)
+        self._slots: torch.Tensor | None = None
+        """All slots, page by page, where pages are copied as a whole."""
+        self._page_count = torch.empty(0)
 
     @staticmethod
     def page_bytes(shape: AttentionShape, page_size: int) -> int:
@@ -112,8 +122,8 @@ class TreeAttention:
         run = shape.head_dim * shape.dtype.itemsize
         size = count * len(shape.layers) * 2 * shape.num_kv_heads * run
         if self._copied.numel() < size:
-            self._driver.event().wait()  # the old one may be in use
-            self._copied = self._driver.memory(2 * size)
+            self.driver.event().wait()  # the old one may be in use
+            self._copied = self.driver.memory(2 * size)
         counts = torch.zeros(NUM_COUNTS, dtype=torch.int32)
         counts[Count.COPIES] = count
         at = self._copying.send(
@@ -123,20 +133,37 @@ class TreeAttention:
                 "targets": copies[:, 1].contiguous().numpy(),
             }
         )
-        for is_gather, slots in ((1, "sources"), (0, "targets")):
-            args = CopyArgs(
-                pool=address(self._pool),
-                staging=address(self._copied),
-                slots=at[slots],
-                counts=at["counts"],
-                layers=len(shape.layers),
-                pages=self._num_pages,
-                kv_heads=shape.num_kv_heads,
-                page_shift=self._page_shift,
-                bytes=run,
-                is_gather=is_gather,
-            )
-            self._kernels.launch("kv_copy", args)
+        for is_gather, slots in ((True, "sources"), (False, "targets")):
+            self._copy_slots(self._copied, (at[slots], at["counts"]), is_gather)
+
+    def copy_page(self, page: int, staging: torch.Tensor, is_gather: bool) -> None:
+        """All of a page to `staging`, or back. # [bytes_per_page] uint8"""
+        size = 1 << self._page_shift
+        if self._slots is None:
+            slots = torch.arange(self._num_pages * size, dtype=torch.int32)
+            self._slots = placed(self.driver, slots)
+            counts = torch.zeros(NUM_COUNTS, dtype=torch.int32)
+            counts[Count.COPIES] = size
+            self._page_count = placed(self.driver, counts)
+        slots_at = address(self._slots) + page * size * self._slots.itemsize
+        self._copy_slots(staging, (slots_at, address(self._page_count)), is_gather)
+
+    def _copy_slots(self, staging: torch.Tensor, at: tuple[int, int], is_gather: bool) -> None:
+        """`at`: the addresses of slots and counts."""
+        shape = self.shape
+        args = CopyArgs(
+            pool=address(self._pool),
+            staging=address(staging),
+            slots=at[0],
+            counts=at[1],
+            layers=len(shape.layers),
+            pages=self._num_pages,
+            kv_heads=shape.num_kv_heads,
+            page_shift=self._page_shift,
+            bytes=shape.head_dim * shape.dtype.itemsize,
+            is_gather=is_gather,
+        )
+        self._kernels.launch("kv_copy", args)
 
     def append(
         self,
@@ -174,7 +201,7 @@ class TreeAttention:
         """Before the first layer of a step."""
         reader = self._reader
         if reader is not None:
-            self._driver.compute(lambda: reader.begin(batch))
+            self.driver.compute(lambda: reader.begin(batch))
 
     def attend(self, layer: int, at: Mapping[str, int], q: torch.Tensor, out: torch.Tensor) -> None:
         """q and out hold at least the step's tokens. # [tokens, heads, dim]"""
@@ -188,7 +215,7 @@ class TreeAttention:
             q.view(-1, self.shape.num_heads, dim),
             out.view(-1, self.shape.num_heads, dim),
         )
-        self._driver.compute(lambda: reader.read(layer, pages, queries, attended))
+        self.driver.compute(lambda: reader.read(layer, pages, queries, attended))
 
     def _pages_of(self, layer: int) -> torch.Tensor:
         """# [pages, 2, kv_heads, page_size, dim]"""

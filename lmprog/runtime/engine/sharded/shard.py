@@ -131,9 +131,10 @@ def check_ranks(config: RuntimeConfig) -> None:
         raise _refused("quantize", config.quantize, f"{only}, which has no quantized weights")
     if config.lora:
         raise _refused("lora", config.lora[0], f"{only}, which has no adapters over several ranks")
-    if config.kv_disk_mb is not None:
-        says = f"{only}, which keeps no pages on disk; leave out kv_disk_mb"
-        raise _refused("kv_disk_mb", config.kv_disk_mb, says)
+    for name in ("kv_disk_mb", "kv_host_mb"):
+        if getattr(config, name) is not None:
+            says = f"{only}, or on devices of several processes, without a second tier of pages"
+            raise _refused(name, getattr(config, name), f"{says}; leave out {name}")
     if config.device.startswith("cuda:"):
         says = "every rank has a GPU of its own, by its number on its machine; device is 'cuda'"
         raise _refused("device", config.device, says)
