@@ -42,15 +42,18 @@ from examples import (
     streaming,
     tree_of_thought,
     two_models,
+    use_adapters,
 )
+from lmprog.runtime.engine.model.locate import NANO
 from lmprog.testing import Scripted
+from tests.adapters.peft_files import Made, write_adapter
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
     act_tools, approve, ask_again, async_programs, batch_progress, beam_search, drafted_extraction,
     extract_json, few_shot_select, fork_tips, hello, judge, multi_turn_chat, pattern_pieces,
     plan_and_execute, react_tools, reflection, skeleton_of_thought, streaming, tree_of_thought,
-    two_models,
+    two_models, use_adapters,
 )  # fmt: skip
 
 
@@ -120,6 +123,24 @@ def test_one_call_fills_a_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert first == f"Mia lives in Oslo, and Tom has a {animal}."
     forced, generated = map(int, re.findall(r"\d+", second))
     assert 0 < forced < generated
+
+
+def test_each_adapter_finds_only_what_it_has_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(2, targets=("q_proj", "down_proj"), strength=0.5)
+    folder = write_adapter(NANO, tmp_path / "x", made)
+    with lmprog.Runtime("nano", lora={"mine": folder}) as runtime:
+        monkeypatch.setattr(use_adapters, "told", use_adapters.told.using(backend=runtime))
+        use_adapters.main(("mine",))
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.partition(":")[0] for line in lines]
+    assert names == ["the base", "mine", "the base", "mine"]
+    cached = [int(re.findall(r", (\d+) tokens from its cache$", line)[0]) for line in lines]
+    assert cached[:2] == [0, 0]
+    assert min(cached[2:]) > 0
+    answers = [line.rpartition(",")[0] for line in lines]
+    assert answers[:2] == answers[2:]
 
 
 def test_drafts_save_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,3 +100,18 @@ def test_a_long_text_is_shared_up_to_a_bound_and_a_short_one_not_at_all() -> Non
     assert not any(isinstance(op, wire.SharePrefix) for op in short)
     assert isinstance(long[0], wire.SharePrefix)
     assert len(long[0].keys) == wire.MAX_PREFIX_KEYS
+
+
+def test_programs_of_another_adapter_are_sent_by_keys_of_their_own() -> None:
+    """What a replica has cached for one adapter is of no use to another."""
+    router, text = Router(random.Random(1)), "x" * 4 * BLOCK
+    router.join("replica-0", WELCOME, slots=8)
+    router.outgoing.clear()
+    for branch, lora in ((1, ""), (11, "one"), (21, "two"), (31, "one")):
+        router.take_ops([wire.Open(branch, "salt", lora=lora)])
+        router.take_ops([wire.Append(branch, (wire.TextPiece(text),))])
+        router.take_ops([wire.Generate(branch, branch + 1)])
+    told = [ops[0].keys for _, ops in router.outgoing if isinstance(ops[0], wire.SharePrefix)]
+    assert len(told) == 4
+    assert told[1] == told[3]
+    assert len(set(told)) == 3

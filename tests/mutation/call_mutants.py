@@ -20,8 +20,8 @@ CALL_MUTANTS = [
         "a fork shares its parent's tokens",
         "branch",
         _PROGRAMS + "branch.py",
-        "        self.tokens = parent.tokens[:]\n",
-        "        self.tokens = parent.tokens\n",
+        "parent.tokens[:], parent.num_settled\n",
+        "parent.tokens, parent.num_settled\n",
     ),
     Mutant(
         "gained text begins too early",

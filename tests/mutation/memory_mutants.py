@@ -342,6 +342,20 @@ MEMORY_MUTANTS = [
         "",
     ),
     Mutant(
+        "adapters share what they computed",
+        "scheduling",
+        _SCHEDULING + "namespaces.py",
+        "    if adapter.digest:\n",
+        "    if adapter.digest and False:\n",
+    ),
+    Mutant(
+        "salts may spell the roots of adapters",
+        "scheduling",
+        _SCHEDULING + "namespaces.py",
+        '    return _ESCAPED + salt if salt.startswith("\\0") else salt\n',
+        "    return salt\n",
+    ),
+    Mutant(
         "a program's place is kept after its end",
         "scheduling",
         _SCHEDULING + "active_programs.py",

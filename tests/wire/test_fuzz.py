@@ -17,7 +17,7 @@ SEED = 20261121
 
 OPS: tuple[wire.Op, ...] = (
     wire.Hello(wire.PROTOCOL_VERSION, "fuzz"),
-    wire.Open(1, "salt"),
+    wire.Open(1, "salt", lora="clerk"),
     wire.Append(
         1,
         (
@@ -43,7 +43,7 @@ OPS: tuple[wire.Op, ...] = (
         ),
     ),
     wire.Select(1, 4, ("yes", "no"), "greedy_token_selection"),
-    wire.Fork(1, (5, 6, 7)),
+    wire.Fork(1, (5, 6, 7), "letters"),
     wire.Read(5, 8),
     wire.Cancel(3),
     wire.Contest((2, 3), "majority"),
@@ -58,7 +58,7 @@ OPS: tuple[wire.Op, ...] = (
     wire.Close(1),
 )
 REPLIES: tuple[wire.Reply, ...] = (
-    wire.Welcome(1, "nano", 2048, 4096, 16, 4096, 1),
+    wire.Welcome(1, "nano", 2048, 4096, 16, 4096, 1, adapters={"clerk": "d1"}),
     wire.Delta(2, 0, "ab", 1, (wire.TokenLogprob(7, "ab", -0.5),)),
     wire.CallDone(
         2,
