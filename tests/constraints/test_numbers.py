@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiler import compile_constraint, regular_net
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.vocabulary import Vocabulary
 
@@ -55,3 +55,15 @@ def test_numbers_ask_whether_they_may_go_on(small: Vocabulary) -> None:
     made = compile_constraint(wire.JsonSchema(schema), small, check=check)
     assert accepts(made, "1994")
     assert calls > 50
+
+
+def test_equal_bounds_are_read_once_and_lead_nowhere_in_vain(small: Vocabulary) -> None:
+    def num_states(schema: dict[str, Any]) -> int:
+        spec = wire.JsonSchema(json.dumps(schema))
+        return len(regular_net(spec, small).final)
+
+    amount = {"type": "number", "minimum": 0, "maximum": 1}
+    assert num_states(amount) < 70, "two fractions of 24 places: below one, and of zeros"
+    named = {f"{i}": {**amount, "$id": f"/{i}"} for i in range(8)}
+    both = {"type": "object", "properties": named, "additionalProperties": False}
+    assert num_states(both) < 2 * num_states(amount) + 100

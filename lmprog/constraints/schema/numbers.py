@@ -16,9 +16,9 @@ from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
 
-from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.constraint import Check, CompileLimits
 from lmprog.constraints.expression import Expression, whole
-from lmprog.constraints.leaves import Edge, leaf
+from lmprog.constraints.leaves import Edge, Leaf, leaf
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
@@ -186,7 +186,9 @@ class _Magnitudes:
         each of them.
         """
         if at.fraction_digits < 0 and at.whole_digits and not self._range.integer:
-            yield _POINT, _POINT, self._behind_point(at)
+            behind = self._behind_point(at)
+            if behind is not None:
+                yield _POINT, _POINT, behind
         for first, last in self._alike(at):
             following = self._behind_digit(at, first)
             if following is not None:
@@ -198,17 +200,37 @@ class _Magnitudes:
         place = at.fraction_digits if in_fraction else at.whole_digits
         if self._steps.modulus and not (in_fraction and place >= self._steps.scale):
             return zip(range(10), range(10), strict=True)
-        cuts = {0, 1, 10}  # a zero may be a leading one, or make no fraction
+        cuts = {0, 10}
+        if (self._range.fractional or self._steps.modulus) if in_fraction else place == 0:
+            cuts.add(1)  # a zero may be a leading one, or make no fraction
         for sign, digits in ((at.to_low, self._low), (at.to_high, self._high)):
             if sign == 0 and place < len(digits[in_fraction]):
                 other = int(digits[in_fraction][place])
                 cuts.update((other, other + 1))
+            elif sign == 0 and in_fraction:
+                cuts.add(1)  # a bound goes on with zeros
         return ((first, after - 1) for first, after in pairwise(sorted(cuts)))
 
-    def _behind_point(self, at: _At) -> _At:
+    def _behind_point(self, at: _At) -> _At | None:
         to_low = self._settled(at.whole_digits, at.to_low, self._low[0])
         to_high = self._settled(at.whole_digits, at.to_high, self._high[0])
-        return _At(0, 0, to_low, to_high, at.remainder, False)
+        return self._if_within(_At(0, 0, to_low, to_high, at.remainder, False))
+
+    def _if_within(self, at: _At) -> _At | None:
+        """A state behind the point, where no more digits change what is settled: None if no number
+        is within the bounds. A bound that is met whatever follows is not compared further.
+        """
+        limits = self._range
+        if at.to_low < 0 or (limits.high is not None and at.to_high > 0):
+            return None
+        is_met = at.fraction_digits >= len(self._low[1]) and not limits.low.exclusive
+        to_low = 1 if is_met else at.to_low
+        to_high = -1 if limits.high is None else at.to_high
+        return (
+            at
+            if (to_low, to_high) == (at.to_low, at.to_high)
+            else at._replace(to_low=to_low, to_high=to_high)
+        )
 
     def _behind_digit(self, at: _At, digit: int) -> _At | None:
         place = at.fraction_digits
@@ -216,11 +238,15 @@ class _Magnitudes:
             if at.leading_zero:
                 return None
             before = at.whole_digits
+            to_high = _compared(at.to_high, digit, self._high[0], before)
+            longest = len(self._high[0])
+            if longest and (before >= longest or (to_high > 0 and before + 1 == longest)):
+                return None
             return _At(
                 min(before + 1, self._longest),
                 -1,
                 _compared(at.to_low, digit, self._low[0], before),
-                _compared(at.to_high, digit, self._high[0], before),
+                to_high,
                 self._remainder(at.remainder * 10 + digit),
                 before == 0 and digit == 0,
             )
@@ -230,15 +256,17 @@ class _Magnitudes:
         if beyond_scale and digit and self._steps.step:
             return None
         # Behind its digits, a bound goes on with zeros.
-        return _At(
-            0,
-            place + 1,
-            _compared(at.to_low, digit, self._low[1], place, "0"),
-            _compared(at.to_high, digit, self._high[1], place, "0"),
-            at.remainder if beyond_scale else self._remainder(at.remainder * 10 + digit),
-            False,
-            self._range.fractional and (at.fraction or digit != 0),
-            at.finer or (beyond_scale and digit != 0),
+        return self._if_within(
+            _At(
+                0,
+                place + 1,
+                _compared(at.to_low, digit, self._low[1], place, "0"),
+                _compared(at.to_high, digit, self._high[1], place, "0"),
+                at.remainder if beyond_scale else self._remainder(at.remainder * 10 + digit),
+                False,
+                self._range.fractional and (at.fraction or digit != 0),
+                at.finer or (beyond_scale and digit != 0),
+            )
         )
 
     def _remainder(self, value: int) -> int:
@@ -285,6 +313,22 @@ def _compared(sign: int, digit: int, digits: str, place: int, behind: str = "") 
 def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
     if limits.high is not None and limits.high.value < limits.low.value:
         return FAIL
+    found = _known.get(limits)
+    if found is None:
+        found = _magnitudes_leaf(limits, net.check)
+        if found.num_states <= _MOST_KNOWN_STATES:
+            _known[limits] = found
+            while len(_known) > _MOST_KNOWN:
+                _known.pop(next(iter(_known), limits), None)
+    return net.same_leaf(found)
+
+
+_known: dict[_Range, Leaf] = {}
+"""Amounts of money and the like come often in one schema. Oldest first out."""
+_MOST_KNOWN, _MOST_KNOWN_STATES = 256, 400
+
+
+def _magnitudes_leaf(limits: _Range, check: Check) -> Leaf:
     reader = _Magnitudes(limits)
     first = reader.start()
     known = {first: 0}
@@ -292,7 +336,7 @@ def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
     states: list[tuple[bool, list[Edge]]] = []
     for number, at in enumerate(queue):  # appended to while iterated
         if number % _STATES_PER_CHECK == 0:
-            net.check()
+            check()
         edges: list[Edge] = []
         for low, high, following in reader.ways(at):
             if following not in known:
@@ -302,4 +346,4 @@ def _magnitudes(limits: _Range, net: NetBuilder) -> Node:
                     raise TooManyDigits
             edges.append((low, high, known[following]))
         states.append((at != first and reader.accepts(at), edges))
-    return net.leaf(leaf(states))
+    return leaf(states)
