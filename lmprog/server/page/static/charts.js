@@ -198,6 +198,7 @@ function pieces(line) {
 
 /** The end of an axis: a number that is easily read, and so is its half. */
 function ceiling(highest) {
+  if (highest <= 2) return 2;
   const power = 10 ** Math.floor(Math.log10(Math.max(1, highest)));
   return [1, 2, 4, 6, 8, 10].map((by) => by * power).find((one) => one >= highest) ?? 10;
 }

@@ -71,7 +71,7 @@ export class OpenedBlock {
     this.known = known;
     this.users.replaceChildren(
       ...rows.map((row) => {
-        const show = el("button", { type: "button", class: "quiet" }, `${nameOf(row)}${row.key ? ` · ${row.key}` : ""}, ${count(row.generated)} generated`);
+        const show = el("button", { type: "button", class: "quiet" }, [nameOf(row), row.key, row.number && `no. ${count(row.number)}`].filter(Boolean).join(" · "));
         show.addEventListener("click", () => this.requests.show(row));
         return el("li", {}, show);
       }),
