@@ -39,6 +39,8 @@ class Questions:
 
     def __init__(self) -> None:
         self._open: dict[int, _Question] = {}
+        self._shown = ""
+        """The replica whose tree was looked at last."""
         self._postponed: list[EveryReplica | AnyReplica] = []
 
     def is_asked(self, call: int) -> bool:
@@ -49,8 +51,8 @@ class Questions:
     ) -> list[str]:
         """Which replicas to ask; none where there is none, and the question is kept for later.
 
-        A picture of the tree is asked of the busiest one, or of the first of `homes`: where the
-        calls are that the picture is about.
+        A picture of the tree is asked of the busiest one, a part of it where the last whole one
+        came from, texts of calls of the first of `homes`: where these run.
         """
         if not loads:
             self._postponed.append(op)
@@ -59,6 +61,10 @@ class Questions:
         if isinstance(op, AnyReplica):
             busiest = max(loads, key=lambda name: loads[name])
             names = [next(iter(homes), busiest)]
+            if isinstance(op, wire.Inspect) and op.below and self._shown in loads:
+                names = [self._shown]
+            elif isinstance(op, wire.Inspect) and not op.texts_of:
+                self._shown = busiest
         self._open[op.call] = _Question(op, set(names))
         return names
 

@@ -156,3 +156,10 @@ def test_texts_of_running_calls_are_asked_where_they_run() -> None:
     questions, loads = Questions(), {"busy": 5, "home": 1}
     assert questions.ask(wire.Inspect(1), loads) == ["busy"]
     assert questions.ask(wire.Inspect(2, texts_of=(7,)), loads, ["home"]) == ["home"]
+
+
+def test_a_part_of_a_tree_is_asked_where_the_whole_was_seen() -> None:
+    questions = Questions()
+    assert questions.ask(wire.Inspect(1), {"one": 5, "two": 1}) == ["one"]
+    assert questions.ask(wire.Inspect(2, below=3), {"one": 0, "two": 9}) == ["one"]
+    assert questions.ask(wire.Inspect(3, below=3), {"two": 9}) == ["two"]
