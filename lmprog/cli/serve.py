@@ -222,6 +222,7 @@ def _announce(facts: Mapping[str, Detail], service: Any, url: str) -> None:
             settings.isolation
         ],
         "url": url,
+        "page": f"{url}/",
         "try": f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d "
         f"'{body}'",
     }

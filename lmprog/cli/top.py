@@ -93,17 +93,24 @@ def _figures(now: Picture, before: Picture | None) -> Text:
         hits = f"{figures['cached_tokens'] / asked:.0%}"
     running = len(now["running"]) + now["runningLeftOut"]
     waiting = len(now["waiting"]) + now["waitingLeftOut"]
-    parts = (
-        (rates["generated_tokens"], "tokens/s"),
-        (rates["forced_tokens"], "forced/s"),
-        (rates["cached_tokens"], "cached/s"),
-        (rates["prefill_tokens"], "computed/s"),
-        (hits, "cached"),
-        (f"{running:,}", "running"),
-        (f"{waiting:,}", "waiting"),
-        (f"{figures['calls_done']:,.0f}", "calls done"),
+    lines = (
+        (
+            (rates["generated_tokens"], "tokens/s"),
+            (rates["forced_tokens"], "forced/s"),
+            (rates["cached_tokens"], "cached/s"),
+            (rates["prefill_tokens"], "computed/s"),
+        ),
+        (
+            (hits, "cached"),
+            (f"{running:,}", "running"),
+            (f"{waiting:,}", "waiting"),
+            (f"{figures['calls_done']:,.0f}", "calls done"),
+        ),
     )
-    return Text("   ").join(Text.assemble((value, "bold"), f" {words}") for value, words in parts)
+    return Text("\n").join(
+        Text("   ").join(Text.assemble((value, "bold"), f" {words}") for value, words in parts)
+        for parts in lines
+    )
 
 
 def _replicas(now: Picture) -> list[RenderableType]:
@@ -172,9 +179,9 @@ def _requests(title: str, rows: list[dict[str, Any]], left_out: int, most: int) 
     """Their numbers are those that `--cancel` takes; programs that came by the wire have none."""
     if not rows:
         return Text(f"{title}: nothing", "dim")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    names = (title, "route", "key", "branches", "prompt", "cached", "generated", "number", "time")
-    for name in names:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
+    names = (title, "route", "key", "branches", "prompt", "cached", "output", "number", "time")
+    for name in names:  # fits into 80 columns
         left = name in (title, "route", "key")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for row in rows[:most]:

@@ -112,6 +112,24 @@ def test_requests_are_listed_with_route_key_and_state() -> None:
     assert "running:" not in said
 
 
+def test_all_columns_of_requests_fit_into_80() -> None:
+    open_row = row(123, route="/v1/chat/completions", state="waiting", prompt=4096)
+    requests = {"open": [open_row], "openLeftOut": 0, "ended": []}
+    out = io.StringIO()
+    Console(file=out, width=80, highlight=False).print(
+        drawn({**look(Talk()), "requests": requests}, None)
+    )
+    said = out.getvalue()
+    assert "…" not in said
+    line = next(line for line in said.splitlines() if line.startswith("waiting"))
+    assert line.split() == [
+        "waiting",
+        "/v1/chat/completions",
+        "alice",
+        *("3", "4,096", "3", "3", "123", "2.0", "s"),
+    ]
+
+
 def test_rates_are_told_by_kind() -> None:
     before = look(Talk())
     now = {**before, "clock": before["clock"] + 2.0, "figures": dict(before["figures"])}
