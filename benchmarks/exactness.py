@@ -118,14 +118,13 @@ def computed(model: str, tokens: list[int], **config: Any) -> NDArray[np.float64
     return found
 
 
-def table(
-    model: str, folder: Path, tokens: list[int], kinds: list[str]
-) -> Iterator[tuple[str, ...]]:
+def table(folder: Path, tokens: list[int], asked: argparse.Namespace) -> Iterator[tuple[str, ...]]:
     wanted = judged(folder, tokens)
-    for weights, config in SIDES.items():
-        for kv in kinds:
+    for weights in asked.weights.split(","):
+        for kv in asked.kv.split(","):
+            config = SIDES[weights]
             given = computed(
-                model, tokens, **config, **({} if kv == "default" else {"kv_dtype": kv})
+                str(folder), tokens, **config, **({} if kv == "default" else {"kv_dtype": kv})
             )
             off = np.abs(given - wanted)
             divergence = float((np.exp(wanted) * (wanted - given)).sum(-1).mean())
@@ -144,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="nano", help=f"a folder, nano, or {', '.join(MADE)}")
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--weights", default=",".join(SIDES), help="types of weights, by commas")
     parser.add_argument("--kv", default="default", help="types of keys and values, by commas")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -158,7 +158,7 @@ def main() -> None:
             tokens = load_tokenizer(folder).encode(text)[: asked.tokens]
         print(f"| {asked.model}: weights | keys, values | mean | greatest | KL | top-1 |")
         print("|-|-|-:|-:|-:|-:|")
-        for row in table(str(folder), folder, tokens, asked.kv.split(",")):
+        for row in table(folder, tokens, asked):
             print(f"| {' | '.join(row)} |", flush=True)
 
 

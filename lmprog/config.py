@@ -12,6 +12,7 @@ PolicyName = Literal["fcfs", "lpm", "dfs"]
 AdmissionName = Literal["programs", "unlimited"]
 SpeculationName = Literal["auto", "always", "off"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
+KvDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,9 @@ class RuntimeConfig:
     """cpu, auto (a GPU where one can be used: not the default before a GPU has been met), cuda,
     cuda:<number>, or emulated: the kernels of a GPU on the processor, for tests."""
     dtype: DtypeName | None = None
-    kv_dtype: DtypeName | None = None
+    kv_dtype: KvDtypeName | None = None
+    """How keys and values are kept; int8: each token's of a head with a scale of its own, on the
+    processor only."""
     engine: Literal["native", "torch"] | None = None
     """None: native where a compiler is found and the architecture is known to it."""
     quantize: Literal["int8", "int4"] | None = None

@@ -77,6 +77,8 @@ void lmprog_attention_copy(const lmprog_attention_shape *shape, void *keys, void
     const Layout l = layout_of(*shape);
     if (l.kv_type == LMPROG_F32)
         copy_slots<float>(l, keys, values, copies, count);
+    else if (l.kv_type == LMPROG_INT8)
+        copy_slots<int8_t>(l, keys, values, copies, count);
     else
         copy_slots<uint16_t>(l, keys, values, copies, count);
 }

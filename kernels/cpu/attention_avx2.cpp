@@ -11,6 +11,8 @@ namespace {
 void attend(const Task &task, float *scratch) {
     if (task.layout->kv_type == LMPROG_F32)
         Attention<F32<Avx2>>::attend(task, scratch);
+    else if (task.layout->kv_type == LMPROG_INT8)
+        Attention<WidenedBytes<Avx2>>::attend(task, scratch);
     else
         Attention<WidenedBf16<Avx2>>::attend(task, scratch);
 }

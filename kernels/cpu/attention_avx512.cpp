@@ -10,6 +10,8 @@ namespace {
 void attend(const Task &task, float *scratch) {
     if (task.layout->kv_type == LMPROG_F32)
         Attention<F32<Avx512>>::attend(task, scratch);
+    else if (task.layout->kv_type == LMPROG_INT8)
+        Attention<WidenedBytes<Avx512>>::attend(task, scratch);
     else
         Attention<WidenedBf16<Avx512>>::attend(task, scratch);
 }

@@ -8,6 +8,8 @@ namespace {
 void attend(const Task &task, float *scratch) {
     if (task.layout->kv_type == LMPROG_F32)
         Attention<F32<Generic>>::attend(task, scratch);
+    else if (task.layout->kv_type == LMPROG_INT8)
+        Attention<WidenedBytes<Generic>>::attend(task, scratch);
     else
         Attention<WidenedBf16<Generic>>::attend(task, scratch);
 }

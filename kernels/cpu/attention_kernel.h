@@ -1,4 +1,4 @@
-// The attention of one task, for any vector type and any of the three ways to multiply (ways.h).
+// The attention of one task, for any vector type and any of the ways to multiply (ways.h).
 //
 // Lanes are positions when scores are computed and columns when values are summed. Whatever the number of queries in
 // a task, each lane of each query sees the same operations in the same order: that is the header's guarantee.
@@ -28,7 +28,7 @@ inline Space cut(const Layout &l, float *at) {
         at += n;
         return start;
     };
-    s.queries = take(kTile * up16(2L * l.key_words));
+    s.queries = take(kTile * up16(4L * l.key_words));
     s.scores = take(kTile * kChunk);
     s.weights = take(kTile * kChunk);
     s.state = take(static_cast<long>(kTile) * l.columns);
@@ -116,7 +116,7 @@ struct Attention {
     }
 
     // Runs of values at positions c.begin .. c.end. Where only one half of a word is meant, it is copied and the other
-    // half cleared, since what lies there may be a slot nobody wrote, and 0 * NaN is NaN.
+    // half cleared, since what lies there may be a slot nobody wrote, and 0 * NaN is NaN. Bytes are never NaN.
     static int runs_of(const Layout &l, const Chunk &c, uint32_t *edges, Run *runs) {
         constexpr int per = Way::tokens_per_word;
         int count = 0, edge = 0;
@@ -129,6 +129,10 @@ struct Attention {
                 for (int i = 0; i < l.columns; i++) to[i] = from[i] & mask;
                 runs[count++] = {to, 1, block * kBlock + slot / per * per};
             };
+            if (per == 4) {  // weights are 0 beyond
+                first = first / per * per;
+                last = (last + per - 1) / per * per;
+            }
             if (per == 2 && first % 2) {
                 half(first, 0xffff0000u);
                 first++;
@@ -144,13 +148,16 @@ struct Attention {
     }
 
     // Scores of one query become weights of the chunk's positions first .. last, in place of everything else 0.
-    static void soften(const lmprog_attention_layer &layer, const Chunk &c, int first, int last, float *scores,
-                       X *weights, float *max, float *total) {
+    static void soften(const Task &task, const Chunk &c, int first, int last, float *scores, X *weights, float *max,
+                       float *total) {
+        const lmprog_attention_layer &layer = *task.layer;
+        const Layout &l = *task.layout;
         const F scale = V::set1(layer.scale), hidden = V::set1(-__builtin_inff());
         const int from = c.first_block * kBlock, to = c.end_block * kBlock;
         F top = hidden;
         for (int i = from; i < to; i += W) {
             F s = V::mul(V::load(scores + i), scale);
+            if constexpr (Way::scaled) s = V::mul(s, scales(c.keys, i, l.key_block));
             if (layer.softcap > 0)
                 s = V::mul(V::set1(layer.softcap), tanh_of<V>(V::div(s, V::set1(layer.softcap))));
             if (i < first || i + W > last) s = V::keep(s, i, first, last, hidden);
@@ -161,8 +168,21 @@ struct Attention {
         const F shift = V::set1(*max);
         F sum = V::zero();
         for (int i = from; i < to; i += W)
-            sum = V::add(sum, Way::put_all(weights + i, exp_of<V>(V::sub(V::load(scores + i), shift))));
+            if constexpr (Way::scaled) {  // a value's scale is part of its weight; a slot nobody wrote may have any
+                const F weight = exp_of<V>(V::sub(V::load(scores + i), shift));
+                const bool whole = i >= first && i + W <= last;
+                const F by = scales(c.values, i, l.value_block);
+                Way::put_all(weights + i, V::mul(weight, whole ? by : V::keep(by, i, first, last, V::zero())));
+                sum = V::add(sum, weight);
+            } else {
+                sum = V::add(sum, Way::put_all(weights + i, exp_of<V>(V::sub(V::load(scores + i), shift))));
+            }
         *total = V::sum_of(sum);
+    }
+
+    // The scales of the chunk's positions from `at` on, which are the last words of a block.
+    static LMPROG_INLINE F scales(const uint32_t *const *blocks, int at, int size) {
+        return V::as_f(V::loadw(blocks[at / kBlock] + size - kBlock + at % kBlock));
     }
 
     static long query_stride(const Layout &l) { return static_cast<long>(l.key_words) * Way::per_word; }
@@ -218,16 +238,23 @@ void Attention<Way>::locate(const Task &task, const Space &s, Chunk &c) {
         const int lane = static_cast<int>(slot % kBlock), b = (at - c.start) / kBlock, to = (at - c.start) % kBlock;
         const uint32_t *keys = task.keys + slot / kBlock * key_stride + lane;
         uint32_t *key = s.key_blocks + static_cast<long>(b) * l.key_block + to;
-        for (int d = 0; d < l.key_words; d++) key[d * kBlock] = keys[d * kBlock];
+        for (int d = 0; d < l.key_block / kBlock; d++) key[d * kBlock] = keys[d * kBlock];  // and the scale
         const uint32_t *values = task.values + slot / kBlock * value_stride + static_cast<long>(lane / per) * l.columns;
         uint32_t *value =
             s.value_blocks + static_cast<long>(b) * l.value_block + static_cast<long>(to / per) * l.columns;
         if (per == 1) {
             memcpy(value, values, static_cast<size_t>(l.columns) * 4);
         } else {
-            const int from_half = lane % 2 * 16, to_half = to % 2 * 16;
+            constexpr int bits = 32 / per;
+            constexpr uint32_t mask = 0xffffffffu >> (32 - bits);
+            const int from_bit = lane % per * bits, to_bit = to % per * bits;
             for (int i = 0; i < l.columns; i++)
-                value[i] = (value[i] & (0xffff0000u >> to_half)) | (((values[i] >> from_half) & 0xffffu) << to_half);
+                value[i] = (value[i] & ~(mask << to_bit)) | (((values[i] >> from_bit) & mask) << to_bit);
+        }
+        if constexpr (Way::scaled) {
+            const long last = l.value_block - kBlock;
+            s.value_blocks[b * static_cast<long>(l.value_block) + last + to] =
+                (task.values + slot / kBlock * value_stride)[last + lane];
         }
     }
 }
@@ -250,7 +277,7 @@ void Attention<Way>::compute(const Task &task, const Space &s, const Chunk &c) {
         float *scores = s.scores + static_cast<long>(r) * kChunk;
         s.total[r] = 0;  // tells that the query sees nothing here; its weights and sum are then of no account
         X *to = weights + static_cast<long>(r) * kChunk;
-        if (first < last) soften(*task.layer, c, first, last, scores, to, s.max + r, s.total + r);
+        if (first < last) soften(task, c, first, last, scores, to, s.max + r, s.total + r);
     }
     Run runs[kBlocksPerChunk + 2];
     const int count = runs_of(l, c, s.edges, runs);

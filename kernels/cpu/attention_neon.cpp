@@ -11,6 +11,8 @@ namespace {
 void attend(const Task &task, float *scratch) {
     if (task.layout->kv_type == LMPROG_F32)
         Attention<F32<Neon>>::attend(task, scratch);
+    else if (task.layout->kv_type == LMPROG_INT8)
+        Attention<WidenedBytes<Neon>>::attend(task, scratch);
     else
         Attention<WidenedBf16<Neon>>::attend(task, scratch);
 }

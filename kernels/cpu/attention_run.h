@@ -83,9 +83,10 @@ inline void merge_row(const Kernels &kernels, const Call &call, const Plan &plan
 
 inline void write_layer(Workers &workers, const Layout &l, const lmprog_attention_batch &batch, void *keys,
                         void *values, const lmprog_attention_array &k, const lmprog_attention_array &v, bool alone) {
-    const bool wide = l.kv_type == LMPROG_F32, from_wide = k.type == LMPROG_F32;
-    const auto write = wide ? (from_wide ? write_slots<float, float> : write_slots<float, uint16_t>)
-                            : (from_wide ? write_slots<uint16_t, float> : write_slots<uint16_t, uint16_t>);
+    const bool from_wide = k.type == LMPROG_F32;
+    const auto write = l.kv_type == LMPROG_F32    ? (from_wide ? write_slots<float, float> : write_slots<float, uint16_t>)
+                       : l.kv_type == LMPROG_BF16 ? (from_wide ? write_slots<uint16_t, float> : write_slots<uint16_t, uint16_t>)
+                                                  : (from_wide ? write_slots<int8_t, float> : write_slots<int8_t, uint16_t>);
     constexpr int kWritesPerPiece = 32;
     const int pieces = (batch.num_writes + kWritesPerPiece - 1) / kWritesPerPiece;
     workers.share(pieces, alone || pieces == 1, [&](int index, int) {

@@ -19,10 +19,10 @@ enum : int {
 struct Layout {
     int head_dim, v_head_dim, kv_heads, group;  // group: query heads of one kv head
     int page_size, kv_type;
-    int key_words;            // of one slot and head: head_dim, or half of it for bf16
+    int key_words;            // of one slot and head: head_dim, or half of it for bf16, a quarter for int8
     int columns;              // v_head_dim rounded up to 16
-    int key_block;            // words of a block of one head
-    int value_block;
+    int key_block;            // words of a block of one head; int8: its scales are the last 16
+    int value_block;          // likewise
     int record;               // f32 numbers of a partial result: columns, then maximum and sum, padded to 16
 };
 
@@ -68,7 +68,7 @@ const Kernels *kernels_neonbf16();
 // Scratch of one worker, in this order: see attention_kernel.h.
 static constexpr long up16(long n) { return (n + 15) / 16 * 16; }
 static constexpr long scratch_floats(const Layout &l) {
-    return kTile * up16(2L * l.key_words)                                        // queries
+    return kTile * up16(4L * l.key_words)                                        // queries
            + 2L * kTile * kChunk                                                 // scores, weights
            + 2L * kTile * l.columns                                              // state, sum of this chunk
            + 4L * kTile                                                          // maxima and sums of both

@@ -66,6 +66,11 @@ struct Avx2 {
     static LMPROG_INLINE i evens(w x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }
     static LMPROG_INLINE i odds(w x) { return _mm256_srai_epi16(x, 8); }
     static LMPROG_INLINE i madd(i a, i b) { return _mm256_madd_epi16(a, b); }
+    // Byte `Number` of each word, the lowest first, as a signed number.
+    template <int Number>
+    static LMPROG_INLINE f byte(w x) {
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * Number), 24));
+    }
     static LMPROG_INLINE f to_f(i x) { return _mm256_cvtepi32_ps(x); }
     static LMPROG_INLINE w low_nibbles(w x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
     static LMPROG_INLINE w high_nibbles(w x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }

@@ -56,6 +56,11 @@ struct Avx512 {
     static LMPROG_INLINE i evens(w x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }
     static LMPROG_INLINE i odds(w x) { return _mm512_srai_epi16(x, 8); }
     static LMPROG_INLINE i madd(i a, i b) { return _mm512_madd_epi16(a, b); }
+    // Byte `Number` of each word, the lowest first, as a signed number.
+    template <int Number>
+    static LMPROG_INLINE f byte(w x) {
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 8 * Number), 24));
+    }
     static LMPROG_INLINE f to_f(i x) { return _mm512_cvtepi32_ps(x); }
     static LMPROG_INLINE w low_nibbles(w x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
     static LMPROG_INLINE w high_nibbles(w x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }

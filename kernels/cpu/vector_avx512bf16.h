@@ -9,6 +9,7 @@ struct PairsBf16 {
     using V = Avx512;
     using X = uint16_t;
     static constexpr int per_word = 2, tokens_per_word = 2;
+    static constexpr bool scaled = false;
     static LMPROG_INLINE __m512 mac(__m512 sum, __m512i word, const X *x) {
         int pair;
         memcpy(&pair, x, 4);

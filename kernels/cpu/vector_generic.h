@@ -63,6 +63,11 @@ struct Generic {
     static LMPROG_INLINE i evens(w x) { return reinterpret_cast<i>((reinterpret_cast<h>(x) << 8) >> 8); }
     static LMPROG_INLINE i odds(w x) { return reinterpret_cast<i>(reinterpret_cast<h>(x) >> 8); }
     static LMPROG_INLINE i madd(i a, i b) { return (a >> 16) * (b >> 16) + ((a << 16) >> 16) * ((b << 16) >> 16); }
+    // Byte `Number` of each word, the lowest first, as a signed number.
+    template <int Number>
+    static LMPROG_INLINE f byte(w x) {
+        return to_f(reinterpret_cast<i>(x << (24 - 8 * Number)) >> 24);
+    }
     static LMPROG_INLINE f to_f(i x) { return __builtin_convertvector(x, f); }
     static LMPROG_INLINE w low_nibbles(w x) { return x & 0x0f0f0f0fu; }
     static LMPROG_INLINE w high_nibbles(w x) { return (x >> 4) & 0x0f0f0f0fu; }

@@ -63,6 +63,11 @@ struct Neon {
         const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
         return vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
     }
+    // Byte `Number` of each word, the lowest first, as a signed number.
+    template <int Number>
+    static LMPROG_INLINE f byte(w x) {
+        return vcvtq_f32_s32(vshrq_n_s32(vreinterpretq_s32_u32(vshlq_n_u32(x, 24 - 8 * Number)), 24));
+    }
     static LMPROG_INLINE f to_f(i x) { return vcvtq_f32_s32(x); }
     static LMPROG_INLINE w low_nibbles(w x) { return vandq_u32(x, vdupq_n_u32(0x0f0f0f0fu)); }
     static LMPROG_INLINE w high_nibbles(w x) { return low_nibbles(vshrq_n_u32(x, 4)); }

@@ -9,6 +9,7 @@ struct NeonPairsBf16 {
     using V = Neon;
     using X = uint16_t;
     static constexpr int per_word = 2, tokens_per_word = 2;
+    static constexpr bool scaled = false;
     static LMPROG_INLINE V::f mac(V::f sum, V::w word, const X *x) {
         uint32_t pair;
         memcpy(&pair, x, 4);

@@ -1,18 +1,19 @@
-// The three ways to multiply words of 32 bits that lie in memory with numbers that are the same for all lanes: f32, bf16
-// widened to f32, and (in vector_avx512bf16.h) bf16 in pairs.
+// The ways to multiply words of 32 bits that lie in memory with numbers that are the same for all lanes: f32, bf16
+// widened to f32, bytes widened to f32, and (in vector_avx512bf16.h) bf16 in pairs.
 #pragma once
 #include "vector_math.h"
 
 namespace lmprog {
 namespace {
 
-// The three ways. `X` is what queries and weights are kept as, `per_word` how many of them belong to one word of
-// memory; mac adds the products of one word of every lane with one X group, the same for all lanes.
+// `X` is what queries and weights are kept as, `per_word` how many of them belong to one word of memory; `scaled`: every
+// slot's numbers have a scale of their own. mac adds the products of one word of every lane with one X group, the same for all lanes.
 template <class Vector>
 struct F32 {
     using V = Vector;
     using X = float;
     static constexpr int per_word = 1, tokens_per_word = 1;
+    static constexpr bool scaled = false;
     static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
         return V::fma(V::as_f(word), V::set1(*x), sum);
     }
@@ -29,9 +30,29 @@ struct WidenedBf16 {
     using V = Vector;
     using X = float;
     static constexpr int per_word = 2, tokens_per_word = 2;
+    static constexpr bool scaled = false;
     static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
         sum = V::fma(V::low_bf16(word), V::set1(x[0]), sum);
         return V::fma(V::high_bf16(word), V::set1(x[1]), sum);
+    }
+    static LMPROG_INLINE void put(X *to, float value) { *to = value; }
+    static LMPROG_INLINE typename V::f put_all(X *to, typename V::f values) {
+        V::store(to, values);
+        return values;
+    }
+};
+
+template <class Vector>
+struct WidenedBytes {
+    using V = Vector;
+    using X = float;
+    static constexpr int per_word = 4, tokens_per_word = 4;
+    static constexpr bool scaled = true;
+    static LMPROG_INLINE typename V::f mac(typename V::f sum, typename V::w word, const X *x) {
+        sum = V::fma(V::template byte<0>(word), V::set1(x[0]), sum);
+        sum = V::fma(V::template byte<1>(word), V::set1(x[1]), sum);
+        sum = V::fma(V::template byte<2>(word), V::set1(x[2]), sum);
+        return V::fma(V::template byte<3>(word), V::set1(x[3]), sum);
     }
     static LMPROG_INLINE void put(X *to, float value) { *to = value; }
     static LMPROG_INLINE typename V::f put_all(X *to, typename V::f values) {

@@ -8,7 +8,9 @@
  *   keys   [blocks][kv_heads][key words][16]            a word is one f32, or two bf16 of neighboring dimensions
  *   values f32  [blocks][kv_heads][16][columns]         columns = v_head_dim rounded up to 16
  *          bf16 [blocks][kv_heads][8][columns][2]       neighboring slots in one word
- * The odd half of a last key word is written as zero. Page sizes that are multiples of 16 are read in place; others are gathered first
+ *   int8: a word is four bytes, of four neighboring dimensions (keys) or slots (values [4][columns][4]); behind the
+ *   words of a block's head come its 16 slots' scales, f32
+ * What a last key word has too many is written as zero. Page sizes that are multiples of 16 are read in place; others are gathered first
  * (correct, slower). lmprog_attention_key_bytes and _value_bytes say how much memory a layer needs; both arrays start
  * on a multiple of 64 bytes. Memory that was never written may hold anything, NaN included.
  *
@@ -24,6 +26,8 @@
  *
  * ROUNDING. f32 memory: products and sums in f32. bf16 memory: keys and values are rounded to nearest even; the path
  * "avx512bf16" and "neonbf16" round queries and softmax weights to bf16 as well and sum in f32; the others keep both in f32.
+ * int8 memory: each token's key and value of a head are rounded to 8 bits with a scale of their own, their greatest
+ * number being 127 of it; queries, weights and sums are f32.
  *
  * THREADS. One call at a time on a handle. A handle of one thread never starts one.
  */
@@ -41,7 +45,7 @@ extern "C" {
 #define LMPROG_API
 #endif
 
-enum { LMPROG_F32 = 0, LMPROG_BF16 = 1 };
+enum { LMPROG_F32 = 0, LMPROG_BF16 = 1, LMPROG_INT8 = 3 };
 enum { LMPROG_ATTENTION_CHUNK = 256 };
 
 typedef struct lmprog_attention lmprog_attention;
@@ -50,7 +54,7 @@ typedef struct {
     int32_t num_heads, num_kv_heads; /* num_heads is a multiple of num_kv_heads; query head h reads h / (ratio) */
     int32_t head_dim, v_head_dim;    /* any positive numbers */
     int32_t page_size;
-    int32_t kv_type; /* LMPROG_F32 or LMPROG_BF16 */
+    int32_t kv_type; /* LMPROG_F32, LMPROG_BF16 or LMPROG_INT8 */
 } lmprog_attention_shape;
 
 typedef struct {

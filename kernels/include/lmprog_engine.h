@@ -28,8 +28,8 @@
 extern "C" {
 #endif
 
-/* Types of numbers in memory, besides LMPROG_F32 and LMPROG_BF16 of lmprog_attention.h. */
-enum { LMPROG_F16 = 2, LMPROG_INT8 = 3, LMPROG_INT4 = 4 };
+/* Types of numbers in memory, besides those of lmprog_attention.h. */
+enum { LMPROG_F16 = 2, LMPROG_INT4 = 4 };
 /* What a gate and its partner become: silu(gate) * up, gelu(gate) * up; clamped: with gate at most `limit` and up within
  * -limit .. limit, gate * sigmoid(slope * gate) * (up + 1). */
 enum { LMPROG_SILU = 0, LMPROG_GELU_TANH = 1, LMPROG_CLAMPED = 2 };

@@ -137,7 +137,7 @@ Floats attended(const char *path, int kv_type, int page_size, int head_dim, unsi
 }
 
 void compare_attention(const char *path) {
-    for (const int type : {LMPROG_F32, LMPROG_BF16}) {
+    for (const int type : {LMPROG_F32, LMPROG_BF16, LMPROG_INT8}) {
         double worst = 0;
         for (const int page_size : {16, 24})
             for (const int head_dim : {64, 7})
@@ -145,7 +145,7 @@ void compare_attention(const char *path) {
                     worst = fmax(worst, difference(attended(path, type, page_size, head_dim, seed),
                                                    attended("generic", type, page_size, head_dim, seed)));
         const bool bf16 = type == LMPROG_BF16;
-        judge(path, bf16 ? "attention bfloat16" : "attention float32", worst, bf16 && rounds(path) ? 5e-2 : 3e-5);
+        judge(path, bf16 ? "attention bfloat16" : type == LMPROG_F32 ? "attention float32" : "attention int8", worst, bf16 && rounds(path) ? 5e-2 : 3e-5);
     }
 }
 

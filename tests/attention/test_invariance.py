@@ -19,6 +19,10 @@ SHAPES = {
     "bf16 window": shape_of(
         heads=4, kv_heads=4, dim=16, dtype=torch.bfloat16, window=301, softcap=5.0
     ),
+    "int8": shape_of(heads=6, kv_heads=2, dim=24, dtype=torch.int8),
+    "int8 window": shape_of(
+        heads=4, kv_heads=4, dim=18, dtype=torch.int8, window=301, sinks=(1.0, -1.0, 0.0, 9.0)
+    ),
     "f32 window": shape_of(heads=3, kv_heads=1, dim=16, window=270),
 }
 LONG = 1100

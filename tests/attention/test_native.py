@@ -33,7 +33,7 @@ HEADS = (
     (2, 2, 256, 256),
 )
 """(query heads, kv heads, head_dim, v_head_dim); 9 and 5 need padding everywhere."""
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 1e-5}
 
 
 def poison(backend: NativeAttention) -> None:
@@ -214,6 +214,24 @@ def test_bytes_per_page_counts_the_padding() -> None:
     shape = shape_of(kv_heads=2, dim=9, v_dim=5, dtype=torch.bfloat16, num_layers=3)
     assert NativeAttention(shape, 2, 8).bytes_per_page == 3 * 8 * 2 * (10 + 16) * 2
     assert page_bytes("native", shape, 8) == NativeAttention(shape, 2, 8).bytes_per_page
+
+
+def test_bytes_of_keys_and_values_have_a_scale_a_head_each() -> None:
+    shape = shape_of(kv_heads=2, dim=64, dtype=torch.int8)
+    assert NativeAttention(shape, 2, 16).bytes_per_page == 16 * 2 * (64 + 64 + 4 + 4)
+
+
+def test_a_key_that_is_not_finite_spoils_its_row_only_in_bytes(path: str) -> None:
+    shape = shape_of(dtype=torch.int8)
+    q, k, v = inputs(torch.Generator().manual_seed(3), shape, 2)
+    k[0, :, 3] = math.inf
+    out = run_step(
+        NativeAttention(shape, 2, 16, path=path),
+        batch_of([Stretch(0, 1, (0,)), Stretch(0, 1, (1,))], 16),
+        (q, k, v),
+    )
+    assert bool(torch.isnan(out[0]).all())
+    assert bool(torch.isfinite(out[1]).all())
 
 
 def test_the_path_can_be_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import torch
 
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
-from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.engine.model.shape import read_config, read_shape
+from lmprog.runtime.engine.native.engine import NativeEngine, page_bytes
 from lmprog.runtime.engine.native.interface import PATHS
 from tests.model.checkpoints import MIXTURES, NATIVE
 from tests.model.conftest import Judge, Judged
@@ -27,6 +28,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "int8": {"dtype": "bfloat16", "quantize": "int8"},
     "int4": {"dtype": "float32", "quantize": "int4"},
 }
+KV_INT8: dict[str, Any] = {"dtype": "float32", "kv_dtype": "int8"}
 
 
 @pytest.fixture
@@ -75,6 +77,32 @@ def test_smaller_types_stay_close_to_float32(checkpoint: Judged, kind: str, most
     exact = Driver(checkpoint.engine(engine="torch"), 16).score(prompt)
     rounded = Driver(checkpoint.engine(**TYPES[kind]), 16).score(prompt)
     assert 0 < (exact - rounded).abs().mean() < most
+
+
+def test_keys_and_values_of_bytes_change_with_no_company_and_stay_close(checkpoint: Judged) -> None:
+    prompts = checkpoint.prompts
+    alone = Driver(checkpoint.engine(threads=1, **KV_INT8), 16).greedy(prompts, 6, together=False)
+    for threads, chunk in ((1, 13), (3, 64)):
+        engine = checkpoint.engine(threads=threads, **KV_INT8)
+        mixed = Driver(engine, 16, seed=chunk).greedy(prompts, 6, chunk)
+        for one, other in zip(alone, mixed, strict=True):
+            assert torch.equal(one.logprobs, other.logprobs), (threads, chunk)
+    exact = Driver(checkpoint.engine(dtype="float32"), 16).score(prompts[-2])
+    off = (Driver(checkpoint.engine(**KV_INT8), 16).score(prompts[-2]) - exact).abs()
+    assert 0 < off.mean() < 0.02
+    ours = Driver(checkpoint.engine(**KV_INT8), 16).score(prompts[-2])
+    for attention in ("native", "reference"):
+        judge = checkpoint.engine(engine="torch", attention=attention, **KV_INT8)
+        torch.testing.assert_close(Driver(judge, 16).score(prompts[-2]), ours, rtol=0, atol=5e-2)
+
+
+def test_a_page_of_bytes_takes_less_memory(checkpoint: Judged) -> None:
+    sizes = [
+        page_bytes(read_shape(read_config(checkpoint.folder)), kind, 16)
+        for kind in ("float32", "bfloat16", "int8")
+    ]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert sizes[2] < 0.7 * sizes[1]
 
 
 @pytest.mark.parametrize("path", PATHS)

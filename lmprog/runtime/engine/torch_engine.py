@@ -40,6 +40,8 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+KV_DTYPES = DTYPES | {"int8": torch.int8}
+"""What keys and values are kept as."""
 _ALONE_PRODUCTS = 400_000_000
 """Multiplications of weights up to which one thread does a step: more of them gain nothing there,
 and lose much where other processes want the cores, since each product then waits for the slowest
@@ -143,7 +145,7 @@ def load_torch_engine(config: RuntimeConfig, folder: Path | None) -> TorchEngine
             config.threads, loaded.num_weights, loaded.num_weights * loaded.dtype.itemsize
         )
         shape = loaded.model.attention_shape(
-            DTYPES[config.kv_dtype] if config.kv_dtype else loaded.dtype
+            KV_DTYPES[config.kv_dtype] if config.kv_dtype else loaded.dtype
         )
         page_size = config.scheduler.page_size
         pages = num_pages(

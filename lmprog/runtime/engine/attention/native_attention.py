@@ -6,8 +6,8 @@ is laid out, nor how the work is shared among threads: the kernels do. Results d
 other rows of a batch, on chunks of a prompt, on threads or on page numbers; the header says what
 exactly is guaranteed.
 
-Keys and values are kept in float32 or bfloat16. For float16 they are kept in float32: bfloat16
-would lose three of its bits, and processors compute in float32 anyway.
+Keys and values are kept in float32, bfloat16, or int8 with scales. For float16 they are kept in
+float32: bfloat16 would lose three of its bits, and processors compute in float32 anyway.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ PATHS = ("avx512bf16", "avx512", "avx2", "neonbf16", "neon", "generic")
 """Instruction sets, best first. `LMPROG_ATTENTION_PATH` chooses one by hand."""
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_KEPT = _TYPES | {torch.int8: 3}
+"""What memory holds; the kernels read and give `_TYPES`."""
 
 
 class _Shape(ctypes.Structure):
@@ -242,9 +244,10 @@ def _opened() -> ctypes.CDLL:
 
 def _c_shape(shape: AttentionShape, page_size: int) -> _Shape:
     kept = torch.float32 if shape.dtype == torch.float16 else shape.dtype
-    if kept not in _TYPES:
+    if kept not in _KEPT:
         raise NotSupported(
-            f"native attention keeps keys and values in float32 or bfloat16, not in {shape.dtype}"
+            "native attention keeps keys and values in float32, bfloat16 or int8, not in "
+            f"{shape.dtype}"
         )
     return _Shape(
         num_heads=shape.num_heads,
@@ -252,7 +255,7 @@ def _c_shape(shape: AttentionShape, page_size: int) -> _Shape:
         head_dim=shape.head_dim,
         v_head_dim=shape.v_head_dim,
         page_size=page_size,
-        kv_type=_TYPES[kept],
+        kv_type=_KEPT[kept],
     )
 
 

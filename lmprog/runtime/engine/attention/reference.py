@@ -31,19 +31,20 @@ class ReferenceAttention:
         self._batch: Batch | None = None
         slots, heads = num_pages * page_size, shape.num_kv_heads
         sizes = (slots, heads, shape.head_dim), (slots, heads, shape.v_head_dim)
-        num_bytes = sum(aligned(slots * heads * dim * shape.dtype.itemsize) for *_, dim in sizes)
+        kept = _kept(shape)
+        num_bytes = sum(aligned(slots * heads * dim * kept.itemsize) for *_, dim in sizes)
         pool = KvPool(num_bytes * len(shape.layers), device)
         self.keys = [torch.empty(0)] * len(shape.layers)
         self.values = [torch.empty(0)] * len(shape.layers)
         for layer in range(len(shape.layers)):
-            self.keys[layer] = pool.take(sizes[0], shape.dtype)
-            self.values[layer] = pool.take(sizes[1], shape.dtype)
+            self.keys[layer] = pool.take(sizes[0], kept)
+            self.values[layer] = pool.take(sizes[1], kept)
 
     @staticmethod
     def page_bytes(shape: AttentionShape, page_size: int) -> int:
         """Memory of one page over all layers, known before a backend is made."""
         dims = shape.head_dim + shape.v_head_dim
-        return len(shape.layers) * page_size * shape.num_kv_heads * dims * shape.dtype.itemsize
+        return len(shape.layers) * page_size * shape.num_kv_heads * dims * _kept(shape).itemsize
 
     @property
     def bytes_per_page(self) -> int:
@@ -62,6 +63,8 @@ class ReferenceAttention:
         assert batch is not None, "plan() comes before run()"
         keys, values = self.keys[layer], self.values[layer]
         tokens, slots = self._indices(batch.write_tokens), self._indices(batch.write_slots)
+        if self.shape.dtype == torch.int8:
+            k, v = in_bytes(k), in_bytes(v)
         keys[slots] = k[tokens].to(keys.dtype)
         values[slots] = v[tokens].to(values.dtype)
 
@@ -83,6 +86,20 @@ class ReferenceAttention:
 
     def _indices(self, array: Ints) -> torch.Tensor:
         return torch.as_tensor(array.astype("int64"), device=self._device)
+
+
+def _kept(shape: AttentionShape) -> torch.dtype:
+    """What memory holds: for int8 the numbers that bytes and scales mean."""
+    return torch.float32 if shape.dtype == torch.int8 else shape.dtype
+
+
+def in_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Each head of each token rounded to 8 bits with a scale of its own. # [tokens, heads, dim]"""
+    exact = x.float()
+    top = exact.abs().amax(-1, keepdim=True)
+    most = torch.full_like(top, 127)  # `127 / top` multiplies by a rounded reciprocal
+    steps = torch.where(top > 0, most / top, 0.0)
+    return torch.round(exact * steps) * (top / most)
 
 
 def attend(
