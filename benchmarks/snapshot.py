@@ -63,13 +63,38 @@ def main() -> None:
                     scheduler, tokenizer, Namespaces(), {}, b"a key of this benchmark"
                 )
                 print(_line(builder, scheduler.tree.num_nodes, wire.Inspect(1, shown, with_text)))
+        builder = SnapshotBuilder(
+            scheduler, tokenizer, Namespaces(), {}, b"a key of this benchmark"
+        )
+        print(_closer(builder))
+
+
+def _closer(builder: SnapshotBuilder) -> str:
+    """Processor time of what a click or a search costs."""
+    seen = builder.take(b"viewer", wire.Inspect(1, 400), 1.0, {})
+    number = seen.nodes[5].number
+    asked = {
+        "a block with its text": wire.Inspect(1, 1, True, number, 4096),
+        "what is below it": wire.Inspect(1, 400, True, number),
+        "a block that is gone": wire.Inspect(1, 400, True, 10**9),
+        "a search": wire.Inspect(1, 400, True, 0, 256),
+    }
+    parts = []
+    for name, op in asked.items():
+        times = []
+        for _ in range(REPETITIONS):
+            start = time.process_time()
+            builder.take(b"viewer", op, 1.0, {})
+            times.append(time.process_time() - start)
+        parts.append(f"{name} {1e3 * min(times):.2f} ms")
+    return ", ".join(parts)
 
 
 def _line(builder: SnapshotBuilder, num_nodes: int, op: wire.Inspect) -> str:
     looks, encodes, frame = [], [], b""
     for _ in range(REPETITIONS):
         start = time.perf_counter()
-        seen = builder.take(op, 1.0, {})
+        seen = builder.take(b"viewer", op, 1.0, {})
         looked = time.perf_counter()
         frame = wire.encode((seen,))
         looks.append(looked - start)
