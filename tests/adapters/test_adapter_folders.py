@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, ModelError
 from lmprog.launch.runtime_process import configured
+from lmprog.runtime.engine import selection
 from lmprog.runtime.engine.adapters.adapter_config import read_adapter_config
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter, read_adapter
 from lmprog.runtime.engine.adapters.adapter_list import adapter_folders
@@ -217,6 +218,16 @@ def test_adapters_are_given_as_name_and_folder(given: str) -> None:
     mapped = configured("nano", {"lora": {"x": Path("a=b"), "y": "c"}})
     assert mapped.lora == ("x=a=b", "y=c")
     assert adapter_folders(mapped) == {"x": Path("a=b"), "y": Path("c")}
+
+
+def test_a_gpu_that_was_not_asked_for_is_left_alone(
+    good: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(selection, "chosen_device", lambda _: "cuda:0")
+    config = RuntimeConfig(device="auto", lora=(f"x={good}",), kv_memory_mb=16)
+    selected = select_engine(config)
+    assert (selected.device, list(selected.adapters)) == ("cpu", ["x"])
+    assert "cuda:0 is not used: it computes no adapters" in caplog.text
 
 
 def test_what_computes_no_adapters_refuses_them_by_name(good: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import lmprog
+from lmprog import wire
 from lmprog.backends.runtime_backend import flush
 from lmprog.errors import CheckpointMismatch, InvalidParameter, NotSupported, UnknownName
+from lmprog.lang.branches.resumed_ops import Step, needed
 from lmprog.runtime.engine.model.locate import NANO
 from tests.adapters.conftest import Adapted, runtime
 from tests.backends.programs import on
@@ -191,6 +193,37 @@ def test_a_checkpoint_is_resumed_only_where_its_adapter_is(
         tmp_path / "whole", asking, backend=adapted.merged["one"], answer=" Yes."
     )
     assert run.value == wanted.value
+
+
+def test_a_resumed_run_forks_with_the_adapters_of_before() -> None:
+    ops: list[Step] = [
+        wire.Open(1, "salt", lora="one"),
+        wire.Fork(1, (2, 3), "two"),
+        wire.Fork(1, (4,)),
+        wire.Close(3),
+    ]
+    assert needed(ops) == [ops[0], wire.Fork(1, (2,), "two"), wire.Fork(1, (4,))]
+
+
+def test_a_resumed_run_knows_which_adapter_gave_what(
+    adapted: Adapted, tales: dict[str, str], tmp_path: Path
+) -> None:
+    """The first answer is known, the second one is asked; each of its adapter."""
+
+    @lmprog.function
+    def both(s: lmprog.Branch) -> tuple[str, str]:
+        s.append(TEXT)
+        with s.copy(lora="two") as other:
+            first = other.gen(max_tokens=12, temperature=0, heal=False).value
+        s.pause("go on?")
+        with s.copy(lora="one") as other:
+            return first, other.gen(max_tokens=12, temperature=0, heal=False).value
+
+    file = tmp_path / "run"
+    with pytest.raises(lmprog.Paused):
+        both.using(backend=adapted.backend, checkpoint=file).run()
+    run = lmprog.resume(file, both, backend=adapted.backend, answer="yes")
+    assert run.value == (tales["two"], tales["one"])
 
 
 def test_what_is_kept_on_disk_is_an_adapters_own_by_its_content(

@@ -146,7 +146,7 @@ def needed(steps: list[Step]) -> list[Step]:
             children = tuple(child for child in step.children if child in wanted)
             if children:
                 wanted.add(step.branch)
-                kept.append(wire.Fork(step.branch, children))
+                kept.append(wire.Fork(step.branch, children, step.lora))
         elif isinstance(step, wire.Append) and step.branch in wanted:
             wanted |= {piece.branch for piece in step.pieces if isinstance(piece, wire.Gained)}
             kept.append(step)
