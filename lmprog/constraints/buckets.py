@@ -28,7 +28,7 @@ from lmprog.constraints.leaves import Leaf
 from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.trie import NODE, Trie, build_trie
 
-FORMAT = f"8-{unicodedata.unidata_version}"
+FORMAT = f"9-{unicodedata.unidata_version}"
 """Part of the file's name: raised whenever the index changes. The groups depend on Python's
 Unicode.
 """
@@ -117,6 +117,8 @@ class Bucket:
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
     buckets: tuple[Bucket, ...]
+    in_order: NDArray[np.int32]
+    """The tokens that have bytes, sorted by these; of equal ones the lowest id first."""
 
 
 def build_index(tokens: Sequence[bytes | None]) -> Index:
@@ -137,7 +139,9 @@ def build_index(tokens: Sequence[bytes | None]) -> Index:
                 mask, lead, build_trie(pairs), ids[np.argsort(lengths[ids], kind="stable")], lengths
             )
         )
-    return Index(tuple(_with_bits(bucket, (len(tokens) + 31) // 32) for bucket in made))
+    texts = sorted((token, i) for i, token in enumerate(tokens) if token)
+    in_order = np.array([i for _, i in texts], np.int32)
+    return Index(tuple(_with_bits(bucket, (len(tokens) + 31) // 32) for bucket in made), in_order)
 
 
 def _kind(token: bytes, group_of: dict[str, int]) -> tuple[tuple[int, bool], int]:
@@ -206,6 +210,7 @@ def arrays_of(index: Index) -> dict[str, NDArray[np.generic]]:
         "order": np.concatenate([np.zeros(0, np.int32), *(b.trie.order for b in buckets)]),
         "by_length": np.concatenate([np.zeros(0, np.int32), *(b.by_length for b in buckets)]),
         "length_start": np.concatenate([np.zeros(0, np.int32), *(b.length_start for b in buckets)]),
+        "in_order": index.in_order,
     }
 
 
@@ -224,4 +229,4 @@ def index_of(arrays: Mapping[str, NDArray[np.generic]], num_words: int) -> Index
         trie = Trie(nodes[n:n_end], order[o:o_end], deepest)
         bucket = Bucket(mask, bool(lead), trie, by_length[o:o_end], starts[s:s_end], None)
         found.append(_with_bits(bucket, num_words))
-    return Index(tuple(found))
+    return Index(tuple(found), arrays["in_order"].astype(np.int32))

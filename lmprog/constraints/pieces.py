@@ -23,10 +23,15 @@ class Pieces:
     special.
     """
 
-    def __init__(self, tokens: Sequence[bytes | None]) -> None:
-        pairs = sorted((piece, token) for token, piece in enumerate(tokens) if piece)
-        self._texts = [piece for piece, _ in pairs]
-        self._order = np.array([token for _, token in pairs], np.int32)
+    def __init__(
+        self, tokens: Sequence[bytes | None], in_order: NDArray[np.int32] | None = None
+    ) -> None:
+        """`in_order`: the tokens with bytes, sorted by these and by id, where that is known."""
+        if in_order is None:
+            pairs = sorted((piece, token) for token, piece in enumerate(tokens) if piece)
+            in_order = np.array([token for _, token in pairs], np.int32)
+        self._texts = [piece for token in in_order.tolist() if (piece := tokens[token])]
+        self._order = in_order
         self._known = frozenset(self._texts)
         self._tokens = tuple(tokens)
         self._num_words = (len(tokens) + 31) // 32

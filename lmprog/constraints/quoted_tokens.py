@@ -29,7 +29,7 @@ class QuotedTokens:
     """A vocabulary's tokens by the quotes and commas in them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.pieces = Pieces(vocabulary.tokens)
+        self.pieces = Pieces(vocabulary.tokens, vocabulary.index.in_order)
         tokens = [(i, one) for i, one in enumerate(vocabulary.tokens) if one]
         quoted = [(i, one) for i, one in tokens if b'"' in one]
         self.first = int_array([i for i, one in quoted if one[0] == QUOTE])

@@ -99,7 +99,10 @@ class Vocabulary:
     @functools.cached_property
     def ordered(self) -> list[bytes]:
         """The distinct bytes of all tokens, sorted, so that common prefixes are adjacent."""
-        return sorted({token for token in self._tokens if token})
+        tokens = self._tokens
+        texts = [token for i in self.index.in_order.tolist() if (token := tokens[i])]
+        has_twins = len(texts) > len(self.alphabet.tokens)
+        return list(dict.fromkeys(texts)) if has_twins else texts
 
     @functools.cached_property
     def longest(self) -> int:

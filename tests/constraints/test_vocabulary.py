@@ -18,6 +18,7 @@ from lmprog.constraints import vocabulary as module
 from lmprog.constraints.buckets import Bucket, groups
 from lmprog.constraints.charset import contains, union
 from lmprog.constraints.constraint import bit_row
+from lmprog.constraints.pieces import Pieces
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.trie import Trie, build_trie
 from lmprog.constraints.vocabulary import Vocabulary
@@ -50,6 +51,21 @@ def test_a_trie_holds_every_token_once_duplicates_included(rng: random.Random) -
 
 def whole(bucket: Bucket) -> list[tuple[bytes, int]]:
     return [(b" " + text if bucket.lead else text, i) for text, i in read_back(bucket.trie)]
+
+
+def test_tokens_are_in_order_of_their_bytes_with_and_without_the_cache(
+    rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
+    for alphabet in (b"ab\0\xff", bytes(range(256))):  # with twins, and hardly any
+        drawn = [bytes(rng.choices(alphabet, k=rng.randint(1, 6))) for _ in range(300)]
+        tokens = [None, *drawn, b""]
+        for _ in range(2):  # the second time from the file
+            made = Vocabulary(tokens, [0])
+            assert made.ordered == sorted(set(drawn))
+            found, known = Pieces(made.tokens, made.index.in_order), Pieces(made.tokens)
+            assert [found.at(i) for i in range(300)] == [known.at(i) for i in range(300)]
+    assert len(list(tmp_path.rglob("*.npz"))) >= 2
 
 
 def test_buckets_hold_each_token_once_with_those_of_the_same_groups(small: Vocabulary) -> None:
