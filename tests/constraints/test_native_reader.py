@@ -17,13 +17,13 @@ from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.inspect import accepts
-from lmprog.constraints.net import NetBuilder, Node
+from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema import entry
 from lmprog.constraints.schema.build import SchemaBuilder
 from lmprog.constraints.schema.entry import schema_node
+from lmprog.constraints.schema.frequent import FrequentSchemas
 from lmprog.constraints.schema.native_reader import NativeReader
-from lmprog.constraints.schema.schema_document import Document
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, RequestRejected
 from tests.constraints.schema_cases import KEYWORDS
@@ -120,7 +120,7 @@ def in_python(
     spec: wire.JsonSchema, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> RegularConstraint | str:
     with monkeypatch.context() as patch:
-        patch.setattr(entry, "frequent_reader", lambda _: None)
+        patch.setattr(FrequentSchemas, "of", lambda *_: None)
         return outcome(spec, vocabulary)
 
 
@@ -256,14 +256,18 @@ def test_nodes_that_are_taken_over_count_towards_the_limit() -> None:
         schema_node(spec, NetBuilder(CompileLimits(max_nodes=300)), CompileLimits(max_nodes=300))
 
 
-def test_a_builder_that_reads_natively_is_freed_as_soon_as_it_is_done() -> None:
-    text = json.dumps(THROUGH_BOTH_READERS)
-    spec = wire.JsonSchema(text)
+def test_a_builder_that_is_asked_is_freed_as_soon_as_it_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alive: list[weakref.ref[SchemaBuilder]] = []
+
+    class Watched(SchemaBuilder):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(entry, "SchemaBuilder", Watched)
     net = NetBuilder()
-    reader = entry.frequent_reader(spec)
-    builder = SchemaBuilder(Document(text), spec, net, CompileLimits(), reader=reader)
-    root: Node = builder.compile_document()
-    assert root < len(net.kinds)
-    alive = weakref.ref(builder)
-    del builder
-    assert alive() is None
+    schema_node(wire.JsonSchema(json.dumps(THROUGH_BOTH_READERS)), net, CompileLimits())
+    assert alive
+    assert [one() for one in alive] == [None] * len(alive)

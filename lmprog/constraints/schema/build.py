@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from lmprog import wire
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong
-from lmprog.constraints.expression import ANYTHING
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
@@ -28,16 +27,21 @@ from lmprog.constraints.schema.flat import (
     type_of,
     without_values,
 )
+from lmprog.constraints.schema.frequent import FrequentSchemas
 from lmprog.constraints.schema.instances import InstanceChecker
 from lmprog.constraints.schema.layout import Layout, white_space
 from lmprog.constraints.schema.literals import literal
-from lmprog.constraints.schema.native_reader import NativeReader
 from lmprog.constraints.schema.numbers import number_node
 from lmprog.constraints.schema.object_parts import ObjectParts
 from lmprog.constraints.schema.objects import ObjectBuilder
 from lmprog.constraints.schema.plain import plain_object, referred
-from lmprog.constraints.schema.schema_document import Document, Json, Located, json_of
-from lmprog.constraints.schema.shared_parts import SharedParts, is_worth_sharing, name_of
+from lmprog.constraints.schema.schema_document import Document, Json, Located
+from lmprog.constraints.schema.shared_parts import (
+    SHARED_PARTS,
+    is_worth_sharing,
+    name_of,
+    name_of_options,
+)
 from lmprog.constraints.schema.strings import text_set
 from lmprog.constraints.text_set import TextSet
 from lmprog.constraints.textset import lower_text_set
@@ -45,13 +49,9 @@ from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint
 
 _MAX_DEPTH = 120
 _MAX_INDENT = 40
-_SHARED_PARTS = SharedParts()
 _Key = tuple[int, tuple[str, ...]]
 """Of a conjunction: the depth, if that matters, and the names of its parts."""
-
-
-class PlaceMatters(Exception):
-    """A schema is refused that was read without its place: only with that the error can name it."""
+_ROOT: _Key = (0, ("#",))
 
 
 class SchemaBuilder:
@@ -65,9 +65,9 @@ class SchemaBuilder:
         limits: CompileLimits,
         formats: bool = True,
         shares: bool = True,
-        reader: NativeReader | None = None,
+        frequent: FrequentSchemas | None = None,
     ) -> None:
-        """`shares`: whether parts that many documents have may be those of others. `reader`: reads
+        """`shares`: whether parts that many documents have may be those of others. `frequent` reads
         what it can of this document."""
         self._document = document
         self._spec = spec
@@ -75,9 +75,8 @@ class SchemaBuilder:
         self._limits = limits
         self._formats = formats
         self._shares = shares
-        self._reader = reader
-        said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
-        self._options = SharedParts.name_of_options(*said, formats, limits)
+        self._frequent = frequent
+        self._options = name_of_options(spec, limits, formats)
         self._strict = spec.strict
         exact = Expander(document, weakly(self._are_disjoint), net.check)
         self._expander = exact if spec.strict else exact.lenient(net.leave_out)
@@ -93,13 +92,17 @@ class SchemaBuilder:
         self._open: dict[_Key, Node | None] = {}
         self._compared: dict[tuple[str, str], bool] = {}
 
-    def compile_document(self) -> Node:
-        root_key = (0, ("#",))
-        if self._reader is not None:
-            node = self._opened(root_key, lambda: self._read_natively("#"))
-            if node is not None:
-                return node
-        return self.compile([self._document.root], 0)
+    def compile_at(self, path: str) -> Node:
+        """The node of the schema at a path of the document."""
+        return self.compile([self._document.at(path)], 0)
+
+    def open_root(self) -> None:
+        """Says that the document's root is being made, by whoever asks for parts of it."""
+        self._open[_ROOT] = None
+
+    def close_root(self, node: Node) -> None:
+        """That is done."""
+        self._close(_ROOT, node)
 
     def compile(self, schemas: Sequence[Located], depth: int) -> Node:
         """The node of all values that every one of `schemas` accepts; text in brackets is at
@@ -127,56 +130,24 @@ class SchemaBuilder:
             )
         if self._strict and self._shares and all(map(is_worth_sharing, schemas, named)):
             shared = (key, self._options)
-            made = _SHARED_PARTS.get(shared, lambda: self._part(schemas, depth))
+            made = SHARED_PARTS.get(shared, lambda: self._part(schemas, depth))
             node = self._built[key] = self._net.part(made)
             return node
-        made_node = self._opened(
-            key, lambda: self._if_possible(lambda: self._conjunction(schemas, depth))
-        )
-        assert made_node is not None, "whatever is not read natively is read here"
-        return made_node
-
-    def _opened(self, key: _Key, make: Callable[[], Node | None]) -> Node | None:
-        """What `make` makes under a key, by which it may be referred to meanwhile."""
         self._open[key] = None
-        node = make()
+        node = self._if_possible(lambda: self._conjunction(schemas, depth))
+        self._close(key, node)
+        return node
+
+    def _close(self, key: _Key, node: Node) -> None:
         hole = self._open.pop(key)
-        if node is None:
-            assert hole is None, "nothing was made, so nothing refers to it"
-            return None
         if hole is not None:
             self._net.fill(hole, node)
         self._built[key] = node
-        return node
-
-    def _read_natively(self, path: str) -> Node | None:
-        """None where the kernel does not read this schema."""
-        assert self._reader is not None
-        return self._reader.node(path, self._net, self._asked_for)
-
-    def _asked_for(self, kind: str, said: bytes) -> Node:
-        """The node of what the kernel leaves to this reader; see `native_reader.Answer`."""
-        if kind == "p":
-            return self.compile([self._document.at(said.decode())], 0)
-        if kind == "s":
-            return self._in_string.lower(ANYTHING)
-        try:
-            part = _SHARED_PARTS.get((said, self._options), lambda: self._part_of_text(said))
-        except CompileTooLong:
-            raise
-        except RequestRejected as error:
-            raise PlaceMatters from error
-        return self._net.part(part)
-
-    def _part_of_text(self, schema: bytes) -> NetPart:
-        value = json_of(schema.decode())
-        assert isinstance(value, dict)
-        return self._part([Located("#", "", value)], 0)
 
     def _conjunction(self, schemas: Sequence[Located], depth: int) -> Node:
         if len(schemas) == 1:
-            if self._reader is not None:
-                node = self._read_natively(schemas[0].path)
+            if self._frequent is not None:
+                node = self._frequent.node(schemas[0].path, self.compile_at)
                 if node is not None:
                     return node
             plain = plain_object(schemas[0])

@@ -1,18 +1,17 @@
 """The entry point: compiles a schema's text into one node of a net.
 
-Two readers share the work: the kernel takes what is frequent where it does (`native_reader.py`),
-and asks the one in Python (`build.py`), which reads everything, for the rest.
+Two readers share the work: the kernel takes what is frequent (`frequent.py`), and asks the one in
+Python (`build.py`), which reads everything, for the rest.
 """
 
 from __future__ import annotations
 
 from lmprog import wire
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.net import FAIL, NetBuilder, Node
-from lmprog.constraints.schema.build import PlaceMatters, SchemaBuilder
-from lmprog.constraints.schema.layout import SEPARATORS
-from lmprog.constraints.schema.native_reader import NativeReader
-from lmprog.constraints.schema.schema_document import Document
+from lmprog.constraints.net import FAIL, NetBuilder, NetPart, Node
+from lmprog.constraints.schema.build import SchemaBuilder
+from lmprog.constraints.schema.frequent import FrequentSchemas, PlaceMatters
+from lmprog.constraints.schema.schema_document import Document, Located, json_of
 from lmprog.errors import UnsupportedSchema
 
 
@@ -21,12 +20,16 @@ def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -
     large).
     """
     document = Document(spec.schema)
-    reader = frequent_reader(spec)
+    frequent = FrequentSchemas.of(
+        spec, net, limits, lambda said: _part_of_text(said, spec, net, limits)
+    )
     try:
-        try:
-            root = SchemaBuilder(document, spec, net, limits, reader=reader).compile_document()
-        except PlaceMatters:
-            root = SchemaBuilder(document, spec, net, limits).compile_document()
+        root = None if frequent is None else _shared_work(frequent, document, spec, net, limits)
+        if root is None:
+            builder = SchemaBuilder(document, spec, net, limits, frequent=frequent)
+            root = builder.compile([document.root], 0)
+    except PlaceMatters:
+        root = SchemaBuilder(document, spec, net, limits).compile([document.root], 0)
     except RecursionError as error:
         raise UnsupportedSchema("the schema nests too deeply", keyword="", path="#") from error
     if root == FAIL and net.left_out:
@@ -34,10 +37,35 @@ def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -
     return root
 
 
-def frequent_reader(spec: wire.JsonSchema) -> NativeReader | None:
-    """The kernel that reads what is frequent, where it does as the schema is to be read."""
-    separators = SEPARATORS.get(spec.whitespace)
-    is_usual = spec.strict and not spec.any_order and spec.whitespace_pattern is None
-    if separators is None or not is_usual:
-        return None
-    return NativeReader.of(spec.schema, *separators)
+def _shared_work(
+    frequent: FrequentSchemas,
+    document: Document,
+    spec: wire.JsonSchema,
+    net: NetBuilder,
+    limits: CompileLimits,
+) -> Node | None:
+    """The root as the kernel reads it; None where it does not. Most documents need no other reader:
+    it is made when it is first asked."""
+    made: list[SchemaBuilder] = []
+
+    def compile_at(path: str) -> Node:
+        if not made:
+            made.append(SchemaBuilder(document, spec, net, limits, frequent=frequent))
+            made[0].open_root()
+        return made[0].compile_at(path)
+
+    root = frequent.node("#", compile_at)
+    if made and root is not None:
+        made[0].close_root(root)
+    return root
+
+
+def _part_of_text(
+    schema: bytes, spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits
+) -> NetPart:
+    """A schema whose place does not matter, as a net of its own."""
+    own = NetBuilder(limits, net.check)
+    value = json_of(schema.decode())
+    assert isinstance(value, dict)
+    builder = SchemaBuilder(Document("true"), spec, own, limits, shares=False)
+    return own.sealed(builder.compile([Located("#", "", value)], 0))

@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable
 from decimal import Decimal
 from threading import Lock
 
+from lmprog import wire
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.net import NetPart
 from lmprog.constraints.schema.keywords import ANNOTATIONS
 from lmprog.constraints.schema.schema_document import Json, Located
@@ -52,14 +54,23 @@ class SharedParts:
                 self.num_bytes -= self._held.popitem(last=False)[1].num_bytes
         return found
 
-    @staticmethod
-    @functools.lru_cache(maxsize=64)
-    def name_of_options(*said: object) -> str:
-        """A text, for keys: its hash is computed once."""
-        return repr(said)
-
     def __len__(self) -> int:
         return len(self._held)
+
+
+SHARED_PARTS = SharedParts()
+"""Those of this process."""
+
+
+def name_of_options(spec: wire.JsonSchema, limits: CompileLimits, formats: bool) -> str:
+    """What beside a schema its part depends on, as a text, for keys: its hash is computed once."""
+    said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
+    return _name_of_options(*said, formats, limits)
+
+
+@functools.lru_cache(maxsize=64)
+def _name_of_options(*said: object) -> str:
+    return repr(said)
 
 
 def name_of(schema: Located) -> str:
