@@ -249,6 +249,20 @@ def test_what_is_refused_is_named_by_its_place(schema: Any, place: str, small: V
         compile_constraint(wire.JsonSchema(json.dumps(schema)), small)
 
 
+def test_reading_a_large_schema_can_be_stopped_again_and_again() -> None:
+    if native_reader("{}") is None:
+        pytest.skip("no compiler")
+    asked = 0
+
+    def count() -> None:
+        nonlocal asked
+        asked += 1
+
+    text = json.dumps({"enum": [f"value {number}" for number in range(20_000)]})
+    schema_node(wire.JsonSchema(text), NetBuilder(check=count), CompileLimits())
+    assert asked >= 20
+
+
 def test_nodes_that_are_taken_over_count_towards_the_limit() -> None:
     names = {f"name{number}": {"type": "null"} for number in range(200)}
     spec = wire.JsonSchema(json.dumps({"type": "object", "properties": names}))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmprog import native
+from lmprog.constraints.constraint import Check
 from lmprog.constraints.leaves import AllBut, LeafSource
 from lmprog.constraints.net import NetBuilder, NewNodes, Node
 from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, REFUSED
@@ -23,6 +24,7 @@ from lmprog.constraints.schema.keywords import ASSERTIONS
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _MEMORY = -1
 _TEXT = 1
+_LEAVES_PER_CHECK = 1000
 _SAYING = [*ASSERTIONS, *APPLICATORS, *sorted(REFUSED), *sorted(CLOSING)]
 """All keywords that say anything about validity, but those that are our own."""
 
@@ -115,6 +117,7 @@ class NativeReader:
             if planned == _MEMORY:
                 raise MemoryError("no memory for the nodes of a schema")
             return None
+        net.check()
         for one in ctypes.string_at(wanted.texts, wanted.length).split(b"\0")[:-1]:
             number, _, said = one.partition(b" ")
             made = answer(chr(said[0]), said[1:])
@@ -128,22 +131,17 @@ class NativeReader:
         )
         if done < 0:
             raise MemoryError("no memory for the nodes of a schema")
+        net.check()
         if nodes.nodes:
             at = ctypes.string_at
             num_args, args = array("i"), array("i")
             num_args.frombytes(at(nodes.num_args, 4 * nodes.nodes))
             args.frombytes(at(nodes.args, 4 * nodes.all_args))
-            made = NewNodes(
-                at(nodes.kind, nodes.nodes),
-                num_args,
-                args,
-                self._leaves(),
-                bool(nodes.is_recursive),
-            )
-            net.adopt(made)
+            kinds, leaves = at(nodes.kind, nodes.nodes), self._leaves(net.check)
+            net.adopt(NewNodes(kinds, num_args, args, leaves, bool(nodes.is_recursive)))
         return Node(nodes.root)
 
-    def _leaves(self) -> list[LeafSource]:
+    def _leaves(self, check: Check) -> list[LeafSource]:
         nodes = self._nodes
         kinds = ctypes.string_at(nodes.leaf_kind, nodes.leaves)
         sizes = array("i")
@@ -151,7 +149,9 @@ class NativeReader:
         texts = ctypes.string_at(nodes.texts, nodes.texts_length)
         out: list[LeafSource] = []
         at = 0
-        for kind, size in zip(kinds, sizes, strict=True):
+        for number, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+            if number % _LEAVES_PER_CHECK == 0:
+                check()
             if kind == _TEXT:
                 out.append(texts[at : at + size])
                 at += size
