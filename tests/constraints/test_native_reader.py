@@ -17,7 +17,7 @@ from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.inspect import accepts
-from lmprog.constraints.net import NetBuilder
+from lmprog.constraints.net import EMPTY, NetBuilder
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema import entry
 from lmprog.constraints.schema.build import SchemaBuilder
@@ -261,6 +261,26 @@ def test_reading_a_large_schema_can_be_stopped_again_and_again() -> None:
     text = json.dumps({"enum": [f"value {number}" for number in range(20_000)]})
     schema_node(wire.JsonSchema(text), NetBuilder(check=count), CompileLimits())
     assert asked >= 20
+
+
+def test_the_end_of_pythons_stack_is_a_recursion_error_wherever_it_is_met() -> None:
+    found = native_reader(json.dumps(TREE))
+    if found is None:
+        pytest.skip("no compiler")
+
+    def deeper(left: int, reader: NativeReader) -> None:
+        if left:
+            deeper(left - 1, reader)
+        else:
+            reader.node("#/properties/value", net, lambda *_: EMPTY)
+
+    net, met = NetBuilder(), 0
+    for depth in range(700, 1000):  # so that each call of the reader is the last one once
+        try:
+            deeper(depth, found)
+        except RecursionError:
+            met += 1
+    assert met
 
 
 def test_nodes_that_are_taken_over_count_towards_the_limit() -> None:

@@ -105,6 +105,12 @@ class NativeReader:
     def node(self, path: str, net: NetBuilder, answer: Answer) -> Node | None:
         """The node of the schema at `path`; None where it is not read here. While `answer` makes a
         node it may ask for others of this document."""
+        try:
+            return self._node(path, net, answer)
+        except ctypes.ArgumentError as error:  # ctypes says so where it meets Python's own limit
+            raise RecursionError("schemas nest too deeply") from error
+
+    def _node(self, path: str, net: NetBuilder, answer: Answer) -> Node | None:
         kernel, document, wanted = self._kernel, self._document, self._wanted
         schema = 0
         if path != "#":
