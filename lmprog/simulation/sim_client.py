@@ -23,7 +23,7 @@ _WEIGHTS = {
     "refer": 3,
     "contest": 1,
 }
-FLOOD_OPS = 100
+FLOOD_OPS = 40
 ADAPTERS = {"one": "1", "two": "2"}
 """Those of worlds that have any, with their digests."""
 

@@ -52,7 +52,7 @@ class Scenario:
     num_handles: int = 0
     """Pages of a second tier; 0: there is none."""
     floods: float = 0.0
-    """Chance per client and step of a frame of a hundred questions that need no model."""
+    """Chance per client and step of a frame of forty questions that need no model."""
     pauses: float = 0.0
     """Chance per client and step that its programs think for some thirty steps."""
     seconds_per_look: float = 0.0
