@@ -20,6 +20,7 @@ from lmprog.native import compiler
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.programs.active_call import BeamRun
 from lmprog.runtime.text.tokenizer import HfTokenizer
 from lmprog.simulation import oracle
 from tests.model.checkpoints import Recipe
@@ -181,6 +182,20 @@ def test_losers_pages_are_free_at_once_and_all_others_in_the_end() -> None:
     assert 64 - free(talk) <= winner + 1, "what is left is the winner's"
     talk.ask(wire.Close(1, forget=True))
     assert talk.scheduler.tree.num_pinned == 0
+
+
+def test_a_text_keeps_its_last_beginning_and_no_earlier_ones() -> None:
+    talk = Talk()
+    talk.say(wire.Open(1), text(1, LONG), wire.Generate(1, 2, sampling()))
+    for _ in range(6):
+        talk.step()
+    run = talk.interpreter.clients[b"me"].calls[2].run
+    assert isinstance(run, BeamRun)
+    assert len(run.search.running) == BEAMS.width
+    for beam in run.search.running:
+        assert beam.before is not None
+        assert beam.before.before is None
+    assert set(run.pins) == {beam.before for beam in run.search.running}
 
 
 def test_a_cancelled_search_leaves_nothing_pinned_and_fails_its_call_once() -> None:

@@ -49,9 +49,8 @@ class Beam:
     """Its text, where that may end it; None where only tokens do."""
     total: float = 0.0
     """The sum of its tokens' log-probabilities."""
-    last: ScoredToken | None = None
     before: Beam | None = None
-    """What it is the continuation of, by `last`; None at the start."""
+    """What it is the continuation of; None at the start, and once others go on from it."""
 
     @property
     def is_complete(self) -> bool:
@@ -68,7 +67,7 @@ class Beam:
             task.logprobs = [*task.logprobs, scored]
         if stream is not None and added:
             stream.push(scored.token)
-        return Beam(tokens, task, stream, self.total + scored.logprob, scored, self)
+        return Beam(tokens, task, stream, self.total + scored.logprob, self)
 
 
 class BeamSearch:
@@ -111,6 +110,8 @@ class BeamSearch:
                 going.append(beam)
             elif rank < width:
                 ended.append(beam)
+        for beam in self.running:
+            beam.before = None  # else every text would keep all its beginnings
         self.num_steps += 1
         self.complete = sorted([*self.complete, *ended], key=self.score, reverse=True)[:width]
         self.running = going if going and self._may_improve(going[0]) else []
