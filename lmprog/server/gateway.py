@@ -177,10 +177,10 @@ class Gateway:
         if asked and asked != name and asked not in adapters:
             names = [name, *adapters]
             near = difflib.get_close_matches(asked, names, n=1)
+            guess = f"did you mean {near[0]!r}? This" if near else "this"
             raise refused(
-                f"The model {asked!r} does not exist; "
-                + (f"did you mean {near[0]!r}? " if near else "")
-                + f"This server serves {', '.join(map(repr, names))}.",
+                f"The model {asked!r} does not exist; {guess} server serves "
+                f"{', '.join(map(repr, names))}.",
                 "model",
                 "model_not_found",
                 404,
