@@ -19,7 +19,7 @@ BARS: Mapping[Family, float] = {
     Family.ARITHMETIC: 0.90,
     Family.DIALOGUE: 0.90,
     Family.TOOLS: 0.90,
-    Family.CALLS: 0.75,
+    Family.CALLS: 0.80,
     Family.CORRECTION: 0.70,
     Family.TAGGED: 0.90,
 }

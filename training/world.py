@@ -86,9 +86,9 @@ TRAINED_SHARES: Mapping[Maker, float] = {
     writing.one_tip: 1.2,
     writing.story: 1.2,
     writing.judge: 8,
-    calls.calls: 12,
+    calls.calls: 34,
     correction.correction: 13,
-    tagged.tagged: 10,
+    tagged.tagged: 20,
 }
 # What a young model is given instead: copying first, because everything else stands on it.
 YOUNG_SHARES: Mapping[Maker, float] = {

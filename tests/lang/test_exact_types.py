@@ -74,12 +74,19 @@ def test_a_valid_value_of_an_exact_type_can_be_generated() -> None:
         assert not made.accepts(text.replace("123.45", wrong)), wrong
 
 
-def test_a_set_that_must_not_be_smaller_than_its_list_is_refused_where_values_are_many() -> None:
-    tp = Annotated[set[int], pydantic.Field(min_length=2)]
+def test_a_set_that_must_not_be_smaller_than_its_list_is_refused_where_values_are_lists() -> None:
+    tp = Annotated[set[tuple[int, int]], pydantic.Field(min_length=2)]
     with pytest.raises(UnsupportedSchema, match="uniqueItems"):
         lmprog.constraint(type=pydantic.create_model("Model", field=(tp, ...)))
     with pytest.raises(UnsupportedSchema, match="uniqueItems"):
         lmprog.constraint(type=tp)
+
+
+def test_a_set_of_integers_that_must_have_two_has_two_that_differ() -> None:
+    made = lmprog.constraint(type=Annotated[set[int], pydantic.Field(min_length=2)])
+    assert made.accepts("[1, 2]")
+    assert not made.accepts("[1, 1]")
+    assert not made.accepts("[1]")
 
 
 def test_a_set_of_strings_that_must_have_two_has_two_that_differ() -> None:

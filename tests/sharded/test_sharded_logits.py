@@ -88,6 +88,7 @@ def test_ranks_read_their_parts_of_a_checkpoint(
     source = RandomSource(expected(shape), SEED)
     weights = {one: torch.from_numpy(source.array(one)).to(stored) for one in expected(shape)}
     safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     ranks = ThreadedRanks(shape, torch.float64, 2, tmp_path)
     wanted = Driver(Whole(shape, torch.float64, tmp_path), PAGE_SIZE).greedy(prompts(), 4)
     found = Driver(ranks, PAGE_SIZE).greedy(prompts(), 4)

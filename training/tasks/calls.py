@@ -12,7 +12,7 @@ from lmprog import wire
 from lmprog.calls.describing import function_shape, result_text, tools_text
 from lmprog.calls.writing import WrittenCall, written
 from training.document import ASSISTANT, END, SYSTEM, USER, Document, Family, Page
-from training.draw import Draw
+from training.draw import Draw, Split
 from training.tasks.memories import SMALL_TALK
 from training.tasks.offers import draw_offers
 from training.tasks.tool_offer import Offer, Parameter, Use
@@ -99,11 +99,12 @@ def _finisher(draw: Draw) -> Offer:
 def calls(draw: Draw) -> Document:
     """One to four tools, and one to four requests."""
     talk = _Talk(draw, draw_offers(draw, draw.one((1, 1, 2, 2, 2, 3, 4))))
+    both = 0.25 if draw.split is Split.HELD else 0.4
     for _ in range(draw.number(2, 5)):
         roll = draw.rng.random()
         if roll < 0.1:
             talk.chat()
-        elif roll < 0.25 and talk.finisher is None:
+        elif roll < both and talk.finisher is None:
             talk.ask_both()
         else:
             talk.ask()

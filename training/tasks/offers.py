@@ -10,6 +10,7 @@ from training.draw import Draw, Split, is_held
 from training.kinds import KINDS, PERSON
 from training.kinds.model import FieldType, Value, shown
 from training.passage import sentences
+from training.tasks import variety
 from training.tasks.services import SERVICES
 from training.tasks.tool_offer import JsonValue, Offer, Parameter, Use
 from training.words import SINGULARS
@@ -67,6 +68,7 @@ def _invented(draw: Draw) -> Offer:
         request = f"{verb.capitalize()} the {thing} {link} {told}."
         if draw.chance(0.3):
             request = f"Please {request[0].lower()}{request[1:]}"
+        request = variety.request(draw, request)
         return Use(request, dict(zip(keys, values, strict=True)), "done", "Done.")
 
     abouts = (f"{verb.capitalize()} the {thing}.", f"Can {verb} a {thing}.", "")
@@ -87,7 +89,12 @@ def _field(draw: Draw) -> Offer:
 
     told = key.replace("_", " ")
     abouts = (f"The {told} of a {kind.name}.", f"Finds the {told}.", "")
-    return Offer(name, draw.one(abouts), (Parameter(parameter, {"type": "string"}),), use)
+    return Offer(
+        variety.tool_name(draw, name),
+        draw.one(abouts),
+        (Parameter(parameter, {"type": "string"}),),
+        use,
+    )
 
 
 def _notes(draw: Draw) -> Offer:
@@ -116,7 +123,9 @@ def _notes(draw: Draw) -> Offer:
         told = " ".join(sentences(draw, record))
         return Use(field.question(draw, record.name), {key: record.name}, told, answer)
 
-    return Offer(name, draw.one(abouts), (Parameter(key, {"type": "string"}),), use)
+    return Offer(
+        variety.tool_name(draw, name), draw.one(abouts), (Parameter(key, {"type": "string"}),), use
+    )
 
 
 def draw_offers(draw: Draw, count: int) -> list[Offer]:

@@ -2,95 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from training.draw import Draw, Wording, ways
-from training.tasks.tool_offer import JsonValue, Offer, Parameter, Use
+from training.draw import Draw, ways
+from training.tasks.named_tools import Service, choice_of, computed, errand, note, number, text
 from training.words import COLOURS, DAYS, FOODS, GOODS, INSTRUMENTS, OPPOSITES, SINGULARS
-
-
-def _note(draw: Draw) -> str:
-    return draw.one(
-        (
-            f"I come on {draw.one(DAYS)}.",
-            f"The {draw.one(SINGULARS)} is in the {draw.listed(('kitchen', 'hall', 'garden'))}.",
-            f"Bring {draw.listed(FOODS)}.",
-            f"{draw.person()} has the {draw.one(SINGULARS)}.",
-            f"We meet in {draw.town()}.",
-            f"The code is {draw.number(100, 9999)}.",
-        )
-    )
-
-
-def _errand(draw: Draw) -> str:
-    return draw.one(
-        (
-            f"call {draw.person()}",
-            f"buy {draw.listed(FOODS)}",
-            f"go to {draw.town()}",
-            f"clean the {draw.one(SINGULARS)}",
-            f"bring {draw.person()} the {draw.one(SINGULARS)}",
-        )
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A parameter to be named: its possible names, its schema, and how its value is drawn."""
-
-    keys: tuple[str, ...]
-    draw: Callable[[Draw], JsonValue]
-    options: tuple[str, ...] = ()
-
-    def named(self, draw: Draw) -> Parameter:
-        if self.options:
-            return Parameter(self.keys[0], {"enum": list(self.options)})
-        kind = type(self.draw(draw))
-        return Parameter(draw.one(self.keys), {"type": "integer" if kind is int else "string"})
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A tool to be named. In requests and replies `{0}`, `{1}` are the arguments, `{r}` the result."""
-
-    names: tuple[str, ...]
-    abouts: tuple[str, ...]
-    slots: tuple[Slot, ...]
-    requests: Wording
-    replies: tuple[str, ...]
-    result: Callable[[Draw, list[JsonValue]], str] = lambda draw, values: "done"
-
-    def offer(self, draw: Draw) -> Offer:
-        """It, under names of this document."""
-        parameters = tuple(slot.named(draw) for slot in self.slots)
-        reply = self.replies[0]
-
-        def use(draw: Draw) -> Use:
-            values = [slot.draw(draw) for slot in self.slots]
-            result = self.result(draw, values)
-            arguments = {p.key: value for p, value in zip(parameters, values, strict=True)}
-            request = draw.template(self.requests).format(*values)
-            return Use(request, arguments, result, reply.format(*values, r=result))
-
-        return Offer(draw.one(self.names), draw.one(self.abouts), parameters, use)
-
-
-def _from(*values: str) -> Slot:
-    return Slot((values[0],), lambda draw: draw.one(values[1:]), values[1:])
-
-
-def _number(keys: str, low: int, high: int) -> Slot:
-    return Slot(tuple(keys.split()), lambda draw: draw.number(low, high))
-
-
-def _text(keys: str, make: Callable[[Draw], str]) -> Slot:
-    return Slot(tuple(keys.split()), make)
-
-
-def _computed(operator: Callable[[int, int], int]) -> Callable[[Draw, list[JsonValue]], str]:
-    return lambda draw, values: str(operator(int(values[0]), int(values[1])))
-
 
 _PERSON = "name person who"
 _TOWN = "town city place location"
@@ -100,7 +14,7 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("add", "sum_of", "add_numbers", "plus"),
         ("Adds two numbers.", "The sum of two numbers.", "Computes a + b."),
-        (_number("a x first", 2, 999), _number("b y second", 2, 999)),
+        (number("a x first", 2, 999), number("b y second", 2, 999)),
         ways(
             "What is {0} + {1}?",
             "Add {0} and {1}.",
@@ -108,15 +22,20 @@ SERVICES: tuple[Service, ...] = (
             "{0} + {1} = ?",
             "Compute {0} + {1}.",
             "I need the sum of {0} and {1}.",
+            "Sum up {0} and {1}.",
+            "{0} and {1}, what is that together?",
+            "How much do {0} and {1} make?",
+            "Calculate {0} + {1}.",
+            "Put {0} and {1} together.",
             held=("How much is {0} plus {1}?", "Please add {0} and {1}."),
         ),
         ("{r}",),
-        _computed(lambda a, b: a + b),
+        computed(lambda a, b: a + b),
     ),
     Service(
         ("subtract", "difference", "minus", "subtract_numbers"),
         ("Subtracts b from a.", "The difference of two numbers.", "Computes a - b."),
-        (_number("a x first", 50, 999), _number("b y second", 2, 49)),
+        (number("a x first", 50, 999), number("b y second", 2, 49)),
         ways(
             "What is {0} - {1}?",
             "Subtract {1} from {0}.",
@@ -124,15 +43,19 @@ SERVICES: tuple[Service, ...] = (
             "{0} - {1} = ?",
             "Compute {0} - {1}.",
             "Take {1} away from {0}.",
+            "What is left of {0} without {1}?",
+            "Calculate {0} - {1}.",
+            "{0} less {1}, what is that?",
+            "What remains when {1} is taken from {0}?",
             held=("How much is {0} minus {1}?", "Please subtract {1} from {0}."),
         ),
         ("{r}",),
-        _computed(lambda a, b: a - b),
+        computed(lambda a, b: a - b),
     ),
     Service(
         ("multiply", "product", "times", "multiply_numbers"),
         ("Multiplies two numbers.", "The product of two numbers.", "Computes a * b."),
-        (_number("a x first", 2, 99), _number("b y second", 2, 99)),
+        (number("a x first", 2, 99), number("b y second", 2, 99)),
         ways(
             "What is {0} * {1}?",
             "Multiply {0} by {1}.",
@@ -140,21 +63,29 @@ SERVICES: tuple[Service, ...] = (
             "{0} * {1} = ?",
             "Compute {0} * {1}.",
             "I need the product of {0} and {1}.",
+            "Calculate {0} * {1}.",
+            "{0} times {1}, what is that?",
+            "How much do {0} times {1} make?",
+            "Take {0} times {1}.",
             held=("How much is {0} times {1}?", "Please multiply {0} by {1}."),
         ),
         ("{r}",),
-        _computed(lambda a, b: a * b),
+        computed(lambda a, b: a * b),
     ),
     Service(
         ("get_weather", "weather", "weather_in", "check_weather"),
         ("The weather in a town.", "Says how the weather is.", "Current weather of a place."),
-        (_text(_TOWN, Draw.town),),
+        (text(_TOWN, Draw.town),),
         ways(
             "How is the weather in {0}?",
             "What is the weather in {0}?",
             "Weather in {0}?",
             "Tell me the weather in {0}.",
             "Is it nice outside in {0}?",
+            "Does it rain in {0}?",
+            "Will I need a coat in {0}?",
+            "Say how the weather in {0} is.",
+            "I travel to {0}. How is the weather?",
             held=("What is the weather like in {0}?", "How is the weather in {0} now?"),
         ),
         ("The weather in {0} is {r}.",),
@@ -165,13 +96,17 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("get_temperature", "temperature", "temperature_in"),
         ("The temperature in a town.", "Degrees at a place.", "Measures how warm it is."),
-        (_text(_TOWN, Draw.town),),
+        (text(_TOWN, Draw.town),),
         ways(
             "How warm is it in {0}?",
             "What is the temperature in {0}?",
             "How cold is {0}?",
             "How many degrees has {0}?",
             "Temperature of {0}?",
+            "Is {0} hot or cold?",
+            "Say how warm {0} is.",
+            "What are the degrees in {0}?",
+            "I want to know the temperature in {0}.",
             held=("How warm is it now in {0}?", "Tell me the temperature in {0}."),
         ),
         ("It is {r} degrees in {0}.",),
@@ -181,8 +116,8 @@ SERVICES: tuple[Service, ...] = (
         ("send_message", "message", "write_to", "send_text"),
         ("Sends a message to a person.", "Writes to somebody.", "Sends a text."),
         (
-            _text("to receiver person name", Draw.person),
-            _text("text message body", lambda d: _note(d)),
+            text("to receiver person name", Draw.person),
+            text("text message body", note),
         ),
         ways(
             "Send {0} the message: {1}",
@@ -191,6 +126,11 @@ SERVICES: tuple[Service, ...] = (
             "Send this to {0}: {1}",
             "Message {0}: {1}",
             "Let {0} know: {1}",
+            "A message for {0}: {1}",
+            "This goes to {0}: {1}",
+            "Give {0} these words: {1}",
+            "{0} has to know: {1}",
+            "Text {0}: {1}",
             held=("Send a message to {0}: {1}", "Please tell {0}: {1}"),
         ),
         ("The message to {0} is sent.",),
@@ -198,7 +138,7 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("call_person", "phone", "make_call", "dial"),
         ("Calls a person by phone.", "Makes a phone call.", "Phones somebody."),
-        (_text(_PERSON, Draw.person),),
+        (text(_PERSON, Draw.person),),
         ways(
             "Call {0}.",
             "Phone {0}.",
@@ -206,6 +146,11 @@ SERVICES: tuple[Service, ...] = (
             "I want to talk to {0}.",
             "Make a call to {0}.",
             "Ring {0}.",
+            "Dial the number of {0}.",
+            "I must speak with {0}.",
+            "Get {0} on the phone.",
+            "Have {0} on the line for me.",
+            "A call to {0}.",
             held=("Give {0} a call.", "Please phone {0}."),
         ),
         ("I called {0}.",),
@@ -213,13 +158,18 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("set_timer", "start_timer", "timer"),
         ("Sets a timer.", "Starts a timer of some minutes.", "Rings after some minutes."),
-        (_number("minutes length duration", 1, 90),),
+        (number("minutes length duration", 1, 90),),
         ways(
             "Set a timer for {0} minutes.",
             "Start a timer of {0} minutes.",
             "Timer: {0} minutes.",
             "Tell me when {0} minutes are over.",
             "Ring in {0} minutes.",
+            "Count down {0} minutes.",
+            "{0} minutes from now, ring.",
+            "Let me know after {0} minutes.",
+            "A timer, {0} minutes.",
+            "The eggs need {0} minutes. Set a timer.",
             held=("Please set a timer of {0} minutes.", "I need a timer for {0} minutes."),
         ),
         ("The timer is set to {0} minutes.",),
@@ -227,12 +177,16 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("set_alarm", "wake_up", "alarm"),
         ("Sets an alarm.", "Wakes you at an hour.", "Rings at an hour of the day."),
-        (_number("hour time at", 1, 12), _from("part", "morning", "evening")),
+        (number("hour time at", 1, 12), choice_of("part", "morning", "evening")),
         ways(
             "Set an alarm for {0} in the {1}.",
             "Wake me at {0} in the {1}.",
             "Ring at {0} in the {1}.",
             "Alarm at {0} in the {1}.",
+            "I want to get up at {0} in the {1}.",
+            "Get me out of bed at {0} in the {1}.",
+            "An alarm for {0} in the {1}.",
+            "I have to be awake at {0} in the {1}.",
             held=("Please wake me at {0} in the {1}.",),
         ),
         ("The alarm is set for {0} in the {1}.",),
@@ -241,8 +195,8 @@ SERVICES: tuple[Service, ...] = (
         ("buy", "order", "order_item", "add_to_cart"),
         ("Buys things.", "Orders an article.", "Puts something into the cart."),
         (
-            _text(_THING, lambda d: d.listed((*GOODS, *FOODS))),
-            _number("count amount number", 2, 40),
+            text(_THING, lambda d: d.listed((*GOODS, *FOODS))),
+            number("count amount number", 2, 40),
         ),
         ways(
             "Buy {1} {0}.",
@@ -251,6 +205,11 @@ SERVICES: tuple[Service, ...] = (
             "Get me {1} {0}.",
             "Please order {1} {0}.",
             "Put {1} {0} into the cart.",
+            "We are out of {0}. Get {1}.",
+            "Could we have {1} {0}?",
+            "{1} {0} for me.",
+            "I would take {1} {0}.",
+            "My order: {1} {0}.",
             held=("I want to buy {1} {0}.", "Please buy {1} {0}."),
         ),
         ("I ordered {1} {0}.",),
@@ -258,13 +217,18 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("get_price", "price_of", "price", "cost_of"),
         ("The price of an article.", "What something costs.", "Looks up a price."),
-        (_text(_THING, lambda d: d.listed(SINGULARS)),),
+        (text(_THING, lambda d: d.listed(SINGULARS)),),
         ways(
             "How much is the {0}?",
             "What does the {0} cost?",
             "What is the price of the {0}?",
             "Price of the {0}?",
             "Tell me the price of the {0}.",
+            "Is the {0} expensive?",
+            "The {0}, what is its price?",
+            "Say what the {0} costs.",
+            "What do they ask for the {0}?",
+            "For how much is the {0} sold?",
             held=("How much does the {0} cost?", "What do I pay for the {0}?"),
         ),
         ("The {0} costs {r}.",),
@@ -273,13 +237,18 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("play_music", "play", "play_song"),
         ("Plays music.", "Plays a song by its title.", "Starts a song."),
-        (_text("title song name", Draw.title),),
+        (text("title song name", Draw.title),),
         ways(
             "Play {0}.",
             "Play the song {0}.",
             "I want to hear {0}.",
             "Put on {0}.",
             "Start the song {0}.",
+            "Let me hear {0}.",
+            "{0} is the song that I want.",
+            "Begin with {0}.",
+            "Some music: {0}.",
+            "Turn on {0}.",
             held=("Please play {0}.", "I would like to hear {0}."),
         ),
         ("Now playing {0}.",),
@@ -288,11 +257,11 @@ SERVICES: tuple[Service, ...] = (
         ("switch", "switch_device", "set_device"),
         ("Turns a device on or off.", "Switches something.", "Sets the state of a device."),
         (
-            _text(
+            text(
                 "device thing name",
                 lambda d: d.listed(("light", "fan", "radio", "lamp", "oven", "heater", "pump")),
             ),
-            _from("state", "on", "off"),
+            choice_of("state", "on", "off"),
         ),
         ways(
             "Turn {1} the {0}.",
@@ -300,6 +269,10 @@ SERVICES: tuple[Service, ...] = (
             "Turn the {0} {1}.",
             "Switch the {0} {1}.",
             "I want the {0} {1}.",
+            "The {0} should be {1}.",
+            "Set the {0} to {1}.",
+            "Is the {0} {1}? Switch it {1}.",
+            "{0} {1}, now.",
             held=("Please turn {1} the {0}.",),
         ),
         ("The {0} is {1}.",),
@@ -308,16 +281,20 @@ SERVICES: tuple[Service, ...] = (
         ("set_light", "light_color", "color_room"),
         ("Sets the colour of a light.", "Changes the light of a room."),
         (
-            _text(
+            text(
                 "room place", lambda d: d.listed(("kitchen", "hall", "cellar", "office", "attic"))
             ),
-            _text("colour color", lambda d: d.listed(COLOURS)),
+            text("colour color", lambda d: d.listed(COLOURS)),
         ),
         ways(
             "Make the light in the {0} {1}.",
             "Set the light of the {0} to {1}.",
             "I want {1} light in the {0}.",
             "Color the light of the {0} {1}.",
+            "Change the light in the {0} to {1}.",
+            "The {0} should have {1} light.",
+            "Light the {0} in {1}.",
+            "Give the {0} a {1} light.",
             held=("Please make the light of the {0} {1}.",),
         ),
         ("The light in the {0} is {1} now.",),
@@ -325,12 +302,17 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("remind", "add_reminder", "set_reminder", "reminder"),
         ("Reminds you on a day.", "Adds a reminder.", "Keeps a reminder for a day."),
-        (_text("text what about", lambda d: _errand(d)), _from("day", *DAYS)),
+        (text("text what about", errand), choice_of("day", *DAYS)),
         ways(
             "Remind me to {0} on {1}.",
             "On {1}, remind me to {0}.",
             "I have to {0} on {1}. Remind me.",
             "Reminder for {1}: {0}",
+            "On {1} I must {0}. Keep that for me.",
+            "Do not let me forget to {0} on {1}.",
+            "Keep in mind for {1}: {0}",
+            "On {1} say to me: {0}",
+            "Remember that I have to {0} on {1}.",
             held=("Please remind me on {1} to {0}.",),
         ),
         ("I will remind you on {1}.",),
@@ -338,12 +320,16 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("book_table", "reserve_table", "book"),
         ("Books a table.", "Reserves a table in a restaurant.", "Books seats for dinner."),
-        (_text("restaurant place name", Draw.title), _number("people seats guests", 2, 12)),
+        (text("restaurant place name", Draw.title), number("people seats guests", 2, 12)),
         ways(
             "Book a table at {0} for {1} people.",
             "Reserve a table for {1} at {0}.",
             "I need a table at {0} for {1}.",
             "A table for {1} at {0}, please.",
+            "We are {1} and want to eat at {0}. Book a table.",
+            "Get us a table at {0}, we are {1}.",
+            "Dinner at {0} for {1}. Reserve it.",
+            "Arrange a table for {1} people in {0}.",
             held=("Please book a table for {1} people at {0}.",),
         ),
         ("A table for {1} at {0} is booked.",),
@@ -351,13 +337,18 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("find_train", "train", "book_train", "trains"),
         ("Finds a train.", "Trains from one town to another.", "Looks for a train between towns."),
-        (_text("start from origin", Draw.town), _text("goal to destination", Draw.town)),
+        (text("start from origin", Draw.town), text("goal to destination", Draw.town)),
         ways(
             "Find a train from {0} to {1}.",
             "How do I get from {0} to {1}?",
             "I want to go from {0} to {1}.",
             "Which train goes from {0} to {1}?",
             "I have to travel to {1} from {0}.",
+            "Show me trains from {0} to {1}.",
+            "From {0} to {1} by train, when?",
+            "I am in {0} and must be in {1}. Find a train.",
+            "The next train from {0} to {1}?",
+            "Look for a train that goes to {1} from {0}.",
             held=("When does a train go from {0} to {1}?", "Is there a train from {0} to {1}?"),
         ),
         ("The train from {0} to {1} leaves at {r}.",),
@@ -366,11 +357,15 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("opposite", "opposite_of", "antonym"),
         ("The opposite of a word.", "Finds the opposite."),
-        (_text("word term", lambda d: d.one(OPPOSITES)[0]),),
+        (text("word term", lambda d: d.one(OPPOSITES)[0]),),
         ways(
             "What is the opposite of {0}?",
             "Opposite of {0}?",
             "Say the opposite of {0}.",
+            "Which word is the opposite of {0}?",
+            "Find the opposite of {0}.",
+            "{0}: what is its opposite?",
+            "Not {0}, but?",
             held=("Tell me the opposite of {0}.",),
         ),
         ("The opposite of {0} is {r}.",),
@@ -380,8 +375,8 @@ SERVICES: tuple[Service, ...] = (
         ("translate", "translate_word", "say_in"),
         ("Translates a word.", "Says a word in a language."),
         (
-            _text("word text", Draw.word),
-            _from("language", "French", "German", "Spanish", "Latin"),
+            text("word text", Draw.word),
+            choice_of("language", "French", "German", "Spanish", "Latin"),
         ),
         ways(
             "Translate {0} into {1}.",
@@ -389,6 +384,10 @@ SERVICES: tuple[Service, ...] = (
             "How do you say {0} in {1}?",
             "{0} in {1}?",
             "Say {0} in {1}.",
+            "The {1} word for {0}?",
+            "How is {0} called in {1}?",
+            "Give me {0} in {1}.",
+            "I want {0} in {1}.",
             held=("Please translate {0} to {1}.",),
         ),
         ("{0} is {r} in {1}.",),
@@ -397,13 +396,18 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("write_note", "note", "save_note", "add_note"),
         ("Keeps a note.", "Saves a text.", "Writes something down."),
-        (_text("text note content", lambda d: _note(d)),),
+        (text("text note content", note),),
         ways(
             "Note this: {0}",
             "Write down: {0}",
             "Keep this: {0}",
             "Save this note: {0}",
             "Make a note: {0}",
+            "Remember this: {0}",
+            "Put into my notes: {0}",
+            "A note: {0}",
+            "This should not be forgotten: {0}",
+            "Take this down: {0}",
             held=("Please write down: {0}", "Please note: {0}"),
         ),
         ("I wrote it down.",),
@@ -411,12 +415,16 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("search", "web_search", "search_for", "find"),
         ("Searches for words.", "Finds pages about something.", "Searches the web."),
-        (_text("query words text", lambda d: f"{d.listed(COLOURS)} {d.listed(GOODS)}"),),
+        (text("query words text", lambda d: f"{d.listed(COLOURS)} {d.listed(GOODS)}"),),
         ways(
             "Search for {0}.",
             "Find pages about {0}.",
             "Look for {0} in the web.",
             "Search the web for {0}.",
+            "What is there about {0}?",
+            "Are there pages on {0}?",
+            "I want to read about {0}.",
+            "Show me pages with {0}.",
             held=("Please search for {0}.",),
         ),
         ("There are {r} pages about {0}.",),
@@ -425,11 +433,15 @@ SERVICES: tuple[Service, ...] = (
     Service(
         ("find_teacher", "teacher", "teacher_of"),
         ("Finds a teacher of an instrument.", "Who teaches an instrument."),
-        (_text("instrument what", lambda d: d.listed(INSTRUMENTS)), _text(_TOWN, Draw.town)),
+        (text("instrument what", lambda d: d.listed(INSTRUMENTS)), text(_TOWN, Draw.town)),
         ways(
             "Who teaches the {0} in {1}?",
             "Find a {0} teacher in {1}.",
             "I want to learn the {0} in {1}.",
+            "Is there a teacher of the {0} in {1}?",
+            "Who can teach me the {0} in {1}?",
+            "Look for somebody in {1} who teaches the {0}.",
+            "Lessons on the {0} in {1}: with whom?",
             held=("I need a teacher for the {0} in {1}.",),
         ),
         ("{r} teaches the {0} in {1}.",),

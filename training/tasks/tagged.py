@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.document import ASSISTANT, END, SYSTEM, USER, Document, Family, Page
-from training.draw import Draw, ways
+from training.draw import Draw, Split, ways
 from training.passage import draw_passage
 from training.tasks import reading
 
@@ -34,6 +34,8 @@ _ANSWERS = ("answer", "result", "final", "out", "value")
 def _chain(draw: Draw) -> tuple[str, str, str]:
     """A sum of three numbers, its steps, its value."""
     x, y = draw.pair("+")
+    while draw.split is Split.TRAIN and x + y < 150 and draw.chance(0.4):
+        x, y = draw.pair("+")  # sums beyond 200 are rare otherwise
     z = draw.number(1, 20)
     question = draw.one(
         ("What is {0} + {1} + {2}?", "Add {0}, {1} and {2}.", "{0} + {1} + {2} = ?")
@@ -46,7 +48,7 @@ def _chain(draw: Draw) -> tuple[str, str, str]:
 def tagged(draw: Draw) -> Document:
     """One of three: thoughts in a tag, the answer in a tag, words of a text in tags."""
     page = Page(Family.TAGGED)
-    kind = draw.number(0, 2)
+    kind = draw.number(0, 2) if draw.split is Split.HELD else draw.one((0, 1, 2, 2, 2))
     if kind == 0:
         tag = draw.one(_THOUGHTS)
         page.text(f"{SYSTEM}{draw.say(_THINK, t=tag)}{END}")
@@ -65,7 +67,8 @@ def tagged(draw: Draw) -> Document:
             page.answer(f"<{tag}>{asked.answer}</{tag}>{END}", kind="answer")
     else:
         for _ in range(draw.number(1, 3)):
-            passage = draw_passage(draw, most=2, things=1)
+            longer = draw.split is Split.TRAIN and draw.chance(0.4)
+            passage = draw_passage(draw, most=4 if longer else 2, things=2 if longer else 1)
             name = passage.records[0].name
             tag = draw.one(("name", "b", "mark", "who"))
             asked_text = draw.say(_MARK, w=name, t=tag, s=passage.text)

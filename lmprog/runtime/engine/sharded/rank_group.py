@@ -33,7 +33,8 @@ _NEVER = timedelta(days=3650)
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 TRANSPORTS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """By the kind of device that ranks compute on: what carries tensors, by where they are."""
-_ARRAYS = [field.name for field in fields(Batch) if field.name != "page_size"]
+_ARRAYS = [one.name for one in fields(Batch) if one.name not in ("page_size", "adapters")]
+"""What ranks are given; they have no adapters, which several ranks refuse."""
 _HEAD = 2 + len(_ARRAYS)
 _FIRST_INTS = 2048
 """Integers of a batch that go out with its lengths; a decoding step of a few rows has no more."""
