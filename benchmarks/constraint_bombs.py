@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.constraints import TEKKEN
 from lmprog import wire
-from lmprog.config import RuntimeConfig
+from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
@@ -58,7 +58,9 @@ class Bench:
         self.ended: set[int | None] = set()
         self.channel = SimChannel()
         self.loop: Loop
-        self.loop, _ = assemble(RuntimeConfig(model="nano"), self.channel)
+        # Drafts bring several tokens of a stream at once, and a step is what is measured here.
+        config = RuntimeConfig(model="nano", scheduler=SchedulerConfig(speculation="off"))
+        self.loop, _ = assemble(config, self.channel)
         self.num_calls = 0
 
     def ask(self, constraint: wire.Constraint | None, max_tokens: int, stream: bool) -> int:

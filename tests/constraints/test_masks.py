@@ -403,7 +403,7 @@ def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
     if native.library("masks") is None:
         pytest.skip("the plain twin makes no such promise")
     real.prepare()
-    begin = time.process_time()
+    begin = time.thread_time()  # other tests may have left threads at work
     try:
         constraint = compile_constraint(wire.Regex(pattern), real)
         state = constraint.start
@@ -423,4 +423,4 @@ def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
         assert constraint.num_bytes < 256 << 20
     except GrammarError:
         pass
-    assert time.process_time() - begin < 2
+    assert time.thread_time() - begin < 2
