@@ -54,12 +54,18 @@ def asked(site: Site, prompt: str, key: str = "") -> Iterator[list[str]]:
         thread.join(120)
 
 
-def cancel(window: Window) -> None:
-    """The second click is meant."""
+def cancel(window: Window, *, is_read: bool = False) -> None:
+    """The second click is meant. A row that is read stays until it is closed."""
     window.click(f"{OPEN} .cancel")
     assert window.text(f"{OPEN} .cancel") == "Really?"
     window.click(f"{OPEN} .cancel")
+    if is_read:
+        window.until(lambda: window.text(f"{OPEN} .phase") == "ended", "its end")
+        assert not window.one(f"{OPEN} .cancel").is_displayed()
+        assert not window.one("#requests-empty").is_displayed()
+        window.click(f"{OPEN} .opener")
     window.until(lambda: window.count(OPEN) == 0, "nothing runs")
+    assert window.one("#requests-empty").is_displayed()
 
 
 def test_a_request_is_read_while_it_is_written_and_cancelled(window: Window) -> None:
@@ -75,7 +81,7 @@ def test_a_request_is_read_while_it_is_written_and_cancelled(window: Window) -> 
         assert window.one(f"{OPEN} .opener").get_attribute("aria-expanded") == "true"
         assert window.count("main img, main script") == 0
         window.picture("requests")
-        cancel(window)
+        cancel(window, is_read=True)
         window.until(lambda: window.text("#ended-rows .phase") == "cancelled", "how it ended")
         window.until(lambda: told, "the client's answer")
     assert "cancelled from outside" in told[0]
@@ -90,7 +96,7 @@ def test_texts_that_are_hidden_are_not_asked_for(window: Window) -> None:
         window.click(f"{OPEN} .opener")
         window.until(lambda: "hidden here" in window.text(f"{OPEN} .branches"), "why not")
         assert "secret" not in window.text("body")
-        cancel(window)
+        cancel(window, is_read=True)
 
 
 def test_a_key_has_no_button_for_what_others_run(window: Window) -> None:
@@ -206,7 +212,7 @@ def test_a_block_says_who_uses_it_and_leads_there(window: Window) -> None:
         assert "/v1/completions" in window.text("#opened .users")
         window.click("#opened .users button")
         assert window.one(f"{OPEN} .opener").get_attribute("aria-expanded") == "true"
-        cancel(window)
+        cancel(window, is_read=True)
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "tools"])

@@ -92,6 +92,7 @@ byId("key").addEventListener("submit", (event) => {
   byId("key-input").value = "";
   byId("key").hidden = true;
   byId("main").hidden = false;
+  requests.closeAll(); // what another key read is not this one's
   state("wait", "connecting");
   stop();
   watch();

@@ -31,8 +31,8 @@ export class Requests {
     const waiting = snapshot.waiting.length + snapshot.waitingLeftOut;
     const parts = [open.length && many(open.length + openLeftOut, "under way", "under way"), waiting && `${many(waiting, "sequence")} waiting`];
     say(byId("requests-note"), parts.filter(Boolean).join(", "));
-    byId("requests-empty").hidden = open.length > 0;
     keyed(this.list, this.rows, open, keyOf, (row) => new RequestRow(row, this), (drawn, row) => drawn.draw(row, this.sequencesOf(row)));
+    byId("requests-empty").hidden = this.rows.size > 0;
     byId("ended").hidden = !ended.length;
     keyed(this.endedList, this.endedRows, ended.slice(0, MOST_ENDED), keyOf, (row) => new EndedRow(row), (drawn, row) => drawn.draw(row));
   }
@@ -54,6 +54,17 @@ export class Requests {
     drawn?.item.scrollIntoView({ block: "nearest" });
   }
 
+  /** An ended row that nobody reads any longer. */
+  leave(row) {
+    this.rows.get(keyOf(row)).item.remove();
+    this.rows.delete(keyOf(row));
+    byId("requests-empty").hidden = this.rows.size > 0;
+  }
+
+  closeAll() {
+    for (const drawn of [...this.rows.values()]) drawn.open(false);
+  }
+
   failed(text) {
     say(byId("requests-error"), text);
     byId("requests-error").hidden = !text;
@@ -64,11 +75,15 @@ const keyOf = (row) => (row.number ? `request-${row.number}` : `program-${row.ow
 export const nameOf = (row) => (row.number ? row.route || "request" : `program ${row.program}`);
 const whose = (row) => (row.number ? row.key : row.route === "wire" ? "not by HTTP" : row.route);
 
-/** Keeps the elements of rows that stay, so that focus and opened texts stay too. */
+/** Keeps the elements of rows that stay, so that focus and opened texts stay too: a row that somebody reads stays until it is closed. */
 function keyed(list, known, rows, key, make, draw) {
   const keys = new Set(rows.map(key));
   for (const [name, drawn] of known) {
     if (keys.has(name)) continue;
+    if (drawn.isOpen) {
+      drawn.end();
+      continue;
+    }
     drawn.close?.();
     drawn.item.remove();
     known.delete(name);
@@ -88,6 +103,7 @@ class RequestRow {
     this.all = all;
     this.row = row;
     this.isOpen = false;
+    this.hasEnded = false;
     this.reading = null;
     this.state = el("span", { class: "phase" });
     this.name = el("span", { class: "name" });
@@ -103,6 +119,18 @@ class RequestRow {
     const mark = (is) => all.onMark(is ? new Set(all.sequencesOf(this.row).map((one) => one.node)) : new Set());
     this.item.addEventListener("pointerenter", () => mark(true));
     this.item.addEventListener("pointerleave", () => mark(false));
+  }
+
+  /** The request is over: what was read of it stays to be read. */
+  end() {
+    if (this.hasEnded) return;
+    this.hasEnded = true;
+    this.reading?.abort();
+    this.reading = null;
+    this.state.className = "phase done";
+    say(this.state, "ended");
+    this.cancel.hidden = true;
+    if (!this.texts) this.body.replaceChildren(el("p", { class: "note" }, "It has ended; nothing of its texts was read here."));
   }
 
   draw(row, sequences) {
@@ -137,6 +165,7 @@ class RequestRow {
     this.opener.setAttribute("aria-expanded", is);
     this.body.hidden = !is;
     this.close();
+    if (!is && this.hasEnded) this.all.leave(this.row);
     if (is) {
       this.drawBranches(this.all.sequencesOf(this.row));
       if (this.row.mayRead) this.read();
