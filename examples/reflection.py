@@ -14,11 +14,11 @@ import lmprog
 
 
 @lmprog.function
-async def is_right(s: lmprog.Branch, claim: str) -> bool:
-    s.append(f"Is {claim} right?\nCheck:")
-    s.gen(stop="\n", max_tokens=16, temperature=0)  # it does the sum again before it judges
-    s.append("\nAnswer:")
-    return await s.select(" yes", " no") == " yes"
+async def is_right(s: lmprog.Branch, task: str, result: int) -> bool:
+    s.append(f"Question: What is {task}?\nAnswer: {result}\nIs the answer good or bad?\nReasoning:")
+    s.gen(stop="\n", max_tokens=48, temperature=0)  # it does the sum again before it judges
+    s.append("\nJudgment:")
+    return await s.select(" good", " bad") == " good"
 
 
 @lmprog.function
@@ -28,7 +28,7 @@ async def reflected(s: lmprog.Branch, a: int = 23, b: int = 45, most: int = 3) -
     for attempt in range(most):
         with s.copy(temperature=0.7 * attempt) as branch:  # the first is the likeliest
             draft = await branch.gen(int, max_tokens=4)
-        if (await is_right.arun(f"{a} + {b} = {draft}")).value:
+        if (await is_right.arun(f"{a} + {b}", draft)).value:
             break
     return draft
 

@@ -22,10 +22,11 @@ STEP = (
 
 @lmprog.function
 async def is_right(s: lmprog.Branch, step: str) -> float:
-    s.append(f"Is {step} right?\nCheck:")
-    s.gen(stop="\n", max_tokens=16, temperature=0)  # it does the sum again before it judges
-    s.append("\nAnswer:")
-    return (await s.select(" yes", " no")).probabilities[" yes"]
+    task, _, result = step.partition(" = ")
+    s.append(f"Question: What is {task}?\nAnswer: {result}\nIs the answer good or bad?\nReasoning:")
+    s.gen(stop="\n", max_tokens=48, temperature=0)  # it does the sum again before it judges
+    s.append("\nJudgment:")
+    return (await s.select(" good", " bad")).probabilities[" good"]
 
 
 async def propose(thought: lmprog.SearchPath[str]) -> str:

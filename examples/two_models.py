@@ -17,11 +17,13 @@ import lmprog
 async def checked(
     s: lmprog.Branch, a: int = 23, b: int = 45, judge: lmprog.Runtime | None = None
 ) -> tuple[int, bool]:
-    s.append(f"Q: What is {a} + {b}?\nA: ")
+    s.append(f"Question: What is {a} + {b}?\nAnswer: ")
     answer = await s.gen(int, temperature=0)
-    s.append(f"\n\nIs {a} + {b} = {answer} right?\nAnswer:")
-    verdict = await s.with_(backend=judge).select(" yes", " no")  # None: where the run is
-    return answer, verdict == " yes"
+    by_judge = s.with_(backend=judge)  # the same branch, asked elsewhere; None: where the run is
+    s.append("\nIs the answer good or bad?\nReasoning:")
+    await by_judge.gen(stop="\n", max_tokens=48, temperature=0)  # it does the sum again
+    s.append("\nJudgment:")
+    return answer, await by_judge.select(" good", " bad") == " good"
 
 
 def main(judge: lmprog.Runtime | None = None) -> None:

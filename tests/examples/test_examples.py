@@ -40,6 +40,7 @@ from examples import (
     reflection,
     skeleton_of_thought,
     streaming,
+    trace_and_keep,
     tree_of_thought,
     two_models,
     use_adapters,
@@ -52,8 +53,8 @@ FOLDER = Path(__file__).parents[2] / "examples"
 ALL = (
     act_tools, approve, ask_again, async_programs, batch_progress, beam_search, drafted_extraction,
     extract_json, few_shot_select, fork_tips, hello, judge, multi_turn_chat, pattern_pieces,
-    plan_and_execute, react_tools, reflection, skeleton_of_thought, streaming, tree_of_thought,
-    two_models, use_adapters,
+    plan_and_execute, react_tools, reflection, skeleton_of_thought, streaming, trace_and_keep,
+    tree_of_thought, two_models, use_adapters,
 )  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def test_calls_are_constrained_to_the_signatures(capsys: pytest.CaptureFixture[s
 def test_a_draft_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(reflection.reflected.run().value, int)
     first, second = lines_of(reflection, capsys)
-    assert re.fullmatch(r"23 \+ 45 = -?\d+", first)
+    assert first == "23 + 45 = 68"
     assert "checks included" in second
 
 
@@ -185,15 +186,16 @@ def test_steps_of_a_plan_are_computed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_judge_is_asked_on_the_text_of_the_branch(capsys: pytest.CaptureFixture[str]) -> None:
-    with Scripted([" no"]) as judge:
+    reasoning = " Right is 23 + 45 = 68. It says 70: no."
+    with Scripted([reasoning, " bad"]) as judge:
         run = two_models.checked.run(judge=judge)  # type: ignore[arg-type]
-        assert judge.prompts[0].startswith("Q: What is 23 + 45?\nA: ")
-        assert judge.prompts[0].endswith(f" = {run.value[0]} right?\nAnswer:")
+        assert judge.prompts[0].startswith(
+            f"Question: What is 23 + 45?\nAnswer: {run.value[0]}\nIs "
+        )
+        assert judge.prompts[1] == f"{judge.prompts[0]}{reasoning}\nJudgment:"
     assert run.value[1] is False
     assert set(run.usage_by_model) > {"scripted"}
-    assert re.fullmatch(
-        r"23 \+ 45 = -?\d+: (right|wrong), says the judge", lines_of(two_models, capsys)[0]
-    )
+    assert lines_of(two_models, capsys)[0] == "23 + 45 = 68: right, says the judge"
 
 
 def test_hello_answers_from_the_text_and_finds_it_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,6 +268,18 @@ def test_ask_again_finds_the_secret_whatever_is_guessed_first(
             for wrong in answers[:-1]
         ]
     assert "of them from the cache" in printed_by(ask_again, capsys)
+
+
+def test_what_is_kept_on_disk_is_not_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(trace_and_keep, capsys)
+    first, second = (line for line in lines if not line.startswith(" "))
+    assert first == "['Oslo', 'Lima']: 0 of 2 answers from the folder"
+    assert second == "['Oslo', 'Lima', '31']: 2 of 3 answers from the folder"
+    calls = [line for line in lines if line.startswith("  fork0[")]
+    generated = [int(re.findall(r", (\d+) tokens generated$", line)[0]) for line in calls]
+    assert len(generated) == 5
+    assert sorted(generated)[:2] == [0, 0]  # the two that are kept
+    assert sum(map(bool, generated)) == 3
 
 
 def test_approve_goes_on_from_its_file_without_asking_again(
