@@ -47,6 +47,8 @@ class LmprogError(Exception):
 
     code: ClassVar[str] = "error"
     fields: ClassVar[tuple[str, ...]] = ()
+    calls: tuple[str, ...] = ()
+    """Which calls of a run have failed with it, by their keys in a checkpoint. Does not travel."""
 
     def __init__(self, message: str, **details: Detail) -> None:
         super().__init__(message)

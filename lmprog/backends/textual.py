@@ -90,8 +90,8 @@ class TextRuntime:
                 raise RuntimeGone(self._gone)
             self.frames.append(tuple(ops))
             for op in ops:
-                if isinstance(op, wire.Close):
-                    self._go_on()  # runs what comes before a close, as far as possible
+                if isinstance(op, wire.Close | wire.Cancel):
+                    self._go_on()  # runs what comes before it, as far as possible
                 self._take(op)
             self._go_on()
 

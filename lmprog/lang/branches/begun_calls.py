@@ -1,4 +1,4 @@
-"""A call begins: it is asked, unless a checkpoint has its answer, and what it gives can be kept.
+"""A call begins: it is asked, unless a checkpoint knows how it ended, and that can be kept.
 
 What a checkpoint keeps of a call is a digest of what it asks and of what its branch said since its
 call before, and the reply. Knows calls and what a run has done; branches are the cursor's.
@@ -18,7 +18,7 @@ from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import Item, flat
 from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.branches.scope import Scope
-from lmprog.lang.checkpoints.checkpoint_file import KeptCall
+from lmprog.lang.checkpoints.checkpoint_file import KeptCall, KeptFailure
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
 from lmprog.lang.ops.sampling import with_max_tokens
 
@@ -50,8 +50,16 @@ class BegunCall:
             outcome = self.call.call.wait(0)
         if not isinstance(outcome, wire.CallDone | wire.Chosen):
             return None
-        label = self.call.name or self.call.kind
-        return KeptCall(self.key, self.asks(), label, outcome, self.call.thought_tokens)
+        return KeptCall(self.key, self.asks(), self._label, outcome, self.call.thought_tokens)
+
+    def kept_failure(self, error: LmprogError) -> KeptFailure:
+        """The same of a call that failed, whose error the program is told."""
+        why = error.code, error.message, error.details()
+        return KeptFailure(self.key, self.asks(), self._label, *why)
+
+    @property
+    def _label(self) -> str:
+        return self.call.name or self.call.kind
 
 
 def begin(
@@ -62,7 +70,7 @@ def begin(
     said: Sequence[Item],
     lora: str,
 ) -> None:
-    """Asks for `gen`. Raises `CheckpointMismatch` where another call was answered in its place."""
+    """Asks for `gen`. Raises `CheckpointMismatch` where another call was asked in its place."""
     gen.key = key
     begun = BegunCall(key, gen, wanted, said, lora)
     progress = scope.progress
@@ -74,6 +82,12 @@ def begin(
         gen.was_read = True
         scope.ended = error  # also where the program goes on from errors
         raise
+    failed = _failed_before(scope, wanted, kept)
+    if failed is not None:
+        scope.add_call(gen, wanted)
+        gen.call.finish(failed)
+        return
+    assert not isinstance(kept, KeptFailure)
     if kept is None and not progress.is_lost(key):
         scope.add_call(gen, wanted)
         if progress.is_written:
@@ -94,6 +108,19 @@ def begin(
             on_delta(delta)
     gen.thought_tokens = kept.thought_tokens
     gen.call.finish(kept.reply)
+
+
+def _failed_before(
+    scope: Scope, wanted: wire.Generate | wire.Select, kept: KeptCall | KeptFailure | None
+) -> LmprogError | None:
+    """Why the call fails now: since it had, or its branch had, which the backend does not know."""
+    if scope.resumed is None or isinstance(kept, KeptCall):
+        return None
+    if kept is None:
+        return scope.resumed.why_dead(wanted.branch)
+    error = kept.error()
+    scope.resumed.failed(wanted, error)
+    return error
 
 
 def _write_when_done(scope: Scope, begun: BegunCall) -> None:

@@ -293,6 +293,11 @@ class PendingCall:
             error = self.run.ended or self.origin.budget.ended or error
         fresh = from_wire(error.code, error.message, error.details())
         fresh.add_note(f"{self!r} was asked for at {self.site}")
+        if error is not self.run.ended:
+            failed = {self.root().key: None, self.key: None}
+            if self.thought is not None and self.thought.refused():
+                failed[self.thought.key] = None
+            self.run.progress.raised(tuple(failed), fresh)
         return fresh
 
     def __repr__(self) -> str:

@@ -4,7 +4,8 @@ As long as all that the program asks is known, nothing is sent. With the first c
 the branches that are still open are built: text as it is, results as the tokens that they were, so
 that all of it is one prefill. A result that its tokens do not spell exactly (the seam before it
 was healed, a stop cut a token, an option was chosen) is computed again with its seed, and compared;
-services and caches are told it instead. Knows ops and replies; knows no programs.
+services and caches are told it instead. A branch on which a call had failed is not built: what is
+asked of it fails for the same reason. Knows ops and replies; knows no programs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lmprog import wire
 from lmprog.backends import Backend, Remembers
 from lmprog.backends.caching.caching_backend import CachingBackend
 from lmprog.backends.client import ClientCall
-from lmprog.errors import CheckpointMismatch, LmprogError
+from lmprog.errors import CheckpointMismatch, LmprogError, RequestRejected
 
 CallReply: TypeAlias = wire.CallDone | wire.Chosen
 
@@ -45,11 +46,30 @@ class ResumedOps:
         self._num_again = 0
         """Calls that run again. Until they are done no branch is closed: others stand on it."""
         self._to_close: list[wire.Close] = []
+        self._dead: dict[int, LmprogError] = {}
+        """By branch: why no call of it can be answered."""
         self._lock = threading.RLock()
 
     def post(self, op: wire.Op) -> None:
         """An op that makes, changes or closes a branch."""
+        if isinstance(op, wire.Append):
+            gained = [piece.branch for piece in op.pieces if isinstance(piece, wire.Gained)]
+            why = next((self._dead[branch] for branch in gained if branch in self._dead), None)
+            if why is not None:
+                self._dead.setdefault(op.branch, why)
+                return
+        elif isinstance(op, wire.Fork) and op.branch in self._dead:
+            self._dead.update(dict.fromkeys(op.children, self._dead[op.branch]))
         self._take(op)
+
+    def failed(self, op: wire.Generate | wire.Select, error: LmprogError) -> None:
+        """The call had failed before. Where it was only refused, its branch goes on."""
+        if not isinstance(error, RequestRejected):
+            self._dead[op.branch] = error
+
+    def why_dead(self, branch: int) -> LmprogError | None:
+        """Why no call of the branch can be answered; None where it can."""
+        return self._dead.get(branch)
 
     def answered(self, op: wire.Generate | wire.Select, reply: CallReply) -> None:
         """The call was answered before: its branch goes on behind its result."""

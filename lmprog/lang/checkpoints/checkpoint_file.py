@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from lmprog import wire
-from lmprog.errors import CheckpointMismatch, ProgramError, ProtocolError, RequestRejected
+from lmprog.errors import (
+    CheckpointMismatch,
+    Detail,
+    LmprogError,
+    ProgramError,
+    ProtocolError,
+    RequestRejected,
+    from_wire,
+)
 
 try:
     import fcntl
@@ -77,6 +85,29 @@ class KeptCall:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFailure:
+    """A call that failed, and whose error the program was told."""
+
+    key: str
+    asks: str
+    """As of a call that was answered; "" where a result before it was still open."""
+    label: str
+    code: str
+    message: str
+    details: Mapping[str, Detail]
+
+    def error(self) -> LmprogError:
+        return from_wire(self.code, self.message, self.details)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRetry:
+    """The failure of that call has ended the run: it is asked again."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeptValue:
     """What something outside of the model gave: a function, a tool, somebody who was asked."""
 
@@ -104,7 +135,7 @@ class KeptQuestion:
     question: str
 
 
-Kept: TypeAlias = KeptCall | KeptValue | KeptWinner | KeptQuestion
+Kept: TypeAlias = KeptCall | KeptFailure | KeptRetry | KeptValue | KeptWinner | KeptQuestion
 
 
 @dataclass(slots=True)
@@ -277,6 +308,17 @@ def _line(kept: Kept) -> dict[str, Any]:
             "thought_tokens": kept.thought_tokens,
             "reply": base64.b64encode(wire.encode((kept.reply,))).decode(),
         }
+    if isinstance(kept, KeptFailure):
+        return {
+            "failed": kept.key,
+            "label": kept.label,
+            "asks": kept.asks,
+            "code": kept.code,
+            "message": kept.message,
+            "details": dict(kept.details),
+        }
+    if isinstance(kept, KeptRetry):
+        return {"again": kept.key}
     if isinstance(kept, KeptValue):
         return {"value": kept.key, "asks": kept.asks, "json": kept.value}
     if isinstance(kept, KeptWinner):
@@ -291,6 +333,11 @@ def _kept(said: Mapping[str, Any]) -> Kept:
             raise ValueError(f"{type(reply).__name__} is no result")
         thought = said["thought_tokens"]
         return KeptCall(said["call"], said["asks"], said["label"], reply, thought)
+    if "failed" in said:
+        why = said["code"], said["message"], dict(said["details"])
+        return KeptFailure(said["failed"], said["asks"], said["label"], *why)
+    if "again" in said:
+        return KeptRetry(said["again"])
     if "value" in said:
         return KeptValue(said["value"], said["asks"], said["json"])
     if "won" in said:

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmprog import wire
-from lmprog.errors import CheckpointMismatch, Paused, ProgramError
+from lmprog.errors import Cancelled, CheckpointMismatch, LmprogError, Paused, ProgramError
 from lmprog.lang.checkpoints import checkpoint_file
 from lmprog.lang.checkpoints.checkpoint_file import (
     CheckpointFile,
     Kept,
     KeptCall,
+    KeptFailure,
     KeptQuestion,
+    KeptRetry,
     KeptValue,
     KeptWinner,
     RunCheckpoint,
@@ -45,6 +47,10 @@ class CallSource(Protocol):
         """
         ...
 
+    def kept_failure(self, error: LmprogError) -> KeptFailure:
+        """What is kept of it, where it has failed with `error`."""
+        ...
+
 
 class RunProgress:
     """Of one run, on any thread. With a `file`, everything is written there when it happens."""
@@ -63,10 +69,21 @@ class RunProgress:
         self._file = file
         self._lock = threading.RLock()
         self._calls: dict[str, CallSource] = {}
-        self._others: list[KeptValue | KeptWinner | KeptQuestion] = []
+        self._failures: dict[str, KeptFailure] = {}
+        """By key: of those that the program was told and went on from, as far as one knows."""
+        self._lately: set[str] = set()
+        """The calls whose failure the program was told since it asked for anything."""
+        self._is_over = False
         kept = () if known is None else known.kept
         self._known = {(type(one), one.key): one for one in kept}
-        self._others += [one for one in kept if not isinstance(one, KeptCall)]
+        self._others: list[KeptValue | KeptWinner | KeptQuestion] = [
+            one for one in kept if isinstance(one, KeptValue | KeptWinner | KeptQuestion)
+        ]
+        for one in kept:
+            if isinstance(one, KeptFailure):
+                self._failures[one.key] = one
+            elif isinstance(one, KeptRetry):
+                self._failures.pop(one.key, None)
         self._lost = [key for one in kept if isinstance(one, KeptWinner) for key in one.lost]
         self._answer = answer
         self._question = None if known is None else known.question
@@ -114,6 +131,7 @@ class RunProgress:
     def end(self) -> None:
         """The run is over: its file may be another's."""
         with self._lock:
+            self._is_over = True
             if self._file is not None:
                 self._file.close()
                 self._file = None
@@ -132,7 +150,8 @@ class RunProgress:
                 for one in self._known.values()
                 if isinstance(one, KeptCall) and one.key not in here
             ]  # a resumed run that has not come so far again
-            kept = [*(call for call in calls if call is not None), *self._others]
+            answered = [call for call in calls if call is not None]
+            kept = [*answered, *self._failures.values(), *self._others]
         checkpoint_file.write(path, self._origin(), kept)
 
     # --- calls
@@ -141,6 +160,7 @@ class RunProgress:
         """A call is asked."""
         with self._lock:
             self._calls[key] = source
+            self._lately.clear()
 
     @property
     def is_written(self) -> bool:
@@ -154,12 +174,49 @@ class RunProgress:
             if kept is not None:
                 self._write(kept)
 
-    def call(self, key: str, asks: Callable[[], str]) -> KeptCall | None:
-        """What a call gave that was answered before; None where it was not. Raises
-        `CheckpointMismatch` where it asks something else now.
+    def raised(self, keys: Sequence[str], error: LmprogError) -> None:
+        """The program is told that the calls of these keys have failed, and may go on from that.
+        A call that was only cancelled has not failed.
         """
-        kept: KeptCall | None = self._find(KeptCall, key)
-        if kept is not None and kept.asks != asks():
+        if isinstance(error, Cancelled | CheckpointMismatch):
+            return
+        with self._lock:
+            if self._is_over:
+                return
+            error.calls = tuple(keys)
+            self._lately.update(keys)
+            for key in keys:
+                if key in self._calls and key not in self._failures:
+                    self._failures[key] = self._calls[key].kept_failure(error)
+                    self._write(self._failures[key])
+
+    def ended_by(self, error: BaseException) -> None:
+        """The run ends with `error`. Where calls' failures caused that, these are asked again by a
+        run that goes on from here, and those that failed likewise at the same time. What stops a
+        run from outside has no such cause.
+        """
+        if self.paused is not None:
+            return
+        with self._lock:
+            failures = self._failures
+            causes = {key for key in _causes(error) if key in failures}
+            codes = {failures[key].code for key in causes}
+            lately = {key for key in self._lately if key in failures}
+            causes |= {key for key in lately if failures[key].code in codes}
+            for key in sorted(causes):
+                del failures[key]
+                self._write(KeptRetry(key))
+
+    def call(self, key: str, asks: Callable[[], str]) -> KeptCall | KeptFailure | None:
+        """How a call ended before; None where it did not. Raises `CheckpointMismatch` where it asks
+        something else now.
+        """
+        kept: KeptCall | KeptFailure | None = self._find(KeptCall, key) or self._failures.get(key)
+        if kept is None:
+            return None
+        asked, asks_now = kept.asks, asks()
+        is_open = isinstance(kept, KeptFailure) and not (asked and asks_now)
+        if asked != asks_now and not is_open:
             raise CheckpointMismatch(
                 f"the program asks something else than when the checkpoint was made: {kept.label} "
                 f"(call {key}) has other text before it, or another request. Programs that are "
@@ -233,6 +290,18 @@ class RunProgress:
                 self._file.add(kept)
         except OSError as error:
             self._failed = ProgramError(f"the checkpoint cannot be written: {error}")
+
+
+def _causes(error: BaseException) -> Sequence[str]:
+    """The keys of the calls whose failure `error` is, or comes from."""
+    if isinstance(error, Paused | CheckpointMismatch) or not isinstance(error, Exception):
+        return ()
+    if isinstance(error, ExceptionGroup):
+        return [key for one in error.exceptions for key in _causes(one)]
+    if isinstance(error, LmprogError) and error.calls:
+        return error.calls
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return () if before is None else _causes(before)
 
 
 def _asks_of_question(question: str) -> str:

@@ -70,6 +70,12 @@ def begin(
         scope.progress.begin(make, scope.client.welcome)
 
 
+def end(scope: Scope, error: BaseException) -> None:
+    """The program ends with `error`; one inside of another may be gone on from."""
+    if scope.place == "":
+        scope.progress.ended_by(error)
+
+
 def check(scope: Scope) -> None:
     """Raises where the program has gone on although it was to stop."""
     scope.progress.check()

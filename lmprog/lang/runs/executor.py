@@ -182,6 +182,7 @@ def execute(job: Job, run: Run[Any]) -> None:
         value = _finish(run, value)
     except BaseException as error:
         run.scope.close()
+        checkpointed_run.end(run.scope, error)
         run.outcome.set_exception(run.scope.progress.paused or error)
         if not isinstance(error, Exception):
             raise
@@ -215,6 +216,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
     except BaseException as error:
         run.scope.close()
         await asyncio.gather(*(task.abandon() for task in run.scope.tasks))
+        checkpointed_run.end(run.scope, error)
         cancelled = isinstance(error, asyncio.CancelledError)
         why = run.scope.ended or Cancelled("the run was cancelled") if cancelled else error
         run.outcome.set_exception(run.scope.progress.paused or why)
