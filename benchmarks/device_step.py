@@ -25,9 +25,11 @@ import torch
 
 from benchmarks.host_step import decoding_loop
 from lmprog.config import SchedulerConfig
+from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine, DeviceModel
+from lmprog.runtime.engine.device.device_memory import VirtualMemory
 from lmprog.runtime.engine.device.driver import Launch
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.sampling import DeviceSampler
@@ -90,6 +92,12 @@ class TimedDriver:
     def pinned(self, num_bytes: int) -> torch.Tensor:
         tokens = torch.full((-(-num_bytes // 4),), self._token, dtype=torch.int32)
         return tokens.view(torch.uint8)[:num_bytes]
+
+    def memory_info(self) -> None:
+        """It has no bound."""
+
+    def virtual_memory(self) -> VirtualMemory:
+        raise NotSupported("nothing can be mapped")
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
 

@@ -12,6 +12,7 @@ PolicyName = Literal["fcfs", "lpm", "dfs"]
 AdmissionName = Literal["programs", "unlimited"]
 SpeculationName = Literal["auto", "always", "off"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
+KvPoolName = Literal["fixed", "virtual"]
 KvDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
 
 
@@ -85,6 +86,9 @@ class RuntimeConfig:
     threads: int | None = None
     context_len: int | None = None
     kv_memory_mb: int | None = None
+    kv_pool: KvPoolName = "fixed"
+    """Of a device: fixed, memory for all pages is taken at once; virtual, addresses are, and memory
+    is mapped when pages are first written and unmapped after `kv_idle_seconds`."""
     kv_idle_seconds: int = 900
     """Seconds without work after which cached keys and values that no branch stands on are given
     up, and the memory of all free pages goes back to the system; 0: never."""

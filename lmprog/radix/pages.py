@@ -48,6 +48,10 @@ class PageAllocator:
         assert len(self._allocated) == rest, f"a page was freed twice: {back}"
         self._free.extend(reversed(back))
 
+    def prefer_low(self) -> None:
+        """The lowest free pages are allocated first, so that those in use lie close together."""
+        self._free.sort(reverse=True)
+
     def keep_only(self, held: Iterable[int]) -> None:
         """Every page but those `held`, which are allocated, is free."""
         kept = set(held)

@@ -14,11 +14,15 @@ from typing import Any
 
 import torch
 
+from lmprog.errors import NotSupported
 from lmprog.runtime.engine.device import cuda_driver, loading
 from lmprog.runtime.engine.device.cuda_driver import CudaDriver, why_not
+from lmprog.runtime.engine.device.cuda_memory import CudaMemory
+from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull, VirtualMemory
 from lmprog.runtime.engine.device.driver import Launch, ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import (
     EmulatedDriver,
+    EmulatedKernels,
     KernelFault,
     emulated_kernels,
 )
@@ -52,6 +56,9 @@ class FakeGpuDriver(CudaDriver):
     def memory(self, num_bytes: int) -> torch.Tensor:
         return self._emulator.memory(num_bytes)
 
+    def virtual_memory(self) -> VirtualMemory:
+        return WatchedMemory(self._driver, self.device, self._emulator.kernels)
+
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return self._emulator.pinned(num_bytes)
 
@@ -79,6 +86,22 @@ class FakeGpuDriver(CudaDriver):
             self._emulator.kernels.run(launch, seed=self.num_launches)
         except (AssertionError, KernelFault) as error:
             self._failure = error
+
+
+class WatchedMemory(CudaMemory):
+    """Maps as its base does, and tells the emulator which addresses have memory."""
+
+    def __init__(self, driver: Any, device: torch.device, kernels: EmulatedKernels) -> None:
+        super().__init__(driver, device)
+        self._kernels = kernels
+
+    def set_access(self, address: int, num_bytes: int) -> None:
+        super().set_access(address, num_bytes)
+        self._kernels.allow_range(address, num_bytes)
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        self._kernels.forget_range(address)
+        super().unmap(address, num_bytes)
 
 
 def _pretend() -> None:
@@ -111,6 +134,61 @@ def answers() -> None:
     print(driver.name, driver.num_launches)
 
 
+def maps() -> None:
+    """Tokens with memory that is mapped when it is needed, and what the driver says is free: before,
+    after, and when it was given back.
+    """
+    from lmprog.runtime.engine.kept_pages import page_release
+    from lmprog.runtime.scheduling.idle_memory import IdleMemory
+    from tests.cuda.test_virtual_pages import alone, answers, virtual_engine, virtual_rig
+
+    loading.open_driver = lambda _, key: FakeGpuDriver(key, LIBRARY)
+    engine = virtual_engine()
+    free = [engine.driver.memory_info().free]
+    rig = virtual_rig(engine)
+    give_back = page_release(engine)
+    for _ in range(2):
+        assert answers(rig, at_once=10) == alone()
+        free.append(engine.driver.memory_info().free)
+        idle = IdleMemory(rig.scheduler, give_back, 0.0)
+        idle.turn(0.0)
+        free.append(engine.driver.memory_info().free)
+    print([number >> 20 for number in free])
+
+
+def verbs() -> None:
+    """Every verb; what is done twice is refused, and a full device says so."""
+    memory = CudaMemory(CudaDriver(0, ModuleKey("bf16", 128))._driver, torch.device("cpu"))
+    size = memory.granularity
+    addresses = memory.reserve(4 * size)
+    base = addresses.data_ptr()
+    handles = [memory.create(size) for _ in range(2)]
+    memory.map(base + size, size, handles[0])
+    memory.set_access(base + size, size)
+    addresses[size : 2 * size] = 7
+    assert int(addresses[size : 2 * size].sum()) == 7 * size
+    refused = [
+        lambda: memory.map(base + size, size, handles[1]),
+        lambda: memory.set_access(base, size),
+        lambda: memory.unmap(base, size),
+        lambda: memory.free(base, 4 * size),
+        lambda: memory.release(99),
+    ]
+    for verb in refused:
+        try:
+            verb()
+        except NotSupported as error:
+            print(error)
+    memory.unmap(base + size, size)
+    for handle in handles:
+        memory.release(handle)
+    memory.free(base, 4 * size)
+    try:
+        memory.create(1 << 40)
+    except DeviceMemoryFull as error:
+        print(error)
+
+
 def opens() -> None:
     """Whether the driver can be used, and opens."""
     print(why_not(0))
@@ -121,4 +199,4 @@ if __name__ == "__main__":
     # whoever asks for libcuda.so.1 afterwards gets this one, which has that name
     LIBRARY = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
     _pretend()
-    {"answers": answers, "opens": opens}[sys.argv[2]]()
+    {"answers": answers, "opens": opens, "maps": maps, "verbs": verbs}[sys.argv[2]]()

@@ -55,6 +55,29 @@ def test_launches_through_the_installed_bindings_give_the_tokens_of_the_processo
     assert int(launches) > 30
 
 
+def test_memory_is_mapped_through_the_installed_bindings_and_returns_when_idle(
+    library: Path,
+) -> None:
+    """64 pages of 4 KiB in each of two layers lie in one handle of 2 MiB a layer."""
+    done = run(library, "maps", FAKE_CUDA_VMM="1", FAKE_CUDA_MEMORY=str(8 << 20))
+    assert (done.returncode, done.stdout) == (0, "[8, 4, 8, 4, 8]\n"), done.stderr
+
+
+def test_what_a_driver_refuses_is_an_error_and_a_full_device_says_so(library: Path) -> None:
+    done = run(library, "verbs", FAKE_CUDA_VMM="1")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said == ["the CUDA driver failed: CUDA_ERROR_INVALID_VALUE"] * 5 + [
+        "the device has no memory left"
+    ]
+
+
+def test_a_device_without_virtual_memory_is_one_line(library: Path) -> None:
+    done = run(library, "verbs")
+    assert done.returncode == 1
+    assert "NotSupported: kv_pool = 'virtual' needs virtual memory management" in done.stderr
+
+
 @pytest.mark.parametrize(
     "call",
     ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuFuncSetAttribute"],

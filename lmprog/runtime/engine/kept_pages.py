@@ -78,10 +78,13 @@ def open_disk_store(config: RuntimeConfig, engine: object) -> DiskStore | None:
 
 
 def page_release(engine: object) -> Callable[[Sequence[int]], None] | None:
-    """Returns the memory of pages to the system; None where this engine cannot."""
-    if not isinstance(engine, NativeEngine) or not engine.has_page_memory:
-        return None
-    return engine.page_memory().give_back
+    """Returns the memory of pages to the system, or to the device; None where this engine
+    cannot.
+    """
+    if isinstance(engine, NativeEngine):
+        return engine.page_memory().give_back if engine.has_page_memory else None
+    found: Callable[[Sequence[int]], None] | None = getattr(engine, "page_release", None)
+    return found  # of a device, which is not imported for this
 
 
 def _free_file(

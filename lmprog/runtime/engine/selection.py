@@ -85,6 +85,14 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
             if config.device != "auto":
                 raise
             log.warning("%s is not used: %s", device, error)
+    if config.kv_pool != "fixed":
+        raise InvalidParameter(
+            f"kv_pool = {config.kv_pool!r} is of a device; the processor's memory for keys and "
+            "values is taken when it is first written in any case",
+            name="kv_pool",
+            value=config.kv_pool,
+            allowed="fixed",
+        )
     engine: InferenceEngine = load_engine(config)
     return SelectedEngine(engine, _sampler_for(engine), "cpu")
 

@@ -37,7 +37,9 @@ class IdleMemory:
         self._is_done = True
         tree = self._scheduler.tree
         self._scheduler.stats.evicted_pages += tree.evict(tree.num_evictable - tree.num_pinned)
-        self._give_back(self._scheduler.pages.free_pages())
+        pages = self._scheduler.pages
+        self._give_back(pages.free_pages())
+        pages.prefer_low()  # little memory is taken again for little work
         trim()
 
 

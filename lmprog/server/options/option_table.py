@@ -93,6 +93,8 @@ _HELP: Mapping[str, str] = {
     "models use one",
     "context_len": "most tokens of one branch; default: the model's",
     "kv_memory_mb": "memory for keys and values; default: by model and machine",
+    "kv_pool": "on a device: take memory for keys and values at once (fixed), or map it when it is "
+    "first needed and unmap it after kv_idle_seconds (virtual)",
     "kv_idle_seconds": "seconds without work after which cached keys and values are given up and "
     "their memory goes back to the system; 0: never",
     "kv_host_mb": "on a device: pinned memory of the host for keys and values that the device has "

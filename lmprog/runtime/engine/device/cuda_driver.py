@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 
-from lmprog.errors import NotSupported
+from lmprog.runtime.engine.device.cuda_memory import CudaMemory, checked
+from lmprog.runtime.engine.device.device_memory import (
+    DeviceMemoryFull,
+    MemoryInfo,
+    VirtualMemory,
+)
 from lmprog.runtime.engine.device.driver import Launch, ModuleKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 from lmprog.runtime.engine.device.nvrtc import architecture_of, compiled
@@ -69,21 +74,32 @@ class CudaDriver:
         properties = torch.cuda.get_device_properties(self.device)
         self.num_processors = int(properties.multi_processor_count)
         self._driver: Any = driver
-        self.name = f"{properties.name}, driver {self._checked(driver.cuDriverGetVersion())}"
+        self.name = f"{properties.name}, driver {checked(driver, driver.cuDriverGetVersion())}"
         architecture = architecture_of(properties.major, properties.minor)
-        self._library = self._checked(
-            driver.cuLibraryLoadData(compiled(key, architecture), [], [], 0, [], [], 0)
+        self._library = checked(
+            driver, driver.cuLibraryLoadData(compiled(key, architecture), [], [], 0, [], [], 0)
         )
         self._kernels: dict[str, Any] = {}
         for name, shape in kernel_shapes(key).items():
-            kernel = self._checked(driver.cuLibraryGetKernel(self._library, name.encode()))
-            function = self._checked(driver.cuKernelGetFunction(kernel))
+            kernel = checked(driver, driver.cuLibraryGetKernel(self._library, name.encode()))
+            function = checked(driver, driver.cuKernelGetFunction(kernel))
             most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._checked(driver.cuFuncSetAttribute(function, most, shape.shared_bytes))
+            checked(driver, driver.cuFuncSetAttribute(function, most, shape.shared_bytes))
             self._kernels[name] = function
 
     def memory(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        try:
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryFull(str(error)) from error
+
+    def memory_info(self) -> MemoryInfo:
+        return MemoryInfo(
+            *(int(number) for number in checked(self._driver, self._driver.cuMemGetInfo()))
+        )
+
+    def virtual_memory(self) -> VirtualMemory:
+        return CudaMemory(self._driver, self.device)
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -95,7 +111,8 @@ class CudaDriver:
     def launch(self, launch: Launch) -> None:
         args = (ctypes.c_void_p * 1)(ctypes.addressof(launch.args))
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        self._checked(
+        checked(
+            self._driver,
             self._driver.cuLaunchKernel(
                 self._kernels[launch.kernel],
                 *(launch.grid, 1, 1),
@@ -104,7 +121,7 @@ class CudaDriver:
                 stream,
                 ctypes.addressof(args),
                 0,
-            )
+            ),
         )
 
     def compute(self, work: Callable[[], object]) -> None:
@@ -121,10 +138,3 @@ class CudaDriver:
         with torch.cuda.graph(graph):
             work()
         return _CudaGraph(graph)
-
-    def _checked(self, result: tuple[Any, ...]) -> Any:
-        """What a call gave besides its status."""
-        status, *rest = result
-        if status != self._driver.CUresult.CUDA_SUCCESS:
-            raise NotSupported(f"the CUDA driver failed: {status.name}")
-        return rest[0] if len(rest) == 1 else rest

@@ -7,7 +7,7 @@ tree and no text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +113,15 @@ class DeviceEngine:
     def finish(self) -> None:
         """Returns when all steps are computed."""
         self.driver.event().wait()
+
+    @property
+    def page_release(self) -> Callable[[Sequence[int]], None] | None:
+        """Gives up the memory of pages that nobody uses; None where all of it is kept."""
+        return self._give_back if self.attention.is_virtual else None
+
+    def _give_back(self, pages: Sequence[int]) -> None:
+        self.finish()  # a step that nobody waits for may still touch them
+        self.attention.pages.give_back(pages)
 
     def _issue(self, arrays: Arrays, layout: StagingLayout, fed: FedTokens | None) -> None:
         self._make_room(layout)

@@ -2,8 +2,8 @@
 
 Everything is asynchronous and in order, as on one stream: what a verb is given must stay as it is
 until an event that was recorded after it has been waited for. Between our kernels torch computes
-products; it enters by `compute`, so that a graph can hold it. Knows kernels by name and arguments
-as bytes.
+products; it enters by `compute`, so that a graph can hold it. Memory has verbs of its own
+(`device_memory`). Knows kernels by name and arguments as bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from lmprog.runtime.engine.device.device_memory import DeviceMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +70,13 @@ class DeviceGraph(Protocol):
     def replay(self) -> None: ...
 
 
-class Driver(Protocol):
+class Driver(DeviceMemory, Protocol):
     """One device with the kernels of one model."""
-
-    @property
-    def device(self) -> torch.device: ...
 
     @property
     def num_processors(self) -> int:
         """Multiprocessors, by which persistent kernels choose their grids."""
         ...
-
-    def memory(self, num_bytes: int) -> torch.Tensor:
-        """Memory that kernels may touch, as bytes, aligned to 256; undefined content. # [num_bytes]
-        uint8
-        """
-        ...
-
-    def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Host memory that copies to and from the device can use. # [num_bytes] uint8"""
-        ...
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
 
     def launch(self, launch: Launch) -> None: ...
 

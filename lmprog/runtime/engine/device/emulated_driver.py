@@ -25,7 +25,9 @@ import torch
 
 from lmprog.errors import NotSupported
 from lmprog.native import cache_folder, compiler, kernels_folder
+from lmprog.runtime.engine.device.device_memory import MemoryInfo
 from lmprog.runtime.engine.device.driver import Launch, ModuleKey
+from lmprog.runtime.engine.device.emulated_memory import EmulatedMemory, MemoryCount
 
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-unknown-pragmas")
 _ALIGNMENT = 256
@@ -82,8 +84,16 @@ class EmulatedKernels:
 
     def allow(self, memory: torch.Tensor) -> None:
         """Kernels may touch `memory` for as long as it lives."""
-        self._allow(memory.data_ptr(), memory.nbytes)
-        weakref.finalize(memory.untyped_storage(), self._forget, memory.data_ptr())
+        self.allow_range(memory.data_ptr(), memory.nbytes)
+        weakref.finalize(memory.untyped_storage(), self.forget_range, memory.data_ptr())
+
+    def allow_range(self, address: int, num_bytes: int) -> None:
+        """Kernels may touch these addresses until they are forgotten."""
+        self._allow(address, num_bytes)
+
+    def forget_range(self, address: int) -> None:
+        """The one that begins there."""
+        self._forget(address)
 
     def run(self, launch: Launch, seed: int) -> None:
         """Raises KernelFault."""
@@ -126,9 +136,11 @@ class _EmulatedGraph:
 
 
 class EmulatedDriver:
-    """See `Driver`. `seed` decides in which orders blocks and warps run."""
+    """See `Driver`. `seed` decides in which orders blocks and warps run, `limit` how many bytes the
+    device has; None: there is no bound.
+    """
 
-    def __init__(self, kernels: EmulatedKernels, seed: int = 0) -> None:
+    def __init__(self, kernels: EmulatedKernels, seed: int = 0, limit: int | None = None) -> None:
         self.kernels = kernels
         self.device = torch.device("cpu")
         self.num_processors = 3
@@ -137,13 +149,24 @@ class EmulatedDriver:
         self._queue: list[Callable[[], None]] = []
         self._done = self._num_waits = 0
         self._captured: list[Callable[[], None]] | None = None
+        self.count = MemoryCount(limit)
+        """Of the device's memory; what torch takes within `compute` is not in it."""
+        self.mapped = EmulatedMemory(self.count, kernels.allow_range, kernels.forget_range)
 
     def memory(self, num_bytes: int) -> torch.Tensor:
+        self.count.take(num_bytes)
         whole = torch.full((num_bytes + _ALIGNMENT,), 0xFF, dtype=torch.uint8)
         start = -whole.data_ptr() % _ALIGNMENT
         view = whole[start : start + num_bytes]
         self.kernels.allow(view)
+        weakref.finalize(view.untyped_storage(), self.count.give, num_bytes)
         return view
+
+    def memory_info(self) -> MemoryInfo | None:
+        return self.count.info
+
+    def virtual_memory(self) -> EmulatedMemory:
+        return self.mapped
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8)

@@ -112,7 +112,13 @@ class OpenedDevice:
         reader = page_reader(self._attention_name, asked.attention, self.driver.device)
         page_size = config.scheduler.page_size
         attention = TreeAttention(
-            self.kernels, asked.attention, num_pages, page_size, self.budget, reader
+            self.kernels,
+            asked.attention,
+            num_pages,
+            page_size,
+            self.budget,
+            reader,
+            is_virtual=config.kv_pool == "virtual",
         )
         model = DeviceModel(
             decoder,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lmprog.errors import NotSupported
@@ -26,6 +27,7 @@ from lmprog.runtime.engine.device.kernels import (
     TreeArgs,
     address,
 )
+from lmprog.runtime.engine.device.page_pool import FixedPages, PagePool, VirtualPages
 from lmprog.runtime.engine.device.page_readers import PageReader
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import StepRules
@@ -75,9 +77,10 @@ class TreeAttention:
         page_size: int,
         budget: int,
         reader: PageReader | None = None,
+        is_virtual: bool = False,
     ) -> None:
         """`budget`: the most tokens of a step. `reader` reads the pages in place of our kernels,
-        which write them in any case.
+        which write them in any case. `is_virtual`: pages get memory when they are written.
         """
         if page_size & (page_size - 1):
             raise NotSupported(f"pages of {page_size} slots: on a device it is a power of two")
@@ -88,8 +91,16 @@ class TreeAttention:
         self._page_shift = page_size.bit_length() - 1
         self._num_pages = num_pages
         self.bytes_per_page = self.page_bytes(shape, page_size)
-        self._layer_bytes = self.bytes_per_page // len(shape.layers) * num_pages
-        self._pool = self.driver.memory(self._layer_bytes * len(shape.layers))
+        page_of_layer = self.bytes_per_page // len(shape.layers)
+        sizes = (len(shape.layers), num_pages, page_of_layer)
+        self.pages: PagePool = (
+            VirtualPages(self.driver.virtual_memory(), *sizes)
+            if is_virtual
+            else FixedPages(self.driver, *sizes)
+        )
+        self.is_virtual = is_virtual
+        self._pool = self.pages.memory
+        self._layer_bytes = page_of_layer * self.pages.pages_per_layer
         wanted = _PARTIAL_BYTES[self.driver.device.type]
         per_part = shape.num_heads * (shape.head_dim + 1) * _FLOAT_BYTES
         most_parts = max(2 * budget, wanted // per_part)
@@ -114,10 +125,12 @@ class TreeAttention:
 
     def fill(self, value: float) -> None:
         """Every key and value: a pool whose content does not matter, for measuring."""
+        self.pages.back(np.arange(self._num_pages, dtype=np.int32))
         self._pool.view(self.shape.dtype).fill_(value)
 
     def copy(self, copies: torch.Tensor) -> None:
         """Slots to slots in all layers, all sources before any target. # [copies, 2]"""
+        self.pages.back((copies[:, 1] >> self._page_shift).numpy())
         count, shape = len(copies), self.shape
         run = shape.head_dim * shape.dtype.itemsize
         size = count * len(shape.layers) * 2 * shape.num_kv_heads * run
@@ -138,6 +151,7 @@ class TreeAttention:
 
     def copy_page(self, page: int, staging: torch.Tensor, is_gather: bool) -> None:
         """All of a page to `staging`, or back. # [bytes_per_page] uint8"""
+        self.pages.back(np.array([page], np.int32))
         size = 1 << self._page_shift
         if self._slots is None:
             slots = torch.arange(self._num_pages * size, dtype=torch.int32)
@@ -157,7 +171,7 @@ class TreeAttention:
             slots=at[0],
             counts=at[1],
             layers=len(shape.layers),
-            pages=self._num_pages,
+            pages=self.pages.pages_per_layer,
             kv_heads=shape.num_kv_heads,
             page_shift=self._page_shift,
             bytes=shape.head_dim * shape.dtype.itemsize,
@@ -198,7 +212,8 @@ class TreeAttention:
         return self._reader is None
 
     def begin(self, batch: Batch) -> None:
-        """Before the first layer of a step."""
+        """Before the first layer of a step. Raises DeviceMemoryFull."""
+        self.pages.back(batch.write_slots >> self._page_shift)
         reader = self._reader
         if reader is not None:
             self.driver.compute(lambda: reader.begin(batch))
@@ -220,7 +235,7 @@ class TreeAttention:
     def _pages_of(self, layer: int) -> torch.Tensor:
         """# [pages, 2, kv_heads, page_size, dim]"""
         own = self._pool[layer * self._layer_bytes : (layer + 1) * self._layer_bytes]
-        sizes = (self._num_pages, 2, self.shape.num_kv_heads, 1 << self._page_shift)
+        sizes = (self.pages.pages_per_layer, 2, self.shape.num_kv_heads, 1 << self._page_shift)
         return own.view(self.shape.dtype).view(*sizes, self.shape.head_dim)
 
     def _attend_by_tree(

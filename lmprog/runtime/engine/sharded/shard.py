@@ -135,6 +135,9 @@ def check_ranks(config: RuntimeConfig) -> None:
         if getattr(config, name) is not None:
             says = f"{only}, or on devices of several processes, without a second tier of pages"
             raise _refused(name, getattr(config, name), f"{says}; leave out {name}")
+    if config.kv_pool != "fixed":
+        says = f"{only}; kv_pool = {config.kv_pool!r} is of one device; leave it out"
+        raise _refused("kv_pool", config.kv_pool, says)
     if config.device.startswith("cuda:"):
         says = "every rank has a GPU of its own, by its number on its machine; device is 'cuda'"
         raise _refused("device", config.device, says)
