@@ -202,6 +202,10 @@ def main() -> None:
         folder, model = Path(scratch), Path(scratch) / "model"
         make(model, given.size)
         write_task(folder, given.items, given.shared, given.own, random.Random(1))
+        theirs = evaluated(
+            *(folder, "hf", "--model", "hf", "--device", "cpu", "--batch_size", "4"),
+            *("--model_args", f"pretrained={model},dtype=float32"),
+        )
         before = _used()
         with served(model) as url:
             address = f"base_url={url}/v1/completions,num_concurrent=8,tokenized_requests=True"
@@ -210,10 +214,6 @@ def main() -> None:
                 f"model={model},{address},tokenizer_backend=huggingface,tokenizer={model}",
             )
         our_seconds = _used() - before
-        theirs = evaluated(
-            *(folder, "hf", "--model", "hf", "--device", "cpu", "--batch_size", "4"),
-            *("--model_args", f"pretrained={model},dtype=float32"),
-        )
     apart = max(abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True))
     print(f"{given.items} items, {given.shared} shared and {given.own} own tokens, 4 choices")
     print(

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import openai
+import pytest
 
 from tests.server.live import Live
 
@@ -58,6 +59,35 @@ def test_echo_scores_the_prompt_without_generating(client: openai.OpenAI) -> Non
         assert text[offset:].startswith(token)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 0
+
+
+def test_scored_prompts_that_begin_alike_share_their_beginning(client: openai.OpenAI) -> None:
+    """The harness's requests: tokens, `echo`, and only the choice at the end differs."""
+    shared = [300 + number % 90 for number in range(120)]
+    asked = [
+        client.completions.create(
+            model="nano", prompt=[*shared, last, 350], max_tokens=1, echo=True, logprobs=1,
+            temperature=0,
+        )
+        for last in (310, 320, 310)
+    ]  # fmt: skip
+    first, other, again = (one.choices[0].logprobs for one in asked)
+    assert first is not None
+    assert other is not None
+    assert again is not None
+    assert first.token_logprobs is not None
+    assert other.token_logprobs is not None
+    assert again.token_logprobs is not None
+    assert again.token_logprobs[1:] == pytest.approx(first.token_logprobs[1:], abs=1e-4)
+    assert other.token_logprobs[:120] == first.token_logprobs[:120]
+    assert other.token_logprobs[120:122] != first.token_logprobs[120:122]
+    cached = [
+        one.usage.prompt_tokens_details.cached_tokens
+        for one in asked
+        if one.usage and one.usage.prompt_tokens_details
+    ]
+    assert cached[0] == 0
+    assert min(cached[1:]) >= 100
 
 
 def test_a_completions_stream_is_the_completion(client: openai.OpenAI) -> None:

@@ -188,6 +188,7 @@ class Interpreter:
                     return self._snapshots.take(client_id, op, self._clock(), self.figures())
                 case wire.Flush():
                     self.scheduler.tree.clear()
+                    self.scheduler.tables.scored.clear()
                     if self._calls.constraints is not None:
                         self._calls.constraints.flush()
                     trim()

@@ -36,6 +36,7 @@ class IdleMemory:
             return
         self._is_done = True
         tree = self._scheduler.tree
+        self._scheduler.tables.scored.clear()
         self._scheduler.stats.evicted_pages += tree.evict(tree.num_evictable - tree.num_pinned)
         pages = self._scheduler.pages
         self._give_back(pages.free_pages())

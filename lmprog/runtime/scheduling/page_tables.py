@@ -19,6 +19,7 @@ from array import array
 from lmprog.config import SchedulerConfig
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Row
+from lmprog.runtime.scheduling.scored_prompts import ScoredPrompts
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.tier.second_tier import SecondTier
 
@@ -40,6 +41,7 @@ class PageTables:
         self._tree = tree
         self._pages = pages
         self._tier = tier
+        self.scored = ScoredPrompts()
         self._copies: list[Copy] = []
         self._mirrors: list[Mirror] = []
         self._writers: dict[int, tuple[int, int, int]] = {}
@@ -184,6 +186,8 @@ class PageTables:
             sequence
         ):  # its pages belong to the discarded nodes and are freed with them
             sequence.computed = 0
+        if self._share:
+            self.scored.keep(sequence)
         if sequence.computed and self._share:
             size = -(-sequence.computed // self._page_size)
             keys = sequence.namespace.keys(sequence.tokens[: sequence.computed])
@@ -320,6 +324,7 @@ class PageTables:
         self._inserted.add(sequence)
 
     def _match(self, sequence: Sequence) -> Match:
+        self.scored.extend(sequence)  # then less of its prefix has to be computed
         return self._tree.match(*self.prefix(sequence))
 
     def _free(self, sequence: Sequence) -> None:
