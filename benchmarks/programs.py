@@ -4,6 +4,7 @@ benchmarks.programs`.
     python -m benchmarks.programs [--model FOLDER|nano|random:HxL|dummy:HxL] [--scale S] [--count C] [--only NAMES]
                                   [--cache on|off|both] [--peer transformers] [--threads N] [--repeat R]
                                   [--set FIELD=VALUE] [--json FILE] [--seed N]
+    python -m benchmarks.programs --pauses 0,10,100 [--model ...] [--scale S] [--memory PARTS] [--answers TOKENS]
 
 The shapes are those that prefix-sharing systems have been measured on; the texts are seeded random
 words of the right token counts, generations are greedy and of forced length. `--scale` multiplies
@@ -11,6 +12,10 @@ all sizes in tokens, `--count` all numbers of programs, questions, events. Every
 runtime. Ratios of one run are worth something, seconds are not: they depend on the machine and on
 what else it does. `cpu` is processor time of all processes of a side, which other load disturbs
 less than the wall clock.
+
+With `--pauses` only the chats run, with pauses of so many steps in the mean between two turns, in a
+memory for a part of them: on the runtime and in the offline simulator, as one table
+(`pressure_table`).
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.checkpoints import checkpoint
 from benchmarks.measure import Bench, Measured
+from benchmarks.pressure_table import Pressure, table
 from benchmarks.report import Line, as_json, time_table, work_table
 from benchmarks.workloads import ALL
 from benchmarks.workloads.shape import Workload
@@ -36,10 +42,29 @@ if TYPE_CHECKING:
     from benchmarks.peers.transformers import TransformersPeer
 
 
+OF_CHATS = ("memory", "answers")
+"""Options that only chats with pauses have."""
+OF_PROGRAMS = ("count", "only", "cache", "peer", "threads", "set", "json", "seed")
+"""Options that they do not have."""
+
+
 def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="lmprog-bench-") as scratch:
         model, folder = checkpoint(options.model, Path(scratch))
+        if options.pauses:
+            asked = Pressure(
+                model,
+                options.answers,
+                options.pauses,
+                options.memory,
+                options.scale,
+                options.repeat,
+            )
+            print(f"{vars(options)}, load {os.getloadavg()[0]:.0f}\n", flush=True)
+            for line in table(asked):
+                print(line, flush=True)
+            return 0
         tokenizer = load_tokenizer(folder)
         bench = Bench(model, options.threads, tokenizer, dict(options.set))
         peer = None
@@ -148,9 +173,27 @@ def _options() -> argparse.Namespace:
         metavar="FIELD=VALUE",
         help="of the runtime's configuration",
     )
+    parser.add_argument(
+        "--pauses", type=_numbers, default=[], help="of chats, in steps in the mean: 0,10,100"
+    )
+    parser.add_argument(
+        "--memory", type=_numbers, default=[0.5, 0.25], help="of these chats (default 0.5,0.25)"
+    )
+    parser.add_argument(
+        "--answers", type=_numbers, default=[8.0, 384.0], help="of these chats (default 8,384)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything here")
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args()
+    options = parser.parse_args()
+    others = OF_PROGRAMS if options.pauses else OF_CHATS
+    if given := [name for name in others if getattr(options, name) != parser.get_default(name)]:
+        what = "goes with --pauses only" if given[0] in OF_CHATS else "does not go with --pauses"
+        parser.error(f"--{given[0]} {what}")
+    return options
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(one) for one in text.split(",")]
 
 
 def _field(text: str) -> tuple[str, object]:

@@ -37,6 +37,23 @@ struct Tiling<4, 16> {
 constexpr int kFewRows = 4;       // up to here weights come from far away, and are asked for early
 constexpr int kAhead = 16;        // steps of inputs
 
+// A part of the next panel, which is asked for while this one is multiplied.
+struct Ahead {
+    const char *at;
+    long step;
+
+    static Ahead of(const Multiply &m, int panel, int row, int rows) {
+        const Panels &w = *m.weights;
+        const char *next = w.data + (m.first_panel + panel) * w.stride;
+        return {next + w.stride * row / m.rows, kPanel * 4L * rows / m.rows};
+    }
+    LMPROG_INLINE void fetch() {
+        __builtin_prefetch(at, 0, 2);
+        if (step > 64) __builtin_prefetch(at + 64, 0, 2);
+        at += step;
+    }
+};
+
 template <class Way>
 struct Product {
     using V = typename Way::V;
@@ -48,9 +65,9 @@ struct Product {
     template <int R, int N>
     static constexpr bool kWordsFirst = R * N + N < V::registers;
 
-    // Vectors vector .. vector + N, counted over the task's panels.
+    // Vectors vector .. vector + N, counted over the task's panels. Meanwhile `ahead` comes nearer.
     template <int R, int N>
-    static void tile(const Multiply &m, int row, int vector) {
+    static void tile(const Multiply &m, int row, int vector, Ahead ahead) {
         const Panels &w = *m.weights;
         const uint32_t *at[N];
         LMPROG_UNROLL for (int n = 0; n < N; n++) {
@@ -64,6 +81,7 @@ struct Product {
         const int steps = w.inputs / Way::per_word;
         for (int k = 0; k < steps; k++) {
             const X *step = x + static_cast<long>(k) * Way::x_per_word;
+            ahead.fetch();
             const auto word = [&](int n) {
                 const uint32_t *from = at[n] + static_cast<long>(k) * kPanel;
                 if constexpr (R <= kFewRows) __builtin_prefetch(from + kAhead * kPanel);
@@ -92,11 +110,11 @@ struct Product {
     }
 
     template <int R, int N>
-    static void columns(const Multiply &m, int row, int vector) {
+    static void columns(const Multiply &m, int row, int vector, Ahead ahead) {
         const int count = m.panels * kPerPanel;
-        for (; vector + N <= count; vector += N) tile<R, N>(m, row, vector);
+        for (; vector + N <= count; vector += N) tile<R, N>(m, row, vector, ahead);
         if constexpr (N > 1) {
-            if (vector < count) columns<R, N / 2>(m, row, vector);
+            if (vector < count) columns<R, N / 2>(m, row, vector, ahead);
         }
     }
 
@@ -110,7 +128,7 @@ struct Product {
             part.out += static_cast<long>(first) * kPanel;
             by_rows<Tile::rows>(m.rows, [&](int r, auto count) {
                 constexpr int R = decltype(count)::value;
-                columns<R, Tile::vectors(R)>(part, r, 0);
+                columns<R, Tile::vectors(R)>(part, r, 0, Ahead::of(m, first + 1, r, R));
             });
         }
     }

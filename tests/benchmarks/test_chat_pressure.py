@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import programs
 from benchmarks.chat_admission import Case, ChatRun, verdicts
 from benchmarks.memory_pressure import Outcome, outcome
+from benchmarks.pressure_table import Pressure, table
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -30,3 +32,31 @@ def test_each_bar_is_told_apart() -> None:
     assert [met for _, met in verdicts(10.0, good, base, good)] == [True, True]
     assert [met for _, met in verdicts(0.0, slow, base, good)] == [False, False, False]
     assert [met for _, met in verdicts(10.0, slow, base, good)] == [False, False]
+
+
+def test_the_table_has_the_runtime_and_the_simulator_side_by_side() -> None:
+    asked = Pressure("nano", [8.0], [0.0, 10.0], [2.0], 0.05)
+    head, rule, *lines = table(asked)
+    cells = [line.strip("| ").split(" | ") for line in [head, *lines]]
+    assert {len(one) for one in cells} == {len(rule.strip("|").split("|"))}
+    assert [one[:2] for one in cells[1:]] == [["200%", "8, 0"], ["200%", "8, 10"]]
+    for line in cells[1:]:
+        assert all(cell.startswith("100% / 1.00 / ") for cell in line[2:5]), "all is in memory"
+        assert all(len(cell.split(" / ")) == 5 for cell in line[5:7])
+        assert "met" in line[7] or "missed" in line[7]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--pauses 0 --peer transformers", "--peer does not go with --pauses"),
+        ("--memory 0.5", "--memory goes with --pauses only"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    given: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["programs", *given.split()])
+    with pytest.raises(SystemExit):
+        programs.main()
+    assert said in capsys.readouterr().err

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import mmap
+from array import array
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
+from lmprog.config import RuntimeConfig
 from lmprog.radix import PageAllocator
+from lmprog.runtime.engine.batch import build_batch
+from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.engine.native.memory_ahead import TOKENS_AHEAD, MemoryAhead
 from lmprog.runtime.engine.native.page_memory import NativePageMemory
 from lmprog.runtime.engine.region import Region
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
+from lmprog.runtime.scheduling.plan import Plan, Row
+from lmprog.runtime.scheduling.sequence import Sequence
 from tests.runtime.rig import Rig, SchedulerConfig
 
 PAGES, WIDTH = 64, 40_000
@@ -99,3 +108,66 @@ def test_free_pages_are_those_that_nobody_holds() -> None:
 @pytest.mark.parametrize("numbers", [[], [3], [0, 1, 2, 5, 6, 9]])
 def test_any_set_of_pages_can_be_given_back(numbers: list[int]) -> None:
     memory().give_back(numbers)
+
+
+def test_pages_populated_ahead_are_in_memory_and_keep_their_contents() -> None:
+    pages = memory()
+    contents = np.full(4 * WIDTH, 9, np.uint8).tobytes()
+    before = resident()
+    pages.write(3, contents)
+    if not pages.populate(0, PAGES):
+        pytest.skip("this system gives memory only when it is written")
+    assert resident() - before > 0.9 * PAGES * 4 * WIDTH
+    assert read(pages, 3) == contents
+
+
+def test_memory_is_asked_for_ahead_of_the_highest_page_and_again_after_it_went_back() -> None:
+    asked: list[tuple[int, int]] = []
+    ahead = MemoryAhead(lambda *pages: asked.append(pages) is None, num_pages=100, page_size=64)
+    for page in [0, 3, 7]:  # half of the 16 pages that 1,024 tokens take
+        ahead.reach(page)
+    ahead.restart()
+    assert asked == [(0, 17)]
+    ahead.reach(2)
+    ahead.restart()
+    assert asked == [(0, 17), (0, 19)]
+    ahead.reach(95)
+    ahead.restart()
+    ahead.close()
+    assert asked[2:] == [(0, 100)]
+
+
+def test_a_system_that_cannot_is_asked_once() -> None:
+    asked: list[int] = []
+    ahead = MemoryAhead(lambda first, _: bool(asked.append(first)), num_pages=100, page_size=64)
+    for page in range(0, 100, 20):
+        ahead.reach(page)
+        ahead.restart()  # waits
+    ahead.close()
+    assert len(asked) == 1
+
+
+def test_the_lowest_pages_are_allocated_first_once_memory_went_back() -> None:
+    pages = PageAllocator(8)
+    held = pages.allocate(5)
+    assert held == [0, 1, 2, 3, 4]
+    pages.free([3, 0, 1, 4])
+    assert pages.allocate(1) == [3]
+    pages.prefer_low()
+    assert pages.allocate(4) == [0, 1, 4, 5]
+
+
+def test_a_step_asks_for_the_memory_of_the_pages_after_its_own() -> None:
+    engine = load_engine(RuntimeConfig("dummy:512x4", kv_memory_mb=64, threads=1))
+    if not isinstance(engine, NativeEngine):
+        pytest.skip("the native engine cannot run here")
+    page_size, pages = engine.memory.page_size, engine.page_memory()
+    row = Row(cast(Sequence, None), array("i", [1]), 0, 1, array("i", [0]), 0)
+    before = resident()
+    engine.forward(build_batch(Plan((row,)), page_size))
+    engine.give_back([])  # waits for what was asked for
+    if not pages.populate(0, 1):
+        pytest.skip("this system gives memory only when it is written")
+    wanted = pages.page_bytes * min(TOKENS_AHEAD // page_size, engine.num_pages)
+    assert wanted > 1 << 20
+    assert resident() - before > 0.9 * wanted

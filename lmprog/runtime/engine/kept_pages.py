@@ -82,7 +82,7 @@ def page_release(engine: object) -> Callable[[Sequence[int]], None] | None:
     cannot.
     """
     if isinstance(engine, NativeEngine):
-        return engine.page_memory().give_back if engine.has_page_memory else None
+        return engine.give_back if engine.has_page_memory else None
     found: Callable[[Sequence[int]], None] | None = getattr(engine, "page_release", None)
     return found  # of a device, which is not imported for this
 

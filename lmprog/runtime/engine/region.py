@@ -6,7 +6,10 @@ only when they are first written, and huge ones are asked for.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +20,9 @@ ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register. Everything that `Region.take` returns starts
 on a multiple.
 """
+
+_POPULATE_WRITE = 23
+"""Linux 5.14 and later; Python's `mmap` has no name for it."""
 
 Bytes = NDArray[np.uint8]
 
@@ -53,6 +59,14 @@ def allocate(num_bytes: int) -> mmap.mmap:
     return region
 
 
+@cache
+def _madvise() -> ctypes._CFuncPtr:  # type: ignore[name-defined]
+    """The system's; that of Python's `mmap` keeps other threads waiting."""
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return found
+
+
 class Region:
     """One block, cut up by `take`; what is taken keeps the whole alive.
 
@@ -73,6 +87,18 @@ class Region:
             raise ValueError(f"the region holds {self.num_bytes} bytes, {end} were asked for")
         self._taken = aligned(end)
         return self._memory[start:end]
+
+    def populate(self, part: Bytes, start: int, end: int) -> bool:
+        """Has the system give the memory of bytes `start .. end` of `part`, which was taken from
+        here, as a write would; what they hold stays. Other threads run meanwhile. False where it
+        cannot.
+        """
+        begin = part.ctypes.data - self._memory.ctypes.data
+        first = (begin + start) // mmap.PAGESIZE * mmap.PAGESIZE
+        last = -(-(begin + end) // mmap.PAGESIZE) * mmap.PAGESIZE
+        return sys.platform == "linux" and not _madvise()(
+            self._memory.ctypes.data + first, last - first, _POPULATE_WRITE
+        )
 
     def give_back(self, part: Bytes, start: int, end: int) -> None:
         """Returns the system's pages inside bytes `start .. end` of `part`, which was taken from

@@ -23,6 +23,7 @@ from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native import interface
+from lmprog.runtime.engine.native.memory_ahead import MemoryAhead
 from lmprog.runtime.engine.native.packed_adapters import packed_adapters
 from lmprog.runtime.engine.native.packing import Packed
 from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, NativePageMemory
@@ -78,6 +79,10 @@ class NativeEngine:
         self._model = self._described(shape, packed)
         self._handle = self._opened(threads, path or os.environ.get("LMPROG_ENGINE_PATH"))
         self._logits = np.empty((0, interface.up32(shape.vocab_size)), np.float32)
+        self._ahead: MemoryAhead | None = None
+        if self.has_page_memory:
+            populate = self.page_memory().populate
+            self._ahead = MemoryAhead(populate, memory.num_pages, memory.page_size)
 
     @property
     def dtype(self) -> str:
@@ -126,6 +131,8 @@ class NativeEngine:
             logit_tokens=_pointer(batch.logit_tokens),
             copies=_pointer(batch.copies),
         )
+        if self._ahead is not None and len(batch.write_slots):
+            self._ahead.reach(int(batch.write_slots.max()) // batch.page_size)
         adapters = batch.adapters
         if adapters is not None:
             adapters = np.repeat(adapters, np.diff(batch.row_starts))
@@ -167,6 +174,12 @@ class NativeEngine:
             )
         return NativePageMemory(self._pool, self._kv_parts, self.memory.num_pages)
 
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Returns the memory of these free pages, in ascending order, to the system."""
+        if self._ahead is not None:
+            self._ahead.restart()
+        self.page_memory().give_back(pages)
+
     def sample(self, call: object) -> None:
         """Runs a sampler's call, which it has filled, on this engine's threads."""
         self._library.lmprog_engine_sample(self._handle, call)
@@ -176,6 +189,8 @@ class NativeEngine:
         if self._handle:
             self._library.lmprog_engine_close(self._handle)
             self._handle = c_void_p()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -40,6 +40,16 @@ class NativePageMemory:
         for place, part in zip(self._places, self._parts, strict=True):
             part[page] = given[place]
 
+    def populate(self, first: int, last: int) -> bool:
+        """Has the system give the memory of pages `first .. last`, layer by layer; False where it
+        cannot.
+        """
+        widths = [part.shape[1] for part in self._parts]
+        return all(
+            self._region.populate(part, first * width, last * width)
+            for part, width in zip(self._parts, widths, strict=True)
+        )
+
     def give_back(self, pages: Sequence[int]) -> None:
         """Returns the memory of these pages, in ascending order, to the system."""
         for first, last in _runs(pages):
