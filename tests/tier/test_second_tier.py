@@ -108,6 +108,19 @@ def test_two_paths_that_part_inside_a_page_both_come_back() -> None:
     assert pool.bring_back(other) == 10
 
 
+def test_after_a_restart_pages_come_back_before_any_cost_of_a_token_was_measured() -> None:
+    """Nothing is computed where everything is loaded, so that cost may stay unknown for long."""
+    pool = Pool()
+    other = array("i", range(50, 62))
+    pool.compute(LONG)
+    pool.compute(other)
+    pool.tree.clear()
+    pool.tier = SecondTier(pool.store, pool.tree, pool.pages, lambda: 0.0, lambda: pool.now)
+    assert pool.bring_back(LONG) == 14
+    pool.store.costs = PageCosts(0.001, 0.001)  # measured by the first load
+    assert pool.bring_back(other) == 12
+
+
 def test_salts_have_nothing_in_common() -> None:
     pool = Pool()
     pool.compute(LONG, "one")

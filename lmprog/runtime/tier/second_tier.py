@@ -5,7 +5,7 @@ to the token, with its own least-recently-used order. A path of the pool's tree 
 not, or be stored alone, once the pool has evicted it. Whatever is loaded enters the pool's tree as
 if it had been computed.
 
-A page is loaded where computing its tokens again costs more, and stored where that is expected to
+A page is loaded where computing its tokens again costs more, or nobody knows yet what that costs, and stored where that is expected to
 save more than storing costs: a page that was stored comes back with a chance that is measured, too.
 A load that takes far longer than computing would have taken is abandoned, and nothing is loaded
 until it ends: a disk that hangs holds nobody up for ever. What follows a public prefix privately is
@@ -212,10 +212,12 @@ class SecondTier:
         match = self._tree.match(tokens, salt, limit)
         gain = stored.length - match.length
         first, count = len(match.pages), self._num_pages(match.length, stored.length)
-        computing = gain * self._cost_per_token()
+        cost = self._cost_per_token()
+        computing = gain * cost
         if gain <= 0 or self._abandoned:
             return None
-        if not self._is_worth(computing, count * self._store.costs.load):
+        # before any token was computed nothing speaks against what was worth storing
+        if cost > 0.0 and not self._is_worth(computing, count * self._store.costs.load):
             return None
         for ticket, load in self._loads.items():
             if load.stored is stored.node and load.end >= stored.length:
