@@ -34,14 +34,16 @@ struct Tiling<4, 16> {
     static constexpr int vectors(int r) { return r == 1 ? 8 : 4; }
 };
 
-constexpr int kFewRows = 4;       // up to here weights come from far away, and are asked for early
+constexpr int kFewRows = 4;       // up to here weights of the same panel are asked for early
 constexpr int kAhead = 16;        // steps of inputs
 
-// A part of the next panel, which is asked for while this one is multiplied.
+// What is asked for while a panel is multiplied with many rows: each pass over it, of so many rows at once, asks for its
+// part of the next panel. Else products wait for the weights of each panel, which the first pass alone would read.
 struct Ahead {
     const char *at;
-    long step;
+    long step;  // bytes at each word of inputs
 
+    // For the pass over rows row .. row + rows of the task, the next panel being number `panel` of it.
     static Ahead of(const Multiply &m, int panel, int row, int rows) {
         const Panels &w = *m.weights;
         const char *next = w.data + (m.first_panel + panel) * w.stride;
@@ -81,7 +83,7 @@ struct Product {
         const int steps = w.inputs / Way::per_word;
         for (int k = 0; k < steps; k++) {
             const X *step = x + static_cast<long>(k) * Way::x_per_word;
-            ahead.fetch();
+            if constexpr (R > kFewRows) ahead.fetch();
             const auto word = [&](int n) {
                 const uint32_t *from = at[n] + static_cast<long>(k) * kPanel;
                 if constexpr (R <= kFewRows) __builtin_prefetch(from + kAhead * kPanel);
