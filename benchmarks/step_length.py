@@ -120,7 +120,9 @@ def main() -> None:
     p99 = 1e3 * percentile(found[asked.step_ms].beside_prompts, 0.99)
     part = found[0].whole / found[asked.step_ms].whole
     alone = 1e3 * min(one.alone for one in found.values())
-    num_tokens = asked.prompts * PROMPT_TOKENS + STREAMS * len(found[0].beside_prompts) / asked.repeat
+    num_tokens = (
+        asked.prompts * PROMPT_TOKENS + STREAMS * len(found[0].beside_prompts) / asked.repeat
+    )
     token = 1e3 * found[0].whole / num_tokens
     most = 1.0 - STREAMS * token / BAR_MS
     print(

@@ -5,11 +5,12 @@ to the token, with its own least-recently-used order. A path of the pool's tree 
 not, or be stored alone, once the pool has evicted it. Whatever is loaded enters the pool's tree as
 if it had been computed.
 
-A page is loaded where computing its tokens again costs more, or nobody knows yet what that costs, and stored where that is expected to
-save more than storing costs: a page that was stored comes back with a chance that is measured, too.
-A load that takes far longer than computing would have taken is abandoned, and nothing is loaded
-until it ends: a disk that hangs holds nobody up for ever. What follows a public prefix privately is
-not stored: its keys (see `scheduling.namespaces`) mean something to one runtime only.
+A page is loaded where computing its tokens again costs more, or where it is not known yet what that
+costs, and stored where that is expected to save more than storing costs: a page that was stored
+comes back with a chance that is measured, too. A load that takes far longer than computing would
+have taken is abandoned, and nothing is loaded until it ends: a disk that hangs holds nobody up for
+ever. What follows a public prefix privately is not stored: its keys (see `scheduling.namespaces`)
+mean something to one runtime only.
 
 Knows tokens, pages, handles and measured costs; knows no sequence, no file and no thread.
 """
