@@ -96,6 +96,8 @@ class TimedDriver:
     def memory_info(self) -> None:
         """It has no bound."""
 
+    def trim(self) -> None: ...
+
     def virtual_memory(self) -> VirtualMemory:
         raise NotSupported("nothing can be mapped")
 

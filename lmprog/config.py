@@ -86,6 +86,9 @@ class RuntimeConfig:
     threads: int | None = None
     context_len: int | None = None
     kv_memory_mb: int | None = None
+    device_memory_fraction: float | None = None
+    """Of a device's memory that is free beside the model and its largest step, what keys and values
+    may take where neither `kv_memory_mb` nor `num_pages` says; None: 0.9."""
     kv_pool: KvPoolName = "fixed"
     """Of a device: fixed, memory for all pages is taken at once; virtual, addresses are, and memory
     is mapped when pages are first written and unmapped after `kv_idle_seconds`."""

@@ -85,16 +85,23 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
             if config.device != "auto":
                 raise
             log.warning("%s is not used: %s", device, error)
-    if config.kv_pool != "fixed":
-        raise InvalidParameter(
-            f"kv_pool = {config.kv_pool!r} is of a device; the processor's memory for keys and "
-            "values is taken when it is first written in any case",
-            name="kv_pool",
-            value=config.kv_pool,
-            allowed="fixed",
-        )
+    _refuse_pools_of_devices(config)
     engine: InferenceEngine = load_engine(config)
     return SelectedEngine(engine, _sampler_for(engine), "cpu")
+
+
+def _refuse_pools_of_devices(config: RuntimeConfig) -> None:
+    """What says how a device's memory is used says nothing to the processor."""
+    for name, usual in (("kv_pool", "fixed"), ("device_memory_fraction", None)):
+        value = getattr(config, name)
+        if value != usual:
+            raise InvalidParameter(
+                f"{name} = {value!r} is of a device; the processor's memory for keys and values is "
+                "taken when it is first written, and kv_memory_mb bounds it",
+                name=name,
+                value=value,
+                allowed=usual,
+            )
 
 
 def _sampler_for(engine: InferenceEngine) -> LogitsSampler:

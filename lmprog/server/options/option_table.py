@@ -93,6 +93,8 @@ _HELP: Mapping[str, str] = {
     "models use one",
     "context_len": "most tokens of one branch; default: the model's",
     "kv_memory_mb": "memory for keys and values; default: by model and machine",
+    "device_memory_fraction": "on a device: the part of its memory, as far as it is free beside "
+    "the model and its largest step, that keys and values may take; default: 0.9",
     "kv_pool": "on a device: take memory for keys and values at once (fixed), or map it when it is "
     "first needed and unmap it after kv_idle_seconds (virtual)",
     "kv_idle_seconds": "seconds without work after which cached keys and values are given up and "

@@ -98,6 +98,9 @@ class CudaDriver:
             *(int(number) for number in checked(self._driver, self._driver.cuMemGetInfo()))
         )
 
+    def trim(self) -> None:
+        torch.cuda.empty_cache()
+
     def virtual_memory(self) -> VirtualMemory:
         return CudaMemory(self._driver, self.device)
 
@@ -125,8 +128,11 @@ class CudaDriver:
         )
 
     def compute(self, work: Callable[[], object]) -> None:
-        with torch.inference_mode():
-            work()
+        try:
+            with torch.inference_mode():
+                work()
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryFull(str(error)) from error
 
     def event(self) -> _CudaEvent:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -83,7 +83,13 @@ class DeviceMemory(Protocol):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
 
     def memory_info(self) -> MemoryInfo | None:
-        """What is free now; None: the device's memory has no bound of its own."""
+        """What is free now, and was all the time since `trim`: what is given up here stays with
+        this process until then. None: the device's memory has no bound of its own.
+        """
+        ...
+
+    def trim(self) -> None:
+        """Gives back to the device what was given up here."""
         ...
 
     def virtual_memory(self) -> VirtualMemory:

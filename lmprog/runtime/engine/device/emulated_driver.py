@@ -165,6 +165,9 @@ class EmulatedDriver:
     def memory_info(self) -> MemoryInfo | None:
         return self.count.info
 
+    def trim(self) -> None:
+        self.count.most = self.count.used
+
     def virtual_memory(self) -> EmulatedMemory:
         return self.mapped
 

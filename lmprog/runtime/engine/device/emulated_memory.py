@@ -45,7 +45,8 @@ class MemoryCount:
 
     @property
     def info(self) -> MemoryInfo | None:
-        return None if self.limit is None else MemoryInfo(self.limit - self.used, self.limit)
+        """As of an allocator that keeps what is given up, which is why `most` counts."""
+        return None if self.limit is None else MemoryInfo(self.limit - self.most, self.limit)
 
 
 @dataclass(slots=True)

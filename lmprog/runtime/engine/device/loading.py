@@ -1,7 +1,7 @@
 """Loads a model onto a device: what the configuration leaves open is decided here.
 
-Weights are read on the processor and moved layer by layer. Raises NotSupported for models that have
-no kernels or no decoder of ours.
+Weights go from their files through pinned memory to the device. Raises NotSupported for models that
+have no kernels, no decoder of ours, or no place in the device's memory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,24 @@ from lmprog.runtime.engine.device.attention_choice import (
 from lmprog.runtime.engine.device.cuda_driver import CudaDriver
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine, DeviceModel
+from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 from lmprog.runtime.engine.device.kernels import Kernels
+from lmprog.runtime.engine.device.pool_sizing import (
+    USUAL_FRACTION,
+    StepSizes,
+    free_beside,
+    pages_in,
+)
 from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
+from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
+from lmprog.runtime.engine.model.decoder import Weights
+from lmprog.runtime.engine.model.fusing import fused
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import load_weights, random_weights
+from lmprog.runtime.engine.model.weights import weight_source
 from lmprog.runtime.engine.region import pages_that_fit
 from lmprog.runtime.engine.resolution import context_length
 
@@ -43,8 +53,6 @@ _DTYPES = {
     "float16": torch.float16,
 }
 _EMULATED_BYTES = 16 << 20
-_SPARE = 0.1
-"""Of a GPU's free memory, left to torch and others when pages take the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +98,29 @@ class OpenedDevice:
                 self.driver, key, asked.attention, asked.attention_name, self.driver.name
             )
 
-    def num_pages(self) -> int:
-        """For which there is memory beside what has been loaded."""
-        config = self._config
+    def num_pages(self, decoder: DeviceDecoder | None = None) -> int:
+        """As many as the configuration says; else those for which there is memory beside what has
+        been loaded and, where a `decoder` is given to try them, the largest steps. Raises
+        NotSupported where these have no place.
+        """
+        config, driver = self._config, self.driver
         page_bytes = TreeAttention.page_bytes(self._asked.attention, config.scheduler.page_size)
         if config.scheduler.num_pages:
             return config.scheduler.num_pages
         if config.kv_memory_mb is not None:
             return pages_that_fit(config.kv_memory_mb << 20, page_bytes)
-        if self.driver.device.type == "cpu":
+        driver.trim()
+        info = driver.memory_info()
+        if info is None:
             return pages_that_fit(_EMULATED_BYTES, page_bytes)
-        free, _ = torch.cuda.mem_get_info(self.driver.device)
-        return pages_that_fit(int(free * (1 - _SPARE)), page_bytes)
+        fraction = config.device_memory_fraction or USUAL_FRACTION
+        if decoder is None:
+            return pages_that_fit(int(info.free * fraction), page_bytes)
+        sizes = StepSizes.of(config.scheduler, self._asked.context_len)
+        trial = self.engine(decoder, sizes.num_pages)
+        found = pages_in(free_beside(trial, sizes), fraction, trial, sizes)
+        log.info("%d pages of keys and values fit beside the largest step", found)
+        return found
 
     def engine(
         self, decoder: DeviceDecoder, num_pages: int, is_captured: bool = True
@@ -136,17 +155,41 @@ class OpenedDevice:
 
 def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
     """The engine that `config` asks for on `device`, as `chosen_device` names it."""
+    fraction = config.device_memory_fraction
+    if fraction is not None and not 0.0 < fraction <= 1.0:
+        raise InvalidParameter(
+            f"device_memory_fraction = {fraction} is no part of a device's memory",
+            name="device_memory_fraction",
+            value=fraction,
+            allowed="0 < x <= 1",
+        )
     asked = asked_model(config)
     opened = OpenedDevice(config, asked, device)
-    with torch.inference_mode():
-        if asked.folder is None:
-            weights = random_weights(asked.shape, asked.dtype, DUMMY_SEED)
-        else:
-            weights = load_weights(asked.folder, asked.shape, asked.dtype)
-        decoder = DeviceDecoder(
-            opened.kernels, asked.shape, weights, asked.context_len, opened.budget
-        )
-        return opened.engine(decoder, opened.num_pages())
+    try:
+        with torch.inference_mode():
+            decoder = DeviceDecoder(
+                opened.kernels,
+                asked.shape,
+                _weights(asked, opened.driver),
+                asked.context_len,
+                opened.budget,
+            )
+            pages = opened.num_pages(decoder)
+            opened.driver.trim()
+            return opened.engine(decoder, pages)
+    except (DeviceMemoryFull, torch.OutOfMemoryError) as error:
+        raise NotSupported(
+            f"{config.model} with its largest step ({opened.budget} tokens, "
+            f"{config.scheduler.max_rows} rows) does not fit on {device}: {error}. Lower "
+            "token_budget, max_rows or num_pages, or choose a smaller model"
+        ) from error
+
+
+def _weights(asked: AskedModel, driver: Driver) -> Weights:
+    transfer = WeightTransfer(driver)
+    source = TransferredWeights(weight_source(asked.folder, asked.shape, DUMMY_SEED), transfer)
+    progress = None if asked.folder is not None else False
+    return fused(asked.shape, asked.dtype, source.read, progress, transfer.kept)
 
 
 def open_driver(device: str, key: ModuleKey) -> Driver:

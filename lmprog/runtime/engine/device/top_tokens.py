@@ -18,6 +18,8 @@ from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.edits import allowed
 from lmprog.runtime.scheduling.sampling_requests import Likely, SampleRequest, ScoreRequest
 
+_AT_ONCE = 128
+"""Rows whose probabilities are in memory together; a step may want those of thousands."""
 Requests = tuple[Sequence[SampleRequest], Sequence[ScoreRequest]]
 
 
@@ -72,12 +74,14 @@ def begin_tops(
     logprobs = there[count * 4 :].view(torch.float32).view(-1, most)
 
     def find() -> None:
-        logprobs_there = logits.index_select(0, rows_there).float().log_softmax(1)
-        if hidden_there is not None:
-            logprobs_there.masked_fill_(hidden_there.bool(), -math.inf)
-        likely = logprobs_there.topk(most, 1)
-        tokens.copy_(likely.indices)
-        logprobs.copy_(likely.values)
+        for start in range(0, len(rows), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            found = logits.index_select(0, rows_there[part]).log_softmax(1)
+            if hidden_there is not None:
+                found.masked_fill_(hidden_there[part].bool(), -math.inf)
+            likely = found.topk(most, 1)
+            tokens[part].copy_(likely.indices)
+            logprobs[part].copy_(likely.values)
 
     driver.compute(find)
     here = driver.pinned(2 * count * 4)

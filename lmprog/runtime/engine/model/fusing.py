@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +24,22 @@ Read = Callable[[str], Tensor]
 """Gives the weight of that name, in any floating type."""
 
 
-def fused(shape: ModelShape, dtype: torch.dtype, read: Read, progress: bool | None) -> Weights:
-    """All weights of a model. `progress` shows a bar; None: on a terminal, once it has taken a
-    second.
+Keep = Callable[[Tensor], Tensor]
+"""Where a finished weight goes."""
+
+
+def fused(
+    shape: ModelShape,
+    dtype: torch.dtype,
+    read: Read,
+    progress: bool | None,
+    keep: Keep = lambda finished: finished,
+) -> Weights:
+    """All weights of a model, one layer after the other; all arithmetic is done where `read` puts
+    them. `progress` shows a bar; None: on a terminal, once it has taken a second.
     """
+    embedding = keep(read("model.embed_tokens.weight").to(dtype))
+    head = embedding if shape.tied_head else keep(read("lm_head.weight").to(dtype))
     layers = tqdm(
         range(shape.num_layers),
         desc="loading",
@@ -34,11 +48,20 @@ def fused(shape: ModelShape, dtype: torch.dtype, read: Read, progress: bool | No
         disable=None if progress is None else not progress,
         delay=1.0 if progress is None else 0.0,
     )
-    built = tuple(_Layer(shape, dtype, read, f"model.layers.{index}.").build() for index in layers)
-    embedding = read("model.embed_tokens.weight").to(dtype)
-    head = embedding if shape.tied_head else read("lm_head.weight").to(dtype)
+    built = tuple(
+        _kept(_Layer(shape, dtype, read, f"model.layers.{index}.").build(), keep)
+        for index in layers
+    )
     norm = (read("model.norm.weight").float() + _plus(shape)) * shape.logit_scale
-    return Weights(embedding, built, norm.to(dtype), head.t())
+    return Weights(embedding, built, keep(norm.to(dtype)), head.t())
+
+
+def _kept(layer: LayerWeights, keep: Keep) -> LayerWeights:
+    weights = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    there: dict[str, Any] = {
+        name: keep(weight) for name, weight in weights.items() if weight is not None
+    }
+    return replace(layer, **there)
 
 
 def fused_low_rank(

@@ -39,14 +39,17 @@ def random_weights(shape: ModelShape, dtype: torch.dtype, seed: int) -> Weights:
 
 def weight_reader(folder: Path | None, shape: ModelShape, seed: int = 0) -> Read:
     """Gives the weights of `folder`, which fit `shape`, or random ones."""
-    source: WeightSource
-    if folder is None:
-        source = RandomSource(expected(shape), seed)
-    else:
-        checkpoint = stored_weights(folder, shape)
-        checkpoint.check(expected(shape), shape.tied_head)
-        source = split_weights(checkpoint, shape)
+    source = weight_source(folder, shape, seed)
     return lambda name: as_tensor(source.array(name))
+
+
+def weight_source(folder: Path | None, shape: ModelShape, seed: int = 0) -> WeightSource:
+    """The same as arrays, whose memory can be released."""
+    if folder is None:
+        return RandomSource(expected(shape), seed)
+    checkpoint = stored_weights(folder, shape)
+    checkpoint.check(expected(shape), shape.tied_head)
+    return split_weights(checkpoint, shape)
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmprog.runtime.engine.model.decoder import Decoder, Weights, wide
-from lmprog.runtime.engine.model.fusing import fused
+from lmprog.runtime.engine.model.fusing import Keep, fused
 from lmprog.runtime.engine.model.joined_weights import WeightSource, split_weights
 from lmprog.runtime.engine.model.weights import as_tensor
 from lmprog.runtime.engine.sharded.shard import EMBEDDING, Shard, ShardSource
@@ -63,16 +63,23 @@ class ShardedDecoder(Decoder):
         return own.new_empty(len(own), self.vocab_size)
 
 
-def shard_weights(shard: Shard, dtype: torch.dtype, source: WeightSource) -> Weights:
-    """A rank's part of the weights. The embedding stays in the memory that `source` has it in, a
-    mapped file where it can be: a step reads the rows of its tokens alone.
+def _here(weight: Tensor) -> Tensor:
+    return weight
+
+
+def shard_weights(
+    shard: Shard, dtype: torch.dtype, source: WeightSource, send: Keep = _here, keep: Keep = _here
+) -> Weights:
+    """A rank's part of the weights, made where `send` puts what is read. The embedding stays in the
+    memory that `source` has it in, a mapped file where it can be: a step reads the rows of its
+    tokens alone.
     """
     parts = ShardSource(split_weights(source, shard.shape), shard)
 
     def read(name: str) -> Tensor:
         if name == EMBEDDING and not shard.shape.tied_head:
             return torch.empty(0, shard.shape.hidden)  # no part of it is needed as the head
-        return as_tensor(parts.array(name))
+        return send(as_tensor(parts.array(name)))
 
-    local = fused(shard.local_shape, dtype, read, progress=None)
+    local = fused(shard.local_shape, dtype, read, progress=None, keep=keep)
     return replace(local, embedding=as_tensor(source.array(EMBEDDING)))

@@ -17,6 +17,7 @@ from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.loading import OpenedDevice, asked_model
+from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
 from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.sharded.rank_group import RankGroup
@@ -69,8 +70,10 @@ class DevicePart:
         asked = replace(asked_model(config), shape=shard.local_shape)
         self._opened = OpenedDevice(config, asked, group.device)
         with torch.inference_mode():
-            weights = shard_weights(shard, asked.dtype, source)
-            weights = replace(weights, embedding=weights.embedding.to(asked.dtype))
+            transfer = WeightTransfer(self._opened.driver)
+            weights = shard_weights(shard, asked.dtype, source, transfer.sent, transfer.kept)
+            embedding = transfer.sent(weights.embedding).to(asked.dtype)
+            weights = replace(weights, embedding=transfer.kept(embedding))
             self._decoder = ShardedDeviceDecoder(
                 self._opened, shard, weights, asked.context_len, group
             )
