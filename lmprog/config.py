@@ -80,9 +80,9 @@ class RuntimeConfig:
     tp_ranks: Literal["local", "torchrun"] = "local"
     """Who starts the ranks: the runtime, on this machine, or torchrun and its like, which say by
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT who is who; only there on several machines."""
-    attention: Literal["native", "reference", "tree", "flashinfer"] | None = None
+    attention: Literal["native", "reference", "tree", "flashinfer", "cascade"] | None = None
     """On the processor: native, or the reference, which asks for the torch engine. On a device:
-    tree (our kernels), flashinfer or the reference; None: the first that is right there."""
+    tree (our kernels), flashinfer, its cascade, the reference; None: the first that is right."""
     threads: int | None = None
     context_len: int | None = None
     kv_memory_mb: int | None = None

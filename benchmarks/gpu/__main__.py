@@ -1,10 +1,11 @@
 """Times the kernels on a GPU and compares them with the model of a step.
 
-    python -m benchmarks.gpu [--device cuda:0] [--json FILE]
+    python -m benchmarks.gpu [--device cuda:0] [--cascade] [--json FILE]
 
 Copy bandwidth first; then, for each shape of the model, one layer of decode attention: with the
 prefix shared, and with each branch reading it for itself (the same kernels, the plan without
-sharing); then the sampler. Times are medians of wall-clock over replays of a graph. Nothing of this
+sharing), and the same by FlashInfer where it is installed; `--cascade` adds its cascade, which may
+compile for half an hour on Hopper. Then the sampler. Times are medians of wall-clock over replays of a graph. Nothing of this
 has run on hardware yet: `--device emulated` runs it with tiny shapes, to show that it works.
 """
 
@@ -117,14 +118,16 @@ def sampler(driver: Driver, key: ModuleKey, rows: int, vocab: int) -> float:
     return statistics.median(found)
 
 
-def measure(device: str) -> list[Timing]:
+def measure(device: str, has_cascade: bool = False) -> list[Timing]:
     is_tiny = device == "emulated"
     shape = Shape(heads=4, kv_heads=2, dim=64) if is_tiny else Shape()
     key, repeats = ModuleKey("bf16", shape.dim), 1 if is_tiny else 50
     driver = open_driver(device, key)
     bandwidth = copy_bandwidth(driver, 1 << (16 if is_tiny else 30), repeats)
     rows = [Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan"))]
-    has_flashinfer = is_installed() and not is_tiny
+    kinds: list[DeviceAttentionName] = ["tree"]
+    if is_installed() and not is_tiny:
+        kinds += ["flashinfer", "cascade"] if has_cascade else ["flashinfer"]
     hardware = replace(Hardware(), bytes_per_second=bandwidth)
     for branches, prefix, own in TINY if is_tiny else SHAPES:
         batch = fork(branches, prefix, own)
@@ -133,7 +136,7 @@ def measure(device: str) -> list[Timing]:
             ("shared", batch, best.once),
             ("apart", apart(batch), best.paged),
         ):
-            for kind in ("tree", "flashinfer") if has_flashinfer else ("tree",):
+            for kind in kinds:
                 seconds = attention(driver, key, one, shape, repeats, kind)
                 title = f"{kind} attention {branches} x {prefix} + {own}, {name}"
                 rows.append(Timing(title, seconds * 1e6, limit / shape.layers * 1e6))
@@ -146,10 +149,11 @@ def measure(device: str) -> list[Timing]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--cascade", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     try:
-        rows = measure(chosen_device(given.device))
+        rows = measure(chosen_device(given.device), given.cascade)
     except LmprogError as error:
         print(error)
         return 1

@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 
-from tests.cuda.flashinfer_source import METHODS, WRAPPER, record
+from tests.cuda.flashinfer_source import CASCADE, METHODS, WRAPPER, record
 
 
 class PagedPrefillDouble:
     """`BatchPrefillWithPagedKVCacheWrapper` as it is documented."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        asked = bound("__init__", given, named)
+        asked = bound(WRAPPER, "__init__", given, named)
         assert asked["kv_layout"] == "HND"
         assert asked["float_workspace_buffer"].dtype == torch.uint8
         self._plan: dict[str, Any] = {}
 
     def plan(self, *given: Any, **named: Any) -> None:
-        plan = bound("plan", given, named)
+        plan = bound(WRAPPER, "plan", given, named)
         for name in ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"):
             assert plan[name].dtype == torch.int32, name
         assert len(plan["paged_kv_indices"]) == plan["paged_kv_indptr"][-1]
@@ -39,7 +39,7 @@ class PagedPrefillDouble:
         self._plan = plan
 
     def run(self, *given: Any, **named: Any) -> torch.Tensor:
-        asked, plan = bound("run", given, named), self._plan
+        asked, plan = bound(WRAPPER, "run", given, named), self._plan
         q, cache, out = asked["q"], asked["paged_kv_cache"], asked["out"]
         assert q.dtype == plan["q_data_type"]
         assert cache.dtype == plan["kv_data_type"]
@@ -81,9 +81,80 @@ class PagedPrefillDouble:
         return result.to(q.dtype)
 
 
-def bound(method: str, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+class CascadeDouble:
+    """`MultiLevelCascadeAttentionWrapper` as it is documented: a query attends to all keys of its
+    part of each level, in the last level up to its own.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        asked = bound(CASCADE, "__init__", given, named)
+        assert asked["kv_layout"] == "HND"
+        self._num_levels = asked["num_levels"]
+        self._plan: dict[str, Any] = {}
+        self.loaded_pages = 0
+
+    def plan(self, *given: Any, **named: Any) -> None:
+        plan = bound(CASCADE, "plan", given, named)
+        arrays = [
+            plan[name]
+            for name in (
+                "qo_indptr_arr",
+                "paged_kv_indptr_arr",
+                "paged_kv_indices_arr",
+                "paged_kv_last_page_len",
+            )
+        ]
+        assert {len(one) for one in arrays} == {self._num_levels}
+        for queries, starts, pages, lens in zip(*arrays, strict=True):
+            assert {one.dtype for one in (queries, starts, pages, lens)} == {torch.int32}
+            assert len(queries) == len(starts) == len(lens) + 1
+            assert queries[0] == 0
+            assert queries[-1] == arrays[0][0][-1], "every level has all queries"
+            assert len(pages) == starts[-1]
+            empty = starts.diff() == 0
+            assert bool((lens[empty] == 0).all())
+            assert bool(((lens >= 1) & (lens <= plan["page_size"]))[~empty].all())
+        assert plan["causal"] is True
+        assert plan.get("window_left", -1) == -1, "levels know no positions"
+        self.loaded_pages += sum(len(one) for one in plan["paged_kv_indices_arr"])
+        self._plan = plan
+
+    def run(self, *given: Any, **named: Any) -> torch.Tensor:
+        asked, plan = bound(CASCADE, "run", given, named), self._plan
+        q, cache = asked["q"], asked["paged_kv_cache"]
+        assert q.dtype == plan["q_data_type"]
+        group = plan["num_qo_heads"] // plan["num_kv_heads"]
+        out = torch.empty_like(q)
+        for index in range(len(q)):
+            seen = [self._seen(level, index, cache) for level in range(self._num_levels)]
+            keys, values = (torch.cat([one[which] for one in seen]) for which in (0, 1))
+            for head in range(plan["num_qo_heads"]):
+                scores = keys[:, head // group] @ q[index, head].double() * plan["sm_scale"]
+                if plan.get("logits_soft_cap"):
+                    scores = plan["logits_soft_cap"] * torch.tanh(scores / plan["logits_soft_cap"])
+                weights = torch.softmax(scores, 0)
+                out[index, head] = (weights @ values[:, head // group]).to(q.dtype)
+        return out
+
+    def _seen(self, level: int, query: int, cache: torch.Tensor) -> torch.Tensor:
+        """Keys and values. # [2, seen, kv_heads, dim]"""
+        plan = self._plan
+        queries, starts = (plan[name][level] for name in ("qo_indptr_arr", "paged_kv_indptr_arr"))
+        part = int((queries <= query).sum()) - 1
+        pages = plan["paged_kv_indices_arr"][level][starts[part] : starts[part + 1]].long()
+        count = (len(pages) - 1) * plan["page_size"] if len(pages) else 0
+        length = count + int(plan["paged_kv_last_page_len"][level][part])
+        if level == self._num_levels - 1:  # the last query of a row sees its last key
+            length -= int(queries[part + 1]) - 1 - query
+        # [pages, 2, kv_heads, page_size, dim] -> [2, slots, kv_heads, dim]
+        return cache[pages].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length].double()
+
+
+def bound(
+    wrapper: str, method: str, given: tuple[Any, ...], named: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments by name, as the real signature would bind them."""
-    signature = record()["methods"][method]
+    signature = record()["wrappers"][wrapper][method]
     assert method in METHODS
     assert len(given) <= len(signature["names"])
     arguments = dict(zip(signature["names"], given, strict=False))
@@ -102,6 +173,7 @@ def flashinfer_double() -> Iterator[None]:
     double = ModuleType("flashinfer")
     double.__spec__ = sys.__spec__  # found, as an installed package is
     setattr(double, WRAPPER, PagedPrefillDouble)
+    setattr(double, CASCADE, CascadeDouble)
     sys.modules["flashinfer"] = double
     try:
         yield

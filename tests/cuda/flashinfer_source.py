@@ -15,6 +15,8 @@ from typing import Any
 
 RECORD = Path(__file__).parent / "flashinfer_signatures.json"
 WRAPPER = "BatchPrefillWithPagedKVCacheWrapper"
+CASCADE = "MultiLevelCascadeAttentionWrapper"
+FILES = {WRAPPER: "prefill.py", CASCADE: "cascade.py"}
 METHODS = ("__init__", "plan", "run")
 
 
@@ -26,16 +28,19 @@ def installed() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def signatures(folder: Path) -> dict[str, dict[str, list[str]]]:
+Signatures = dict[str, dict[str, list[str]]]
+
+
+def signatures(folder: Path, wrapper: str) -> Signatures:
     """Of each method of the wrapper: its parameters, those without a default, and the keyword-only
     ones.
     """
-    tree = ast.parse((folder / "prefill.py").read_text(encoding="utf-8"))
-    wrapper = next(
-        node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == WRAPPER
+    tree = ast.parse((folder / FILES[wrapper]).read_text(encoding="utf-8"))
+    found: Signatures = {}
+    whole = next(
+        node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == wrapper
     )
-    found: dict[str, dict[str, list[str]]] = {}
-    for node in wrapper.body:
+    for node in whole.body:
         if isinstance(node, ast.FunctionDef) and node.name in METHODS:
             names = [one.arg for one in node.args.args][1:]
             required = names[: len(names) - len(node.args.defaults)]
@@ -53,7 +58,8 @@ def main() -> None:
     if folder is None:
         raise SystemExit("flashinfer is not installed")
     version = importlib.metadata.version("flashinfer-python")
-    made = {"version": version, "wrapper": WRAPPER, "methods": signatures(folder)}
+    wrappers = {name: signatures(folder, name) for name in FILES}
+    made = {"version": version, "wrappers": wrappers}
     RECORD.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 

@@ -72,17 +72,18 @@ def test_what_flashinfer_cannot_do_is_said() -> None:
 def test_the_recorded_signatures_are_those_of_the_package() -> None:
     folder = flashinfer_source.installed()
     assert folder is not None
-    theirs = flashinfer_source.signatures(folder)
-    for method, signature in flashinfer_source.record()["methods"].items():
-        assert theirs[method]["required"] == signature["required"], method
-        assert set(signature["names"]) <= set(theirs[method]["names"]), method
+    for wrapper, methods in flashinfer_source.record()["wrappers"].items():
+        theirs = flashinfer_source.signatures(folder, wrapper)
+        for method, signature in methods.items():
+            assert theirs[method]["required"] == signature["required"], (wrapper, method)
+            assert set(signature["names"]) <= set(theirs[method]["names"]), (wrapper, method)
 
 
 # --- evidence
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["reference", "flashinfer"])
+@pytest.mark.parametrize("name", ["reference", "flashinfer", "cascade"])
 def test_other_readers_are_right_on_our_pages(name: attention_choice.DeviceAttentionName) -> None:
     driver = EmulatedDriver(emulated_kernels(KEY))
     with flashinfer_double():
@@ -128,7 +129,7 @@ def test_where_the_tree_kernels_are_wrong_another_attention_serves_and_the_log_s
 
     with caplog.at_level(logging.WARNING, "lmprog"):
         if not is_installed():
-            assert choose() == "reference"
+            assert choose() == "reference"  # a cascade serves where it is asked for
         with flashinfer_double():
             assert choose() == "flashinfer"
     assert "tree attention is wrong" in caplog.text
@@ -185,7 +186,7 @@ def config(attention: str | None, device: str = "emulated") -> RuntimeConfig:
 def test_attention_of_the_other_kind_of_machine_is_refused() -> None:
     with pytest.raises(InvalidParameter, match=r"of the processor; a device has tree, flashinfer"):
         load_device_engine(config("native"), "emulated")
-    for name in ("tree", "flashinfer"):
+    for name in ("tree", "flashinfer", "cascade"):
         with pytest.raises(InvalidParameter, match="of a device; the processor has native"):
             load_engine(config(name, "cpu"))
 

@@ -56,7 +56,7 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
     """The engine that `config` asks for. Raises ModelError where the model cannot be loaded,
     InvalidParameter where it cannot be as asked. `keep` leaves packed weights for the next start.
     """
-    if config.attention in ("tree", "flashinfer"):
+    if config.attention in ("tree", "flashinfer", "cascade"):
         raise InvalidParameter(
             f"attention = {config.attention!r} is of a device; the processor has native, reference",
             name="attention",

@@ -88,7 +88,7 @@ _HELP: Mapping[str, str] = {
     "tp_ranks": "who starts them: the runtime, on this machine, or torchrun (RANK, WORLD_SIZE, "
     "MASTER_ADDR, MASTER_PORT), on several",
     "attention": "processor: native, reference (asks for the torch engine); device: tree, "
-    "flashinfer, reference; default: the best that is right on this machine",
+    "flashinfer, cascade, reference; default: the best that is right on this machine",
     "threads": "processor threads, of all ranks here; default: all cores; small steps of small "
     "models use one",
     "context_len": "most tokens of one branch; default: the model's",

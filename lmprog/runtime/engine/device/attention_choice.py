@@ -18,12 +18,13 @@ from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.device import flashinfer_reader
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
 from lmprog.runtime.engine.device.evidence import kept_evidence
+from lmprog.runtime.engine.device.flashinfer_cascade import FlashInferCascadeReader
 from lmprog.runtime.engine.device.flashinfer_reader import FlashInferPageReader, why_not
 from lmprog.runtime.engine.device.page_readers import PageReader, ReferencePageReader
 
 log = logging.getLogger("lmprog")
 
-DeviceAttentionName = Literal["tree", "flashinfer", "reference"]
+DeviceAttentionName = Literal["tree", "flashinfer", "cascade", "reference"]
 NAMES: Sequence[DeviceAttentionName] = get_args(DeviceAttentionName)
 """The fastest first."""
 
@@ -37,6 +38,8 @@ def page_reader(
             return None
         case "flashinfer":
             return FlashInferPageReader(shape, device)
+        case "cascade":
+            return FlashInferCascadeReader(shape, device)
         case "reference":
             return ReferencePageReader(shape)
 
@@ -58,7 +61,8 @@ def right_attention(
     for name in names:
         reader_of = functools.partial(page_reader, name, device=driver.device)
         # what was seen of one release of FlashInfer says nothing of another
-        seen = f"flashinfer {flashinfer_reader.version()}" if name == "flashinfer" else name
+        is_theirs = name in ("flashinfer", "cascade")
+        seen = f"{name} {flashinfer_reader.version()}" if is_theirs else name
         evidence = kept_evidence(driver, key, device_name, seen, reader_of)
         if evidence.is_right:
             if wrong:
@@ -72,4 +76,7 @@ def right_attention(
 
 
 def _can_serve(name: DeviceAttentionName, shape: AttentionShape) -> bool:
-    return name != "flashinfer" or why_not(shape) is None
+    """Without being asked for. The cascade only costs where nothing is shared, and may compile for
+    half an hour.
+    """
+    return name != "cascade" and (name != "flashinfer" or why_not(shape) is None)

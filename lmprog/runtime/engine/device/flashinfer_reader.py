@@ -23,7 +23,7 @@ from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.batch import Batch
 
-_WORKSPACE_BYTES = 128 << 20
+WORKSPACE_BYTES = 128 << 20
 """What FlashInfer recommends; its partial results of split sequences."""
 _TYPES = (torch.bfloat16, torch.float16)
 
@@ -48,6 +48,13 @@ def why_not(shape: AttentionShape) -> str | None:
     if not is_installed():
         return "the package is missing: pip install 'lmprog[flashinfer]'"
     return None
+
+
+def refuse(name: str, shape: AttentionShape) -> None:
+    """Raises NotSupported for the attention of that name, where FlashInfer cannot serve."""
+    reason = why_not(shape)
+    if reason:
+        raise NotSupported(f"attention = {name!r} cannot be used: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +86,14 @@ class FlashInferPageReader:
 
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         """Raises NotSupported where the package is missing or has no kernels for the type."""
-        reason = why_not(shape)
-        if reason:
-            raise NotSupported(f"attention = 'flashinfer' cannot be used: {reason}")
-        package = _package()
+        refuse("flashinfer", shape)
+        package = flashinfer()
         self._shape = shape
         self._num_tokens = 0
         self._wrappers: dict[LayerAttention, Any] = {}
         for layer in shape.layers:
             if layer not in self._wrappers:
-                workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+                workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
                 self._wrappers[layer] = package.BatchPrefillWithPagedKVCacheWrapper(
                     workspace, kv_layout="HND", backend="fa2"
                 )
@@ -119,5 +124,6 @@ class FlashInferPageReader:
         self._wrappers[self._shape.layers[layer]].run(q[:count], pages, out=out[:count])
 
 
-def _package() -> ModuleType:
+def flashinfer() -> ModuleType:
+    """The package, imported on first use."""
     return importlib.import_module("flashinfer")
