@@ -2,6 +2,9 @@
 //
 // Lanes are outputs. Every output of every row is one chain of sums over the inputs in their order, so a tile's size
 // changes no bit of it. A tile of R rows and N vectors keeps R * N sums in registers.
+//
+// Weights come from far away once, and memory is as slow as multiplying 16 rows: so each tile asks for weights that
+// later ones need, evenly, while it multiplies its own.
 #pragma once
 #include "product_task.h"
 #include "tiles.h"
@@ -16,12 +19,12 @@ struct Tiling;
 template <>
 struct Tiling<16, 32> {
     static constexpr int rows = 12;
-    static constexpr int vectors(int r) { return r <= 3 ? 8 : r <= 6 ? 4 : 2; }
+    static constexpr int vectors(int) { return 2; }
 };
 template <>
 struct Tiling<8, 16> {
     static constexpr int rows = 6;
-    static constexpr int vectors(int r) { return r == 1 ? 8 : r == 2 ? 4 : 2; }
+    static constexpr int vectors(int r) { return r <= 2 ? 4 : 2; }
 };
 template <>
 struct Tiling<4, 32> {
@@ -34,27 +37,29 @@ struct Tiling<4, 16> {
     static constexpr int vectors(int r) { return r == 1 ? 8 : 4; }
 };
 
-constexpr int kFewRows = 4;       // up to here weights of the same panel are asked for early
-constexpr int kAhead = 16;        // steps of inputs
+constexpr int kBlockSteps = 8;   // of inputs, between requests for later weights
+constexpr int kLine = 64;        // bytes that come from memory at once
+constexpr int kFar = 8192;       // bytes: a request this early is answered in time
 
-// What is asked for while a panel is multiplied with many rows: each pass over it, of so many rows at once, asks for its
-// part of the next panel. Else products wait for the weights of each panel, which the first pass alone would read.
+// Later weights, which are asked for some lines at a time.
 struct Ahead {
-    const char *at;
-    long step;  // bytes at each word of inputs
+    const char *at, *end;
+    int lines;
 
-    // For the pass over rows row .. row + rows of the task, the next panel being number `panel` of it.
-    static Ahead of(const Multiply &m, int panel, int row, int rows) {
-        const Panels &w = *m.weights;
-        const char *next = w.data + (m.first_panel + panel) * w.stride;
-        return {next + w.stride * row / m.rows, kPanel * 4L * rows / m.rows};
-    }
-    LMPROG_INLINE void fetch() {
-        __builtin_prefetch(at, 0, 2);
-        if (step > 64) __builtin_prefetch(at + 64, 0, 2);
-        at += step;
+    LMPROG_INLINE void ask() {
+        for (int line = 0; line < lines && at < end; line++, at += kLine) __builtin_prefetch(at);
     }
 };
+
+// For all rows of a task that meet `panel` in `tiles` tiles, each of which asks `times` times. One tile alone asks for
+// what it will soon read itself. Of several only the first would wait for memory, which then rested while the others
+// multiply: they share the requests for the whole next panel.
+inline Ahead ahead_of(const Panels &weights, int panel, int tiles, int times) {
+    const char *next = weights.data + (panel + 1) * weights.stride;
+    const int lines = static_cast<int>((weights.stride + kLine - 1) / kLine), turns = tiles * times;
+    if (tiles == 1) return {next - weights.stride + kFar, next + kFar, (lines + times - 1) / times};
+    return {next, next + weights.stride, (lines + turns - 1) / turns};
+}
 
 template <class Way>
 struct Product {
@@ -67,70 +72,57 @@ struct Product {
     template <int R, int N>
     static constexpr bool kWordsFirst = R * N + N < V::registers;
 
-    // Vectors vector .. vector + N, counted over the task's panels. Meanwhile `ahead` comes nearer.
+    // Vectors vector .. vector + N of a panel.
     template <int R, int N>
-    static void tile(const Multiply &m, int row, int vector, Ahead ahead) {
+    static void tile(const Multiply &m, int row, int panel, int vector, Ahead &ahead) {
         const Panels &w = *m.weights;
-        const uint32_t *at[N];
-        LMPROG_UNROLL for (int n = 0; n < N; n++) {
-            const int panel = m.first_panel + (vector + n) / kPerPanel;
-            at[n] = reinterpret_cast<const uint32_t *>(w.data + panel * w.stride) + (vector + n) % kPerPanel * V::width;
-        }
+        const char *weights = w.data + (m.first_panel + panel) * w.stride;
+        const uint32_t *at = reinterpret_cast<const uint32_t *>(weights) + vector * V::width;
         const X *x = reinterpret_cast<const X *>(m.x->data + (m.first_row + row) * m.x->stride);
         const long ldx = m.x->stride / static_cast<long>(sizeof(X));
         typename Way::Sum sum[R][N];
         LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) sum[r][n] = Way::zero();
-        const int steps = w.inputs / Way::per_word;
-        for (int k = 0; k < steps; k++) {
-            const X *step = x + static_cast<long>(k) * Way::x_per_word;
-            if constexpr (R > kFewRows) ahead.fetch();
-            const auto word = [&](int n) {
-                const uint32_t *from = at[n] + static_cast<long>(k) * kPanel;
-                if constexpr (R <= kFewRows) __builtin_prefetch(from + kAhead * kPanel);
-                return Way::ready(V::loadw(from));
-            };
-            if constexpr (kWordsFirst<R, N>) {  // one load of each input serves all vectors
-                typename Way::Word words[N];
-                LMPROG_UNROLL for (int n = 0; n < N; n++) words[n] = word(n);
-                LMPROG_UNROLL for (int r = 0; r < R; r++)
-                    LMPROG_UNROLL for (int n = 0; n < N; n++)
-                        sum[r][n] = Way::mac(sum[r][n], words[n], step + r * ldx);
-            } else {
-                LMPROG_UNROLL for (int n = 0; n < N; n++) {
-                    const typename Way::Word one = word(n);
-                    LMPROG_UNROLL for (int r = 0; r < R; r++) sum[r][n] = Way::mac(sum[r][n], one, step + r * ldx);
+        const int steps = w.inputs / Way::per_word;  // a multiple of kBlockSteps
+        for (int begin = 0; begin < steps; begin += kBlockSteps) {
+            ahead.ask();
+            for (int k = begin; k < begin + kBlockSteps; k++) {
+                const X *step = x + static_cast<long>(k) * Way::x_per_word;
+                const auto word = [&](int n) {
+                    return Way::ready(V::loadw(at + static_cast<long>(k) * kPanel + n * V::width));
+                };
+                if constexpr (kWordsFirst<R, N>) {  // one load of each input serves all vectors
+                    typename Way::Word words[N];
+                    LMPROG_UNROLL for (int n = 0; n < N; n++) words[n] = word(n);
+                    LMPROG_UNROLL for (int r = 0; r < R; r++)
+                        LMPROG_UNROLL for (int n = 0; n < N; n++)
+                            sum[r][n] = Way::mac(sum[r][n], words[n], step + r * ldx);
+                } else {
+                    LMPROG_UNROLL for (int n = 0; n < N; n++) {
+                        const typename Way::Word one = word(n);
+                        LMPROG_UNROLL for (int r = 0; r < R; r++) sum[r][n] = Way::mac(sum[r][n], one, step + r * ldx);
+                    }
                 }
             }
         }
+        const char *tail = weights + w.stride - 2 * kPanel * 4;
+        float *out = m.out + row * m.stride + static_cast<long>(panel) * kPanel;
         LMPROG_UNROLL for (int r = 0; r < R; r++)
             LMPROG_UNROLL for (int n = 0; n < N; n++) {
-                const int panel = (vector + n) / kPerPanel, lane = (vector + n) % kPerPanel * V::width;
-                const char *tail = w.data + (m.first_panel + panel + 1) * w.stride - 2 * kPanel * 4;
-                float *out = m.out + (row + r) * m.stride + static_cast<long>(panel) * kPanel + lane;
-                V::store(out, Way::value(sum[r][n], tail, lane, m.x->scales, m.first_row + row + r));
+                const int lane = (vector + n) * V::width;
+                const int from = m.first_row + row + r;
+                V::store(out + r * m.stride + lane, Way::value(sum[r][n], tail, lane, m.x->scales, from));
             }
     }
 
-    template <int R, int N>
-    static void columns(const Multiply &m, int row, int vector, Ahead ahead) {
-        const int count = m.panels * kPerPanel;
-        for (; vector + N <= count; vector += N) tile<R, N>(m, row, vector, ahead);
-        if constexpr (N > 1) {
-            if (vector < count) columns<R, N / 2>(m, row, vector, ahead);
-        }
-    }
-
+    // One panel stays in the cache while all rows pass.
     static void run(const Multiply &m) {
-        // One panel at a time stays in the cache while all rows pass; with few rows several are read at once.
-        const int at_once = m.rows <= 3 ? m.panels : 1;
-        for (int first = 0; first < m.panels; first += at_once) {
-            Multiply part = m;
-            part.first_panel += first;
-            part.panels = at_once;
-            part.out += static_cast<long>(first) * kPanel;
+        const int tiles = (m.rows + Tile::rows - 1) / Tile::rows;
+        const int blocks = m.weights->inputs / Way::per_word / kBlockSteps;
+        for (int panel = 0; panel < m.panels; panel++) {
+            Ahead ahead = ahead_of(*m.weights, m.first_panel + panel, tiles, blocks);
             by_rows<Tile::rows>(m.rows, [&](int r, auto count) {
-                constexpr int R = decltype(count)::value;
-                columns<R, Tile::vectors(R)>(part, r, 0, Ahead::of(m, first + 1, r, R));
+                constexpr int R = decltype(count)::value, N = Tile::vectors(R);
+                for (int vector = 0; vector < kPerPanel; vector += N) tile<R, N>(m, r, panel, vector, ahead);
             });
         }
     }
@@ -173,7 +165,7 @@ struct Groups {
     static constexpr int kVectors = kMany ? 2 : 1;
 
     template <int R>
-    static void tile(const Multiply &m, int row, int panel, int vector) {
+    static void tile(const Multiply &m, int row, int panel, int vector, Ahead &ahead) {
         const Panels &w = *m.weights;
         const char *group = w.data + (m.first_panel + panel) * w.stride;
         const X *x = reinterpret_cast<const X *>(m.x->data + (m.first_row + row) * m.x->stride);
@@ -187,8 +179,7 @@ struct Groups {
             typename Base::Sum sum[R][kVectors];
             LMPROG_UNROLL for (int r = 0; r < R; r++)
                 LMPROG_UNROLL for (int n = 0; n < kVectors; n++) sum[r][n] = Base::zero();
-            if constexpr (R <= kFewRows)
-                for (int i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(group + 4 * kGroupBytes + i);
+            ahead.ask();
             LMPROG_UNROLL for (int k = 0; k < kGroup / 8; k++) {
                 const X *at = x + (static_cast<long>(g) * (kGroup / 4) + 2 * k) * Base::x_per_word;
                 LMPROG_UNROLL for (int n = 0; n < kVectors; n++) {
@@ -216,11 +207,14 @@ struct Groups {
     }
 
     static void run(const Multiply &m) {
-        for (int panel = 0; panel < m.panels; panel++)
+        const int tiles = (m.rows + kRows - 1) / kRows, groups = m.weights->inputs / kGroup;
+        for (int panel = 0; panel < m.panels; panel++) {
+            Ahead ahead = ahead_of(*m.weights, m.first_panel + panel, tiles, groups);
             by_rows<kRows>(m.rows, [&](int r, auto count) {
                 for (int vector = 0; vector < kPerPanel; vector += kVectors)
-                    tile<decltype(count)::value>(m, r, panel, vector);
+                    tile<decltype(count)::value>(m, r, panel, vector, ahead);
             });
+        }
     }
 };
 

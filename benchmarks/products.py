@@ -1,0 +1,126 @@
+"""How fast the native engine's products are: `python -m benchmarks.products --size S`.
+
+For each type of weights, and 1 to 512 rows: billions of multiplications and additions a second of
+processor time, over all products of a layer and the head, and how fast the weights of one row are
+read beside a plain copy of memory. Each product meets weights that are not in a cache, as in a
+step. Medians of rounds in which all types take turns, one thread. Knows no step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from ctypes import byref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.engine import SIZES
+from lmprog.runtime.engine.native import interface
+
+TYPES = ("float32", "bfloat16", "int8", "int4")
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
+FAR = 96 << 20
+"""Bytes of weights before the first come again: more than caches hold."""
+
+
+@dataclass
+class Product:
+    """The same weights at several places, of which each call takes the next one."""
+
+    described: Any
+    places: list[NDArray[np.uint8]]
+    calls: int = 0
+
+    @classmethod
+    def of(cls, outputs: int, inputs: int, kind: str) -> Product:
+        library, count = interface.opened(), interface.up32(outputs)
+        described = interface.CProduct(interface.TYPES[kind], outputs, inputs)
+        size = int(library.lmprog_engine_packed_bytes(byref(described)))
+        weight = np.random.default_rng(0).standard_normal((count, inputs), np.float32)
+        rows = interface.CSourceRows(weight.ctypes.data, interface.F32, outputs, inputs, 0, 1, 0)
+        memory = np.zeros(size * max(2, FAR // size + 1) + 64, np.uint8)
+        first = -memory.ctypes.data % 64
+        places = [memory[at : at + size] for at in range(first, len(memory) - size + 1, size)]
+        library.lmprog_engine_pack(byref(described), places[0].ctypes.data, byref(rows), 0, outputs)
+        for place in places[1:]:
+            place[:] = places[0]
+        return cls(described, places)
+
+    def seconds(self, path: str, x: NDArray[np.float32], out: NDArray[np.float32]) -> float:
+        place = self.places[self.calls % len(self.places)]
+        self.calls += 1
+        began = time.thread_time()
+        interface.opened().lmprog_engine_multiply(
+            *(path.encode(), byref(self.described), place.ctypes.data, x.ctypes.data),
+            *(len(x), out.ctypes.data, out.shape[1]),
+        )
+        return time.thread_time() - began
+
+
+def copied_per_second() -> float:
+    """Gigabytes read and written by a plain copy; the median of some."""
+    source = np.ones(64 << 20, np.uint8)
+    target, taken = np.empty_like(source), []
+    for _ in range(9):
+        began = time.thread_time()
+        np.copyto(target, source)
+        taken.append(time.thread_time() - began)
+    return 2e-9 * len(source) / statistics.median(taken)
+
+
+def shapes(size: str) -> list[tuple[int, int]]:
+    """Outputs and inputs of a layer's products, and of the head."""
+    s = SIZES[size]
+    hidden, heads = s["hidden"], s["heads"] * 64
+    qkv, inner = heads + 2 * s["kv_heads"] * 64, s["inner"]
+    return [
+        (qkv, hidden),
+        (hidden, heads),
+        (2 * inner, hidden),
+        (hidden, inner),
+        (s["vocab"], hidden),
+    ]
+
+
+def measure(size: str, path: str, rounds: int) -> dict[str, dict[int, float]]:
+    """Median seconds of all shapes together, by type and rows."""
+    taken: dict[str, dict[int, float]] = {kind: dict.fromkeys(ROWS, 0.0) for kind in TYPES}
+    for outputs, inputs in shapes(size):
+        products = {kind: Product.of(outputs, inputs, kind) for kind in TYPES}
+        for rows in ROWS:
+            x = np.random.default_rng(1).standard_normal((rows, interface.up32(inputs)), np.float32)
+            x[:, inputs:] = 0
+            out = np.empty((rows, interface.up32(outputs)), np.float32)
+            times: dict[str, list[float]] = {kind: [] for kind in TYPES}
+            for _ in range(rounds):
+                for kind, product in products.items():
+                    times[kind].append(product.seconds(path, x, out))
+            for kind in TYPES:
+                taken[kind][rows] += statistics.median(times[kind])
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="S", choices=SIZES)
+    parser.add_argument("--path", default=interface.best_path())
+    parser.add_argument("--rounds", type=int, default=15)
+    asked = parser.parse_args()
+    taken = measure(asked.size, asked.path, asked.rounds)
+    weights = sum(outputs * inputs for outputs, inputs in shapes(asked.size))
+    print(f"{asked.size}, {asked.path}; a copy reads and writes {copied_per_second():.1f} GB/s\n")
+    print("| weights | one row, GB/s | " + " | ".join(f"{rows} rows" for rows in ROWS) + " |")
+    print("|-|-:|" + "-:|" * len(ROWS))
+    bits = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}  # int4 with a scale for 32
+    for kind, times in taken.items():
+        read = 1e-9 * weights * bits[kind] / 8 / times[1]
+        speeds = [f"{2e-9 * weights * rows / seconds:,.0f}" for rows, seconds in times.items()]
+        print(f"| {kind} | {read:.1f} | " + " | ".join(speeds) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
