@@ -116,6 +116,9 @@ class RuntimeConfig:
     lora: tuple[str, ...] = ()
     """LoRA adapters, each as "name=folder" of PEFT's layout: branches and requests name them. As a
     keyword of `lmprog.Runtime` also a mapping of names to folders."""
+    draft_model: str | None = None
+    """A small model of the same vocabulary, which drafts what `model` may say next, in place of
+    looking it up in the text. An eighth of `kv_memory_mb` is its own. On the processor only."""
     public_prefix: tuple[str, ...] = ()
     """Files of texts and first messages that caches of different keys share; what follows them is
     each key's own.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lmprog import wire
 from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
-from lmprog.errors import LmprogError
+from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
@@ -25,6 +25,7 @@ from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
 from lmprog.runtime.scheduling.adapter_names import AdapterNames
+from lmprog.runtime.scheduling.growing_drafts import DraftModel
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
@@ -33,10 +34,11 @@ from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
 from lmprog.runtime.text.generation_config import suggested_sampling
 from lmprog.runtime.text.infilling import infill_texts
-from lmprog.runtime.text.tokenizer import PieceTokenizer, load_tokenizer
+from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load_tokenizer
 from lmprog.transport import RuntimeChannel
 
 if TYPE_CHECKING:
+    from lmprog.runtime.engine.selection import SelectedEngine
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
     from lmprog.runtime.ranks.leading import Led
 
@@ -57,11 +59,12 @@ def assemble(
     `ranks` are those that compute the model together with this process, which leads them.
     """
     stage("imports its libraries")
+    from lmprog.runtime.engine.draft_loading import without_draft_memory
     from lmprog.runtime.engine.kept_pages import open_store, page_release
     from lmprog.runtime.engine.selection import select_engine
 
     stage("loads the model")
-    selected = select_engine(config, ranks)
+    selected = select_engine(without_draft_memory(config), ranks)
     engine = selected.engine
     for name, value in selected.facts.items():
         resolved(name, value)
@@ -69,6 +72,7 @@ def assemble(
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     store = open_store(config, engine) if scheduling.share else None
     scheduler = Scheduler(scheduling, engine.context_len, clock=clock, store=store)
+    scheduler.drafting.model = _draft_model(config, selected, tokenizer)
     template: list[ChatTemplate] = []
 
     def chat_template() -> ChatTemplate:
@@ -84,10 +88,7 @@ def assemble(
         public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix
     ]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
-    if _asks_for_events(config):
-        from lmprog.runtime.kv_events.kv_publisher import publishing
-
-        channel = publishing(config, channel, scheduler.tree, namespaces.token)
+    channel = _publishing(config, channel, scheduler, namespaces)
     limits = CallLimits(
         engine.vocab_size,
         scheduler.longest_sequence,
@@ -116,6 +117,41 @@ def assemble(
     give_back = page_release(engine) if config.kv_idle_seconds else None
     idle = give_back and IdleMemory(scheduler, give_back, config.kv_idle_seconds)
     return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock, idle), welcome
+
+
+def _draft_model(
+    config: RuntimeConfig, selected: SelectedEngine, tokenizer: PieceTokenizer
+) -> DraftModel | None:
+    """What drafts for the engine that was selected, where that is asked for. Raises
+    InvalidParameter where tokens of the draft model mean something else.
+    """
+    from lmprog.runtime.engine.draft_loading import load_draft_engine
+    from lmprog.runtime.engine.draft_model import EngineDraftModel
+
+    drafting = load_draft_engine(config, selected)
+    if drafting is None:
+        return None
+    difference = first_difference(tokenizer, load_tokenizer(drafting.engine.location))
+    if difference is not None:
+        raise InvalidParameter(
+            f"draft_model = {config.draft_model!r} has another vocabulary than {config.model!r} "
+            f"({difference}, the model's first); a draft model needs the same tokenizer",
+            name="draft_model",
+            value=config.draft_model,
+        )
+    page_size, vocab_size = config.scheduler.page_size, selected.engine.vocab_size
+    return EngineDraftModel(drafting.engine, drafting.sampler, page_size, vocab_size)
+
+
+def _publishing(
+    config: RuntimeConfig, channel: RuntimeChannel, scheduler: Scheduler, namespaces: Namespaces
+) -> RuntimeChannel:
+    """The channel, which also tells routers of the cache where that is asked for."""
+    if not _asks_for_events(config):
+        return channel
+    from lmprog.runtime.kv_events.kv_publisher import publishing
+
+    return publishing(config, channel, scheduler.tree, namespaces.token)
 
 
 def _asks_for_events(config: RuntimeConfig) -> bool:

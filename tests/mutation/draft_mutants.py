@@ -8,6 +8,20 @@ _SCHEDULING = "runtime/scheduling/"
 
 DRAFT_MUTANTS = [
     Mutant(
+        "a draft model goes on from what was not accepted",
+        "scheduling",
+        "runtime/engine/draft_model.py",
+        "            del read.tokens[min(_common(read.tokens, known), len(known) - 1) :]\n",
+        "            del read.tokens[len(known) - 1 :]\n",
+    ),
+    Mutant(
+        "a draft model's pages are given to two sequences",
+        "scheduling",
+        "runtime/engine/draft_model.py",
+        "            del self._free[-needed:]\n",
+        "",
+    ),
+    Mutant(
         "wrong drafts count as computed",
         "scheduling",
         _SCHEDULING + "drafting.py",

@@ -10,8 +10,12 @@ from lmprog.config import SchedulerConfig, SpeculationName
 from lmprog.runtime.scheduling.draft_worth import (
     AT_FIRST,
     FIRST_RATIO,
+    LONGEST_PAUSE,
     MOST,
+    SHORTEST_PAUSE,
+    TRIAL,
     DraftCosts,
+    DraftTrials,
     after_draft,
     most_worth,
 )
@@ -82,6 +86,37 @@ def test_a_chance_follows_what_happened() -> None:
     assert after_draft(AT_FIRST, 0, 5) < AT_FIRST
     assert after_draft(AT_FIRST, 0, 5) == after_draft(AT_FIRST, 0, 1), "only the first one counts"
     assert after_draft(AT_FIRST, 2, 5) < after_draft(AT_FIRST, 2, 2)
+
+
+def looks(trials: DraftTrials, num_steps: int, plain: float, with_drafts: float) -> list[bool]:
+    """In which steps of four rows drafts are looked for, which then bring a fifth token."""
+    found = []
+    for _ in range(num_steps):
+        found.append(trials.may_look(4))
+        seconds = with_drafts if found[-1] else plain
+        trials.observe(4, 5 if found[-1] else 4, seconds, has_looked=found[-1])
+    return found
+
+
+def test_where_looking_for_drafts_loses_time_the_pauses_grow() -> None:
+    found = looks(DraftTrials(), 4_000, plain=4.0, with_drafts=5.2)
+    trials = sum(found) / TRIAL
+    assert found.index(True) > 0, "there is something to compare with"
+    assert sum(found[: SHORTEST_PAUSE // 2]) <= TRIAL
+    assert 4_000 / LONGEST_PAUSE / 2 < trials < 4_000 / LONGEST_PAUSE + 6
+
+
+def test_where_they_save_time_nothing_pauses_and_another_size_is_judged_by_itself() -> None:
+    trials = DraftTrials()
+    found = looks(trials, 500, plain=4.0, with_drafts=4.8)  # five tokens for less than five's time
+    assert all(found[4:])
+    assert not trials.may_look(16), "of so many rows nothing is known yet"
+
+
+def test_what_begins_to_pay_is_tried_again() -> None:
+    trials = DraftTrials()
+    assert sum(looks(trials, 1_000, plain=4.0, with_drafts=6.0)) < 100
+    assert sum(looks(trials, 1_000, plain=4.0, with_drafts=4.0)) > 500
 
 
 def drafted_in(mode: SpeculationName, right: float, length: int = 150) -> Rig:

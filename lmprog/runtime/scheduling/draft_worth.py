@@ -1,10 +1,13 @@
 """How many tokens are worth drafting: by how often a sequence's drafts were right, and by what
-drafted tokens cost on this machine, both measured while running.
+drafted tokens cost on this machine; and whether drafts are worth looking for at all, by what steps
+with them brought in what time. All of it is measured while running.
 
 Knows counts and seconds; has no clock of its own.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 MOST = 16
 """Tokens drafted at a time."""
@@ -24,6 +27,14 @@ OUTLIER = 4.0
 """A step that took so many times what it should is taken for one that took that."""
 COMPARED = 16
 """After so many steps with drafts one is made without, to compare with."""
+TRIAL = 8
+"""Steps in which drafts are looked for, before it is judged whether they saved time together."""
+FIRST_PAUSE = 3
+"""Steps without drafts before the first trial, to compare with."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256
+"""The same after a trial that saved none: twice as many each time."""
+OLDER = 1 / 16
+"""Of what was measured without drafts, what is forgotten with each such step."""
 
 
 def after_draft(chance: float, num_accepted: int, num_drafted: int) -> float:
@@ -85,3 +96,62 @@ class DraftCosts:
         more = min(seconds, OUTLIER * (plain + num_drafted * row)) - plain
         found = min(1.0, max(0.0, more / num_drafted / row))
         self._ratios[size] = ratio + (found - ratio) * NEWEST
+
+
+class DraftTrials:
+    """Whether looking for drafts saves time, for steps of about so many rows.
+
+    A ratio tells what one more drafted token costs; it does not see what is looked for and not
+    found, what masks of drafted tokens cost, nor a draft model that reads a prompt. So the steps in
+    which drafts were looked for are held against those without, by the time that a sampled token
+    took: where they lost time, there is a pause.
+    """
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, _Trial] = {}
+
+    def may_look(self, num_rows: int) -> bool:
+        """Whether the next step, of so many rows, may look for drafts."""
+        trial = self._of(num_rows)
+        trial.pause = max(0, trial.pause - 1)
+        return not trial.pause
+
+    def observe(self, num_rows: int, num_sampled: int, seconds: float, *, has_looked: bool) -> None:
+        """A step without prompts brought so many sampled tokens."""
+        trial = self._of(num_rows)
+        usual = trial.plain_seconds / trial.plain_tokens if trial.plain_tokens else seconds
+        seconds = min(seconds, OUTLIER * usual * num_sampled)
+        if not has_looked:
+            trial.plain_seconds += seconds - trial.plain_seconds * OLDER
+            trial.plain_tokens += num_sampled - trial.plain_tokens * OLDER
+            return
+        trial.saved += usual * num_sampled - seconds
+        trial.num_steps += 1
+        if trial.num_steps < TRIAL:
+            return
+        if trial.saved < 0.0:
+            trial.pause = trial.next_pause
+            trial.next_pause = min(2 * trial.next_pause, LONGEST_PAUSE)
+        else:
+            trial.next_pause = SHORTEST_PAUSE
+        trial.num_steps, trial.saved = 0, 0.0
+
+    def _of(self, num_rows: int) -> _Trial:
+        return self._by_size.setdefault(num_rows.bit_length(), _Trial())
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Of steps of one size."""
+
+    plain_seconds: float = 0.0
+    """Of steps without drafts, the newest ones most ..."""
+    plain_tokens: float = 0.0
+    """... and what they brought."""
+    num_steps: int = 0
+    """Steps that looked for drafts ..."""
+    saved: float = 0.0
+    """... and the seconds that they saved."""
+    pause: int = FIRST_PAUSE
+    """Steps that are to be made without."""
+    next_pause: int = SHORTEST_PAUSE

@@ -7,7 +7,7 @@ token the rest of the row is for nothing, and is computed again. So the text is 
 drafts, token by token, also where it is sampled.
 
 Knows tasks and tokens; knows no rows and no tensors. `drafting` says where it is done, a
-`DraftSource` what is guessed (`prompt_lookup`).
+`DraftSource` what is guessed (`prompt_lookup`); `growing_drafts` are guessed token by token.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def draft(
     if task.is_plain:
         guessed = source(tokens, min(most, room))
         end = next((at for at, one in enumerate(guessed) if task.is_end(one)), len(guessed))
-        return _before_stop(task, array("i", guessed[:end]), [1] * end, [])
+        return before_stop(task, array("i", guessed[:end]), [1] * end, [])
     ahead, drafted = task, tokens[:]
     lengths: list[int] = []
     aheads: list[Generation] = []
@@ -60,7 +60,7 @@ def draft(
     while len(aheads) < most:
         guesses = guesses or _guesses(ahead, drafted, most - len(aheads), source)
         num_before = len(drafted)
-        after = _after(ahead, guesses, drafted)
+        after = after_guess(ahead, guesses, drafted)
         if after is None or len(drafted) - len(tokens) > room:
             break
         ahead = after
@@ -69,7 +69,7 @@ def draft(
         aheads.append(ahead)
         lengths.append(len(piece))
     del drafted[: len(tokens)]
-    return _before_stop(task, drafted, lengths, aheads)
+    return before_stop(task, drafted, lengths, aheads)
 
 
 def _guesses(ahead: Generation, drafted: array[int], most: int, source: DraftSource) -> list[int]:
@@ -82,7 +82,7 @@ def _guesses(ahead: Generation, drafted: array[int], most: int, source: DraftSou
     return list(source(drafted, most))
 
 
-def _after(ahead: Generation, guesses: list[int], drafted: array[int]) -> Generation | None:
+def after_guess(ahead: Generation, guesses: list[int], drafted: array[int]) -> Generation | None:
     """The generation after the first guess, which is appended to `drafted` with what it forces;
     None, and nothing is appended, where it cannot be sampled or ends the text.
     """
@@ -104,7 +104,7 @@ def _after(ahead: Generation, guesses: list[int], drafted: array[int]) -> Genera
     return after
 
 
-def _before_stop(
+def before_stop(
     task: Generation, drafted: array[int], lengths: list[int], aheads: list[Generation]
 ) -> RowDraft | None:
     """Leaves out what completes a stop, and what belongs to no piece."""

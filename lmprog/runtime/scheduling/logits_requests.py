@@ -77,7 +77,7 @@ def collect_requests(plan: Plan) -> LogitsRequests:
             last = first_logit + end - 1 - logits_from
             sample_of.append(len(samples))
             scores_of.append(_NONE)
-            samples.append(_plain_request(row, task, last))
+            samples.append(plain_request(row, task, last))
             if drafted is not None:
                 drafted_of[index] = _add_drafted(samples, unbounded_of, row, drafted, last)
             first_logit += num_logits
@@ -125,7 +125,7 @@ def _add_sample(
     """Adds the request for the token after `tokens`, and a second one where the mask is narrow;
     returns the first one's index. May raise what a mask raises, and then adds nothing.
     """
-    request = _sample_request(tokens, task, logit)
+    request = sample_request(tokens, task, logit)
     unbounded = task.mask_without_budget()
     index = len(samples)
     samples.append(request)
@@ -145,7 +145,7 @@ def _add_drafted(
     """Adds the requests after each drafted token of `row`, whose last known one has `logit`."""
     task, first, count = row.sequence.task, len(samples), len(drafted.lengths)
     if isinstance(task, Generation) and task.is_plain:
-        samples += [_plain_request(row, task, logit + at, at) for at in range(1, count + 1)]
+        samples += [plain_request(row, task, logit + at, at) for at in range(1, count + 1)]
         return tuple(range(first, first + count))
     found: list[int] = []
     tokens, end = row.sequence.tokens[:], 0
@@ -170,7 +170,7 @@ def known_targets(row: Row) -> tuple[int, ...]:
     return tuple(tokens[row.logits_from + 1 : end])
 
 
-def _plain_request(row: Row, task: Generation, logit: int, ahead: int = 0) -> SampleRequest:
+def plain_request(row: Row, task: Generation, logit: int, ahead: int = 0) -> SampleRequest:
     """`ahead` tokens after the known ones."""
     banned, step = task.banned(row.sequence.tokens, ahead), task.steps + ahead
     return SampleRequest(logit, task.settings.sampling, task.seed, step, (), (), banned)
@@ -185,7 +185,7 @@ def _known_scores(row: Row, logit: int) -> list[ScoreRequest]:
     return [ScoreRequest(logit, targets, top)]
 
 
-def _sample_request(tokens: array[int], task: Generation, logit: int) -> SampleRequest:
+def sample_request(tokens: array[int], task: Generation, logit: int) -> SampleRequest:
     sampling = task.settings.sampling
     needs_history = task.has_penalties
     return SampleRequest(

@@ -227,7 +227,7 @@ class Scheduler:
         progress, num_generated, accepted = apply_results(plan, requests, results)
         self.stats.generated_tokens += num_generated
         self.drafting.settle(plan, accepted)
-        self.drafting.observe(plan, self._clock() - self._step_began)
+        self.drafting.observe(plan, sum(accepted.values()), self._clock() - self._step_began)
         failed = [one for one in progress if one.error is not None]
         for one in failed:
             if one.not_finite:

@@ -267,6 +267,19 @@ class HfTokenizer(PieceTokenizer):
         return (bos, *without) if config["add_bos_token"] else without
 
 
+def first_difference(one: PieceTokenizer, other: PieceTokenizer) -> str | None:
+    """How two vocabularies differ, in words; None where tokens mean the same in both."""
+    sizes = one.vocab_size, other.vocab_size
+    if sizes[0] != sizes[1]:
+        return f"{sizes[0]:,} tokens and {sizes[1]:,}"
+    for token in range(sizes[0]):
+        texts = one.token_text(token), other.token_text(token)
+        pieces = one.token_bytes(token), other.token_bytes(token)
+        if texts != texts[::-1] or pieces != pieces[::-1]:
+            return f"token {token} is {texts[0]!r} and {texts[1]!r}"
+    return None
+
+
 def load_tokenizer(folder: Path | None) -> HfTokenizer | ByteTokenizer:
     """The tokenizer of a checkpoint; bytes for a model that has no files (None)."""
     return ByteTokenizer() if folder is None else HfTokenizer(folder)

@@ -1,0 +1,179 @@
+"""A draft model: a small model of the same vocabulary, which writes what a large one may say next.
+
+It is an engine like any other, with pages of its own. Of each sequence it keeps the keys and values
+of what it has read, and reads what is new when it is asked again; a long prompt is read a part at a
+time, and until that is done nothing is drafted. Where pages are short, sequences that were drafted
+long ago give theirs up. A new sequence takes over the pages of one that has ended and begins alike,
+so that a branch that goes on is not read again.
+
+Knows sequences, pages and batches; what a draft is worth is the scheduler's matter.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Drafts
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lmprog.runtime.engine.batch import build_batch
+from lmprog.runtime.scheduling.growing_drafts import GrowingDraft
+from lmprog.runtime.scheduling.plan import Plan, Row
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
+
+MOST_READ = 256
+"""Tokens that are read in one step before drafts begin, over all sequences."""
+MOST_ENDED = 64
+"""Sequences that have ended, and are kept for those that go on from them."""
+
+
+@dataclass(eq=False, slots=True)
+class _ReadText:
+    """What was read of a sequence: tokens that have keys and values, and their pages."""
+
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    pages: array[int] = field(default_factory=lambda: array("i"))
+
+
+class EngineDraftModel:
+    """Drafts with `engine`, whose logits `sampler` reads. All pages of the engine are its own."""
+
+    def __init__(self, engine: Any, sampler: Any, page_size: int, vocab_size: int) -> None:
+        """`vocab_size` is the large model's."""
+        self._engine = engine
+        self._sampler = sampler
+        self._page_size = page_size
+        self._vocab_size = min(vocab_size, engine.vocab_size)
+        self._free = array("i", range(engine.num_pages))
+        self._read: dict[Sequence, _ReadText] = {}
+        """By sequence, the one that was drafted longest ago first."""
+        self._kept: frozenset[Sequence] = frozenset()
+        """Those that are being drafted: they give nothing up."""
+
+    @property
+    def num_pages(self) -> int:
+        return int(self._engine.num_pages)
+
+    @property
+    def num_free_pages(self) -> int:
+        return len(self._free)
+
+    def extend(self, drafts: Drafts[GrowingDraft]) -> None:
+        """Writes on each draft until it is over; on none whose text it has not read yet."""
+        self._kept = frozenset(draft.sequence for draft in drafts)
+        going = self._begun(drafts)
+        while going:
+            rows = [row for draft in going if (row := self._row(draft)) is not None]
+            going = [draft for draft in going if not draft.is_over]
+            self._step(rows, going)
+            going = [draft for draft in going if not draft.is_over]
+
+    def _step(self, rows: list[Row], drafts: list[GrowingDraft]) -> None:
+        """Computes rows, of which those of `drafts` give logits, in that order."""
+        if not rows:
+            return
+        logits = self._engine.forward(build_batch(Plan(tuple(rows)), self._page_size))
+        for row in rows:
+            self._read[row.sequence].tokens.extend(row.tokens)
+        asked = [(draft, draft.request(index)) for index, draft in enumerate(drafts)]
+        picks = tuple(request for _, request in asked if request is not None)
+        results = iter(self._sampler.sample(logits, picks, ()).samples)
+        for draft, request in asked:
+            sampled = None if request is None else next(results)
+            if sampled is None or sampled.token >= self._vocab_size:
+                draft.is_over = True
+            else:
+                draft.take(sampled.token)
+
+    def _begun(self, drafts: Drafts[GrowingDraft]) -> list[GrowingDraft]:
+        """Those whose text can be read whole in this step. Of others a part is read now."""
+        self._forget_ended()
+        left, going, parts = MOST_READ, list[GrowingDraft](), list[Row]()
+        for draft in drafts:
+            read = self._text_of(draft.sequence)
+            known = draft.sequence.tokens
+            del read.tokens[min(_common(read.tokens, known), len(known) - 1) :]
+            new = np.frombuffer(known, np.int32)[len(read.tokens) :]
+            is_readable = len(known) < self._engine.context_len and new.max() < self._vocab_size
+            if draft.is_over or not is_readable or not left:
+                draft.is_over = True
+            elif len(new) <= left:
+                left -= len(new)
+                going.append(draft)
+            else:
+                end = len(read.tokens) + left
+                part = self._row_to(draft.sequence, known, end, has_logits=False)
+                parts += [] if part is None else [part]
+                draft.is_over, left = True, 0
+        self._step(parts, [])
+        return going
+
+    def _text_of(self, sequence: Sequence) -> _ReadText:
+        """What was read of the sequence: nothing, or what one that has ended began with alike."""
+        read = self._read.pop(sequence, None)
+        if read is None:
+            ended = [one for one in self._read if one.state is SequenceState.ENDED]
+            alike = {one: _common(self._read[one].tokens, sequence.tokens) for one in ended}
+            best = max(alike, key=alike.__getitem__, default=None)
+            is_found = best is not None and alike[best] >= self._page_size
+            read = self._read.pop(best) if is_found and best is not None else _ReadText()
+        self._read[sequence] = read
+        return read
+
+    def _row(self, draft: GrowingDraft) -> Row | None:
+        """What it has not read of the draft, with the logits after it; None, and the draft is over,
+        where there is no place for it.
+        """
+        end = len(draft.tokens)
+        row = None
+        if end < self._engine.context_len:
+            row = self._row_to(draft.sequence, draft.tokens, end, has_logits=True)
+        draft.is_over = row is None
+        return row
+
+    def _row_to(
+        self, sequence: Sequence, tokens: array[int], end: int, *, has_logits: bool
+    ) -> Row | None:
+        read = self._read[sequence]
+        needed = -(-end // self._page_size) - len(read.pages)
+        if needed > len(self._free) and not self._freed(needed):
+            return None
+        if needed > 0:
+            read.pages.extend(self._free[-needed:])
+            del self._free[-needed:]
+        start = len(read.tokens)
+        return Row(sequence, tokens[start:end], start, end, read.pages, end - has_logits)
+
+    def _freed(self, num_pages: int) -> bool:
+        """Whether others, the longest unused ones first, have given so many pages up."""
+        for other in [one for one in self._read if one not in self._kept]:
+            if len(self._free) >= num_pages:
+                break
+            self._give_up(other)
+        return len(self._free) >= num_pages
+
+    def _forget_ended(self) -> None:
+        ended = [one for one in self._read if one.state is SequenceState.ENDED]
+        for one in ended[: max(0, len(ended) - MOST_ENDED)]:
+            self._give_up(one)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        self._free.extend(self._read.pop(sequence).pages)
+
+    def check(self) -> None:
+        """Raises AssertionError unless each page is free or one sequence's."""
+        held = [page for read in self._read.values() for page in read.pages]
+        assert sorted([*held, *self._free]) == list(range(self.num_pages)), "a page is lost"
+        for read in self._read.values():
+            assert len(read.tokens) <= len(read.pages) * self._page_size, "no place for a token"
+
+
+def _common(one: array[int], other: array[int]) -> int:
+    """How many of their first tokens are the same."""
+    count = min(len(one), len(other))
+    if not count:
+        return 0
+    differs = np.frombuffer(one, np.int32)[:count] != np.frombuffer(other, np.int32)[:count]
+    return int(differs.argmax()) if differs.any() else count
