@@ -24,6 +24,7 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import PendingConstraint
 from lmprog.runtime.programs.healing import Healer
+from lmprog.runtime.programs.judging import Ballots, Judging
 from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
@@ -74,6 +75,7 @@ class CallBuilder:
         self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
         self.texts = TextService(tokenizer, limits.vocab_size, limits.longest)
         self.long_texts = LongTexts(self.encoder, self.texts, tokenising)
+        self.judging = Judging(tokenizer, self.encoder, self.texts, limits.check_fits, tokenising)
         self._limits = limits
         self.namespaces = limits.namespaces
         self.adapters = limits.adapters
@@ -214,7 +216,8 @@ class CallBuilder:
             max_tokens = max(1, self._limits.longest - len(prompt))
         self._limits.check_fits(len(prompt), max_tokens)
         if op.judge is not None:
-            self._limits.check_fits(len(prompt) + self._judge_len(op.judge), max_tokens)
+            judge_len = self.judging.length(op.judge)
+            self._limits.check_fits(len(prompt) + judge_len, max_tokens)
         if constraint is not None and constraint.distance(constraint.start) > max_tokens:
             shortest = constraint.distance(constraint.start)
             raise UnsatisfiableConstraint(
@@ -274,35 +277,19 @@ class CallBuilder:
 
     # --- the judge of a gen
 
-    def _judge_len(self, judge: wire.Judge) -> int:
-        """About how many tokens the judge's text and its longest choice are. Raises
-        `ContextOverflow`.
-        """
-        self.texts.check_length(judge.text, "the judge's text")
-        longest = max(len(self.tokenizer.encode(choice, start=False)) for choice in judge.choices)
-        return len(self.tokenizer.encode(judge.text, start=False)) + longest
-
-    def judge(
-        self, branch: RuntimeBranch, group: SequenceGroup, selector: ResultSelector
+    def judged_by(
+        self, branch: RuntimeBranch, group: SequenceGroup, ballots: Ballots
     ) -> SequenceGroup:
         """The sequences by which the judge scores each result of `group`, as a group that goes on
-        with its counters. Raises `ContextOverflow`.
+        with its counters.
         """
-        assert selector.judge is not None
         judging = SequenceGroup(group.priority, timing=group.timing, prompt_len=group.prompt_len)
         judging.computed, judging.computed_from = group.computed, group.computed_from
         judging.preemptions = group.preemptions
         judging.drafted, judging.accepted = group.drafted, group.accepted
         judging.program, judging.client = group.program, group.client
         judging.weight = group.weight
-        for index, found in selector.finished.items():
-            judged = RuntimeBranch(branch.id, branch.salt, branch.adapter)
-            judged.adopt(found.tokens, "", found.ended.rest)
-            judged.append(selector.judge.text)
-            options = [self.option_tokens(judged, choice) for choice in selector.judge.choices]
-            self._limits.check_fits(max(len(tokens) for tokens in options), 0)
-            ballot = make_ballot(judged.tokens_with(self.encoder), options, None)
-            selector.ballots[index] = ballot
+        for ballot in ballots.values():
             judging.sequences += self._scorings(judging, ballot, branch)
         return judging
 

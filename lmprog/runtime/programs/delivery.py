@@ -22,6 +22,7 @@ from lmprog.runtime.programs.active_call import (
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
+from lmprog.runtime.programs.judging import Ballots
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.programs.select_scoring import choose, read_scores
 from lmprog.runtime.scheduling.generation import Generation
@@ -187,12 +188,24 @@ class Delivery:
         self._finish_gen(call, run, now, winner)
 
     def _ask_judge(self, call: ActiveCall, run: GenerateRun, selector: ResultSelector) -> None:
-        """All results are there: the call goes on with the judge's scoring of each."""
-        try:
-            group = self._calls.judge(call.branch, run.group, selector)
-            self._completion.continue_with(call, group)
-        except LmprogError as error:
-            self._completion.fail(call, error)
+        """All results are there: the call goes on with the judge's scoring of each, once what it
+        reads is tokenised.
+        """
+        selector.is_judge_asked = True
+
+        def go_on(ballots: Ballots | LmprogError) -> None:
+            if call.run is not run:
+                return  # it was ended meanwhile
+            try:
+                if isinstance(ballots, LmprogError):
+                    raise ballots
+                selector.ballots = ballots
+                group = self._calls.judged_by(call.branch, run.group, ballots)
+                self._completion.continue_with(call, group)
+            except LmprogError as error:
+                self._completion.fail(call, error)
+
+        self._calls.judging.ask(call.branch, selector, go_on)
 
     def _judged(self, call: ActiveCall, run: GenerateRun, sequence: Sequence, now: float) -> None:
         """One scoring of the judge is done; after the last one the best result is known."""

@@ -343,6 +343,7 @@ class Interpreter:
             self._calls.constraints.turn(busy=not self.scheduler.idle)
             for pending in self._calls.constraints.collect():
                 self._ready += pending.waiting
+        self._calls.judging.turn()
         self._calls.long_texts.turn(self._ready.append)
         self._run_ready()
         return self._completion.take_replies()
@@ -351,9 +352,9 @@ class Interpreter:
     def awaits_thread(self) -> bool:
         """A branch may go on without a message or a step: when a thread has compiled its constraint
         or tokenised its text."""
-        constraints = self._calls.constraints
+        calls, constraints = self._calls, self._calls.constraints
         is_compiling = constraints is not None and constraints.is_compiling
-        return is_compiling or self._calls.long_texts.is_waiting
+        return is_compiling or calls.long_texts.is_waiting or calls.judging.is_waiting
 
     @property
     def is_tokenising(self) -> bool:

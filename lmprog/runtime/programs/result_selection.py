@@ -49,6 +49,7 @@ class ResultSelector:
     judge: Judge | None = None
     ballots: dict[int, Ballot] = field(default_factory=dict)
     """The judge's question about each result."""
+    is_judge_asked: bool = False
 
     @property
     def needs_judge(self) -> bool:
@@ -56,7 +57,7 @@ class ResultSelector:
         return (
             self.rule == "best"
             and self.judge is not None
-            and not self.ballots
+            and not self.is_judge_asked
             and len(self.finished) == self.n
         )
 
