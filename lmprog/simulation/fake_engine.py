@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,20 @@ _WEIGHTS = (np.arange(1, 1 << 16, dtype=np.uint64) * _UINT_MIX) | np.uint64(1)
 Floats = NDArray[np.float32]
 PageContents = tuple[NDArray[np.uint64], NDArray[np.bool_]]
 """Of each slot of a page: its hash, and whether it is not finite."""
+
+
+class FakeRow(NamedTuple):
+    """One row of a batch."""
+
+    begin: int
+    """Number of its first token in the batch."""
+    tokens: list[int]
+    first: int
+    """Position of the first one."""
+    slots: NDArray[np.intp]
+    """Of its page table, by position."""
+    adapter: int
+    is_bad: bool
 
 
 class FakeEngine:
@@ -80,15 +95,26 @@ class FakeEngine:
         if len(batch.copies):
             self._slots[batch.copies[:, 1]] = self._slots[batch.copies[:, 0]]
             self._bad[batch.copies[:, 1]] = self._bad[batch.copies[:, 0]]
-        write_slots = batch.write_slots.tolist()
-        targets = [[slot] for slot in write_slots[: len(batch.tokens)]]
+        tokens, write_slots = batch.tokens.tolist(), batch.write_slots.tolist()
+        targets = [[slot] for slot in write_slots[: len(tokens)]]
         mirrors = zip(batch.write_tokens.tolist(), write_slots, strict=True)
         for token, slot in islice(mirrors, len(targets), None):
             targets[token].append(slot)
         wanted = set(batch.logit_tokens.tolist())
         totals: list[int | None] = []  # in the order of tokens, which is that of the wanted logits
-        for row in range(batch.num_rows):
-            self._run_row(batch, row, targets, wanted, totals)
+        starts, page_starts = batch.row_starts.tolist(), batch.page_starts.tolist()
+        adapters = None if batch.adapters is None else batch.adapters.tolist()
+        for row, begin in enumerate(starts[:-1]):
+            end = starts[row + 1]
+            written = FakeRow(
+                begin,
+                tokens[begin:end],
+                batch.positions.item(begin),
+                self._slots_of_page[batch.pages[page_starts[row] : page_starts[row + 1]]].ravel(),
+                0 if adapters is None else adapters[row],
+                row == self.bad_row and end - 1 in wanted,
+            )
+            self._run_row(written, targets, wanted, totals)
         self.bad_row = None
         logits = _logits([total or 0 for total in totals], self._vocab_size)
         for index, total in enumerate(totals):
@@ -98,8 +124,7 @@ class FakeEngine:
 
     def _run_row(
         self,
-        batch: Batch,
-        row: int,
+        row: FakeRow,
         targets: list[list[int]],
         wanted: set[int],
         totals: list[int | None],
@@ -107,16 +132,9 @@ class FakeEngine:
         """Writes the row's slots, and appends to `totals` for each of its tokens whose logits are
         wanted; None: they are not finite.
         """
-        begin, end = batch.row_starts[row : row + 2].tolist()
-        adapter = 0 if batch.adapters is None else batch.adapters.item(row)
-        first = batch.positions.item(begin)
-        pages = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]]
-        slots = self._slots_of_page[pages].ravel()
-        not_finite = (row == self.bad_row and end - 1 in wanted) or (
-            self._is_any_bad and bool(self._bad[slots[:first]].any())
-        )
-        for token, value in enumerate(batch.tokens[begin:end].tolist(), begin):
-            position = first + token - begin
+        slots, position = row.slots, row.first
+        not_finite = row.is_bad or (self._is_any_bad and bool(self._bad[slots[:position]].any()))
+        for token, value in enumerate(row.tokens, row.begin):
             if position:
                 last = slots.item(position - 1)
                 before = self._slots.item(last)
@@ -125,12 +143,13 @@ class FakeEngine:
                 before = _SEED
             not_finite = not_finite or value in self.poison
             self._is_any_bad |= not_finite
-            contents = mix(before, adapted(value, adapter))
+            contents = mix(before, adapted(value, row.adapter))
             for slot in targets[token]:
                 self._slots[slot], self._bad[slot] = contents, not_finite
+            position += 1
             if token in wanted:
-                read = self._slots[slots[: position + 1]]
-                totals.append(None if not_finite else np.dot(read, _WEIGHTS[: position + 1]).item())
+                read = self._slots[slots[:position]]
+                totals.append(None if not_finite else read.dot(_WEIGHTS[:position]).item())
 
 
 def adapted(token: int, adapter: int) -> int:

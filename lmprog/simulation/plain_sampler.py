@@ -46,7 +46,7 @@ def log_softmax(row: Floats) -> NDArray[np.float64]:
 
 
 def _sample(row: Floats, request: SampleRequest) -> SampleResult | None:
-    if not isfinite(row.sum(dtype=np.float64)):
+    if not isfinite(np.add.reduce(row, dtype=np.float64)):
         return None
     kept = _allowed(row, request)
     for biased, bias in request.sampling.logit_bias:
@@ -71,12 +71,14 @@ def _allowed(row: Floats, request: SampleRequest) -> Floats:
     kept = row.copy()
     if request.mask is not None:
         kept[~_bits(request.mask, len(row))] = -np.inf
-    if request.banned:
-        banned = list(request.banned)
-        before = kept[banned]
-        kept[banned] = -np.inf
-        if (request.mask is not None or len(banned) >= len(row)) and kept.max() == -np.inf:
-            kept[banned] = before
+    if not request.banned:
+        return kept
+    may_ban_all = request.mask is not None or len(request.banned) >= len(row)
+    before = kept.copy() if may_ban_all else kept
+    for token in request.banned:
+        kept[token] = -np.inf
+    if may_ban_all and kept.max() == -np.inf:
+        return before
     return kept
 
 

@@ -7,8 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <map>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lmprog_engine.h"
@@ -27,10 +29,14 @@ using Floats = std::vector<float>;
 std::mt19937 generator(20261122);
 int failures = 0;
 
+// Nearly normal: sums of four bytes, which cost the emulator little.
 Floats numbers(size_t count) {
-    std::normal_distribution<float> normal;
     Floats found(count);
-    for (float &one : found) one = normal(generator);
+    for (float &one : found) {
+        const uint32_t bits = generator();
+        const uint32_t sum = (bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24);
+        one = (static_cast<float>(sum) - 510.0f) / 148.0f;
+    }
     return found;
 }
 
@@ -136,6 +142,14 @@ Floats attended(const char *path, int kv_type, int page_size, int head_dim, unsi
     return out;
 }
 
+// What the generic path attends, computed once for all others.
+const Floats &generic_attended(int kv_type, int page_size, int head_dim, unsigned seed) {
+    static std::map<std::tuple<int, int, int, unsigned>, Floats> known;
+    Floats &found = known[{kv_type, page_size, head_dim, seed}];
+    if (found.empty()) found = attended("generic", kv_type, page_size, head_dim, seed);
+    return found;
+}
+
 void compare_attention(const char *path) {
     for (const int type : {LMPROG_F32, LMPROG_BF16, LMPROG_INT8}) {
         double worst = 0;
@@ -143,7 +157,7 @@ void compare_attention(const char *path) {
             for (const int head_dim : {64, 7})
                 for (unsigned seed = 1; seed <= 2; seed++)
                     worst = fmax(worst, difference(attended(path, type, page_size, head_dim, seed),
-                                                   attended("generic", type, page_size, head_dim, seed)));
+                                                   generic_attended(type, page_size, head_dim, seed)));
         const bool bf16 = type == LMPROG_BF16;
         judge(path, bf16 ? "attention bfloat16" : type == LMPROG_F32 ? "attention float32" : "attention int8", worst, bf16 && rounds(path) ? 5e-2 : 3e-5);
     }

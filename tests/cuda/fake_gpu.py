@@ -7,6 +7,8 @@ emulator does it. What torch does on a GPU (memory, streams, events, graphs) is 
 from __future__ import annotations
 
 import ctypes
+import json
+import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -189,14 +191,28 @@ def verbs() -> None:
         print(error)
 
 
-def opens() -> None:
-    """Whether the driver can be used, and opens."""
-    print(why_not(0))
-    CudaDriver(0, ModuleKey("bf16", 128))
+def opens(cases: list[dict[str, str]]) -> None:
+    """For each environment whether the driver can be used, and what is said where it is opened."""
+    said = []
+    for environment in cases:
+        os.environ.update(environment)
+        reason = why_not(0)
+        try:
+            CudaDriver(0, ModuleKey("bf16", 128))
+            said.append([reason, None])
+        except NotSupported as error:
+            said.append([reason, str(error)])
+        for name in environment:
+            del os.environ[name]
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":
     # whoever asks for libcuda.so.1 afterwards gets this one, which has that name
     LIBRARY = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
     _pretend()
-    {"answers": answers, "opens": opens, "maps": maps, "verbs": verbs}[sys.argv[2]]()
+    what, *more = sys.argv[2:]
+    if what == "opens":
+        opens(json.loads(*more))
+    else:
+        {"answers": answers, "maps": maps, "verbs": verbs}[what]()

@@ -121,8 +121,8 @@ def _few(gathered: object) -> object:
 def test_where_the_tree_kernels_are_wrong_another_attention_serves_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     driver = without(monkeypatch, "tree_merge")
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
 
     def choose(asked: attention_choice.DeviceAttentionName | None = None) -> str:
         return attention_choice.right_attention(driver, KEY, shape(), asked, "a GPU")
@@ -142,8 +142,8 @@ def test_where_the_tree_kernels_are_wrong_another_attention_serves_and_the_log_s
 def test_another_release_of_flashinfer_is_looked_at_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     driver = EmulatedDriver(emulated_kernels(KEY))
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     looks: list[object] = []
     few = _few(evidence.gathered)
 
@@ -163,8 +163,8 @@ def test_another_release_of_flashinfer_is_looked_at_anew(
 def test_a_device_that_cannot_write_pages_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     driver = without(monkeypatch, "rope_append")
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     for _ in range(2):  # found the first time, and kept
         with pytest.raises(NotSupported, match=r"tree .* wrong.*reference .* wrong.* on a GPU"):
             attention_choice.right_attention(driver, KEY, shape(), None, "a GPU")

@@ -1,4 +1,4 @@
-"""The types that users see, as mypy infers them under `--strict`."""
+"""The types that users see, as mypy infers them, strict as in `make check`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SNIPPET = Path(__file__).with_name("typing_snippet.py")
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+REVEALING = "revealed.py"
 
 HEAD = """
 import datetime, decimal, enum, uuid
@@ -85,46 +88,49 @@ OTHERS = {
     "lmprog.gen(int)": "GenOp[int]",
     'lmprog.gen_int("x")': "GenOp[int]",
 }
+ASKED = {f"s.gen({tp}).value": shown for tp, shown in TYPES.items()} | OTHERS
 
 
-def _mypy(*paths: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What mypy says of all that is looked at here: one run, with the options of `make check`, so
+    that each finds what the other has kept of the package.
+    """
     pytest.importorskip("mypy")
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--follow-imports=silent",
-        *map(str, paths),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    revealing = tmp_path_factory.mktemp("typing") / REVEALING
+    revealing.write_text(HEAD + "".join(f"    reveal_type({expression})\n" for expression in ASKED))
+    paths = [revealing, SNIPPET, *EXAMPLES]
+    command = [sys.executable, "-m", "mypy", *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    lines = done.stdout.splitlines()
+    told = f"no issues found in {len(paths)} source files", f"checked {len(paths)} source files"
+    assert lines, done.stderr
+    assert any(end in lines[-1] for end in told), done.stdout + done.stderr
+    return lines
 
 
-def test_mypy_infers_the_types_of_programs_and_values() -> None:
+def errors_of(path: Path, said: list[str]) -> list[str]:
+    return [line for line in said if f"{path.name}:" in line and ": error:" in line]
+
+
+def test_mypy_infers_the_types_of_programs_and_values(said: list[str]) -> None:
     """The snippet asserts types, and expects an error (an ignore that is used) wherever a mistake
     is made.
     """
-    done = _mypy(Path(__file__).with_name("typing_snippet.py"))
-    assert done.returncode == 0, done.stdout
+    assert not errors_of(SNIPPET, said)
 
 
-def test_the_examples_are_typed_strictly() -> None:
-    examples = sorted((ROOT / "examples").glob("*.py"))
-    assert len(examples) >= 12
-    done = _mypy(*examples)
-    assert done.returncode == 0, done.stdout
+def test_the_examples_are_typed_strictly(said: list[str]) -> None:
+    assert len(EXAMPLES) >= 12
+    assert not [error for example in EXAMPLES for error in errors_of(example, said)]
 
 
-def test_mypy_reveals_the_type_that_was_asked_for(tmp_path: Path) -> None:
-    asked = {f"s.gen({tp}).value": shown for tp, shown in TYPES.items()} | OTHERS
-    snippet = tmp_path / "revealed.py"
-    snippet.write_text(HEAD + "".join(f"    reveal_type({expression})\n" for expression in asked))
-    done = _mypy(snippet)
-    revealed = re.findall(r'Revealed type is "(.*)"', done.stdout)
-    assert len(revealed) == len(asked), done.stdout
-    found = {expression: _short(shown) for expression, shown in zip(asked, revealed, strict=True)}
-    assert found == asked
-    assert ": error:" not in done.stdout
+def test_mypy_reveals_the_type_that_was_asked_for(said: list[str]) -> None:
+    revealed = re.findall(r'Revealed type is "(.*)"', "\n".join(said))
+    assert len(revealed) == len(ASKED), said
+    found = {expression: _short(shown) for expression, shown in zip(ASKED, revealed, strict=True)}
+    assert found == ASKED
+    assert not errors_of(Path(REVEALING), said)
 
 
 def _short(shown: str) -> str:

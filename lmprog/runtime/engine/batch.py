@@ -78,11 +78,11 @@ def _batch_of_rows(plan: Plan, page_size: int) -> Batch:
     row_starts = _offsets(counts)
     wanted = ends - np.array(wanted_from, np.int32)
     within = np.arange(total, dtype=np.int32)
-    positions = within + np.repeat(starts - row_starts[:-1], counts)
-    page_bases = np.repeat(page_starts[:-1], counts)
+    positions = within + (starts - row_starts[:-1]).repeat(counts)
+    page_bases = page_starts[:-1].repeat(counts)
     logit_starts = _offsets(wanted)
     logit_tokens = np.arange(int(logit_starts[-1]), dtype=np.int32)
-    logit_tokens += np.repeat(row_starts[1:] - wanted - logit_starts[:-1], wanted)
+    logit_tokens += (row_starts[1:] - wanted - logit_starts[:-1]).repeat(wanted)
     page_of, offsets = np.divmod(positions, np.int32(page_size))
     slots = pages[page_bases + page_of] * np.int32(page_size) + offsets
     write_tokens = within
