@@ -9,6 +9,7 @@ are built once and not by every test.
 from __future__ import annotations
 
 import os
+import sys
 
 # Before torch is imported anywhere: processes run side by side, and more threads than cores only
 # disturb them.
@@ -41,6 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             given = getattr(test, "_hypothesis_internal_use_settings", None)
             more = hypothesis.settings(given, max_examples=EXAMPLES)
             vars(test)["_hypothesis_internal_use_settings"] = more
+
+
+def pytest_runtest_teardown() -> None:
+    """An engine with more threads changes torch's for the whole process: the tests after it would
+    share the machine with threads that wait by spinning.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

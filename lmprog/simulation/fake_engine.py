@@ -170,13 +170,18 @@ class Reference:
         self._vocab_size = vocab_size
         self._adapter = adapter
         self._last, self._total, self._length = _SEED, 0, 0
-        for token in tokens:
-            self.append(token)
+        self.extend(tokens)
 
     def append(self, token: int) -> None:
-        self._last = mix(self._last, adapted(token, self._adapter))
-        self._length += 1
-        self._total = (self._total + self._last * (self._length * _MIX | 1)) & _MASK
+        self.extend((token,))
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        last, total, length = self._last, self._total, self._length
+        for token in tokens:
+            last = mix(last, adapted(token, self._adapter))
+            length += 1
+            total += last * (length * _MIX | 1)
+        self._last, self._total, self._length = last, total & _MASK, length
 
     def copy(self) -> Reference:
         """Another one with the same tokens."""

@@ -69,7 +69,7 @@ def cancel(window: Window, *, is_read: bool = False) -> None:
 
 
 def test_a_request_is_read_while_it_is_written_and_cancelled(window: Window) -> None:
-    with opened(window, pace=0.02) as (site, _), asked(site, HOSTILE) as told:
+    with opened(window, pace=0.05) as (site, _), asked(site, HOSTILE) as told:
         window.live()
         window.until(lambda: window.count(OPEN) == 1, "a row")
         window.click(f"{OPEN} .opener")
@@ -89,7 +89,7 @@ def test_a_request_is_read_while_it_is_written_and_cancelled(window: Window) -> 
 
 
 def test_texts_that_are_hidden_are_not_asked_for(window: Window) -> None:
-    with opened(window, pace=0.02, ui_show_text=False) as (site, _), asked(site, "secret words"):
+    with opened(window, pace=0.05, ui_show_text=False) as (site, _), asked(site, "secret words"):
         window.live()
         assert not window.one("#search-text").is_enabled()
         window.until(lambda: window.count(OPEN) == 1, "a row")
@@ -101,7 +101,7 @@ def test_texts_that_are_hidden_are_not_asked_for(window: Window) -> None:
 
 def test_a_key_has_no_button_for_what_others_run(window: Window) -> None:
     keys: dict[str, Any] = {"api_keys": ("mine", "other"), "admin_key": "root"}
-    with opened(window, pace=0.02, **keys) as (site, _), asked(site, "x", "other"):
+    with opened(window, pace=0.05, **keys) as (site, _), asked(site, "x", "other"):
         window.fill("#key-input", "mine")
         window.click("#key button")
         window.live()
@@ -203,7 +203,7 @@ def test_a_tree_of_1400_nodes_can_be_read_searched_opened_and_zoomed_into(window
 
 
 def test_a_block_says_who_uses_it_and_leads_there(window: Window) -> None:
-    with opened(window, pace=0.02) as (site, _), asked(site, "a prompt that is used"):
+    with opened(window, pace=0.05) as (site, _), asked(site, "a prompt that is used"):
         window.live()
         window.until(lambda: window.count("#plot .node.hot") > 0, "a block in use")
         window.script("document.querySelector('#plot').focus()")

@@ -59,3 +59,25 @@ def test_a_select_ends_when_its_time_is_up() -> None:
     replies += talk.step()
     assert failed(replies)[1].code == "deadline"
     assert talk.scheduler.idle
+
+
+def test_a_failed_branch_keeps_no_frames_of_the_calls_that_it_refuses() -> None:
+    """Else each call of it would leave its frames, and all that these hold, behind."""
+    talk = Talk()
+    talk.engine.fail_next = True
+    replies = talk.ask(wire.Open(1), text(1, "abc"), wire.Generate(1, 1, LONG))
+    assert failed(replies)[1].code == "model"
+    replies = talk.ask(*(wire.Read(1, call) for call in range(2, 20)))
+    assert {one.code for one in failed(replies).values()} == {"model"}
+    failure = talk.interpreter.clients[ME].branches[1].failure
+    assert failure is not None
+    assert failure.__traceback__ is None
+
+
+def test_a_refused_call_keeps_no_frames() -> None:
+    talk = Talk(context_len=8)
+    replies = talk.ask(wire.Open(1), text(1, "abcdefghi"), wire.Generate(1, 1, LONG))
+    assert failed(replies)[1].code == "context_overflow"
+    error = talk.interpreter.clients[ME].calls[1].error
+    assert error is not None
+    assert error.__traceback__ is None

@@ -84,7 +84,7 @@ class CallCompletion:
         """
         if call.is_done:
             return
-        call.error = error
+        call.error = error.with_traceback(None)  # else what it keeps would keep the frames as well
         if call.run is not None:
             for sequence in call.run.group.sequences:
                 if sequence.state is not sequences.SequenceState.ENDED:
@@ -168,9 +168,11 @@ class CallCompletion:
     # --- branches
 
     def fail_branch(self, branch: RuntimeBranch, error: LmprogError) -> None:
-        """Later calls of the branch fail with `error`; the first failure counts."""
+        """Later calls of the branch fail with `error`; the first failure counts. It keeps no
+        frames: it is raised again for each of these calls, and would keep those too.
+        """
         if branch.failure is None:
-            branch.failure = error
+            branch.failure = error.with_traceback(None)
         if branch.state is BranchState.PENDING:
             branch.state = BranchState.OPEN
         self.wake(branch)

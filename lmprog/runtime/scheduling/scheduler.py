@@ -93,7 +93,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self.running and not len(self.waiting)
+        return not self._running.sequences and not len(self.waiting)
 
     # --- calls in and out
 
