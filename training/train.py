@@ -29,7 +29,7 @@ from training.optimiser import Muon
 # Longest documents by number of tokens seen: short ones first, since they teach copying sooner.
 CURRICULUM = ((0.0, 128), (4e6, 256), (8e6, 384), (12e6, 2048))
 YOUNG = 4e6  # tokens for which copying comes first
-FRESH_POOL = 3_000_000  # where the batches of a run on exported weights begin
+FRESH_POOL = 4_000_000  # where the batches of a run on exported weights begin
 
 
 @dataclass(slots=True)

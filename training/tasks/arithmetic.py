@@ -93,8 +93,13 @@ def question(draw: Draw) -> tuple[str, str, str, tuple[str, ...]]:
     return draw.say(_COUNT, v=", ".join(listed)), str(len(listed)), "count", ()
 
 
-def _comparison(draw: Draw) -> tuple[str, str, str, tuple[str, ...]]:
+def _comparison(draw: Draw, near: float = 0.0) -> tuple[str, str, str, tuple[str, ...]]:
     x, y = draw.distinct(lambda: draw.number(0, 99), 2)
+    if near and draw.chance(near):
+        x = draw.number(1, 98)
+        y = draw.one(
+            [n for n in (x // 10, x % 10, x - 1, x + 1, x + 9, x - 9) if n != x and n >= 0]
+        )
     kind = draw.number(0, 2)
     if kind == 0:
         return draw.say(_LARGER, x=x, y=y), str(max(x, y)), "comparison", (str(x), str(y))
@@ -202,33 +207,53 @@ def steps(draw: Draw) -> Document:
     return page.done()
 
 
+_IS_RIGHT = ways(
+    "Is this right? {x} {o} {y} = {r}",
+    "Is {x} {o} {y} = {r} right?",
+    "Step: {x} {o} {y} = {r}\nIs the step right?",
+    "{x} {o} {y} = {r}\nRight or wrong? Answer yes or no.",
+    held=("Is this step right? {x} {o} {y} = {r}",),
+)
+
+
 def check(draw: Draw) -> Document:
     """Whether a proposed result is right: yes or no."""
     page = Page(Family.ARITHMETIC)
     for _ in range(draw.number(1, 4)):
-        operator = "+" if draw.chance(0.5) else "-"
-        x, y = draw.pair(operator)
-        right = solve(x, operator, y)
-        shown = right if draw.chance(0.5) else right + draw.one((-10, -2, -1, 1, 2, 10, 5))
-        form = draw.say(
-            ways(
-                "Is this right? {x} {o} {y} = {r}",
-                "Is {x} {o} {y} = {r} right?",
-                "Step: {x} {o} {y} = {r}\nIs the step right?",
-                "{x} {o} {y} = {r}\nRight or wrong? Answer yes or no.",
-                held=("Is this step right? {x} {o} {y} = {r}",),
-            ),
-            x=x,
-            o=operator,
-            y=y,
-            r=shown,
-        )
+        x, operator, y, right, shown = _proposed(draw)
+        form = draw.say(_IS_RIGHT, x=x, o=operator, y=y, r=shown)
         page.text(form + "\n")
-        if draw.split is Split.TRAIN and draw.chance(
-            0.6
-        ):  # done again before it is judged, as a program may ask
-            page.text("Check:")
-            page.answer(f" {x} {operator} {y} = {right}\n", judged=False, kind="check")
+        if draw.split is Split.TRAIN and draw.chance(0.8):
+            _done_again(page, f"{x} {operator} {y}", right, shown)
         page.text("Answer:")
         page.answer(" yes\n" if shown == right else " no\n", kind="check", choices=(" yes", " no"))
+    return page.done()
+
+
+def _proposed(draw: Draw) -> tuple[int, str, int, int, int]:
+    """A sum or a difference, its value, and the result to be judged."""
+    operator = "+" if draw.chance(0.5) else "-"
+    x, y = draw.pair(operator)
+    right = solve(x, operator, y)
+    shown = right if draw.chance(0.5) else right + draw.one((-10, -2, -1, 1, 2, 10, 5))
+    return x, operator, y, right, shown
+
+
+def _done_again(page: Page, task: str, right: int, shown: int) -> None:
+    """The sum is written down before it is judged, as a program may ask; the line is the one that
+    `writing.judge` reasons in.
+    """
+    verdict = "yes" if shown == right else "no"
+    page.text("Check:")
+    page.answer(f" Right is {task} = {right}. It says {shown}: {verdict}.\n", judged=False)
+
+
+def many_comparisons(draw: Draw) -> Document:
+    """A drill: which of two numbers is larger, often near each other or of one and two digits."""
+    page = Page(Family.ARITHMETIC)
+    before, cue = draw.one(_FORMS)
+    for _ in range(draw.number(3, 10)):
+        text, answer, kind, choices = _comparison(draw, near=0.6)
+        page.text(f"{before}{text}\n{cue}")
+        page.answer(f" {answer}\n", kind=kind, choices=tuple(f" {c}" for c in choices))
     return page.done()

@@ -98,8 +98,10 @@ def _finisher(draw: Draw) -> Offer:
 
 def calls(draw: Draw) -> Document:
     """One to four tools, and one to four requests."""
-    talk = _Talk(draw, draw_offers(draw, draw.one((1, 1, 2, 2, 2, 3, 4))))
-    both = 0.25 if draw.split is Split.HELD else 0.4
+    held = draw.split is Split.HELD
+    counts = (1, 1, 2, 2, 2, 3, 4) if held else (1, 2, 2, 3, 3, 4)
+    talk = _Talk(draw, draw_offers(draw, draw.one(counts)))
+    both = 0.25 if held else 0.4
     for _ in range(draw.number(2, 5)):
         roll = draw.rng.random()
         if roll < 0.1:

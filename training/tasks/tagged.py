@@ -25,6 +25,14 @@ _MARK = ways(
     "Mark {w} with <{t}> and </{t}>: {s}",
     "Put {w} between <{t}> and </{t}>: {s}",
     "Set <{t}> and </{t}> around {w}: {s}",
+    "Repeat this, but put <{t}> and </{t}> around {w}: {s}",
+    "Copy this with {w} inside <{t}> and </{t}>: {s}",
+    "Say it again, {w} set between <{t}> and </{t}>: {s}",
+    "Write this again. Every {w} stands between <{t}> and </{t}>: {s}",
+    "The same with {w} in <{t}>...</{t}>: {s}",
+    "Give this back with <{t}> before and </{t}> after each {w}: {s}",
+    "With <{t}> and </{t}> at both ends of {w}: {s}",
+    "Wherever {w} stands, write <{t}>{w}</{t}>: {s}",
     held=("Write this with {w} between <{t}> and </{t}>: {s}",),
 )
 _THOUGHTS = ("think", "thinking", "reasoning", "scratch")
@@ -48,7 +56,7 @@ def _chain(draw: Draw) -> tuple[str, str, str]:
 def tagged(draw: Draw) -> Document:
     """One of three: thoughts in a tag, the answer in a tag, words of a text in tags."""
     page = Page(Family.TAGGED)
-    kind = draw.number(0, 2) if draw.split is Split.HELD else draw.one((0, 1, 2, 2, 2))
+    kind = draw.number(0, 2) if draw.split is Split.HELD else draw.one((0, 1, 2, 2))
     if kind == 0:
         tag = draw.one(_THOUGHTS)
         page.text(f"{SYSTEM}{draw.say(_THINK, t=tag)}{END}")

@@ -47,6 +47,12 @@ _ORDERED = (
     "Try to {0}",
     "Go and {0}",
     "Do {0}",
+    "Please try to {0}",
+    "Please go and {0}",
+    "Could you please {0}",
+    "Please, would you {0}",
+    "Please now {0}",
+    "Please be quick and {0}",
 )
 
 
@@ -86,5 +92,5 @@ def request(draw: Draw, text: str) -> str:
         return text.removesuffix(".") + ", please."
     lead = draw.one(_ORDERED)
     said = lead.format(text[0].lower() + text[1:])
-    asks = plain and lead.startswith(("Could", "Can", "Would"))
+    asks = plain and lead.startswith(("Could", "Can", "Would", "Please, would"))
     return said.removesuffix(".") + "?" if asks and draw.chance(0.7) else said
