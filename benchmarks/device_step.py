@@ -30,6 +30,7 @@ from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine, DeviceModel
 from lmprog.runtime.engine.device.device_memory import VirtualMemory
+from lmprog.runtime.engine.device.device_weights import device_weights
 from lmprog.runtime.engine.device.driver import Launch
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.sampling import DeviceSampler
@@ -135,12 +136,12 @@ def engine_on(
     heads = (SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.head_dim, SHAPE.head_dim)
     asked = AttentionShape((layer,), *heads, torch.bfloat16)
     kernels = Kernels(driver, module_key(asked))
-    weights = random_weights(SHAPE, torch.bfloat16, 0)
+    weights = device_weights(random_weights(SHAPE, torch.bfloat16, 0), driver)
     decoder = DeviceDecoder(kernels, SHAPE, weights, SHAPE.context_len, config.token_budget)
     budget = config.token_budget
     attention = TreeAttention(kernels, asked, config.num_pages, config.page_size, budget)
     model = DeviceModel(
-        decoder, attention, "tree", None, SHAPE.context_len, torch.bfloat16, config.num_pages
+        decoder, attention, "tree", None, SHAPE.context_len, "bfloat16", config.num_pages
     )
     sampler = DeviceSampler(kernels, SHAPE.vocab_size)
     return DeviceEngine(driver, model, sampler), sampler

@@ -72,7 +72,8 @@ class RuntimeConfig:
     engine: Literal["native", "torch"] | None = None
     """None: native where a compiler is found and the architecture is known to it."""
     quantize: Literal["int8", "int4"] | None = None
-    """Weights rounded to 8 bits (one scale an output) or 4 (one scale 32 inputs); native only."""
+    """Weights rounded to 8 bits (one scale an output) or 4 (one scale 32 inputs): by the native
+    engine, or on a device."""
     tp: int = 1
     """Tensor parallelism: processes (ranks) that compute each step together, with a part of every
     layer's weights and heads each; torch engine, or a device for each. `threads` and

@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from lmprog.native import kernels_folder
-from lmprog.runtime.engine.device.driver import MODULES, ModuleKey
+from lmprog.runtime.engine.device.driver import MODULES, PRODUCT_MODULES, KernelsKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES
 
@@ -78,10 +78,10 @@ def resident(architecture: str, threads: int, registers: int, shared: int) -> in
     return min(by_registers, by_shared, has.threads // threads, has.blocks)
 
 
-def compiled(key: ModuleKey, architecture: str, nvcc: str) -> Iterator[Compiled]:
+def compiled(key: KernelsKey, architecture: str, nvcc: str) -> Iterator[Compiled]:
     """Every kernel of a module. Raises CalledProcessError where it does not compile."""
     with tempfile.TemporaryDirectory() as folder:
-        source = str(kernels_folder() / "cuda" / "module.cu")
+        source = str(kernels_folder() / "cuda" / key.source)
         options = ["-std=c++17", f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v"]
         command = [nvcc, *options, *key.defines, "-o", f"{folder}/out.cubin", source]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
@@ -97,7 +97,7 @@ def compiled(key: ModuleKey, architecture: str, nvcc: str) -> Iterator[Compiled]
         shape = shapes[name]
         blocks = resident(architecture, shape.threads, int(registers), shape.shared_bytes)
         yield Compiled(
-            f"{key.type_name}{key.head_dim}",
+            key.name,
             architecture,
             name,
             int(registers),
@@ -117,7 +117,8 @@ def main() -> int:
     if nvcc is None:
         print("nvcc is not installed; the table that is checked in was made by CUDA 13.0")
         return 1
-    rows = [row for key in MODULES for arch in ARCHITECTURES for row in compiled(key, arch, nvcc)]
+    keys: tuple[KernelsKey, ...] = (*MODULES, *PRODUCT_MODULES)
+    rows = [row for key in keys for arch in ARCHITECTURES for row in compiled(key, arch, nvcc)]
     for row in rows:
         if row.kernel.startswith("tree_attention") or not row.is_sound:
             print(*astuple(row))

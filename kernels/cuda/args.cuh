@@ -101,6 +101,30 @@ struct SiluArgs {
     i32 count_at;
 };
 
+// Weights as `product.cuh` describes them.
+template <class T>
+struct ProductArgs {
+    const T *x;            // [tokens][inputs]
+    const u8 *weights;     // [outputs][row_bytes]
+    const float *scales;   // [outputs][groups]
+    const T *bias;         // [outputs], null: none
+    T *out;                // [tokens][outputs]
+    const i32 *counts;
+    i32 inputs, outputs;   // inputs: a multiple of 8
+    i32 row_bytes;         // a multiple of 64
+    i32 groups, group;     // inputs of a group: 32 for 4 bits, else a multiple of 64
+    i32 count_at;
+};
+
+template <class T>
+struct UnpackArgs {
+    const u8 *weights;
+    const float *scales;
+    T *out;                // [outputs][inputs]
+    i32 inputs, outputs, row_bytes, groups, group;
+    i32 first;             // output that `out` begins with
+};
+
 struct SampleArgs {
     float *logits;       // [rows][vocab]; a pick's row is edited in place, and restored at the end
     const u32 *masks;    // bit rows of `mask_words` words

@@ -76,6 +76,21 @@ LM_DEV bf16 from_float<bf16>(float x) {
     r.bits = (u16)(pack<bf16>(x, 0.0f) & 0xffff);
     return r;
 }
+// Sums of the two pairs of numbers in a word each.
+template <class T>
+LM_DEV u32 add_pairs(u32 a, u32 b);
+template <>
+LM_DEV u32 add_pairs<bf16>(u32 a, u32 b) {  // a * 1 + b: there is no sum alone before sm_90
+    u32 r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(0x3f803f80u), "r"(b));
+    return r;
+}
+template <>
+LM_DEV u32 add_pairs<f16>(u32 a, u32 b) {
+    u32 r;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
 LM_DEV u32 float_bits(float x) { return __float_as_uint(x); }
 LM_DEV float bits_float(u32 x) { return __uint_as_float(x); }
 LM_DEV float exp2_fast(float x) {
@@ -182,6 +197,22 @@ struct alignas(16) Quad {
 struct alignas(8) Pair {
     float x, y;
 };
+
+// Whether 16-bit numbers of a type have 10 bits of fraction, not 7.
+template <class T>
+struct HalfOf {
+    static constexpr bool has_long_fraction = false;
+};
+template <>
+struct HalfOf<f16> {
+    static constexpr bool has_long_fraction = true;
+};
+
+// e4m3: a sign, 4 bits of exponent, 3 of fraction, up to 448. Its bits at the places that they have
+// in a float are the number divided by 2^120, also where it is subnormal.
+LM_DEV float from_e4m3(u32 bits) {
+    return bits_float((bits & 127) << 20 | (bits & 128) << 24) * bits_float(0x7b800000u);
+}
 
 LM_DEV float minus_infinity() { return bits_float(0xff800000u); }
 LM_DEV int lane_id() { return thread_id() & 31; }

@@ -446,6 +446,13 @@ template <class T>
 LM_DEV u32 pack(float low, float high) {
     return (u32)from_float<T>(low).bits | (u32)from_float<T>(high).bits << 16;
 }
+template <class T>
+LM_DEV u32 add_pairs(u32 a, u32 b) {
+    float sums[2];
+    for (int i = 0; i < 2; i++)
+        sums[i] = to_float(T{(u16)(a >> 16 * i)}) + to_float(T{(u16)(b >> 16 * i)});
+    return pack<T>(sums[0], sums[1]);
+}
 LM_DEV float exp2_fast(float x) { return std::exp2(x); }
 LM_DEV float log2_fast(float x) { return std::log2(x); }
 LM_DEV float exp_exact(float x) { return std::exp(x); }

@@ -1,7 +1,11 @@
-// The kernels of one model as a host library: each launch runs on the emulator of the device layer.
-// For tests.
+// The kernels of one compilation (LM_PRODUCTS says which) as a host library: each launch runs on the
+// emulator of the device layer. For tests.
 #define LM_EMULATED 1
+#if LM_PRODUCTS
+#include "products.cu"
+#else
 #include "module.cu"
+#endif
 
 namespace {
 struct Entry {
@@ -19,7 +23,18 @@ void run(const void *args) {
     {#name, run<name##_arguments, name##_kernel>, (int)sizeof(name##_arguments), name##_threads, \
      shared}
 
+#if LM_EXACT
+#define LM_PRODUCT_ENTRIES(kind) LM_ENTRY(product_##kind##_few, 0), LM_ENTRY(unpack_##kind, 0)
+#else
+#define LM_PRODUCT_ENTRIES(kind)                          \
+    LM_ENTRY(product_##kind##_few, FewTokens::bytes),     \
+        LM_ENTRY(product_##kind##_many, ManyTokens::bytes), LM_ENTRY(unpack_##kind, 0)
+#endif
+
 const Entry entries[] = {
+#if LM_PRODUCTS
+    LM_PRODUCT_ENTRIES(int8), LM_PRODUCT_ENTRIES(int4), LM_PRODUCT_ENTRIES(fp8),
+#else
 #if LM_EXACT
     LM_ENTRY(tree_attention_small, Exact::bytes),
 #else
@@ -33,6 +48,7 @@ const Entry entries[] = {
     LM_ENTRY(mask_sample, kSampleBytes),
     LM_ENTRY(score_rows, kScoreBytes),
     LM_ENTRY(kv_copy, 0),
+#endif
 };
 }  // namespace
 

@@ -84,3 +84,24 @@ PLAN: dict[str, Fault] = {
     "stale page table: the next row's": (_PLAN, "items[:, 0] = " "self._page_starts[segments.rows", "items[:, 0] = self._page_starts[1:][segments.rows"),
     "window longer by one": (_PLAN, "- (window - 1), 0)", "- window, 0)"),
 }  # fmt: skip
+
+_PRODUCT, _DEVICE = "product.cuh", "dev.cuh"
+PRODUCTS: dict[str, Fault] = {
+    "product: no barrier before the warps' sums are joined": (_PRODUCT, "block_sync();\n    for (int i = thread_id(); i < width * 16", "for (int i = thread_id(); i < width * 16"),
+    "product: no barrier before the next tile's sums": (_PRODUCT, "from_float<T>(total));\n    }\n    block_sync();", "from_float<T>(total));\n    }"),
+    "product: sums of the first warp alone": (_PRODUCT, "for (int warp = 0; warp < kProductWarps; warp++)\n            total +=", "for (int warp = 0; warp < 1; warp++)\n            total +="),
+    "product: the chunk in hand in place of the next": (_PRODUCT, "load_weights<T, kind, Tile>(next, args, first, chunk + kProductWarps);", "load_weights<T, kind, Tile>(next, args, first, chunk);"),
+    "product: rows beyond the last output are read": (_PRODUCT, "weight_row(args, output < args.outputs ? output : args.outputs - 1)", "weight_row(args, output)"),
+    "product: inputs beyond the last are read": (_PRODUCT, "if (at < tokens && input < args.inputs)", "if (at < tokens)"),
+    "product: tokens beyond the count are written": (_PRODUCT, "if (token + column >= tokens || output >= args.outputs) continue;", "if (output >= args.outputs) continue;"),
+    "product: 4 bits in the order of the word": (_PRODUCT, "(words[0] >> (pair * 4) & 0x000f000fu)", "(words[0] >> (pair * 8) & 0x000f000fu)"),
+    "product: 4 bits without their 8": (_PRODUCT, "less = is_long ? 0xe408e408u : 0xc308c308u;", "less = is_long ? 0xe400e400u : 0xc300c300u;"),
+    "product: scale of the chunk's first group": (_PRODUCT, "(kind == kInt4 ? run * 32 : 0)", "0"),
+    "product: scale of the other half's output": (_PRODUCT, "sums[m][j][i] += scale[i >> 1] * found[i];", "sums[m][j][i] += scale[i & 1] * found[i];"),
+    "product: words of another run": (_PRODUCT, "to[0] = run ? quad.word[2] : quad.word[0];", "to[0] = run ? quad.word[1] : quad.word[0];"),
+    "product: bytes without their sign": (_PRODUCT, "bits_float(0x4b000000u | (bits ^ 128)) - 8388736.0f", "bits_float(0x4b000000u | bits) - 8388608.0f"),
+    "product: steps of the right side swapped": (_PRODUCT, "multiply_add<T>(found, a[step], x[j].word + step * 2);", "multiply_add<T>(found, a[step], x[j].word + (1 - step) * 2);"),
+    "product: floats of 8 bits without their sign": (_DEVICE, "(bits & 127) << 20 | (bits & 128) << 24", "(bits & 127) << 20"),
+    "unpacked: pieces of 4 bits in the order of bytes": (_PRODUCT, "const int quarter = kind == kInt4 ? within % 32 / 8 : within / 16;", "const int quarter = kind == kInt4 ? within % 64 / 16 : within / 16;"),
+    "unpacked: the first outputs for every tile": (_PRODUCT, "weight_row(args, args.first + row) + chunk * 64 + quarter * 16 + run * words * 4);\n        u32", "weight_row(args, row) + chunk * 64 + quarter * 16 + run * words * 4);\n        u32"),
+}  # fmt: skip

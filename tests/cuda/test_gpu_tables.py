@@ -16,7 +16,7 @@ from benchmarks.gpu.compiled import TABLE, Compiled, compiled, resident
 from lmprog.errors import NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.device import nvrtc
-from lmprog.runtime.engine.device.driver import MODULES, ModuleKey
+from lmprog.runtime.engine.device.driver import MODULES, PRODUCT_MODULES, ModuleKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES, architecture_of
 
@@ -33,10 +33,10 @@ def table() -> list[Compiled]:
 
 def test_the_table_has_every_kernel_for_every_architecture_and_none_spills() -> None:
     rows = {(row.module, row.architecture, row.kernel): row for row in table()}
-    for key in MODULES:
+    for key in (*MODULES, *PRODUCT_MODULES):
         for architecture in ARCHITECTURES:
             for name, shape in kernel_shapes(key).items():
-                row = rows.pop((f"{key.type_name}{key.head_dim}", architecture, name))
+                row = rows.pop((key.name, architecture, name))
                 assert row.is_sound, row
                 assert (row.shared, row.threads) == (shape.shared_bytes, shape.threads)
                 assert row.blocks == resident(architecture, row.threads, row.registers, row.shared)

@@ -18,21 +18,23 @@ import torch
 from lmprog.native import compiler, kernels_folder
 from lmprog.runtime.engine.attention import LayerAttention
 from lmprog.runtime.engine.device import items
-from lmprog.runtime.engine.device.driver import ModuleKey
+from lmprog.runtime.engine.device.driver import KernelsKey, ModuleKey, ProductKey
 from lmprog.runtime.engine.device.emulated_driver import (
     EmulatedDriver,
     KernelFault,
     emulated_kernels,
 )
 from lmprog.runtime.engine.device.items import Tiling
-from lmprog.runtime.engine.device.kernels import Kernels
+from lmprog.runtime.engine.device.kernels import WEIGHT_KINDS, Kernels
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error, placed
-from tests.cuda.planted import ATTENTION, PLAN, SAMPLING, Fault
+from tests.cuda.planted import ATTENTION, PLAN, PRODUCTS, SAMPLING, Fault
 from tests.cuda.test_items import read_once
+from tests.cuda.test_products import error as product_error
+from tests.cuda.test_products import inputs_of, multiplied, small_weight
 from tests.cuda.trees import Row, batch_of, fork, random_rows
 from tests.sampler.plain import mask_of
 
@@ -58,14 +60,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
-def kernels_with(fault: Fault | None, folder: Path, seed: int) -> Kernels:
+def kernels_with(
+    fault: Fault | None, folder: Path, seed: int, products: ProductKey | None = None
+) -> Kernels:
+    """Those of `KEY`, or `products` alone."""
     sources = folder / "cuda"
     if not sources.exists():
         shutil.copytree(kernels_folder() / "cuda", sources)
         if fault is not None:
             path = sources / fault[0]
             path.write_text(patched(fault, path.read_text()))
-    return Kernels(EmulatedDriver(emulated_kernels(KEY, sources, "-O0"), seed), KEY)
+    key: KernelsKey = products or KEY
+    driver = EmulatedDriver(emulated_kernels(key, sources=sources, optimize="-O0"), seed)
+    return Kernels(driver, KEY, products)
 
 
 def attention_is_right(kernels: Kernels) -> None:
@@ -82,6 +89,17 @@ def attention_is_right(kernels: Kernels) -> None:
     ):
         step = TreeStep(kernels, batch_of(rows, 16), Heads(4, 2))
         assert error(step.run(layer), step.expected(layer)) < TOLERANCE["bf16"]
+
+
+def products_are_right(kernels: Kernels) -> None:
+    """Few tokens, many, and so many that torch multiplies."""
+    for kind in WEIGHT_KINDS:
+        weight = small_weight(kind, 128)
+        for rows, tokens in ((10, 9), (20, 18), (66, 66)):
+            x = inputs_of(rows, torch.bfloat16)
+            got = multiplied(kernels, weight, x, tokens)
+            assert product_error(got[:tokens], x[:tokens], weight) < 6e-3
+            assert rows > 64 or bool(got[tokens:].isnan().all())
 
 
 def sampling_is_right(kernels: Kernels) -> None:
@@ -129,6 +147,7 @@ def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
         kernels = kernels_with(None, tmp_path, seed)
         attention_is_right(kernels)
         sampling_is_right(kernels)
+    products_are_right(kernels_with(None, tmp_path, 0, ProductKey("bf16")))
 
 
 @needs_compiler
@@ -147,6 +166,15 @@ def test_a_fault_in_sampling_is_found(tmp_path: Path, name: str) -> None:
     kernels = kernels_with(SAMPLING[name], tmp_path, 0)
     with pytest.raises((AssertionError, KernelFault)):
         sampling_is_right(kernels)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_fault_in_products_is_found(tmp_path: Path, name: str) -> None:
+    kernels = kernels_with(PRODUCTS[name], tmp_path, 0, ProductKey("bf16"))
+    with pytest.raises((AssertionError, KernelFault)):
+        products_are_right(kernels)
 
 
 def plan_is_right(planner: ModuleType) -> None:
@@ -177,4 +205,4 @@ def test_a_fault_in_the_plan_is_found(tmp_path: Path, name: str) -> None:
 
 def test_there_are_many_faults() -> None:
     plan_is_right(items)
-    assert len(ATTENTION) + len(SAMPLING) + len(PLAN) >= 50
+    assert len(ATTENTION) + len(SAMPLING) + len(PLAN) + len(PRODUCTS) >= 65

@@ -17,15 +17,19 @@ from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
-from lmprog.runtime.engine.model.gguf_weights import quantized_type
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
-from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
 from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
 from lmprog.runtime.engine.native.packed_loading import packed_checkpoint, packed_random
-from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
+from lmprog.runtime.engine.resolution import (
+    computable,
+    context_length,
+    data_type,
+    num_pages,
+    quantized_type,
+)
 
 if TYPE_CHECKING:
     from lmprog.runtime.engine.torch_engine import TorchEngine
@@ -114,7 +118,7 @@ def _unknown(described: Mapping[str, Any]) -> str | None:
 def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> NativeEngine:
     threads = config.threads or default_threads()
     shape, dtype = _described(config, folder)
-    weight_type = config.quantize or _quantized_type(config, folder) or dtype
+    weight_type = config.quantize or quantized_type(config, folder) or dtype
     if folder is None:
         packed = packed_random(shape, DUMMY_SEED, weight_type, threads)
     else:
@@ -133,16 +137,6 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
     if config.lora:
         made.take_adapters(load_adapters(config, shape))
     return made
-
-
-def _quantized_type(config: RuntimeConfig, location: Path | None) -> str | None:
-    """What a quantized checkpoint's weights become where nothing was asked for; else None."""
-    if config.dtype is not None or location is None:
-        return None
-    if location.is_file():
-        return quantized_type(location)
-    how = read_quantization(read_config(location))
-    return None if how is None else how.weight_type
 
 
 def _described(config: RuntimeConfig, folder: Path | None) -> tuple[ModelShape, str]:

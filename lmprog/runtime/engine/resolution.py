@@ -14,6 +14,9 @@ from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.machine import free_memory
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
+from lmprog.runtime.engine.model.gguf_weights import mostly_quantized
+from lmprog.runtime.engine.model.quantization import WeightType, read_quantization
+from lmprog.runtime.engine.model.shape import read_config
 from lmprog.runtime.engine.region import pages_that_fit
 
 log = logging.getLogger("lmprog")
@@ -73,3 +76,13 @@ def num_pages(config: RuntimeConfig, context_len: int, bytes_per_page: int) -> i
         return pages_that_fit(config.kv_memory_mb << 20, bytes_per_page)
     usual = -(-max(8 * context_len, _USUAL_TOKENS) // page_size)
     return min(usual, pages_that_fit(free_memory() // 4, bytes_per_page))
+
+
+def quantized_type(config: RuntimeConfig, location: Path | None) -> WeightType | None:
+    """What a quantized checkpoint's weights become where nothing was asked for; else None."""
+    if config.dtype is not None or location is None:
+        return None
+    if location.is_file():
+        return mostly_quantized(location)
+    how = read_quantization(read_config(location))
+    return None if how is None else how.weight_type

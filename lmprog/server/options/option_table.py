@@ -82,7 +82,7 @@ _HELP: Mapping[str, str] = {
     "default: dtype",
     "engine": "what computes the model; default: native where a compiler is found and the "
     "architecture is known",
-    "quantize": "round weights to 8 or 4 bits (native engine)",
+    "quantize": "round weights to 8 or 4 bits (native engine, or a device)",
     "tp": "tensor parallelism: processes that compute the model together, each with a part of its "
     "weights (torch engine)",
     "tp_ranks": "who starts them: the runtime, on this machine, or torchrun (RANK, WORLD_SIZE, "

@@ -19,7 +19,7 @@ from lmprog.runtime.engine.device.device_memory import (
     MemoryInfo,
     VirtualMemory,
 )
-from lmprog.runtime.engine.device.driver import Launch, ModuleKey
+from lmprog.runtime.engine.device.driver import KernelsKey, Launch
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 from lmprog.runtime.engine.device.nvrtc import architecture_of, compiled
 
@@ -66,7 +66,7 @@ class _CudaGraph:
 class CudaDriver:
     """See `Driver`."""
 
-    def __init__(self, number: int, key: ModuleKey) -> None:
+    def __init__(self, number: int, *keys: KernelsKey) -> None:
         from cuda.bindings import driver
 
         self.device = torch.device("cuda", number)
@@ -76,14 +76,19 @@ class CudaDriver:
         self._driver: Any = driver
         self.name = f"{properties.name}, driver {checked(driver, driver.cuDriverGetVersion())}"
         architecture = architecture_of(properties.major, properties.minor)
-        self._library = checked(
-            driver, driver.cuLibraryLoadData(compiled(key, architecture), [], [], 0, [], [], 0)
-        )
+        self._libraries: list[Any] = []
         self._kernels: dict[str, Any] = {}
+        for key in keys:
+            self._load(key, compiled(key, architecture))
+
+    def _load(self, key: KernelsKey, cubin: bytes) -> None:
+        driver = self._driver
+        library = checked(driver, driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
+        self._libraries.append(library)
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         for name, shape in kernel_shapes(key).items():
-            kernel = checked(driver, driver.cuLibraryGetKernel(self._library, name.encode()))
+            kernel = checked(driver, driver.cuLibraryGetKernel(library, name.encode()))
             function = checked(driver, driver.cuKernelGetFunction(kernel))
-            most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked(driver, driver.cuFuncSetAttribute(function, most, shape.shared_bytes))
             self._kernels[name] = function
 

@@ -1,8 +1,8 @@
 """The decoder on a device: torch's products with our kernels between them, all in static buffers.
 
-The weights are those of the decoder on the processor, in the same fused form. A step issues its
-work for addresses that a layout fixes, so the same steps can be captured as a graph and replayed.
-Knows neither pages (`tree_attention` does) nor how a step's arrays come to the device.
+The weights are those of the decoder on the processor, in the same fused form, or small ones. A step
+issues its work for addresses that a layout fixes, so the same steps can be captured as a graph and
+replayed. Knows neither pages (`tree_attention` does) nor how a step's arrays come to the device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmprog.runtime.engine.device.device_weights import DeviceLayer, DeviceWeights
 from lmprog.runtime.engine.device.driver import Driver
 from lmprog.runtime.engine.device.kernels import Count, Kernels, NormArgs, SiluArgs, address
+from lmprog.runtime.engine.device.products import Product, ProductInputs, Products, taken_rows
 from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention, placed
-from lmprog.runtime.engine.model.decoder import LayerWeights, Weights
 from lmprog.runtime.engine.model.rope import rotations
 from lmprog.runtime.engine.model.shape import ModelShape
 
@@ -35,12 +36,20 @@ class DeviceDecoder:
     """A model's weights and activations. `budget`: the most tokens of a step."""
 
     def __init__(
-        self, kernels: Kernels, shape: ModelShape, weights: Weights, context_len: int, budget: int
+        self,
+        kernels: Kernels,
+        shape: ModelShape,
+        weights: DeviceWeights,
+        context_len: int,
+        budget: int,
     ) -> None:
         self.shape = shape
         self._kernels = kernels
         self._driver: Driver = kernels.driver
-        self._weights = _moved(weights, self._driver)
+        self._weights = weights
+        self._products = Products(kernels)
+        if weights.has_quantized:
+            self._products.make_room(weights.dtype)
         turns = torch.view_as_real(rotations(shape.rope, shape.head_dim, context_len)).contiguous()
         self._rotations = placed(self._driver, turns)
         self._num_logits = 0
@@ -80,12 +89,12 @@ class DeviceDecoder:
         """Everything from token ids to logits."""
         count, wanted = len(inputs.tokens), len(inputs.logit_tokens)
         x, compute = self._x[:count], self._driver.compute
-        compute(lambda: torch.index_select(self._weights.embedding, 0, inputs.tokens, out=x))
-        is_first = True
+        compute(lambda: taken_rows(self._weights.embedding, inputs.tokens, x))
         for index, layer in enumerate(self._weights.layers):
-            self._norm(inputs, x, None if is_first else self._more[:count])
-            is_first = False
-            self._product(self._normed[:count], layer.qkv, layer.qkv_bias, self._qkv[:count])
+            more = self._more[:count] if index else None
+            self._norm(inputs, x, more, Count.TOKENS, layer.attention_norm)
+            given_x = _given(inputs, self._normed[:count], Count.TOKENS)
+            self._products.issue(given_x, layer.qkv, layer.qkv_bias, self._qkv[:count])
             given = RopeGiven(self._rotations, layer.qk_norm, self.shape.norm_eps)
             attention.append(index, inputs.at, self._qkv, self._q, given)
             is_last = index == len(self._weights.layers) - 1
@@ -98,14 +107,16 @@ class DeviceDecoder:
                 self._half(inputs, layer, x, self._attended[:count], Count.TOKENS)
 
     def _half(
-        self, inputs: StepInputs, layer: LayerWeights, x: Tensor, attended: Tensor, count_at: Count
+        self, inputs: StepInputs, layer: DeviceLayer, x: Tensor, attended: Tensor, count_at: Count
     ) -> None:
         """What follows attention: `_more` is what `x` still lacks."""
         count = len(x)
         more, normed = self._more[:count], self._normed[:count]
-        self._end_half(attended, layer.out, layer.out_bias, more)
-        self._norm(inputs, x, more, count_at)
-        self._product(normed, layer.gate_up, layer.gate_up_bias, self._gate_up[:count])
+        self._end_half(_given(inputs, attended, count_at), layer.out, layer.out_bias, more)
+        self._norm(inputs, x, more, count_at, layer.mlp_norm)
+        gates = self._gate_up[:count]
+        given = _given(inputs, normed, count_at)
+        self._products.issue(given, layer.gate_up, layer.gate_up_bias, gates)
         args = SiluArgs(
             gate_up=address(self._gate_up),
             out=address(self._inner),
@@ -114,13 +125,16 @@ class DeviceDecoder:
             count_at=count_at,
         )
         self._kernels.launch("silu_mul", args)
-        self._end_half(self._inner[:count], layer.down, layer.down_bias, more)
+        given = _given(inputs, self._inner[:count], count_at)
+        self._end_half(given, layer.down, layer.down_bias, more)
 
-    def _end_half(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def _end_half(
+        self, given: ProductInputs, weight: Product, bias: Tensor | None, out: Tensor
+    ) -> None:
         """The last product of half a layer."""
-        self._product(x, weight, bias, out)
+        self._products.issue(given, weight, bias, out)
 
-    def _finish(self, inputs: StepInputs, layer: LayerWeights) -> None:
+    def _finish(self, inputs: StepInputs, layer: DeviceLayer) -> None:
         """The end of the last layer, and the head, for the wanted tokens alone."""
         wanted, compute = len(inputs.logit_tokens), self._driver.compute
         x, attended = self._last[:wanted], self._last_attended[:wanted]
@@ -128,11 +142,12 @@ class DeviceDecoder:
         compute(lambda: torch.index_select(self._attended, 0, inputs.logit_tokens, out=attended))
         self._half(inputs, layer, x, attended, Count.LOGITS)
         self._norm(inputs, x, self._more[:wanted], Count.LOGITS, self._weights.norm)
-        self._compute_logits(self._normed[:wanted], self._logits[:wanted])
+        given = _given(inputs, self._normed[:wanted], Count.LOGITS)
+        self._compute_logits(given, self._logits[:wanted])
 
-    def _compute_logits(self, x: Tensor, logits: Tensor) -> None:
-        head = self._head[: len(x)]
-        self._product(x, self._weights.head, None, head)
+    def _compute_logits(self, given: ProductInputs, logits: Tensor) -> None:
+        head = self._head[: len(given.x)]
+        self._products.issue(given, self._weights.head, None, head)
         self._driver.compute(lambda: logits.copy_(head))
 
     def _norm(
@@ -140,11 +155,11 @@ class DeviceDecoder:
         inputs: StepInputs,
         x: Tensor,
         added: Tensor | None,
-        count_at: Count = Count.TOKENS,
-        weight: Tensor | None = None,
+        count_at: Count,
+        weight: Tensor | None,
     ) -> None:
-        """Adds `added` to `x`; `_normed` is `x` by its length, as the folded weights expect it, or
-        normalized with `weight`.
+        """Adds `added` to `x`; `_normed` is `x` by its length, as weights expect it that norms are
+        folded into, or normalized with `weight`.
         """
         hidden = self.shape.hidden
         args = NormArgs(
@@ -160,41 +175,10 @@ class DeviceDecoder:
         )
         self._kernels.launch("norm_add", args)
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        if bias is None:
-            self._driver.compute(lambda: torch.mm(x, weight, out=out))
-        else:
-            self._driver.compute(lambda: torch.addmm(bias, x, weight, out=out))
-
     def _room(self, tokens: int, width: int) -> Tensor:
         dtype = self._weights.dtype
         return self._driver.memory(tokens * width * dtype.itemsize).view(dtype).view(tokens, width)
 
 
-def _moved(weights: Weights, driver: Driver) -> Weights:
-    """Products where torch reads them; what kernels read in memory of the driver."""
-
-    def moved(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(driver.device)
-
-    def there(tensor: Tensor) -> Tensor:
-        return tensor.to(driver.device)
-
-    layers = tuple(
-        LayerWeights(
-            qkv=there(layer.qkv),
-            out=there(layer.out),
-            gate_up=there(layer.gate_up),
-            down=there(layer.down),
-            qkv_bias=moved(layer.qkv_bias),
-            out_bias=moved(layer.out_bias),
-            gate_up_bias=moved(layer.gate_up_bias),
-            down_bias=moved(layer.down_bias),
-            qk_norm=None if layer.qk_norm is None else placed(driver, layer.qk_norm),
-        )
-        for layer in weights.layers
-    )
-    embedding = there(weights.embedding)
-    is_tied = weights.head.data_ptr() == weights.embedding.data_ptr()
-    head = embedding.t() if is_tied else there(weights.head)
-    return Weights(embedding, layers, placed(driver, weights.norm), head)
+def _given(inputs: StepInputs, x: Tensor, count_at: Count) -> ProductInputs:
+    return ProductInputs(x, inputs.at["counts0"], count_at)

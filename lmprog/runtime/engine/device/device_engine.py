@@ -41,7 +41,8 @@ class DeviceModel:
     location: Path | None
     """The checkpoint's folder; None for a dummy."""
     context_len: int
-    dtype: torch.dtype
+    dtype: str
+    """Of the weights in products."""
     num_pages: int
     is_captured: bool = True
     """Whether steps that only decode are kept as graphs."""
@@ -65,7 +66,7 @@ class DeviceEngine:
         self.location = model.location
         self.context_len = model.context_len
         self.vocab_size = model.decoder.shape.vocab_size
-        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.dtype = model.dtype
         place = "emulated" if driver.device.type == "cpu" else str(driver.device)
         self.label = f"{place} ({model.attention_name})"
         self.num_pages = model.num_pages

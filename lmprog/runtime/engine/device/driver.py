@@ -18,12 +18,34 @@ import torch
 from lmprog.runtime.engine.device.device_memory import DeviceMemory
 
 
+class KernelsKey(Protocol):
+    """Which kernels: one compilation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str:
+        """The file of kernels/cuda that is compiled."""
+        ...
+
+    @property
+    def defines(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleKey:
-    """Which kernels: one compilation per type and head size."""
+    """The kernels of a decoder between its products: one compilation per type and head size."""
 
     type_name: str
     head_dim: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.type_name}{self.head_dim}"
+
+    @property
+    def source(self) -> str:
+        return "module.cu"
 
     @property
     def is_exact(self) -> bool:
@@ -39,10 +61,31 @@ class ModuleKey:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ProductKey:
+    """The products with weights of 8 and 4 bits, for activations of one type."""
+
+    type_name: str
+
+    @property
+    def name(self) -> str:
+        return f"products-{self.type_name}"
+
+    @property
+    def source(self) -> str:
+        return "products.cu"
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        is_exact = self.type_name == "float"
+        return ("-DLM_PRODUCTS=1", f"-DLM_TYPE={self.type_name}", f"-DLM_EXACT={int(is_exact)}")
+
+
 TYPE_NAMES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
 HEAD_DIMS = {"float": (32, 64, 128, 256), "bf16": (64, 128, 256), "f16": (64, 128, 256)}
 """The instantiations there are. Another head size is a number here."""
 MODULES = tuple(ModuleKey(name, dim) for name, dims in HEAD_DIMS.items() for dim in dims)
+PRODUCT_MODULES = tuple(ProductKey(name) for name in HEAD_DIMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import torch
 from lmprog.errors import NotSupported
 from lmprog.native import cache_folder, compiler, kernels_folder
 from lmprog.runtime.engine.device.device_memory import MemoryInfo
-from lmprog.runtime.engine.device.driver import Launch, ModuleKey
+from lmprog.runtime.engine.device.driver import KernelsKey, Launch
 from lmprog.runtime.engine.device.emulated_memory import EmulatedMemory, MemoryCount
 
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-unknown-pragmas")
@@ -47,8 +47,8 @@ class KernelNeeds:
     shared_bytes: int
 
 
-class EmulatedKernels:
-    """The opened library of one module."""
+class _Library:
+    """The opened library of one compilation."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -82,11 +82,6 @@ class EmulatedKernels:
             needs = KernelNeeds(len(self.kernels), args.value, threads.value, shared.value)
             self.kernels[(name.value or b"").decode()] = needs
 
-    def allow(self, memory: torch.Tensor) -> None:
-        """Kernels may touch `memory` for as long as it lives."""
-        self.allow_range(memory.data_ptr(), memory.nbytes)
-        weakref.finalize(memory.untyped_storage(), self.forget_range, memory.data_ptr())
-
     def allow_range(self, address: int, num_bytes: int) -> None:
         """Kernels may touch these addresses until they are forgotten."""
         self._allow(address, num_bytes)
@@ -114,6 +109,43 @@ class EmulatedKernels:
     def bytes_read(self) -> int:
         """Of global memory, by the last launch."""
         return int(self._loads())
+
+
+class EmulatedKernels:
+    """The kernels of several compilations, by their names."""
+
+    def __init__(self, *paths: Path) -> None:
+        self._libraries = [_Library(path) for path in paths]
+        self._last = self._libraries[0]
+
+    @property
+    def kernels(self) -> dict[str, KernelNeeds]:
+        return {name: needs for one in self._libraries for name, needs in one.kernels.items()}
+
+    def allow(self, memory: torch.Tensor) -> None:
+        """Kernels may touch `memory` for as long as it lives."""
+        self.allow_range(memory.data_ptr(), memory.nbytes)
+        weakref.finalize(memory.untyped_storage(), self.forget_range, memory.data_ptr())
+
+    def allow_range(self, address: int, num_bytes: int) -> None:
+        """Kernels may touch these addresses until they are forgotten."""
+        for one in self._libraries:
+            one.allow_range(address, num_bytes)
+
+    def forget_range(self, address: int) -> None:
+        """The one that begins there."""
+        for one in self._libraries:
+            one.forget_range(address)
+
+    def run(self, launch: Launch, seed: int) -> None:
+        """Raises KernelFault."""
+        self._last = next(one for one in self._libraries if launch.kernel in one.kernels)
+        self._last.run(launch, seed)
+
+    @property
+    def bytes_read(self) -> int:
+        """Of global memory, by the last launch."""
+        return self._last.bytes_read
 
 
 class _EmulatedEvent:
@@ -223,26 +255,23 @@ class EmulatedDriver:
 
 
 def emulated_kernels(
-    key: ModuleKey, sources: Path | None = None, optimize: str = "-O2"
+    *keys: KernelsKey, sources: Path | None = None, optimize: str = "-O2"
 ) -> EmulatedKernels:
-    """The kernels of `key` from `sources` (None: those of lmprog), compiled where they have not
+    """The kernels of `keys` from `sources` (None: those of lmprog), compiled where they have not
     been before.
     """
-    return EmulatedKernels(_build(key, sources or kernels_folder() / "cuda", optimize))
+    folder = sources or kernels_folder() / "cuda"
+    return EmulatedKernels(*(_build(key, folder, optimize) for key in keys))
 
 
-def _build(key: ModuleKey, sources: Path, optimize: str) -> Path:
+def _build(key: KernelsKey, sources: Path, optimize: str) -> Path:
     cxx = compiler()
     if cxx is None:
         raise NotSupported("the emulated device needs a C++ compiler, and none is found")
     digest = hashlib.sha256(f"{_version(cxx)}|{_FLAGS}|{optimize}|{key}".encode())
     for path in sorted(sources.iterdir()):
         digest.update(path.read_bytes())
-    target = (
-        cache_folder()
-        / "native"
-        / f"emulated-{key.type_name}{key.head_dim}-{digest.hexdigest()[:20]}.so"
-    )
+    target = cache_folder() / "native" / f"emulated-{key.name}-{digest.hexdigest()[:20]}.so"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,13 @@ from enum import IntEnum
 
 import torch
 
-from lmprog.runtime.engine.device.driver import Driver, Launch, ModuleKey
+from lmprog.runtime.engine.device.driver import (
+    Driver,
+    KernelsKey,
+    Launch,
+    ModuleKey,
+    ProductKey,
+)
 
 
 class Count(IntEnum):
@@ -61,6 +67,14 @@ NormArgs = _struct(
     "NormArgs", "x added weight out counts", "hidden count_at eps factor", floats="eps factor"
 )
 SiluArgs = _struct("SiluArgs", "gate_up out counts", "inner count_at")
+ProductArgs = _struct(
+    "ProductArgs",
+    "x weights scales bias out counts",
+    "inputs outputs row_bytes groups group count_at",
+)
+UnpackArgs = _struct(
+    "UnpackArgs", "weights scales out", "inputs outputs row_bytes groups group first"
+)
 SampleArgs = _struct(
     "SampleArgs",
     "logits masks mask_of row_of cell_starts cell_tokens cell_changes cell_repeat cell_kept "
@@ -84,8 +98,14 @@ class KernelShape:
     per_processor: int
 
 
-def kernel_shapes(key: ModuleKey) -> dict[str, KernelShape]:
-    """Every kernel of a module."""
+WEIGHT_KINDS = ("int8", "int4", "fp8")
+
+
+def kernel_shapes(key: KernelsKey) -> dict[str, KernelShape]:
+    """Every kernel of a compilation."""
+    if isinstance(key, ProductKey):
+        return _product_shapes(key)
+    assert isinstance(key, ModuleKey)
     dim = key.head_dim
     shapes = {
         "tree_merge": KernelShape(128, 0, 8),
@@ -114,18 +134,33 @@ def kernel_shapes(key: ModuleKey) -> dict[str, KernelShape]:
     }
 
 
+def _product_shapes(key: ProductKey) -> dict[str, KernelShape]:
+    is_exact = key.type_name == "float"
+    shapes: dict[str, KernelShape] = {}
+    for kind in WEIGHT_KINDS:
+        shapes[f"product_{kind}_few"] = KernelShape(256, 0 if is_exact else 8 * 16 * 20 * 4, 2)
+        if not is_exact:
+            shapes[f"product_{kind}_many"] = KernelShape(256, 8 * 32 * 20 * 4, 1)
+        shapes[f"unpack_{kind}"] = KernelShape(256, 0, 4)
+    return shapes
+
+
 def address(tensor: torch.Tensor | None) -> int:
     """Null for none."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 class Kernels:
-    """Launches the kernels of one module by name."""
+    """Launches the kernels of a model by name: those of one module, and its products if it has
+    weights of 8 or 4 bits.
+    """
 
-    def __init__(self, driver: Driver, key: ModuleKey) -> None:
+    def __init__(self, driver: Driver, key: ModuleKey, products: ProductKey | None = None) -> None:
         self.driver = driver
         self.key = key
         self.shapes = kernel_shapes(key)
+        if products is not None:
+            self.shapes |= kernel_shapes(products)
 
     def launch(self, name: str, args: ctypes.Structure, most_blocks: int | None = None) -> None:
         """`most_blocks`: how many have work at most; None: as many as the device holds."""

@@ -25,7 +25,13 @@ from lmprog.runtime.engine.device.cuda_driver import CudaDriver
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine, DeviceModel
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
-from lmprog.runtime.engine.device.driver import Driver, ModuleKey
+from lmprog.runtime.engine.device.device_weights import (
+    DeviceWeights,
+    WeightReading,
+    device_weights,
+    quantized_weights,
+)
+from lmprog.runtime.engine.device.driver import Driver, KernelsKey, ProductKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.pool_sizing import (
@@ -34,16 +40,22 @@ from lmprog.runtime.engine.device.pool_sizing import (
     free_beside,
     pages_in,
 )
+from lmprog.runtime.engine.device.quantized_weight import WeightKind
 from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
 from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
-from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.fusing import fused
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
+from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import weight_source
+from lmprog.runtime.engine.model.weights import (
+    ReadFloat8,
+    float8_reader,
+    weight_reader,
+    weight_source,
+)
 from lmprog.runtime.engine.region import pages_that_fit
-from lmprog.runtime.engine.resolution import context_length
+from lmprog.runtime.engine.resolution import context_length, quantized_type
 
 log = logging.getLogger("lmprog")
 
@@ -66,6 +78,8 @@ class AskedModel:
     context_len: int
     attention_name: DeviceAttentionName | None
     """None: whichever is right."""
+    weight_kind: WeightKind | None = None
+    """None: weights are of `dtype`."""
 
     @property
     def attention(self) -> AttentionShape:
@@ -87,8 +101,9 @@ class OpenedDevice:
     def __init__(self, config: RuntimeConfig, asked: AskedModel, device: str) -> None:
         """`device` as `chosen_device` names it."""
         key = module_key(asked.attention)
-        self.driver = open_driver(device, key)
-        self.kernels = Kernels(self.driver, key)
+        products = None if asked.weight_kind is None else ProductKey(key.type_name)
+        self.driver = open_driver(device, *(one for one in (key, products) if one is not None))
+        self.kernels = Kernels(self.driver, key, products)
         self.budget = 1 << (max(8, config.scheduler.token_budget) - 1).bit_length()
         """The most tokens of a step."""
         self._config, self._asked = config, asked
@@ -145,7 +160,7 @@ class OpenedDevice:
             self._attention_name,
             asked.folder,
             asked.context_len,
-            asked.dtype,
+            asked.weight_kind or str(asked.dtype).removeprefix("torch."),
             num_pages,
             is_captured,
         )
@@ -185,18 +200,28 @@ def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
         ) from error
 
 
-def _weights(asked: AskedModel, driver: Driver) -> Weights:
+def _weights(asked: AskedModel, driver: Driver) -> DeviceWeights:
+    folder, shape, dtype = asked.folder, asked.shape, asked.dtype
+    if asked.weight_kind is not None:
+        read_float8: ReadFloat8 = _no_float8 if folder is None else float8_reader(folder, shape)
+        read = weight_reader(folder, shape, DUMMY_SEED)
+        reading = WeightReading(read, read_float8, asked.weight_kind, dtype)
+        return quantized_weights(shape, reading, driver)
     transfer = WeightTransfer(driver)
-    source = TransferredWeights(weight_source(asked.folder, asked.shape, DUMMY_SEED), transfer)
-    progress = None if asked.folder is not None else False
-    return fused(asked.shape, asked.dtype, source.read, progress, transfer.kept)
+    source = TransferredWeights(weight_source(folder, shape, DUMMY_SEED), transfer)
+    progress = None if folder is not None else False
+    return device_weights(fused(shape, dtype, source.read, progress, transfer.kept), driver)
 
 
-def open_driver(device: str, key: ModuleKey) -> Driver:
-    """The kernels of `key` on `device`, as `chosen_device` names it."""
+def _no_float8(name: str) -> None:
+    return None
+
+
+def open_driver(device: str, *keys: KernelsKey) -> Driver:
+    """The kernels of `keys` on `device`, as `chosen_device` names it."""
     if device == "emulated":
-        return EmulatedDriver(emulated_kernels(key))
-    return CudaDriver(int(device.partition(":")[2]), key)
+        return EmulatedDriver(emulated_kernels(*keys))
+    return CudaDriver(int(device.partition(":")[2]), *keys)
 
 
 def asked_model(config: RuntimeConfig) -> AskedModel:
@@ -221,13 +246,12 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
             value=config.attention,
             allowed=allowed,
         )
-    for field in ("engine", "quantize"):
-        if getattr(config, field) is not None:
-            raise InvalidParameter(
-                f"{field} = {getattr(config, field)!r} is of the processor; a device has none",
-                name=field,
-                value=getattr(config, field),
-            )
+    if config.engine is not None:
+        raise InvalidParameter(
+            f"engine = {config.engine!r} is of the processor; a device has none",
+            name="engine",
+            value=config.engine,
+        )
     name = config.dtype or own
     if config.kv_dtype not in (None, name):
         raise NotSupported(f"on a device keys and values are kept in the model's type, {name}")
@@ -237,4 +261,14 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
         _DTYPES.get(name, torch.float32),
         context_length(config, shape.context_len),
         config.attention,
+        _weight_kind(config, folder),
     )
+
+
+def _weight_kind(config: RuntimeConfig, folder: Path | None) -> WeightKind | None:
+    """As the processor decides it; weights that are stored as floats of 8 bits stay so here."""
+    kind = config.quantize or quantized_type(config, folder)
+    if kind is not None or config.dtype is not None or folder is None or folder.is_file():
+        return kind
+    how = read_quantization(read_config(folder))
+    return None if how is None else "fp8"

@@ -14,11 +14,10 @@ from typing import Any
 
 from lmprog.errors import NotSupported
 from lmprog.native import cache_folder, kernels_folder
-from lmprog.runtime.engine.device.driver import ModuleKey
+from lmprog.runtime.engine.device.driver import KernelsKey
 
 ARCHITECTURES = ("80", "86", "89", "90a", "100a", "120")
 """What the kernels are compiled for in tests; a later GPU is compiled for by its own number."""
-_MAIN = "module.cu"
 
 
 def architecture_of(major: int, minor: int) -> str:
@@ -27,19 +26,19 @@ def architecture_of(major: int, minor: int) -> str:
     return f"{name}a" if f"{name}a" in ARCHITECTURES else name
 
 
-def compiled(key: ModuleKey, architecture: str) -> bytes:
+def compiled(key: KernelsKey, architecture: str) -> bytes:
     """The cubin of a module. Raises NotSupported, with what the compiler said."""
     nvrtc = _nvrtc()
     options = (f"-arch=sm_{architecture}", "-std=c++17", "-default-device", *key.defines)
     sources = _sources()
     major, minor = _checked(nvrtc, nvrtc.nvrtcVersion())
-    digest = hashlib.sha256(f"{major}.{minor}|{options}".encode())
+    digest = hashlib.sha256(f"{major}.{minor}|{key.source}|{options}".encode())
     for name, text in sorted(sources.items()):
         digest.update(f"{name}\0{text}\0".encode())
-    target = cache_folder() / "cubin" / f"{key.type_name}{key.head_dim}-{digest.hexdigest()[:24]}"
+    target = cache_folder() / "cubin" / f"{key.name}-{digest.hexdigest()[:24]}"
     if target.exists():
         return target.read_bytes()
-    cubin = _compile(nvrtc, sources, options)
+    cubin = _compile(nvrtc, sources, key.source, options)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as scratch:
         scratch.write(cubin)
@@ -71,13 +70,13 @@ def _checked(nvrtc: Any, result: tuple[Any, ...]) -> Any:
     return rest[0] if len(rest) == 1 else rest
 
 
-def _compile(nvrtc: Any, sources: dict[str, str], options: tuple[str, ...]) -> bytes:
-    headers = {name: text for name, text in sources.items() if name != _MAIN}
+def _compile(nvrtc: Any, sources: dict[str, str], main: str, options: tuple[str, ...]) -> bytes:
+    headers = {name: text for name, text in sources.items() if name != main}
     program = _checked(
         nvrtc,
         nvrtc.nvrtcCreateProgram(
-            sources[_MAIN].encode(),
-            _MAIN.encode(),
+            sources[main].encode(),
+            main.encode(),
             len(headers),
             [text.encode() for text in headers.values()],
             [name.encode() for name in headers],

@@ -18,6 +18,16 @@ from lmprog.runtime.engine.model.weight_names import check_weights, says_more
 
 
 @dataclass(frozen=True, slots=True)
+class Float8Weight:
+    """A matrix of e4m3 floats as it is stored."""
+
+    bits: NDArray[np.uint8]  # [outputs, inputs]
+    scales: NDArray[np.float32]  # [outputs, groups]
+    group: int
+    """Inputs that share a scale; at least all: those of a row do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Derived:
     """A weight made of others. `rows(first, end)` gives rows of a matrix, one after the other, or
     numbers of a vector; several threads ask at once.
@@ -27,6 +37,8 @@ class Derived:
     number_type: np.dtype[Any]
     rows: Callable[[int, int], NDArray[Any]]
     sources: tuple[str, ...]
+    float8: Callable[[], Float8Weight] | None = None
+    """Gives the floats of 8 bits that it is made of; None: it is made of something else."""
 
 
 class DerivedWeights:
@@ -51,6 +63,11 @@ class DerivedWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         made = self._derived.get(name)
         return self._base.shape(name) if made is None else made.shape
+
+    def float8(self, name: str) -> Float8Weight | None:
+        """The matrix as it is stored; None where its numbers are no floats of 8 bits."""
+        made = self._derived.get(name)
+        return None if made is None or made.float8 is None else made.float8()
 
     def number_type(self, name: str) -> np.dtype[Any]:
         """Of `array` and `rows`."""

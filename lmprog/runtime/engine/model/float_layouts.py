@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.checkpoint import Checkpoint
-from lmprog.runtime.engine.model.derived_weights import Derived
+from lmprog.runtime.engine.model.derived_weights import Derived, Float8Weight
 from lmprog.runtime.engine.model.mixture import ExpertNames
 
 Floats = NDArray[np.float32]
@@ -61,15 +61,29 @@ def fp8_weights(
             block: tuple[int, int] = (down, across),
         ) -> Floats:
             numbers = _BYTES[checkpoint.array(names[0])[first:end]]
-            scale = checkpoint.array(names[1])
-            if scale.dtype == np.uint16:
-                scale = (scale.astype(np.uint32) << 16).view(np.float32)
-            scale = scale.astype(np.float32).reshape(-1, scale.shape[-1] if scale.ndim == 2 else 1)
-            mine = scale[np.arange(first, end) // block[0]]
+            mine = _row_scales(checkpoint, names[1], first, end, block[0])
             made: Floats = numbers * np.repeat(mine, block[1], axis=1)[:, : numbers.shape[1]]
             return made
 
-        yield stored, Derived((outputs, inputs), _FLOAT32, rows, (stored, scales))
+        def float8(
+            names: tuple[str, str] = (stored, scales),
+            size: int = outputs,
+            block: tuple[int, int] = (down, across),
+        ) -> Float8Weight:
+            mine = _row_scales(checkpoint, names[1], 0, size, block[0])
+            return Float8Weight(checkpoint.array(names[0]), mine, block[1])
+
+        yield stored, Derived((outputs, inputs), _FLOAT32, rows, (stored, scales), float8)
+
+
+def _row_scales(checkpoint: Checkpoint, name: str, first: int, end: int, down: int) -> Floats:
+    """The scales of rows `first .. end`, of which `down` share theirs. # [rows, groups]"""
+    scale = checkpoint.array(name)
+    if scale.dtype == np.uint16:
+        scale = (scale.astype(np.uint32) << 16).view(np.float32)
+    scale = scale.astype(np.float32).reshape(-1, scale.shape[-1] if scale.ndim == 2 else 1)
+    made: Floats = scale[np.arange(first, end) // down]
+    return made
 
 
 def _block(

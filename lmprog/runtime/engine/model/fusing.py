@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -75,6 +75,34 @@ def fused_low_rank(
     return down.t().contiguous(), up.t().contiguous()
 
 
+@dataclass(frozen=True, slots=True)
+class LayerVectors:
+    """What a layer has besides products, where norms are not folded into these."""
+
+    qkv_bias: Tensor | None
+    out_bias: Tensor | None
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim], in pairs
+    attention_norm: Tensor  # [hidden], of what goes in
+    mlp_norm: Tensor
+
+
+def layer_vectors(shape: ModelShape, dtype: torch.dtype, read: Read, index: int) -> LayerVectors:
+    """Those of a model whose halves are normalized before, and not scaled after."""
+    return _Layer(shape, dtype, read, f"model.layers.{index}.").vectors()
+
+
+def paired_rows(shape: ModelShape, heads: int) -> Tensor:
+    """Which rows of a checkpoint's query or key weights are those of the fused form. # [rows]"""
+    layer = _Layer(shape, torch.float32, _nothing, "")
+    return layer.paired(torch.arange(heads * shape.head_dim), heads)
+
+
+def _nothing(name: str) -> Tensor:
+    raise KeyError(name)
+
+
 _NORMS = {
     "before": ("input_layernorm", None, "post_attention_layernorm", None),
     "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
@@ -103,8 +131,8 @@ class _Layer:
 
     def build(self) -> LayerWeights:
         shape = self._shape
-        q = self._paired(self._weight("self_attn.q_proj"), shape.num_heads)
-        k = self._paired(self._weight("self_attn.k_proj"), shape.num_kv_heads)
+        q = self.paired(self._weight("self_attn.q_proj"), shape.num_heads)
+        k = self.paired(self._weight("self_attn.k_proj"), shape.num_kv_heads)
         qkv = torch.cat((q, k, self._weight("self_attn.v_proj")))
         gate_up = torch.cat((self._weight("mlp.gate_proj"), self._weight("mlp.up_proj")))
         before, after, before_mlp, after_mlp = _NORMS[shape.norms]
@@ -122,6 +150,22 @@ class _Layer:
             mlp_norm=None if after_mlp is None else self._norm_after(after_mlp),
         )
 
+    def vectors(self) -> LayerVectors:
+        """See `layer_vectors`."""
+        shape, dtype = self._shape, self._dtype
+        before, _, before_mlp, _ = _NORMS["before"]
+        assert before is not None
+        assert before_mlp is not None
+        return LayerVectors(
+            qkv_bias=self._qkv_bias() if shape.qkv_bias else None,
+            out_bias=self._bias("self_attn.o_proj") if shape.out_bias else None,
+            gate_up_bias=self._gate_up_bias() if shape.mlp_bias else None,
+            down_bias=self._bias("mlp.down_proj") if shape.mlp_bias else None,
+            qk_norm=self._qk_norm() if shape.qk_norm else None,
+            attention_norm=self._norm(before).to(dtype),
+            mlp_norm=self._norm(before_mlp).to(dtype),
+        )
+
     def low_rank(self, product: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         """Both in the form that the products have: what goes in is folded into `down`, the order
         of rows and what ends a half into `up`.
@@ -131,8 +175,8 @@ class _Layer:
         match product:
             case "qkv":
                 q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-                queries = self._paired(up[:q], shape.num_heads)
-                keys = self._paired(up[q : q + kv], shape.num_kv_heads)
+                queries = self.paired(up[:q], shape.num_heads)
+                keys = self.paired(up[q : q + kv], shape.num_kv_heads)
                 return self._folded(down, before), torch.cat((queries, keys, up[q + kv :]))
             case "gate_up":
                 return self._folded(down, before_mlp), up
@@ -173,7 +217,7 @@ class _Layer:
         """As `x @ weight` wants it. # [in, out]"""
         return weight.t().contiguous().to(self._dtype)
 
-    def _paired(self, rows: Tensor, heads: int) -> Tensor:
+    def paired(self, rows: Tensor, heads: int) -> Tensor:
         """Rows of each head, as far as they are rotated, reordered from halves (0, 1, .. | h, h+1,
         ..) to pairs (0, h, 1, h+1, ..).
         """
@@ -184,8 +228,8 @@ class _Layer:
         return torch.cat((pairs, whole[:, turned:]), 1).reshape(rows.shape)
 
     def _qkv_bias(self) -> Tensor:
-        q = self._paired(self._exact("self_attn.q_proj.bias"), self._shape.num_heads)
-        k = self._paired(self._exact("self_attn.k_proj.bias"), self._shape.num_kv_heads)
+        q = self.paired(self._exact("self_attn.q_proj.bias"), self._shape.num_heads)
+        k = self.paired(self._exact("self_attn.k_proj.bias"), self._shape.num_kv_heads)
         return torch.cat((q, k, self._exact("self_attn.v_proj.bias"))).to(self._dtype)
 
     def _gate_up_bias(self) -> Tensor:
@@ -198,6 +242,6 @@ class _Layer:
         found = []
         for name, heads in (("q", self._shape.num_heads), ("k", self._shape.num_kv_heads)):
             own = heads if self._shape.qk_norm_wide else 1
-            weight = self._paired(self._norm(f"self_attn.{name}_norm"), own)
+            weight = self.paired(self._norm(f"self_attn.{name}_norm"), own)
             found.append(weight.view(own, -1).expand(heads, -1))
         return torch.cat(found).to(self._dtype)

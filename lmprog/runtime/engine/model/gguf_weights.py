@@ -22,6 +22,7 @@ from lmprog.runtime.documents.gguf_config import config_of, usual_type
 from lmprog.runtime.documents.gguf_file import BLOCKS, GgufFile, GgufTensor, gguf_file
 from lmprog.runtime.engine.model.gguf_blocks import block_numbers
 from lmprog.runtime.engine.model.mixture import ExpertNames
+from lmprog.runtime.engine.model.quantization import WeightType
 from lmprog.runtime.engine.model.weight_names import check_weights
 
 _TYPES: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -152,7 +153,7 @@ class GgufCheckpoint:
         )
 
 
-def quantized_type(path: Path) -> str | None:
+def mostly_quantized(path: Path) -> WeightType | None:
     """The type of products for a file whose matrices are mostly quantized, None for others.
 
     Q4_0 is int4 as the engine has it; what is finer becomes int8.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from lmprog.errors import ModelError
 
+WeightType = Literal["int8", "int4"]
 Layout = Literal["gptq", "awq", "compressed", "fp8", "mxfp4"]
 
 
@@ -26,7 +27,7 @@ class Quantization:
     """gptq: zero points are stored less one."""
     block: tuple[int, int] | None = None
     """Of 8-bit floats: rows and columns that share a scale; None: one scale, or one a row."""
-    weight_type: str | None = None
+    weight_type: WeightType | None = None
     """What products are computed in where nothing else is asked for; None: as for a checkpoint that
     is not quantized. int4 only where our groups of 32 hold exactly the same numbers."""
 

@@ -6,6 +6,7 @@ Files are memory-mapped and read one layer at a time, so that the peak is the mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmprog.runtime.engine.model.decoder import Weights
+from lmprog.runtime.engine.model.derived_weights import DerivedWeights, Float8Weight
 from lmprog.runtime.engine.model.fusing import Read, fused
 from lmprog.runtime.engine.model.joined_weights import WeightSource, split_weights
 from lmprog.runtime.engine.model.random_weights import RandomSource
@@ -50,6 +52,16 @@ def weight_source(folder: Path | None, shape: ModelShape, seed: int = 0) -> Weig
     checkpoint = stored_weights(folder, shape)
     checkpoint.check(expected(shape), shape.tied_head)
     return split_weights(checkpoint, shape)
+
+
+ReadFloat8 = Callable[[str], Float8Weight | None]
+"""Gives the matrix of that name as it is stored; None where it is of no 8-bit floats."""
+
+
+def float8_reader(folder: Path, shape: ModelShape) -> ReadFloat8:
+    """Of the weights of `folder`, each by itself."""
+    stored = stored_weights(folder, shape)
+    return stored.float8 if isinstance(stored, DerivedWeights) else lambda _: None
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:

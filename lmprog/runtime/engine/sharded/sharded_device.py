@@ -15,8 +15,10 @@ from torch.nn import functional as F
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
+from lmprog.runtime.engine.device.device_weights import device_weights
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.loading import OpenedDevice, asked_model
+from lmprog.runtime.engine.device.products import Product, ProductInputs
 from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
 from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.joined_weights import WeightSource
@@ -37,22 +39,27 @@ class ShardedDeviceDecoder(DeviceDecoder):
         group: PartSums,
     ) -> None:
         kernels: Kernels = opened.kernels
-        super().__init__(kernels, shard.local_shape, weights, context_len, opened.budget)
+        placed = device_weights(weights, kernels.driver)
+        super().__init__(kernels, shard.local_shape, placed, context_len, opened.budget)
         self._part = shard.vocabulary_part
         self._group = group
 
-    def _end_half(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        self._product(x, weight, None, out)
+    def _end_half(
+        self, given: ProductInputs, weight: Product, bias: Tensor | None, out: Tensor
+    ) -> None:
+        self._products.issue(given, weight, None, out)
         self._driver.compute(lambda: self._group.sum(out))
         if bias is not None:
             self._driver.compute(lambda: out.add_(bias))
 
-    def _compute_logits(self, x: Tensor, logits: Tensor) -> None:
+    def _compute_logits(self, given: ProductInputs, logits: Tensor) -> None:
         """Of the whole vocabulary at rank 0; elsewhere they stay undefined."""
-        self._driver.compute(lambda: self._gather(x, logits))
+        self._driver.compute(lambda: self._gather(given.x, logits))
 
     def _gather(self, x: Tensor, logits: Tensor) -> None:
-        own = torch.mm(x, self._weights.head).float()
+        head = self._weights.head
+        assert isinstance(head, Tensor), "a part of a model has weights of its own type"
+        own = torch.mm(x, head).float()
         parts = self._group.gather(F.pad(own, (0, self._part - own.shape[1])))
         if parts:
             logits.copy_(torch.cat(parts, 1)[:, : self.shape.vocab_size])
@@ -67,7 +74,7 @@ class DevicePart:
         """Memory for keys and values that was asked for is of all ranks of a machine together."""
         if config.kv_memory_mb is not None:
             config = replace(config, kv_memory_mb=max(1, config.kv_memory_mb // group.here))
-        asked = replace(asked_model(config), shape=shard.local_shape)
+        asked = replace(asked_model(config), shape=shard.local_shape, weight_kind=None)
         self._opened = OpenedDevice(config, asked, group.device)
         with torch.inference_mode():
             transfer = WeightTransfer(self._opened.driver)
