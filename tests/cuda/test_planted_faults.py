@@ -95,7 +95,7 @@ def products_are_right(kernels: Kernels) -> None:
     """Few tokens, many, and so many that torch multiplies."""
     for kind in WEIGHT_KINDS:
         weight = small_weight(kind, 128)
-        for rows, tokens in ((10, 9), (20, 18), (66, 66)):
+        for rows, tokens in ((10, 9), (20, 20), (66, 66)):
             x = inputs_of(rows, torch.bfloat16)
             got = multiplied(kernels, weight, x, tokens)
             assert product_error(got[:tokens], x[:tokens], weight) < 6e-3

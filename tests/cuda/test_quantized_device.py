@@ -76,20 +76,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def with_small_head(meant: Path, kind: str) -> None:
-    """The head, which checkpoints leave as it is, is rounded like the rest where they have
-    integers.
+def round_products(meant: Path, kind: str) -> None:
+    """Integers are those of a whole output or of 32 inputs, whatever the checkpoint's groups are;
+    the head, which it leaves as it is, is rounded too.
     """
     if kind == "fp8":
         return
     weights = load_file(meant / "model.safetensors")
-    weights["lm_head.weight"] = unpacked(rounded(weights["lm_head.weight"], cast(Any, kind)))
+    for name in [name for name in weights if name.endswith(("_proj.weight", "lm_head.weight"))]:
+        weights[name] = unpacked(rounded(weights[name], cast(Any, kind)))
     save_file(weights, meant / "model.safetensors")
 
 
 def check(folder: Path, meant: Path, kind: str) -> DeviceEngine:
     """As a prompt and one token after the other: by unpacked weights, and by our products."""
-    with_small_head(meant, kind)
+    round_products(meant, kind)
     engine = on_device(str(folder))
     assert engine.dtype == kind
     judge = load_engine(RuntimeConfig(model=str(meant), dtype="float32", engine="torch"))

@@ -27,7 +27,7 @@ _FEW, _MANY = 16, 32
 """Tokens of a tile (product.cuh)."""
 MOST_TOKENS = 64
 """Of a step whose products read small weights as they are."""
-_TILE_BYTES = {"cpu": 1 << 16, "cuda": 64 << 20}
+_TILE_BYTES = {"cpu": 1 << 15, "cuda": 64 << 20}
 """Memory for weights of which torch makes products; it stays in the second-level cache of a GPU."""
 
 
