@@ -111,6 +111,12 @@ class TimedDriver:
     def event(self) -> TimedEvent:
         return TimedEvent(self)
 
+    def aside(self, work: Callable[[], None]) -> TimedEvent:
+        work()
+        return TimedEvent(self)
+
+    def join(self, mark: TimedEvent) -> None: ...
+
     def capture(self, work: Callable[[], None]) -> TimedGraph:
         work()
         return TimedGraph(self)

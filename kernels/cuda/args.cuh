@@ -159,11 +159,14 @@ struct ScoreArgs {
 };
 
 struct CopyArgs {
-    u8 *pool;          // [layers][pages][2][kv_heads][page_size][bytes]
-    u8 *staging;       // [copies][layers][2][kv_heads][bytes]
+    u8 *pool;          // [all_layers][pages][2][kv_heads][page_size][bytes]
+    u8 *staging;       // [rows][all_layers][2][kv_heads][bytes]; perhaps pinned memory of the host
     const i32 *slots;  // [copies]
+    const i32 *rows;   // [copies]: of staging; null: 0, 1, 2 ...
     const i32 *counts;
     i32 layers, pages, kv_heads, page_shift;
-    i32 bytes;      // of one head of one token, a multiple of 16
-    i32 is_gather;  // 1: slots to staging; 0: back
+    i32 bytes;       // of one head of one token, a multiple of 16
+    i32 is_gather;   // 1: slots to staging; 0: back
+    i32 first_layer;  // `layers` from here on are copied
+    i32 all_layers;
 };

@@ -67,6 +67,12 @@ class FakeGpuDriver(CudaDriver):
     def event(self) -> Any:
         return SimpleNamespace(wait=lambda: None)
 
+    def aside(self, work: Callable[[], None]) -> Any:
+        work()
+
+    def join(self, mark: Any) -> None:
+        """It is done."""
+
     def capture(self, work: Callable[[], None]) -> Any:
         return SimpleNamespace(replay=work)
 

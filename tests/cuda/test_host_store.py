@@ -4,6 +4,8 @@ those without.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +57,12 @@ def test_a_page_comes_back_as_it_was_wherever_it_goes(kernels_of: MakeKernels) -
     ticket = store.load([0, 2], [3, 0], [key(4), key(1)])
     assert not contents(attention, 3).any(), "nothing is written before the load is asked about"
     assert store.finished() == [LoadEnd(ticket, 2)]
+    assert not contents(attention, 3).any(), "nobody has waited for it"
+    attention._join_layer(0)
+    half = contents(attention, 3)
+    assert torch.equal(half[0], before[4][0])
+    assert not half[1].any(), "a layer waits for its own part alone"
+    attention.join_pages()
     assert torch.equal(contents(attention, 3), before[4])
     assert torch.equal(contents(attention, 0), before[1])
     assert not contents(attention, 1).any(), "no other page is written"
@@ -71,6 +79,35 @@ def test_only_what_was_stored_under_its_key_is_loaded(kernels_of: MakeKernels) -
     third = store.load([0], [3], [key(0)])
     store.abandon(third)
     assert store.finished() == [LoadEnd(first, 2), LoadEnd(second, 0), LoadEnd(third, 0)]
+
+
+def forget(attention: TreeAttention, layer: int) -> None:
+    """A layer does not wait for its pages."""
+    attention._coming.pop(layer, None)
+
+
+def join_another(attention: TreeAttention, layer: int) -> None:
+    """A layer waits for the pages of the one before it."""
+    last = len(attention.shape.layers) - 1
+    mark = attention._coming.get(max(layer - 1, 0))
+    if mark is not None:
+        attention.driver.join(mark)
+    if layer == last:
+        attention._coming.clear()
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", [forget, join_another])
+def test_a_layer_that_does_not_wait_for_its_pages_is_found(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[TreeAttention, int], None]
+) -> None:
+    rig = rig_for("emulated", num_pages=12)
+    attention = engine_of("emulated").attention
+    store = HostStore(attention, 80 * attention.bytes_per_page)
+    rig.scheduler = Scheduler(rig.config, 512, store=store)
+    assert answers(rig, at_once=2) == alone()
+    monkeypatch.setattr(TreeAttention, "_join_layer", fault)
+    assert answers(rig, at_once=2) != alone()
 
 
 @needs_compiler

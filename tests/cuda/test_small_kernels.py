@@ -220,6 +220,7 @@ def test_kv_copy_reads_all_sources_before_it_writes_a_target(kernels_of: MakeKer
             page_shift=3,
             bytes=dim * 2,
             is_gather=is_gather,
+            all_layers=layers,
         )
         kernels.launch("kv_copy", args)
         driver.event().wait()

@@ -154,11 +154,11 @@ def test_kernels_are_stopped_at_addresses_without_memory(kernels_of: MakeKernels
     shape = AttentionShape((LayerAttention(1.0), LayerAttention(1.0)), 4, 2, 64, 64, torch.bfloat16)
     attention = TreeAttention(kernels_of("bf16", 64), shape, 64, 16, 16, is_virtual=True)
     driver, staging = attention.driver, attention.driver.memory(attention.bytes_per_page)
-    attention.copy_page(0, staging, is_gather=True)
+    attention.send_page(0, staging)
     driver.event().wait()
     assert bool(staging.view(torch.bfloat16).isnan().all()), "fresh memory is undefined"
     # Unmapped while work with it is under way: an engine waits first.
-    attention.copy_page(0, staging, is_gather=True)
+    attention.send_page(0, staging)
     attention.pages.give_back(range(64))
     with pytest.raises(KernelFault, match="belong to no allocation"):
         driver.event().wait()
@@ -267,7 +267,7 @@ def test_pages_of_a_live_branch_keep_their_memory() -> None:
     assert held
     attention = engine.attention
     staging = engine.driver.memory(attention.bytes_per_page)
-    attention.copy_page(held[0], staging, is_gather=True)
+    attention.send_page(held[0], staging)
     engine.finish()
     assert bool(staging.view(torch.float32).isfinite().any())
     assert 0 < attention.pages.mapped_bytes < 64 * attention.bytes_per_page

@@ -1,7 +1,7 @@
 """The driver on a GPU: kernels loaded and launched by `cuda.bindings`, memory and products by
 torch.
 
-Everything runs on one stream of torch's. This file has not run on hardware yet: tests launch
+Steps run on one stream of torch's. This file has not run on hardware yet: tests launch
 through the installed bindings into a library that stands for the driver.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,6 +56,11 @@ class _CudaEvent:
         self._event.synchronize()
 
 
+@dataclass(frozen=True, slots=True)
+class _CudaMark:
+    event: torch.cuda.Event
+
+
 class _CudaGraph:
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self._graph = graph
@@ -77,6 +83,8 @@ class CudaDriver:
         self.name = f"{properties.name}, driver {checked(driver, driver.cuDriverGetVersion())}"
         architecture = architecture_of(properties.major, properties.minor)
         self._libraries: list[Any] = []
+        self._side: torch.cuda.Stream | None = None
+        """For what is begun beside steps; made when it is first wanted."""
         self._kernels: dict[str, Any] = {}
         for key in keys:
             self._load(key, compiled(key, architecture))
@@ -143,6 +151,17 @@ class CudaDriver:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return _CudaEvent(event)
+
+    def aside(self, work: Callable[[], None]) -> _CudaMark:
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            work()
+        return _CudaMark(self._side.record_event())
+
+    def join(self, mark: _CudaMark) -> None:
+        torch.cuda.current_stream(self.device).wait_event(mark.event)
 
     def capture(self, work: Callable[[], None]) -> _CudaGraph:
         graph = torch.cuda.CUDAGraph()

@@ -121,6 +121,7 @@ class DeviceEngine:
         return self._give_back if self.attention.is_virtual else None
 
     def _give_back(self, pages: Sequence[int]) -> None:
+        self.attention.join_pages()
         self.finish()  # a step that nobody waits for may still touch them
         self.attention.pages.give_back(pages)
 
@@ -150,11 +151,13 @@ class DeviceEngine:
         graph = self._graphs.pop(layout, None)
         if graph is None:
             inputs = self._inputs(at, layout)
+            self.attention.join_pages()
             graph = self.driver.capture(lambda: self._decoder.issue(inputs, self.attention))
             if len(self._graphs) >= _MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
         self._graphs[layout] = graph  # the last one used is the last to go
         self.num_replays += 1
+        self.attention.join_pages()  # a graph waits for nothing
         graph.replay()
 
     def _make_room(self, layout: StagingLayout) -> None:

@@ -1,7 +1,8 @@
 """The border between the engine and a device: a few verbs with two implementations.
 
 Everything is asynchronous and in order, as on one stream: what a verb is given must stay as it is
-until an event that was recorded after it has been waited for. Between our kernels torch computes
+until an event that was recorded after it has been waited for. Only what is begun `aside` has an
+order of its own. Between our kernels torch computes
 products; it enters by `compute`, so that a graph can hold it. Memory has verbs of its own
 (`device_memory`). Knows kernels by name and arguments as bytes.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -113,6 +114,10 @@ class DeviceGraph(Protocol):
     def replay(self) -> None: ...
 
 
+class DeviceMark(Protocol):
+    """The end of work that was begun beside other work."""
+
+
 class Driver(DeviceMemory, Protocol):
     """One device with the kernels of one model."""
 
@@ -130,6 +135,14 @@ class Driver(DeviceMemory, Protocol):
         ...
 
     def event(self) -> DeviceEvent: ...
+
+    def aside(self, work: Callable[[], None]) -> DeviceMark:
+        """What `work` launches comes after all that was begun before, and beside what follows."""
+        ...
+
+    def join(self, mark: Any) -> None:
+        """What follows comes after the work that `mark` is the end of, one of this driver's."""
+        ...
 
     def capture(self, work: Callable[[], None]) -> DeviceGraph:
         """What `work` launches and computes, as a graph; nothing of it is done yet."""

@@ -2,10 +2,10 @@
 `kernels/cuda/emu.h`.
 
 Work is queued and done only when an event is waited for, and then by turns all of it, or up to that
-event. So a host that changes what a pending copy reads, or reads what a pending kernel writes, gets
-wrong results here as it would on a device. Fresh memory is full of NaN. Every launch runs its
-blocks and warps in another order, drawn from a seed. For tests: it is thousands of times slower
-than a GPU.
+event; what is begun aside mostly only when it is joined. So a host that changes what a pending copy
+reads, reads what a pending kernel writes, or does not join, gets wrong results here as it would on
+a device. Fresh memory is full of NaN. Every launch runs its blocks and warps in another order,
+drawn from a seed. For tests: it is thousands of times slower than a GPU.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from lmprog.runtime.engine.device.emulated_memory import EmulatedMemory, MemoryC
 
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-unknown-pragmas")
 _ALIGNMENT = 256
+_EARLY = 3
+"""Every third work that is begun aside is done at once, the others when they are joined."""
 
 
 class KernelFault(Exception):
@@ -156,6 +158,18 @@ class _EmulatedEvent:
         self._driver.run_upto(self._upto)
 
 
+class _EmulatedMark:
+    """Work beside other work: done once, whoever comes to it first."""
+
+    def __init__(self, work: list[Callable[[], None]]) -> None:
+        self._work = work
+
+    def finish(self) -> None:
+        work, self._work = self._work, []
+        for one in work:
+            one()
+
+
 class _EmulatedGraph:
     """A list of launches and products."""
 
@@ -179,7 +193,7 @@ class EmulatedDriver:
         self.num_launches = 0
         self._seed = seed
         self._queue: list[Callable[[], None]] = []
-        self._done = self._num_waits = 0
+        self._done = self._num_waits = self._num_asides = 0
         self._captured: list[Callable[[], None]] | None = None
         self.count = MemoryCount(limit)
         """Of the device's memory; what torch takes within `compute` is not in it."""
@@ -204,7 +218,9 @@ class EmulatedDriver:
         return self.mapped
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        return torch.zeros(num_bytes, dtype=torch.uint8)
+        memory = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.kernels.allow(memory)
+        return memory
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self.enqueue(lambda: target.copy_(source))
@@ -218,11 +234,25 @@ class EmulatedDriver:
     def event(self) -> _EmulatedEvent:
         return _EmulatedEvent(self, self._done + len(self._queue))
 
+    def aside(self, work: Callable[[], None]) -> _EmulatedMark:
+        mark = _EmulatedMark(self._recorded(work))
+        self._num_asides += 1
+        if self._num_asides % _EARLY == 0:
+            self.enqueue(mark.finish)
+        return mark
+
+    def join(self, mark: _EmulatedMark) -> None:
+        self.enqueue(mark.finish)
+
     def capture(self, work: Callable[[], None]) -> _EmulatedGraph:
+        return _EmulatedGraph(self, self._recorded(work))
+
+    def _recorded(self, work: Callable[[], None]) -> list[Callable[[], None]]:
+        assert self._captured is None, "nothing is begun aside in a graph, nor a graph in another"
         self._captured = []
         try:
             work()
-            return _EmulatedGraph(self, self._captured)
+            return self._captured
         finally:
             self._captured = None
 

@@ -1,9 +1,9 @@
 """A second tier of pages in the host's pinned memory, beside a device.
 
-A page goes there and comes back by the kernel `kv_copy` and one copy, in the order of all other
-work, so nobody waits: the host has only begun it when `store` and `finished` return, and the next
-step finds what came before. What was stored is never read by the host. Knows pages and handles;
-decides nothing.
+The kernel `kv_copy` writes and reads that memory where it is. A page goes there in the order of all
+other work; it comes back beside the next step, layer by layer, and a layer waits for its own part.
+The host waits for nothing: it has only begun it when `store` and `finished` return. What was stored
+is never read by the host. Knows pages and handles; decides nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class HostStore:
         size = attention.bytes_per_page
         self.num_handles = num_bytes // size
         self._contents = self._driver.pinned(max(1, self.num_handles) * size).view(-1, size)
-        self._staging = self._driver.memory(size)
         self._keys: dict[int, PageKey] = {}
         self._loads: list[tuple[int, list[tuple[int, int]]]] = []
         """Tickets with the handles and pages of each."""
@@ -56,11 +55,9 @@ class HostStore:
         return self._num_loads
 
     def finished(self) -> list[LoadEnd]:
-        """The loads are begun here, and are done before whatever is begun afterwards."""
+        """The loads are begun here; whatever is begun afterwards finds their pages."""
         loads, self._loads = self._loads, []
-        for _, pages in loads:
-            for handle, page in pages:
-                self._give(handle, page)
+        self._give([pair for _, pages in loads for pair in pages])
         return [LoadEnd(ticket, len(pages)) for ticket, pages in loads]
 
     def abandon(self, ticket: int) -> None:
@@ -74,23 +71,27 @@ class HostStore:
         """Nothing of it outlives the runtime."""
 
     def _take(self, handle: int, page: int) -> None:
-        self._attention.copy_page(page, self._staging, is_gather=True)
-        self._driver.copy(self._contents[handle], self._staging)
+        self._attention.send_page(page, self._contents[handle])
 
-    def _give(self, handle: int, page: int) -> None:
-        self._driver.copy(self._staging, self._contents[handle])
-        self._attention.copy_page(page, self._staging, is_gather=False)
+    def _give(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Handles to pages."""
+        if pairs:
+            handles, pages = zip(*pairs, strict=True)
+            self._attention.bring_pages(pages, self._contents, handles)
 
     def _measured(self) -> PageCosts:
         """With page 0, which nobody has written yet, and which keeps its contents."""
-        return PageCosts(self._seconds(self._take), self._seconds(self._give))
+        return PageCosts(
+            self._seconds(lambda: self._take(0, 0)), self._seconds(lambda: self._give([(0, 0)]))
+        )
 
-    def _seconds(self, move: Callable[[int, int], None]) -> float:
+    def _seconds(self, move: Callable[[], None]) -> float:
         found = []
         for _ in range(_MEASURED):
             self._driver.event().wait()
             began = time.perf_counter()
-            move(0, 0)
+            move()
+            self._attention.join_pages()
             self._driver.event().wait()
             found.append(time.perf_counter() - began)
         return min(found)

@@ -83,7 +83,9 @@ SampleArgs = _struct(
 )
 ScoreArgs = _struct("ScoreArgs", "logits row_of target_starts targets found counts", "vocab unused")
 CopyArgs = _struct(
-    "CopyArgs", "pool staging slots counts", "layers pages kv_heads page_shift bytes is_gather"
+    "CopyArgs",
+    "pool staging slots rows counts",
+    "layers pages kv_heads page_shift bytes is_gather first_layer all_layers",
 )
 
 

@@ -6,8 +6,9 @@ Knows layers, heads and addresses of arrays; knows neither weights nor requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +16,13 @@ import torch
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.device.driver import HEAD_DIMS, TYPE_NAMES, Driver, ModuleKey
+from lmprog.runtime.engine.device.driver import (
+    HEAD_DIMS,
+    TYPE_NAMES,
+    DeviceMark,
+    Driver,
+    ModuleKey,
+)
 from lmprog.runtime.engine.device.items import Tiling
 from lmprog.runtime.engine.device.kernels import (
     NUM_COUNTS,
@@ -58,6 +65,17 @@ class RopeGiven:
     rotations: torch.Tensor  # [positions, dim / 2, 2] float32: cosine and sine
     norm: torch.Tensor | None  # [heads + kv_heads, dim]
     eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSlots:
+    """What `kv_copy` copies; addresses of arrays."""
+
+    staging: torch.Tensor
+    slots: int
+    counts: int
+    rows: int = 0
+    """Rows of staging, one a slot; 0: one after the other."""
 
 
 def placed(driver: Driver, tensor: torch.Tensor) -> torch.Tensor:
@@ -113,6 +131,8 @@ class TreeAttention:
         self.rules = StepRules(tiling, windows, most_parts)
         self._copying = Staging(self.driver, 1 << 12)
         self._copied = torch.empty(0)
+        self._coming: dict[int, DeviceMark] = {}
+        """By layer: the end of what brings pages to it, not waited for yet."""
         self._slots: torch.Tensor | None = None
         """All slots, page by page, where pages are copied as a whole."""
         self._page_count = torch.empty(0)
@@ -130,6 +150,7 @@ class TreeAttention:
 
     def copy(self, copies: torch.Tensor) -> None:
         """Slots to slots in all layers, all sources before any target. # [copies, 2]"""
+        self.join_pages()
         self.pages.back((copies[:, 1] >> self._page_shift).numpy())
         count, shape = len(copies), self.shape
         run = shape.head_dim * shape.dtype.itemsize
@@ -147,10 +168,11 @@ class TreeAttention:
             }
         )
         for is_gather, slots in ((True, "sources"), (False, "targets")):
-            self._copy_slots(self._copied, (at[slots], at["counts"]), is_gather)
+            self._copy_slots(CopiedSlots(self._copied, at[slots], at["counts"]), is_gather)
 
-    def copy_page(self, page: int, staging: torch.Tensor, is_gather: bool) -> None:
-        """All of a page to `staging`, or back. # [bytes_per_page] uint8"""
+    def send_page(self, page: int, to: torch.Tensor) -> None:
+        """All of a page to `to`, which may be pinned memory. # [bytes_per_page] uint8"""
+        self.join_pages()
         self.pages.back(np.array([page], np.int32))
         size = 1 << self._page_shift
         if self._slots is None:
@@ -160,17 +182,52 @@ class TreeAttention:
             counts[Count.COPIES] = size
             self._page_count = placed(self.driver, counts)
         slots_at = address(self._slots) + page * size * self._slots.itemsize
-        self._copy_slots(staging, (slots_at, address(self._page_count)), is_gather)
+        self._copy_slots(CopiedSlots(to, slots_at, address(self._page_count)), is_gather=True)
 
-    def _copy_slots(self, staging: torch.Tensor, at: tuple[int, int], is_gather: bool) -> None:
-        """`at`: the addresses of slots and counts."""
+    def bring_pages(
+        self, pages: Sequence[int], contents: torch.Tensor, rows: Sequence[int]
+    ) -> None:
+        """Rows of `contents` become pages, layer by layer beside what follows: a layer of the next
+        step waits for its own part. # contents [rows, bytes_per_page] uint8, what `send_page` gave
+        """
+        self.join_pages()
+        targets = np.array(pages, np.int32)
+        self.pages.back(targets)
+        within = np.arange(1 << self._page_shift, dtype=np.int32)
+        slots, places = (
+            ((np.array(own, np.int32) << self._page_shift)[:, None] + within).reshape(-1)
+            for own in (targets, rows)
+        )
+        counts = np.zeros(NUM_COUNTS, np.int32)
+        counts[Count.COPIES] = len(slots)
+        at = self._copying.send({"counts": counts, "slots": slots, "rows": places})
+        copied = CopiedSlots(contents, at["slots"], at["counts"], at["rows"])
+        for layer in range(len(self.shape.layers)):
+            work = partial(self._copy_slots, copied, is_gather=False, layer=layer)
+            self._coming[layer] = self.driver.aside(work)
+
+    def join_pages(self) -> None:
+        """What follows comes after all that was brought."""
+        for layer in list(self._coming):
+            self._join_layer(layer)
+
+    def _join_layer(self, layer: int) -> None:
+        mark = self._coming.pop(layer, None)
+        if mark is not None:
+            self.driver.join(mark)
+
+    def _copy_slots(self, copied: CopiedSlots, is_gather: bool, layer: int | None = None) -> None:
+        """Of one layer; None: of all."""
         shape = self.shape
         args = CopyArgs(
             pool=address(self._pool),
-            staging=address(staging),
-            slots=at[0],
-            counts=at[1],
-            layers=len(shape.layers),
+            staging=address(copied.staging),
+            slots=copied.slots,
+            rows=copied.rows,
+            counts=copied.counts,
+            layers=len(shape.layers) if layer is None else 1,
+            first_layer=layer or 0,
+            all_layers=len(shape.layers),
             pages=self.pages.pages_per_layer,
             kv_heads=shape.num_kv_heads,
             page_shift=self._page_shift,
@@ -187,7 +244,10 @@ class TreeAttention:
         q: torch.Tensor,
         given: RopeGiven,
     ) -> None:
-        """Queries to `q`, keys and values to their slots, turned by their positions."""
+        """Queries to `q`, keys and values to their slots, turned by their positions. What follows
+        in this layer finds the pages that were brought.
+        """
+        self._join_layer(layer)
         shape = self.shape
         args = RopeArgs(
             qkv=address(qkv),
