@@ -116,6 +116,7 @@ def test_heads_that_cannot_be_spread_evenly_are_refused_with_what_can(
         {"tp": 2, "kv_disk_mb": 10},
         {"tp": 2, "kv_host_mb": 10},
         {"tp": 2, "kv_pool": "virtual"},
+        {"tp": 2, "device_memory_fraction": 0.5},
         {"tp": 2, "device": "cuda:1"},
         {"tp": 2, "device": "gpu"},
         {"tp": 2, "attention": "tree"},

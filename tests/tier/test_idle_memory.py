@@ -98,6 +98,20 @@ def test_what_a_branch_stands_on_is_kept() -> None:
     assert not set(given[0]) & set(rig.scheduler.tree.pages_held())
 
 
+def test_after_a_pause_the_lowest_free_pages_are_taken_first() -> None:
+    """Memory that is mapped in stretches is then mapped again for few of them."""
+    rig = Rig(SchedulerConfig(page_size=4, num_pages=16))
+    idle, pages = IdleMemory(rig.scheduler, lambda _: None, seconds=1.0), rig.scheduler.pages
+    held = pages.allocate(16)
+    assert held is not None
+    pages.free([*held[8:], *held[:8]])
+    idle.turn(0.0)
+    assert pages.allocate(2) == [8, 9]
+    pages.free([8, 9])
+    idle.turn(1.0)
+    assert pages.allocate(3) == [0, 1, 2]
+
+
 def test_free_pages_are_those_that_nobody_holds() -> None:
     pages = PageAllocator(6)
     held = pages.allocate(2)

@@ -170,14 +170,6 @@ class OpenedDevice:
 
 def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
     """The engine that `config` asks for on `device`, as `chosen_device` names it."""
-    fraction = config.device_memory_fraction
-    if fraction is not None and not 0.0 < fraction <= 1.0:
-        raise InvalidParameter(
-            f"device_memory_fraction = {fraction} is no part of a device's memory",
-            name="device_memory_fraction",
-            value=fraction,
-            allowed="0 < x <= 1",
-        )
     asked = asked_model(config)
     opened = OpenedDevice(config, asked, device)
     try:
@@ -226,6 +218,7 @@ def open_driver(device: str, *keys: KernelsKey) -> Driver:
 
 def asked_model(config: RuntimeConfig) -> AskedModel:
     """The whole model, as `config` wants it on a device."""
+    _check_fraction(config)
     folder = locate(config.model)
     if folder is None:
         shape, own = dummy_shape(config.model), "float32"
@@ -272,3 +265,14 @@ def _weight_kind(config: RuntimeConfig, folder: Path | None) -> WeightKind | Non
         return kind
     how = read_quantization(read_config(folder))
     return None if how is None else "fp8"
+
+
+def _check_fraction(config: RuntimeConfig) -> None:
+    fraction = config.device_memory_fraction
+    if fraction is not None and not 0.0 < fraction <= 1.0:
+        raise InvalidParameter(
+            f"device_memory_fraction = {fraction} is no part of a device's memory",
+            name="device_memory_fraction",
+            value=fraction,
+            allowed="0 < x <= 1",
+        )

@@ -135,6 +135,9 @@ def check_ranks(config: RuntimeConfig) -> None:
         if getattr(config, name) is not None:
             says = f"{only}, or on devices of several processes, without a second tier of pages"
             raise _refused(name, getattr(config, name), f"{says}; leave out {name}")
+    if config.device in ("cpu", "auto") and config.device_memory_fraction is not None:
+        says = f"{only}: device_memory_fraction is of devices; leave it out"
+        raise _refused("device_memory_fraction", config.device_memory_fraction, says)
     if config.kv_pool != "fixed":
         says = f"{only}; kv_pool = {config.kv_pool!r} is of one device; leave it out"
         raise _refused("kv_pool", config.kv_pool, says)
@@ -194,7 +197,7 @@ def check_heads(shape: ModelShape, size: int) -> None:
         )
 
 
-def _refused(name: str, value: str | int, says: str) -> InvalidParameter:
+def _refused(name: str, value: str | float, says: str) -> InvalidParameter:
     return InvalidParameter(says, name=name, value=value)
 
 
