@@ -77,9 +77,12 @@ _ATTENTION = (
     Unit("attention.cpp"),
     Unit("attention_generic.cpp", always=_AS_WRITTEN),
     Unit("attention_avx2.cpp", _AVX2, always=_AS_WRITTEN),
+    Unit("attention_avx2vnni.cpp", (*_AVX2, "-mavxvnni"), always=_AS_WRITTEN),
     Unit("attention_avx512.cpp", _AVX512, always=_AS_WRITTEN),
-    Unit("attention_avx512bf16.cpp", (*_AVX512, "-mavx512bf16"), always=_AS_WRITTEN),
+    Unit("attention_avx512vnni.cpp", _AVX512_BYTES, always=_AS_WRITTEN),
+    Unit("attention_avx512bf16.cpp", (*_AVX512_BYTES, "-mavx512bf16"), always=_AS_WRITTEN),
     Unit("attention_neon.cpp", family="arm64", always=_AS_WRITTEN),
+    Unit("attention_neondot.cpp", _NEON, "arm64", _AS_WRITTEN),
     Unit("attention_neonbf16.cpp", _NEON_BF16, "arm64", _AS_WRITTEN),
 )
 

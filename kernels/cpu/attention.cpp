@@ -30,7 +30,8 @@ int64_t lmprog_attention_value_bytes(const lmprog_attention_shape *shape, int64_
 
 lmprog_attention *lmprog_attention_open(int32_t threads, const char *path) {
     const Kernels *kernels = nullptr;
-    for (const char *name : {"avx512bf16", "avx512", "avx2", "neonbf16", "neon", "generic"})
+    for (const char *name : {"avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2", "neonbf16", "neondot",
+                             "neon", "generic"})
         if (kernels == nullptr && (path == nullptr || !strcmp(path, name))) kernels = attention_kernels(name);
     return kernels == nullptr || threads < 1 ? nullptr : new lmprog_attention(kernels, threads);
 }

@@ -1,9 +1,13 @@
-// The AVX-512 path of processors that multiply pairs of bf16: queries and weights are rounded to bf16 too.
+// The AVX-512 path of processors that multiply pairs of bf16, and bytes by fours: queries and weights are rounded to bf16
+// too, or to digits.
 #include "attention_task.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && \
+    defined(__AVX512VNNI__)
 #include "attention_kernel.h"
+#include "digits.h"
 #include "vector_avx512bf16.h"
+#include "vector_avx512vnni.h"
 
 namespace lmprog {
 namespace {
@@ -12,7 +16,7 @@ void attend(const Task &task, float *scratch) {
     if (task.layout->kv_type == LMPROG_F32)
         Attention<F32<Avx512>>::attend(task, scratch);
     else if (task.layout->kv_type == LMPROG_INT8)
-        Attention<WidenedBytes<Avx512>>::attend(task, scratch);
+        Attention<Digits<Avx512Vnni>>::attend(task, scratch);
     else
         Attention<PairsBf16>::attend(task, scratch);
 }

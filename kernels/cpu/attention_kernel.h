@@ -10,9 +10,10 @@
 namespace lmprog {
 namespace {
 
-// A run of words that are multiplied with neighboring weights: `words` steps from `base`, weights from `at` on.
+// A run of words that are multiplied with neighboring weights: `words` steps from `base`, weights from `at` on. Meanwhile
+// as many are fetched from `ahead`.
 struct Run {
-    const uint32_t *base;
+    const uint32_t *base, *ahead;
     int words, at;
 };
 
@@ -48,6 +49,7 @@ struct Chunk {
     int start, begin, end;           // positions
     int first_block, end_block;      // of the chunk
     const uint32_t *keys[kBlocksPerChunk], *values[kBlocksPerChunk];
+    const uint32_t *next_keys[kBlocksPerChunk];  // what is read after this chunk; its own keys where that is not known
 };
 
 template <class Way>
@@ -57,62 +59,78 @@ struct Attention {
     using F = typename V::f;
     static constexpr int W = V::width;
     static constexpr int kVectors = kBlock / W;  // vectors of one block
-    static constexpr int kRows = V::max_rows;
+    static constexpr int kRows = Way::max_rows;
+    // Of X, from one query's weights to the next.
+    static constexpr long kWeightStride = Way::in_digits ? kChunk * 4L : kChunk;
 
-    // Scores of R queries against N neighboring vectors of positions, for as many vectors as there are.
+    // Scores of R queries against N neighboring vectors of positions, for as many vectors as there are. A block of one head
+    // is too short for the processor to foresee the next one, so what is read later is asked for here: from `ahead` on, unless
+    // that is NULL.
     template <int R, int N>
-    static void score(const X *x, long ldx, const uint32_t *const *vectors, int words, float *out) {
-        F sum[R][N];
-        LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) sum[r][n] = V::zero();
+    static void score(const X *x, long ldx, const uint32_t *const *vectors, const uint32_t *const *ahead, int words,
+                      float *out) {
+        typename Way::Sum sum[R][N];
+        LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) sum[r][n] = Way::zero();
         for (int d = 0; d < words; d++) {
-            typename V::w word[N];
-            LMPROG_UNROLL for (int n = 0; n < N; n++) word[n] = V::loadw(vectors[n] + static_cast<long>(d) * kBlock);
+            typename Way::Key word[N];
+            LMPROG_UNROLL for (int n = 0; n < N; n++)
+                word[n] = Way::key(V::loadw(vectors[n] + static_cast<long>(d) * kBlock));
+            if (ahead != nullptr)
+                LMPROG_UNROLL for (int n = 0; n < N; n += kVectors)
+                    __builtin_prefetch(ahead[n / kVectors] + static_cast<long>(d) * kBlock);
             LMPROG_UNROLL for (int r = 0; r < R; r++)
                 LMPROG_UNROLL for (int n = 0; n < N; n++)
-                    sum[r][n] = Way::mac(sum[r][n], word[n], x + r * ldx + d * Way::per_word);
+                    sum[r][n] = Way::mac(sum[r][n], word[n], x + r * ldx + d * Way::x_per_word);
         }
         LMPROG_UNROLL for (int r = 0; r < R; r++)
-            LMPROG_UNROLL for (int n = 0; n < N; n++) V::store(out + static_cast<long>(r) * kChunk + n * W, sum[r][n]);
+            LMPROG_UNROLL for (int n = 0; n < N; n++)
+                V::store(out + static_cast<long>(r) * kChunk + n * W,
+                         Way::number(sum[r][n], x + r * ldx + words * Way::x_per_word));
     }
 
     template <int R, int N>
-    static LMPROG_INLINE void score_blocks(const X *x, long ldx, const Chunk &c, int words, float *out, int block) {
+    static LMPROG_INLINE void score_blocks(const X *x, long ldx, const Chunk &c, int words, float *out, int block,
+                                           bool fetch) {
         if constexpr (N >= kVectors) {
             constexpr int blocks = N / kVectors;
             for (; block + blocks <= c.end_block; block += blocks) {
                 const uint32_t *vectors[N];
                 LMPROG_UNROLL for (int n = 0; n < N; n++) vectors[n] = c.keys[block + n / kVectors] + n % kVectors * W;
-                score<R, N>(x, ldx, vectors, words, out + block * kBlock);
+                score<R, N>(x, ldx, vectors, fetch ? c.values + block : nullptr, words, out + block * kBlock);
             }
-            if constexpr (blocks > 1) score_blocks<R, N / 2>(x, ldx, c, words, out, block);
+            if constexpr (blocks > 1) score_blocks<R, N / 2>(x, ldx, c, words, out, block, fetch);
         }
     }
 
     // The weighted sum of N vectors of columns for R queries.
     template <int R, int N>
-    static void sum(const X *x, long ldx, const Run *runs, int count, long columns, int at, float *out) {
-        F total[R][N];
-        LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) total[r][n] = V::zero();
+    static void sum(const X *x, long ldx, const Run *runs, int count, long columns, int at, float *out, bool fetch) {
+        typename Way::Sum total[R][N];
+        LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) total[r][n] = Way::zero();
         for (int i = 0; i < count; i++) {
             const uint32_t *base = runs[i].base + at;
-            const X *weight = x + runs[i].at;
-            for (int t = 0; t < runs[i].words; t++, base += columns, weight += Way::per_word) {
-                typename V::w word[N];
-                LMPROG_UNROLL for (int n = 0; n < N; n++) word[n] = V::loadw(base + n * W);
+            const uint32_t *ahead = runs[i].ahead + at;
+            const X *weight = x + runs[i].at * Way::x_per_token;
+            for (int t = 0; t < runs[i].words; t++, base += columns, ahead += columns, weight += Way::x_per_word) {
+                typename Way::Value word[N];
+                LMPROG_UNROLL for (int n = 0; n < N; n++) word[n] = Way::value(V::loadw(base + n * W));
+                if (fetch) LMPROG_UNROLL for (int n = 0; n < N; n += kVectors) __builtin_prefetch(ahead + n * W);
                 LMPROG_UNROLL for (int r = 0; r < R; r++)
                     LMPROG_UNROLL for (int n = 0; n < N; n++)
                         total[r][n] = Way::mac(total[r][n], word[n], weight + r * ldx);
             }
         }
         LMPROG_UNROLL for (int r = 0; r < R; r++)
-            LMPROG_UNROLL for (int n = 0; n < N; n++) V::store(out + r * columns + at + n * W, total[r][n]);
+            LMPROG_UNROLL for (int n = 0; n < N; n++)
+                V::store(out + r * columns + at + n * W,
+                         Way::number(total[r][n], x + r * ldx + kChunk * Way::x_per_token));
     }
 
     template <int R, int N>
     static LMPROG_INLINE void sum_columns(const X *x, long ldx, const Run *runs, int count, long columns, int at,
-                                          float *out) {
-        for (; at + N * W <= columns; at += N * W) sum<R, N>(x, ldx, runs, count, columns, at, out);
-        if constexpr (N > 1) sum_columns<R, N / 2>(x, ldx, runs, count, columns, at, out);
+                                          float *out, bool fetch) {
+        for (; at + N * W <= columns; at += N * W) sum<R, N>(x, ldx, runs, count, columns, at, out, fetch);
+        if constexpr (N > 1) sum_columns<R, N / 2>(x, ldx, runs, count, columns, at, out, fetch);
     }
 
     // Runs of values at positions c.begin .. c.end. Where only one half of a word is meant, it is copied and the other
@@ -127,7 +145,7 @@ struct Attention {
                 uint32_t *to = edges + static_cast<long>(edge++) * l.columns;
                 const uint32_t *from = c.values[block] + static_cast<long>(slot / per) * l.columns;
                 for (int i = 0; i < l.columns; i++) to[i] = from[i] & mask;
-                runs[count++] = {to, 1, block * kBlock + slot / per * per};
+                runs[count++] = {to, c.next_keys[block], 1, block * kBlock + slot / per * per};
             };
             if (per == 4) {  // weights are 0 beyond
                 first = first / per * per;
@@ -140,7 +158,7 @@ struct Attention {
             int whole = last / per * per;
             if (whole > first) {
                 const uint32_t *from = c.values[block] + static_cast<long>(first / per) * l.columns;
-                runs[count++] = {from, (whole - first) / per, block * kBlock + first};
+                runs[count++] = {from, c.next_keys[block], (whole - first) / per, block * kBlock + first};
             }
             if (per == 2 && last % 2 && last > first) half(last - 1, 0x0000ffffu);
         }
@@ -166,18 +184,28 @@ struct Attention {
         }
         *max = V::max_of(top);
         const F shift = V::set1(*max);
-        F sum = V::zero();
-        for (int i = from; i < to; i += W)
-            if constexpr (Way::scaled) {  // a value's scale is part of its weight; a slot nobody wrote may have any
-                const F weight = exp_of<V>(V::sub(V::load(scores + i), shift));
-                const bool whole = i >= first && i + W <= last;
-                const F by = scales(c.values, i, l.value_block);
-                Way::put_all(weights + i, V::mul(weight, whole ? by : V::keep(by, i, first, last, V::zero())));
-                sum = V::add(sum, weight);
-            } else {
-                sum = V::add(sum, Way::put_all(weights + i, exp_of<V>(V::sub(V::load(scores + i), shift))));
+        F sum = V::zero(), most = V::zero(), broken = V::zero();
+        for (int i = from; i < to; i += W) {
+            F weight = exp_of<V>(V::sub(V::load(scores + i), shift));
+            if constexpr (!Way::scaled) {
+                sum = V::add(sum, Way::put_all(weights + i, weight));
+                continue;
             }
+            sum = V::add(sum, weight);  // a value's scale is part of its weight; a slot nobody wrote may have any
+            const bool whole = i >= first && i + W <= last;
+            const F by = scales(c.values, i, l.value_block);
+            weight = V::mul(weight, whole ? by : V::keep(by, i, first, last, V::zero()));
+            if constexpr (Way::in_digits) {
+                V::store(scores + i, weight);
+                most = V::max(weight, most);
+                broken = V::fma(weight, V::zero(), broken);
+            } else {
+                Way::put_all(weights + i, weight);
+            }
+        }
         *total = V::sum_of(sum);
+        if constexpr (Way::in_digits)
+            Way::put_weights(weights, scores, from, to - from, V::max_of(most), V::sum_of(broken));
     }
 
     // The scales of the chunk's positions from `at` on, which are the last words of a block.
@@ -185,9 +213,21 @@ struct Attention {
         return V::as_f(V::loadw(blocks[at / kBlock] + size - kBlock + at % kBlock));
     }
 
-    static long query_stride(const Layout &l) { return static_cast<long>(l.key_words) * Way::per_word; }
+    static long query_stride(const Layout &l) {
+        if constexpr (Way::in_digits) return l.key_words * Way::x_per_word + 16L;  // and their tail
+        return static_cast<long>(l.key_words) * Way::per_word;
+    }
+    template <class Number>
+    static void put_query(X *to, const Layout &l, Number &&number) {
+        if constexpr (Way::in_digits) {
+            Way::put_query(to, l.head_dim, l.key_words, number);
+        } else {
+            for (int d = 0; d < l.head_dim; d++) Way::put(to + d, number(d));
+            for (int d = l.head_dim; d < l.key_words * Way::per_word; d++) to[d] = 0;
+        }
+    }
     static void prepare(const Task &task, const Space &s);
-    static void locate(const Task &task, const Space &s, Chunk &c);
+    static void locate(const Task &task, const Space &s, Chunk &c, int end);
     static void compute(const Task &task, const Space &s, const Chunk &c);
     static void attend(const Task &task, float *scratch);
 };
@@ -202,34 +242,38 @@ void Attention<Way>::prepare(const Task &task, const Space &s) {
         X *to = queries + r * ldq;
         if (task.type == LMPROG_F32) {
             const float *from = static_cast<const float *>(task.queries[r]);
-            for (int d = 0; d < l.head_dim; d++) Way::put(to + d, from[d]);
+            put_query(to, l, [from](int d) { return from[d]; });
         } else {
             const uint16_t *from = static_cast<const uint16_t *>(task.queries[r]);
-            for (int d = 0; d < l.head_dim; d++) Way::put(to + d, from_bf16(from[d]));
+            put_query(to, l, [from](int d) { return from_bf16(from[d]); });
         }
-        for (int d = l.head_dim; d < l.key_words * Way::per_word; d++) to[d] = 0;
     }
 }
 
-// Finds the chunk's blocks in the pages, or gathers their slots where a page is no whole number of blocks.
+// Finds the chunk's blocks in the pages, or gathers their slots where a page is no whole number of blocks. The task reads
+// positions up to `end`.
 template <class Way>
-void Attention<Way>::locate(const Task &task, const Space &s, Chunk &c) {
+void Attention<Way>::locate(const Task &task, const Space &s, Chunk &c, int end) {
     const Layout &l = *task.layout;
     const long key_stride = static_cast<long>(l.kv_heads) * l.key_block;
     const long value_stride = static_cast<long>(l.kv_heads) * l.value_block;
     c.first_block = (c.begin - c.start) / kBlock;
     c.end_block = (c.end - c.start + kBlock - 1) / kBlock;
     if (l.page_size % kBlock == 0) {
+        const auto block_at = [&](int at) {
+            return (static_cast<long>(task.pages[at / l.page_size]) * l.page_size + at % l.page_size) / kBlock;
+        };
         for (int b = c.first_block; b < c.end_block; b++) {
-            int at = c.start + b * kBlock;
-            long block = (static_cast<long>(task.pages[at / l.page_size]) * l.page_size + at % l.page_size) / kBlock;
+            const long block = block_at(c.start + b * kBlock);
             c.keys[b] = task.keys + block * key_stride;
             c.values[b] = task.values + block * value_stride;
+            const int next = c.start + kChunk + b * kBlock;
+            c.next_keys[b] = next < end ? task.keys + block_at(next) * key_stride : c.keys[b];
         }
         return;
     }
     for (int b = c.first_block; b < c.end_block; b++) {
-        c.keys[b] = s.key_blocks + static_cast<long>(b) * l.key_block;
+        c.keys[b] = c.next_keys[b] = s.key_blocks + static_cast<long>(b) * l.key_block;
         c.values[b] = s.value_blocks + static_cast<long>(b) * l.value_block;
     }
     constexpr int per = Way::tokens_per_word;
@@ -269,14 +313,14 @@ void Attention<Way>::compute(const Task &task, const Space &s, const Chunk &c) {
     by_rows<kRows>(task.count, [&](int r, auto rows) {
         constexpr int R = decltype(rows)::value;
         float *scores = s.scores + static_cast<long>(r) * kChunk;
-        score_blocks<R, V::vectors(R)>(queries + r * ldq, ldq, c, l.key_words, scores, c.first_block);
+        score_blocks<R, Way::vectors(R)>(queries + r * ldq, ldq, c, l.key_words, scores, c.first_block, r == 0);
     });
     for (int r = 0; r < task.count; r++) {
         const int first = (task.begin[r] > c.start ? task.begin[r] : c.start) - c.start;
         const int last = (task.end[r] < c.start + kChunk ? task.end[r] : c.start + kChunk) - c.start;
         float *scores = s.scores + static_cast<long>(r) * kChunk;
         s.total[r] = 0;  // tells that the query sees nothing here; its weights and sum are then of no account
-        X *to = weights + static_cast<long>(r) * kChunk;
+        X *to = weights + r * kWeightStride;
         if (first < last) soften(task, c, first, last, scores, to, s.max + r, s.total + r);
     }
     Run runs[kBlocksPerChunk + 2];
@@ -284,7 +328,8 @@ void Attention<Way>::compute(const Task &task, const Space &s, const Chunk &c) {
     by_rows<kRows>(task.count, [&](int r, auto rows) {
         constexpr int R = decltype(rows)::value;
         float *sum = s.sum + static_cast<long>(r) * l.columns;
-        sum_columns<R, V::vectors(R)>(weights + static_cast<long>(r) * kChunk, kChunk, runs, count, l.columns, 0, sum);
+        sum_columns<R, Way::vectors(R)>(weights + r * kWeightStride, kWeightStride, runs, count, l.columns, 0, sum,
+                                        r == 0);
     });
 }
 
@@ -304,7 +349,7 @@ void Attention<Way>::attend(const Task &task, float *scratch) {
         c.start = index * kChunk;
         c.begin = begin > c.start ? begin : c.start;
         c.end = end < c.start + kChunk ? end : c.start + kChunk;
-        locate(task, s, c);
+        locate(task, s, c, end < task.end_chunk * kChunk ? end : task.end_chunk * kChunk);
         compute(task, s, c);
         for (int r = 0; r < task.count; r++) {
             const float *sum = s.sum + static_cast<long>(r) * l.columns;

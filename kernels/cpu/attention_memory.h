@@ -74,7 +74,7 @@ float put_bytes(const From *from, int count, Put &&put) {
         broken += number * 0.0f;
     }
     const bool whole = broken == 0;
-    const float inverse = whole && top > 0 ? 127.0f / top : 0.0f;
+    const float inverse = whole && top > 1e-36f ? 127.0f / top : 0.0f;  // over less it may be infinite
     for (int d = 0; d < count; d++) {
         convert(from[d], number);
         put(d, whole ? static_cast<int8_t>(nearbyintf(number * inverse)) : static_cast<int8_t>(1));

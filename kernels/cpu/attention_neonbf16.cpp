@@ -1,8 +1,10 @@
-// The NEON path of processors that multiply pairs of bf16: queries and weights are rounded to bf16 too.
+// The NEON path of processors that multiply pairs of bf16, and bytes by fours: queries and weights are rounded to bf16
+// too, or to digits.
 #include "attention_task.h"
 
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #include "attention_kernel.h"
+#include "digits.h"
 #include "vector_neonbf16.h"
 
 namespace lmprog {
@@ -12,7 +14,7 @@ void attend(const Task &task, float *scratch) {
     if (task.layout->kv_type == LMPROG_F32)
         Attention<F32<Neon>>::attend(task, scratch);
     else if (task.layout->kv_type == LMPROG_INT8)
-        Attention<WidenedBytes<Neon>>::attend(task, scratch);
+        Attention<Digits<NeonDot>>::attend(task, scratch);
     else
         Attention<NeonPairsBf16>::attend(task, scratch);
 }

@@ -60,9 +60,12 @@ struct Kernels {
 // NULL where the unit was compiled without its instruction set.
 const Kernels *kernels_generic();
 const Kernels *kernels_avx2();
+const Kernels *kernels_avx2vnni();
 const Kernels *kernels_avx512();
+const Kernels *kernels_avx512vnni();
 const Kernels *kernels_avx512bf16();
 const Kernels *kernels_neon();
+const Kernels *kernels_neondot();
 const Kernels *kernels_neonbf16();
 
 // Scratch of one worker, in this order: see attention_kernel.h.

@@ -70,14 +70,17 @@ inline bool runs_here(const char *name) {
     return !strcmp(name, "generic");
 }
 
-// The attention kernels of a path that runs here; the paths for sums of bytes differ in products of int8 only.
+// The attention kernels of a path that runs here.
 inline const Kernels *attention_kernels(const char *name) {
     if (!runs_here(name)) return nullptr;
     if (!strcmp(name, "avx512bf16")) return kernels_avx512bf16();
-    if (!strncmp(name, "avx512", 6)) return kernels_avx512();
-    if (!strncmp(name, "avx2", 4)) return kernels_avx2();
+    if (!strcmp(name, "avx512vnni")) return kernels_avx512vnni();
+    if (!strcmp(name, "avx512")) return kernels_avx512();
+    if (!strcmp(name, "avx2vnni")) return kernels_avx2vnni();
+    if (!strcmp(name, "avx2")) return kernels_avx2();
     if (!strcmp(name, "neonbf16")) return kernels_neonbf16();
-    if (!strncmp(name, "neon", 4)) return kernels_neon();
+    if (!strcmp(name, "neondot")) return kernels_neondot();
+    if (!strcmp(name, "neon")) return kernels_neon();
     return kernels_generic();
 }
 

@@ -1,15 +1,12 @@
 // Pairs of bf16 multiplied by one instruction, for processors with AVX-512 BF16: both sides are bf16, sums f32.
 #pragma once
 #include "vector_avx512.h"
+#include "ways.h"
 
 namespace lmprog {
 namespace {
 
-struct PairsBf16 {
-    using V = Avx512;
-    using X = uint16_t;
-    static constexpr int per_word = 2, tokens_per_word = 2;
-    static constexpr bool scaled = false;
+struct PairsBf16 : FloatSums<Avx512, uint16_t, 2> {
     static LMPROG_INLINE __m512 mac(__m512 sum, __m512i word, const X *x) {
         int pair;
         memcpy(&pair, x, 4);

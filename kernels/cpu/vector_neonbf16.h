@@ -1,15 +1,12 @@
 // Pairs of bf16 multiplied by one instruction, for ARM processors with the extension "bf16".
 #pragma once
 #include "vector_neondot.h"
+#include "ways.h"
 
 namespace lmprog {
 namespace {
 
-struct NeonPairsBf16 {
-    using V = Neon;
-    using X = uint16_t;
-    static constexpr int per_word = 2, tokens_per_word = 2;
-    static constexpr bool scaled = false;
+struct NeonPairsBf16 : FloatSums<Neon, uint16_t, 2> {
     static LMPROG_INLINE V::f mac(V::f sum, V::w word, const X *x) {
         uint32_t pair;
         memcpy(&pair, x, 4);

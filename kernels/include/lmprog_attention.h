@@ -27,7 +27,9 @@
  * ROUNDING. f32 memory: products and sums in f32. bf16 memory: keys and values are rounded to nearest even; the path
  * "avx512bf16" and "neonbf16" round queries and softmax weights to bf16 as well and sum in f32; the others keep both in f32.
  * int8 memory: each token's key and value of a head are rounded to 8 bits with a scale of their own, their greatest
- * number being 127 of it; queries, weights and sums are f32.
+ * number being 127 of it. Paths that multiply bytes by fours ("avx512bf16", "avx512vnni", "avx2vnni", "neonbf16", "neondot")
+ * round each query, and the weights of a chunk with their values' scales, to 14 bits of their greatest, and sum these exactly;
+ * in the others queries, weights and sums are f32.
  *
  * THREADS. One call at a time on a handle. A handle of one thread never starts one.
  */
@@ -87,8 +89,8 @@ typedef struct {
 LMPROG_API int64_t lmprog_attention_key_bytes(const lmprog_attention_shape *shape, int64_t num_slots);
 LMPROG_API int64_t lmprog_attention_value_bytes(const lmprog_attention_shape *shape, int64_t num_slots);
 
-/* `path` is "generic", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", or NULL for the best one of this processor. NULL is returned
- * where this processor (or this build) lacks it. */
+/* `path` is "generic", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512bf16", "neon", "neondot", "neonbf16", or NULL for the
+ * best one of this processor. NULL is returned where this processor (or this build) lacks it. */
 LMPROG_API lmprog_attention *lmprog_attention_open(int32_t threads, const char *path);
 LMPROG_API const char *lmprog_attention_path(const lmprog_attention *handle);
 LMPROG_API void lmprog_attention_close(lmprog_attention *handle);

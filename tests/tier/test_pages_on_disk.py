@@ -51,10 +51,10 @@ def config(folder: Path | None, **fields: object) -> RuntimeConfig:
 
 
 @contextmanager
-def runtime(folder: Path | None) -> Iterator[RuntimeBackend]:
+def runtime(folder: Path | None, **fields: object) -> Iterator[RuntimeBackend]:
     """A runtime in a thread of this process; it stops in order."""
     channel = LocalRuntimeChannel()
-    loop, _ = assemble(config(folder), channel)
+    loop, _ = assemble(config(folder, **fields), channel)
     with serving(loop, channel) as backend:
         yield backend
 
@@ -99,6 +99,21 @@ def test_a_restart_finds_everything(tmp_path: Path, expected: list[list[str]]) -
         assert answers(backend) == expected
         assert figures(backend)["tier_pages_lost"] == 0
         assert describe(backend)["computed_tokens"] < 0.2 * num_tokens  # what was generated
+
+
+def test_keys_and_values_in_bytes_come_back_with_their_scales(tmp_path: Path) -> None:
+    """While the runtime goes on, and in the next one."""
+    with runtime(None, kv_dtype="int8") as backend:
+        alone = answers(backend)
+    with runtime(tmp_path, kv_dtype="int8") as backend:
+        assert answers(backend) == alone
+        num_tokens = describe(backend)["computed_tokens"]
+        assert answers(backend) == alone
+        assert figures(backend)["tier_pages_loaded"] > 2 * PAGES
+    with runtime(tmp_path, kv_dtype="int8") as backend:
+        assert answers(backend) == alone
+        assert figures(backend)["tier_pages_lost"] == 0
+        assert describe(backend)["computed_tokens"] < 0.2 * num_tokens
 
 
 def test_another_type_of_keys_and_values_begins_anew(tmp_path: Path) -> None:

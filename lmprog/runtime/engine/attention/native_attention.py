@@ -27,7 +27,11 @@ from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.kv_pool import KvPool
 from lmprog.runtime.engine.region import aligned
 
-PATHS = ("avx512bf16", "avx512", "avx2", "neonbf16", "neon", "generic")
+PATHS = (
+    *("avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2"),
+    *("neonbf16", "neondot", "neon"),
+    "generic",
+)
 """Instruction sets, best first. `LMPROG_ATTENTION_PATH` chooses one by hand."""
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
