@@ -11,16 +11,16 @@ void Engine::mixture(const lmprog_layer &layer) {
     gather();
     gate_product({layer.gate_up, layer.gate_bias, layer.up_bias, mixture.inner}, routes_.groups(inner_panels),
                  expert_in_.inputs, expert_inner_);
-    by_row(count_ * mixture.used, mixture.inner, [&](int first, int last, int) {
+    by_row(count_ * routes_.used(), mixture.inner, [&](int first, int last, int) {
         for (int r = first; r < last; r++)
             prepare(expert_inner_in_, expert_inner_, r, static_cast<int>(expert_inner_.width));
     });
     product({layer.down, layer.down_bias, model_.hidden, mixture.inner, model_.weight_type},
             routes_.groups(hidden_panels), expert_inner_in_.inputs, expert_out_.data, expert_out_.width);
-    by_row(count_, 2L * mixture.used * model_.hidden, [&](int first, int last, int) {
+    by_row(count_, 2L * routes_.used() * model_.hidden, [&](int first, int last, int) {
         for (int r = first; r < last; r++) {
             std::fill(out_.row(r), out_.row(r) + out_.width, 0.0f);
-            for (int i = 0; i < mixture.used; i++)
+            for (int i = 0; i < routes_.used(); i++)
                 kernels_->add(out_.row(r), expert_out_.row(routes_.row(r, i)), routes_.share(r, i), out_.width);
         }
     });
@@ -29,13 +29,14 @@ void Engine::mixture(const lmprog_layer &layer) {
 // The router's products are in f32 for every type of weights: a rounding may send a token elsewhere.
 void Engine::route(const lmprog_layer &layer) {
     const lmprog_mixture &mixture = model_.mixture;
-    product({layer.router, layer.router_bias, mixture.experts, model_.hidden, LMPROG_F32}, whole(), normed_.inputs(),
+    const int outputs = mixture.experts + (mixture.shared_gated ? 1 : 0);
+    product({layer.router, layer.router_bias, outputs, model_.hidden, LMPROG_F32}, whole(), normed_.inputs(),
             scores_.data, scores_.width);
-    routes_.take(count_, mixture.used);
+    routes_.take(count_, mixture);
     by_row(count_, 8L * mixture.experts * mixture.used, [&](int first, int last, int) {
         for (int r = first; r < last; r++) routes_.choose(r, scores_.row(r), mixture);
     });
-    routes_.sort(count_, mixture.experts, 1);
+    routes_.sort(count_, mixture.experts + mixture.shared, 1);
 }
 
 // The tokens' rows, as products want them, one after the other for each expert.

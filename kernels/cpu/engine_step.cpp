@@ -18,7 +18,8 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
     const long heads = model.attention.num_heads, kv = model.attention.num_kv_heads, dim = model.attention.head_dim;
     for (const lmprog_layer &layer : layers_) {
         const lmprog_mixture &mixture = model.mixture;
-        const long inner = layer.router == nullptr ? model.inner : static_cast<long>(mixture.used) * mixture.inner;
+        const long met = mixture.used + mixture.shared;
+        const long inner = layer.router == nullptr ? model.inner : met * mixture.inner;
         weights_ += model.hidden * ((2 * heads + 2 * kv) * dim + 3 * inner);
     }
 }
@@ -73,8 +74,8 @@ void Engine::take_memory(int count) {
     open(heads_in_, attended_, count, static_cast<int>(attended_.width));
     open(inner_in_, inner_, count, static_cast<int>(inner_.width));
     if (model_.mixture.experts > 0) {
-        const int sorted = count * model_.mixture.used;
-        scores_.take(count, model_.mixture.experts);
+        const int sorted = count * (model_.mixture.used + model_.mixture.shared);
+        scores_.take(count, model_.mixture.experts + 1);
         expert_inner_.take(sorted, model_.mixture.inner);
         expert_out_.take(sorted, model_.hidden);
         open(expert_inner_in_, expert_inner_, sorted, static_cast<int>(expert_inner_.width));

@@ -22,18 +22,19 @@ struct Part {
 };
 
 // Of `count` tokens: the experts each goes through, ascending, with their shares; and a row for each of these pairs,
-// sorted by expert, then by token.
+// sorted by expert, then by token. Shared experts are gone through like chosen ones.
 class Routes {
   public:
-    void take(int count, int used) {
-        used_ = used;
-        experts_.resize(static_cast<size_t>(count) * used);
+    void take(int count, const lmprog_mixture &mixture) {
+        used_ = mixture.used + mixture.shared;
+        experts_.resize(static_cast<size_t>(count) * used_);
         shares_.resize(experts_.size());
         rows_.resize(experts_.size());
         tokens_.resize(experts_.size());
     }
 
-    // Chooses the experts of `token` by its scores, which are one a expert and are lost.
+    // Chooses the experts of `token` by its scores, which are one an expert, and one more where the shared ones have a
+    // gate. They are lost.
     void choose(int token, float *scores, const lmprog_mixture &mixture) {
         int *experts = experts_.data() + static_cast<size_t>(token) * used_;
         float *shares = shares_.data() + static_cast<size_t>(token) * used_;
@@ -43,18 +44,23 @@ class Routes {
             scores[e] = expf(scores[e] - top);
             total += scores[e];
         }
-        for (int i = 0; i < used_; i++) {  // the first of equal ones; NaN is chosen like any other
+        for (int i = 0; i < mixture.used; i++) {  // the first of equal ones; NaN is chosen like any other
             int best = -1;
             for (int e = 0; e < mixture.experts; e++)
                 if (!std::count(experts, experts + i, e) && (best < 0 || scores[e] > scores[best])) best = e;
             experts[i] = best;
         }
-        std::sort(experts, experts + used_);
+        std::sort(experts, experts + mixture.used);
         if (mixture.normalized) {
             total = 0;
-            for (int i = 0; i < used_; i++) total += scores[experts[i]];
+            for (int i = 0; i < mixture.used; i++) total += scores[experts[i]];
         }
-        for (int i = 0; i < used_; i++) shares[i] = scores[experts[i]] / total;
+        for (int i = 0; i < mixture.used; i++) shares[i] = scores[experts[i]] / total;
+        const float shared = mixture.shared_gated ? 1.0f / (1.0f + expf(-scores[mixture.experts])) : 1.0f;
+        for (int i = 0; i < mixture.shared; i++) {
+            experts[mixture.used + i] = mixture.experts + i;
+            shares[mixture.used + i] = shared;
+        }
     }
 
     // Gives every pair of token and expert its row, and the rows of each expert that has some `panels` panels.

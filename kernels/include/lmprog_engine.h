@@ -62,8 +62,8 @@ typedef struct {
     const float *q_norm, *k_norm; /* [head_dim]; [heads * head_dim] and [kv_heads * head_dim] where qk_norm_wide */
     lmprog_attention_layer attention;
     /* A layer with a router has a mixture in place of its feed-forward: gate_up, down and their biases are those of all
-     * experts, one after the other, each filled up to whole panels. NULL: none. */
-    const void *router;       /* [experts][hidden], packed as F32 whatever the model's type */
+     * experts, shared ones last, one after the other, each filled up to whole panels. NULL: none. */
+    const void *router;       /* [experts][hidden], packed as F32 whatever the model's type; shared_gated: one row more */
     const float *router_bias; /* [experts] filled up to a multiple of 32, or NULL */
     int32_t rope; /* which of the model's rotations; -1: none */
     void *keys, *values;
@@ -71,9 +71,10 @@ typedef struct {
 
 /* Each token goes through the `used` experts with the greatest scores of the router, the first of equal ones. Their
  * results are added in the order of their numbers, each times its share: of the softmax over all experts, or over those
- * used (`normalized`), so that shares sum to 1. */
+ * used (`normalized`), so that shares sum to 1. Each token goes through the `shared` experts behind these too, with a share
+ * of 1, or (`shared_gated`) of the sigmoid of the router's last score. */
 typedef struct {
-    int32_t experts, used, inner, normalized;
+    int32_t experts, used, inner, shared, normalized, shared_gated;
 } lmprog_mixture;
 
 typedef struct {

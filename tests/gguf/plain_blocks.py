@@ -60,4 +60,9 @@ def number(kind: str, block: bytes, i: int) -> float:
         return _of_256(block, i, 16, 0)
     if kind == "Q5_K":
         return _of_256(block, i, 48, (block[16 + i % 32] >> (i // 32) & 1) << 4)
+    if kind == "MXFP4":
+        nibble = _nibble(block, 1, i)
+        exponent, fraction = nibble >> 1 & 3, nibble & 1
+        size = (1 + fraction / 2) * 2.0 ** (exponent - 1) if exponent else fraction / 2
+        return (-size if nibble & 8 else size) * 2.0 ** (block[0] - 127)
     return _q6_k(block, i)

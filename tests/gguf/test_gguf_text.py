@@ -30,7 +30,11 @@ TEXTS = (
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-PATTERNS = {"llama-bpe": gguf_tokenizer._LLAMA3, "qwen2": gguf_tokenizer._QWEN2}
+PATTERNS = {
+    "llama-bpe": gguf_tokenizer._LLAMA3,
+    "qwen2": gguf_tokenizer._QWEN2,
+    "gpt-4o": gguf_tokenizer._GPT4O,
+}
 
 
 def file_with(tmp_path: Path, fields: dict[str, Any]) -> Path:
@@ -56,6 +60,13 @@ def byte_level(request: pytest.FixtureRequest) -> tuple[str, tokenizers.Tokenize
     )
     made.train_from_iterator([*TEXTS] * 3, trainer)
     return request.param, made
+
+
+def test_texts_of_gpt_4o_are_cut_before_capitals_and_behind_contractions() -> None:
+    cut = pre_tokenizers.Split(tokenizers.Regex(gguf_tokenizer._GPT4O), "isolated")
+    text = "HelloWorld don't SAY'll 12345 x//\n\n  y"
+    wanted = ["Hello", "World", " don't", " SAY'll", " ", "123", "45", " x", "//\n\n", " ", " y"]
+    assert [piece for piece, _ in cut.pre_tokenize_str(text)] == wanted
 
 
 def byte_level_fields(pre: str, made: tokenizers.Tokenizer) -> dict[str, Any]:

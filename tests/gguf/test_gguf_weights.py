@@ -166,6 +166,15 @@ FURTHER: dict[str, tuple[str, Recipe]] = {
         Recipe("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16}),
     ),
     "qwen3moe": ("qwen3moe", _QWEN3_MOE),
+    "olmoe": ("olmoe", Recipe("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3})),
+    "gpt-oss": (
+        "gpt-oss",
+        Recipe(
+            "GptOss",
+            {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+            | {"sliding_window": 7, "hidden_size": 64, "intermediate_size": 64},
+        ),
+    ),
     "gemma2": ("gemma2", _GEMMA2),
     "gemma3": ("gemma3", _GEMMA3),
     "phi3": ("phi3", FURTHER_MODELS["phi3"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0":
     "Q5_K": 13,
     "Q6_K": 14,
     "BF16": 30,
+    "MXFP4": 39,
 }
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -108,6 +109,9 @@ def random_blocks(kind: str, count: int, seed: int) -> NDArray[np.uint8]:
     blocks = draw.integers(0, 256, (count, BLOCKS[kind][1]), np.uint8)
     if kind == "Q6_K":
         blocks[:, 192:208] = draw.integers(-8, 9, (count, 16), np.int8).view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = draw.integers(116, 120, count, np.uint8)
+        return blocks
     halves = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}.get(kind, (0, 2))
     for at in halves:
         drawn = draw.uniform(0.0005, 0.002, count).astype(np.float16)
@@ -127,28 +131,41 @@ def model_metadata(config: Mapping[str, Any], name: str = "llama") -> dict[str, 
     rope = rope.get("full_attention", rope)
     optional: dict[str, Any] = {
         "attention.sliding_window": config.get("sliding_window"),
-        "expert_count": config.get("num_local_experts"),
+        "expert_count": config.get("num_local_experts") or config.get("num_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "attn_logit_softcapping": config.get("attn_logit_softcapping"),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
     }
-    return {
-        "general.architecture": name,
-        f"{name}.context_length": U32(config["max_position_embeddings"]),
-        f"{name}.embedding_length": U32(config["hidden_size"]),
-        f"{name}.block_count": U32(config["num_hidden_layers"]),
-        f"{name}.feed_forward_length": U32(config["intermediate_size"]),
-        f"{name}.attention.head_count": U32(config["num_attention_heads"]),
-        f"{name}.attention.head_count_kv": U32(config["num_key_value_heads"]),
-        f"{name}.attention.key_length": U32(config["head_dim"]),
-        f"{name}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        f"{name}.rope.freq_base": float(rope.get("rope_theta", 10_000.0)),
-    } | {
-        f"{name}.{field}": value if isinstance(value, float) else U32(value)
-        for field, value in optional.items()
-        if value is not None
-    }
+    if name == "gpt-oss":
+        optional["expert_feed_forward_length"] = config["intermediate_size"]
+    if rope.get("rope_type") == "yarn":
+        length = rope["original_max_position_embeddings"]
+        optional |= {
+            "rope.scaling.factor": float(rope["factor"]),
+            "rope.scaling.original_context_length": length,
+        }
+    scaled = {f"{name}.rope.scaling.type": "yarn"} if rope.get("rope_type") == "yarn" else {}
+    return (
+        scaled
+        | {
+            "general.architecture": name,
+            f"{name}.context_length": U32(config["max_position_embeddings"]),
+            f"{name}.embedding_length": U32(config["hidden_size"]),
+            f"{name}.block_count": U32(config["num_hidden_layers"]),
+            f"{name}.feed_forward_length": U32(config["intermediate_size"]),
+            f"{name}.attention.head_count": U32(config["num_attention_heads"]),
+            f"{name}.attention.head_count_kv": U32(config["num_key_value_heads"]),
+            f"{name}.attention.key_length": U32(config["head_dim"]),
+            f"{name}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+            f"{name}.rope.freq_base": float(rope.get("rope_theta", 10_000.0)),
+        }
+        | {
+            f"{name}.{field}": value if isinstance(value, float) else U32(value)
+            for field, value in optional.items()
+            if value is not None
+        }
+    )
 
 
 FURTHER = {
@@ -160,6 +177,8 @@ FURTHER = {
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     "llama": {"block_sparse_moe.gate": "ffn_gate_inp"},
     "qwen3moe": {"mlp.gate": "ffn_gate_inp"},
+    "olmoe": {"mlp.gate": "ffn_gate_inp"},
+    "gpt-oss": {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
 }
 EXPERTS = {"w1": "gate", "gate_proj": "gate", "w3": "up", "up_proj": "up"} | {
     "w2": "down",
@@ -179,6 +198,18 @@ def own_name(name: str, architecture: str = "llama") -> str:
     return f"{NAMES[stem]}.{end}"
 
 
+def gpt_oss_experts(name: str, weight: NDArray[Any]) -> Iterator[tuple[str, NDArray[np.generic]]]:
+    """A stack of GPT-OSS, inputs first with gates and their partners in turn, as GGUF has it."""
+    _, _, layer, *_, kind = name.split(".")
+    end = "bias" if kind.endswith("_bias") else "weight"
+    rows = weight if end == "bias" else weight.swapaxes(1, 2)
+    if kind.startswith("down"):
+        yield f"blk.{layer}.ffn_down_exps.{end}", np.ascontiguousarray(rows)
+        return
+    for offset, product in enumerate(("gate", "up")):
+        yield f"blk.{layer}.ffn_{product}_exps.{end}", np.ascontiguousarray(rows[:, offset::2])
+
+
 def content_of(folder: Path, name: str, half: bool = False) -> Content:
     """The checkpoint in `folder`, which is in float32, as a GGUF file of float32 or float16."""
     config = json.loads((folder / "config.json").read_text())
@@ -187,6 +218,14 @@ def content_of(folder: Path, name: str, half: bool = False) -> Content:
     config["head_dim"] = config["head_dim"] or config["hidden_size"] // heads
     tensors, stacks = {}, {}
     for weight_name, weight in sorted(load_file(folder / "model.safetensors").items()):
+        if name == "gpt-oss" and ".mlp.experts." in weight_name:
+            tensors |= {
+                own: _tensor(one, half) for own, one in gpt_oss_experts(weight_name, weight)
+            }
+            continue
+        if weight_name.endswith(".sinks"):
+            tensors[f"blk.{weight_name.split('.')[2]}.attn_sinks.weight"] = _tensor(weight, half)
+            continue
         if name == "llama" and (".q_proj." in weight_name or ".k_proj." in weight_name):
             weight = interleaved(weight, config["head_dim"])
         if name.startswith("gemma") and weight_name.endswith("norm.weight"):

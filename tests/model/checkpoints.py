@@ -123,6 +123,22 @@ MIXTURES = {
         {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 37}
         | {"swiglu_limit": 0.4},
     ),
+    "qwen2-moe": Recipe(
+        "Qwen2Moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+        | {"shared_expert_intermediate_size": 88, "mlp_only_layers": [1]}
+        | {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 2},
+    ),
+    "granite-moe": Recipe(
+        "GraniteMoe",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "embedding_multiplier": 3.0}
+        | {"logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2},
+    ),
+    "granite-moe-shared": Recipe(
+        "GraniteMoeShared",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 64}
+        | {"tie_word_embeddings": True, "residual_multiplier": 0.4},
+    ),
 }
 """Mixtures of experts, which the native engine decodes."""
 VARIANTS = {

@@ -18,11 +18,11 @@ from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
 from lmprog.runtime.engine.sharded.shard import shardable_shape
-from tests.model.checkpoints import FURTHER, NATIVE, VOCABULARY, Recipe
+from tests.model.checkpoints import FURTHER, MIXTURES, NATIVE, VOCABULARY, Recipe
 from tests.model.driver import Driver
 from tests.sharded.threaded_ranks import PAGE_SIZE, ThreadedRanks, Whole
 
-RECIPES = NATIVE | FURTHER
+RECIPES = NATIVE | FURTHER | {name: MIXTURES[name] for name in MIXTURES if name != "gpt-oss"}
 DTYPES = ((torch.float64, 1e-12), (torch.float32, 5e-5))
 
 
@@ -86,7 +86,15 @@ def test_every_family_is_tried_here() -> None:
     assert kinds == set(shardable_families())
 
 
+def test_mixtures_over_several_devices_are_refused(tmp_path: Path) -> None:
+    MIXTURES["mixtral"].config().save_pretrained(tmp_path)
+    with pytest.raises(InvalidParameter, match="computed on the processor only"):
+        shardable_shape(RuntimeConfig(model=str(tmp_path), tp=2, device="emulated"), tmp_path)
+
+
 def test_another_family_is_refused_by_name_with_those_that_can(tmp_path: Path) -> None:
     Recipe("Starcoder2").config().save_pretrained(tmp_path)
-    with pytest.raises(InvalidParameter, match=r"own decoder \(llama, .*granite\), not for star"):
+    with pytest.raises(
+        InvalidParameter, match=r"own decoder \(llama, .*granite, .*\), not for star"
+    ):
         shardable_shape(RuntimeConfig(model=str(tmp_path), tp=2), tmp_path)

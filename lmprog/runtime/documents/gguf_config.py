@@ -19,6 +19,8 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+    "gpt-oss": "gpt_oss",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "phi3": "phi3",
@@ -86,6 +88,8 @@ class _Config:
             "tie_word_embeddings": "output.weight" not in file.tensors,
             "dtype": _FLOATS.get(usual_type(file), "bfloat16"),
         }
+        if self._field("attention.clamp_kqv", 0.0):
+            raise ModelError(f"{file.path.name} clamps queries, keys and values: not supported")
         if self._name in ("llama", "qwen3") and "blk.0.attn_q.bias" in file.tensors:
             config["attention_bias"] = True
         if "blk.0.ffn_gate.bias" in file.tensors:
@@ -111,7 +115,7 @@ class _Config:
     def _mixture(self) -> dict[str, Any]:
         if not self._field("expert_count", 0):
             return {}
-        if self._name not in ("llama", "qwen3moe"):
+        if self._name not in ("llama", "qwen3moe", "olmoe", "gpt-oss"):
             raise ModelError(f"{self._file.path.name} is a mixture of experts: not of {self._name}")
         found: dict[str, Any] = {
             "num_local_experts": self._size("expert_count"),
@@ -119,7 +123,11 @@ class _Config:
         }
         if self._name == "llama":
             return found | {"model_type": "mixtral"}
+        if self._name == "olmoe":
+            return found
         inner = self._size("expert_feed_forward_length")
+        if self._name == "gpt-oss":
+            return found | {"intermediate_size": inner}
         return found | {"moe_intermediate_size": inner, "norm_topk_prob": True}
 
     def _gemma(self, config: dict[str, Any], head_dim: int) -> dict[str, Any]:
@@ -155,6 +163,8 @@ class _Config:
         elif kind != "none":
             raise ModelError(f"the rotation {str(kind)[:80]!r} of GGUF files is not supported")
         if kind == "yarn":
+            if self._name == "gpt-oss":
+                rope["truncate"] = False
             length = self._size("rope.scaling.original_context_length")
             rope["original_max_position_embeddings"] = length
             for name in ("beta_fast", "beta_slow"):

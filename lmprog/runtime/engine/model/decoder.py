@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
 from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.model.mixed_layers import MixtureWeights, mixed
 from lmprog.runtime.engine.model.rope import rotations
 from lmprog.runtime.engine.model.shape import ModelShape
 
@@ -39,6 +40,7 @@ class LayerWeights:
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], in pairs
     attention_norm: Tensor | None = None  # [hidden], of what attention gives; mostly there is none
     mlp_norm: Tensor | None = None  # [hidden], of what the feed-forward gives
+    mixture: MixtureWeights | None = None  # in place of gate_up and down, which are empty
 
     def ending(self, product: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The product that ends a half, "out" or "down", with its bias and its norm."""
@@ -53,6 +55,8 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
     head: Tensor  # [hidden, vocab]; a view of the embedding where they are tied
+    experts_met: int = 0
+    """By each token in a layer with a mixture."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,7 +68,9 @@ class Weights:
         products = [
             w for layer in self.layers for w in (layer.qkv, layer.out, layer.gate_up, layer.down)
         ]
-        return self.head.numel() + sum(weight.numel() for weight in products)
+        mixtures = [layer.mixture for layer in self.layers if layer.mixture is not None]
+        met = sum(one.router.numel() + self.experts_met * one.num_met for one in mixtures)
+        return self.head.numel() + sum(weight.numel() for weight in products) + met
 
 
 class Decoder:
@@ -176,11 +182,21 @@ class Decoder:
     def _feed_forward(self, index: int, x: Tensor) -> None:
         """Adds the layer's second half to `x` in place."""
         layer, inputs = self.weights.layers[index], self._normalized(x)
+        mixture = self.shape.mixture
+        if layer.mixture is not None and mixture is not None:
+            x.add_(self._whole(mixed(inputs, layer.mixture, mixture, self._opened)))
+            return
         given = _product(inputs, layer.gate_up, layer.gate_up_bias)
         gate, up = self._adapt(index, "gate_up", inputs, given).chunk(2, -1)
+        self._add_half(index, "down", self._opened(gate).mul_(up), x)
+
+    def _opened(self, gate: Tensor) -> Tensor:
         is_silu = self.shape.activation == "silu"
-        opened = F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
-        self._add_half(index, "down", opened.mul_(up), x)
+        return F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+
+    def _whole(self, part: Tensor) -> Tensor:
+        """A mixture's sum over all of its columns: these are all."""
+        return part
 
     def _normalized_together(self, qk: Tensor) -> Tensor:
         """All queries of a token by their length, and all its keys by theirs."""

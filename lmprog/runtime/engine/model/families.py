@@ -1,6 +1,6 @@
 """Shapes of the families that the native engine and several ranks decode, where the torch engine
-alone leaves them to transformers: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM 3, Granite. Mixtures of
-experts are the native engine's alone: Mixtral, Qwen 3 MoE, OLMoE, GPT-OSS.
+alone leaves them to transformers: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM 3, Granite, and the mixtures
+of experts Mixtral, Qwen 2 and 3 MoE, OLMoE, Granite MoE; GPT-OSS is the native engine's alone.
 
 Each is a Llama but for some fields: what is its own is taken out of config.json here, the rest is
 read as a Llama's, which refuses what nobody knows by name.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.model.mixture import ExpertNames, read_mixture
+from lmprog.runtime.engine.model.mixture import ExpertNames, SharedExpert, read_mixture, size_of
 from lmprog.runtime.engine.model.rope import read_rope
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_shape
 
@@ -22,7 +22,7 @@ Config = dict[str, Any]
 
 def shardable_families() -> tuple[str, ...]:
     """The model types that several ranks compute."""
-    return (*FAMILIES, *_FURTHER)
+    return (*FAMILIES, *_FURTHER, *(name for name in _MIXTURES if name not in _NATIVE_ALONE))
 
 
 def is_native(model_type: str) -> bool:
@@ -191,16 +191,54 @@ def _qwen3_moe(config: Config) -> ModelShape:
         max_position_embeddings=32_768,
     )
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
-    every, plain = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
-    layers = {at for at in range(shape.num_layers) if (at + 1) % every == 0} - set(plain)
     normalized = bool(config.get("norm_topk_prob", False))
+    layers = _mixed_layers(config, shape.num_layers)
     return replace(
         shape,
         qk_norm=True,
-        mixture=read_mixture(
-            config, "moe_intermediate_size", frozenset(layers), normalized=normalized
-        ),
+        mixture=read_mixture(config, "moe_intermediate_size", layers, normalized=normalized),
         windows=(window,) * shape.num_layers,
+    )
+
+
+def _mixed_layers(config: Config, count: int) -> frozenset[int]:
+    """The layers of a Qwen that have a mixture."""
+    every, plain = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
+    return frozenset(at for at in range(count) if (at + 1) % every == 0) - frozenset(plain)
+
+
+def _qwen2_moe(config: Config) -> ModelShape:
+    has_bias = bool(config.pop("qkv_bias", True))
+    shape = _as_llama(
+        config,
+        *(*_EXPERTS, "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+        num_key_value_heads=16,
+        max_position_embeddings=32_768,
+    )
+    windows: tuple[int | None, ...] = (None,) * shape.num_layers
+    if config.get("use_sliding_window"):
+        first_whole = int(config.get("max_window_layers", 28))
+        windows = _windows(config, lambda layer: layer % 2 == 0 and layer < first_whole)
+    described = {
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    } | config
+    shared = SharedExpert(
+        size_of(described, "shared_expert_intermediate_size"),
+        gate="mlp.shared_expert.gate_proj.weight",
+        up="mlp.shared_expert.up_proj.weight",
+        down="mlp.shared_expert.down_proj.weight",
+        share="mlp.shared_expert_gate.weight",
+    )
+    layers = _mixed_layers(config, shape.num_layers)
+    further = {"normalized": bool(config.get("norm_topk_prob", False)), "shared": shared}
+    return replace(
+        shape,
+        qkv_bias=has_bias,
+        mixture=read_mixture(described, "moe_intermediate_size", layers, **further),
+        windows=windows,
     )
 
 
@@ -215,6 +253,22 @@ def _olmoe(config: Config) -> ModelShape:
         qk_norm_wide=True,
         mixture=read_mixture(described, "intermediate_size", layers, normalized=normalized),
     )
+
+
+def _granite_moe(config: Config) -> ModelShape:
+    """With a shared expert or without."""
+    rest = {name: value for name, value in config.items() if name not in _EXPERTS}
+    shape = _granite({"max_position_embeddings": 2048} | rest)
+    names = ExpertNames("block_sparse_moe", router="router.layer")
+    described = {"num_local_experts": 8, "num_experts_per_tok": 2} | config
+    shared = None
+    if config["model_type"] == "granitemoeshared" and config.get("shared_intermediate_size"):
+        both = "shared_mlp.input_linear.weight"
+        inner = size_of(config, "shared_intermediate_size")
+        shared = SharedExpert(inner, both, both, "shared_mlp.output_linear.weight")
+    layers = frozenset(range(shape.num_layers))
+    further = {"names": names, "layout": "granite", "shared": shared}
+    return replace(shape, mixture=read_mixture(described, "intermediate_size", layers, **further))
 
 
 def _gpt_oss(config: Config) -> ModelShape:
@@ -237,7 +291,7 @@ def _gpt_oss(config: Config) -> ModelShape:
         activation_limit=float(config.get("swiglu_limit", 7.0)),
         sinks=True,
         mixture=read_mixture(
-            config, "intermediate_size", layers, names=names, biases=True, is_stacked=True
+            config, "intermediate_size", layers, names=names, biases=True, layout="gpt_oss"
         ),
         windows=_windows(windows, lambda layer: layer % 2 == 0),
     )
@@ -270,7 +324,12 @@ _FURTHER: dict[str, Callable[[Config], ModelShape]] = {
 }
 _MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
     "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "olmoe": _olmoe,
     "gpt_oss": _gpt_oss,
+    "granitemoe": _granite_moe,
+    "granitemoeshared": _granite_moe,
 }
+_NATIVE_ALONE = frozenset({"gpt_oss"})
+"""Whose sinks and biases of experts no other decoder of ours computes."""

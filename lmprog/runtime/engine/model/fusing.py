@@ -18,6 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lmprog.runtime.engine.model.decoder import LayerWeights, Weights
+from lmprog.runtime.engine.model.mixed_layers import MixtureWeights
+from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.shape import ModelShape
 
 Read = Callable[[str], Tensor]
@@ -49,18 +51,25 @@ def fused(
         delay=1.0 if progress is None else 0.0,
     )
     built = tuple(
-        _kept(_Layer(shape, dtype, read, f"model.layers.{index}.").build(), keep)
+        _kept(
+            _Layer(shape, dtype, read, f"model.layers.{index}.").build(shape.mixture_of(index)),
+            keep,
+        )
         for index in layers
     )
     norm = (read("model.norm.weight").float() + _plus(shape)) * shape.logit_scale
-    return Weights(embedding, built, keep(norm.to(dtype)), head.t())
+    mixture = shape.mixture
+    met = 0 if mixture is None else mixture.used + mixture.shared_parts
+    return Weights(embedding, built, keep(norm.to(dtype)), head.t(), experts_met=met)
 
 
 def _kept(layer: LayerWeights, keep: Keep) -> LayerWeights:
     weights = {field.name: getattr(layer, field.name) for field in fields(layer)}
     there: dict[str, Any] = {
-        name: keep(weight) for name, weight in weights.items() if weight is not None
+        name: keep(weight) for name, weight in weights.items() if isinstance(weight, Tensor)
     }
+    if layer.mixture is not None:
+        there["mixture"] = layer.mixture.kept(keep)
     return replace(layer, **there)
 
 
@@ -129,18 +138,23 @@ class _Layer:
         self._read = read
         self._prefix = prefix
 
-    def build(self) -> LayerWeights:
+    def build(self, mixture: Mixture | None) -> LayerWeights:
+        """With its mixture, where it has one."""
         shape = self._shape
         q = self.paired(self._weight("self_attn.q_proj"), shape.num_heads)
         k = self.paired(self._weight("self_attn.k_proj"), shape.num_kv_heads)
         qkv = torch.cat((q, k, self._weight("self_attn.v_proj")))
-        gate_up = torch.cat((self._weight("mlp.gate_proj"), self._weight("mlp.up_proj")))
-        before, after, before_mlp, after_mlp = _NORMS[shape.norms]
+        before, after, _, after_mlp = _NORMS[shape.norms]
+        if mixture is None:
+            names = "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"
+            gate_up, down = self._feed_forward(*names)
+        else:
+            gate_up = down = torch.empty(0, dtype=self._dtype)
         return LayerWeights(
             qkv=self._product(self._folded(qkv, before)),
             out=self._product(self._ending(self._weight("self_attn.o_proj"))),
-            gate_up=self._product(self._folded(gate_up, before_mlp)),
-            down=self._product(self._ending(self._weight("mlp.down_proj"))),
+            gate_up=gate_up,
+            down=down,
             qkv_bias=self._qkv_bias() if shape.qkv_bias else None,
             out_bias=self._bias("self_attn.o_proj") if shape.out_bias else None,
             gate_up_bias=self._gate_up_bias() if shape.mlp_bias else None,
@@ -148,6 +162,7 @@ class _Layer:
             qk_norm=self._qk_norm() if shape.qk_norm else None,
             attention_norm=None if after is None else self._norm_after(after),
             mlp_norm=None if after_mlp is None else self._norm_after(after_mlp),
+            mixture=None if mixture is None else self._mixture(mixture),
         )
 
     def vectors(self) -> LayerVectors:
@@ -165,6 +180,24 @@ class _Layer:
             attention_norm=self._norm(before).to(dtype),
             mlp_norm=self._norm(before_mlp).to(dtype),
         )
+
+    def _feed_forward(self, gate: str, up: str, down: str) -> tuple[Tensor, Tensor]:
+        """Gate and up as one product, and the one that ends the half, by names of weights."""
+        before = _NORMS[self._shape.norms][2]
+        both = torch.cat((self._exact(gate), self._exact(up)))
+        ending = self._ending(self._exact(down))
+        return self._product(self._folded(both, before)), self._product(ending)
+
+    def _mixture(self, mixture: Mixture) -> MixtureWeights:
+        names = mixture.names
+        products = [
+            self._feed_forward(*(names.of_expert(expert, one) for one in ("gate", "up", "down")))
+            for expert in range(mixture.computed_experts)
+        ]
+        exact = torch.promote_types(self._dtype, torch.float32)
+        router = self._folded(self._exact(names.of_router()), _NORMS[self._shape.norms][2])
+        gates, downs = zip(*products, strict=True)
+        return MixtureWeights(router.t().contiguous().to(exact), gates, downs)
 
     def low_rank(self, product: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         """Both in the form that the products have: what goes in is folded into `down`, the order

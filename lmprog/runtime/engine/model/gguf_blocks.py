@@ -93,6 +93,15 @@ def _q6_k(blocks: Bytes) -> Floats:
     return ((_halves(blocks, 208) * scales)[..., None] * whole).reshape(len(blocks), 256)
 
 
+_QUARTERS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+"""Twice the numbers of four bits: a sign, two bits of exponent and one of fraction."""
+
+
+def _mxfp4(blocks: Bytes) -> Floats:
+    powers = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    return powers * _QUARTERS[_nibbles(blocks[:, 1:])]
+
+
 _READERS: Mapping[str, Callable[[Bytes], Floats]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
@@ -102,6 +111,7 @@ _READERS: Mapping[str, Callable[[Bytes], Floats]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 
 

@@ -51,6 +51,7 @@ _FURTHER = {
         "post_ffw_norm": "post_feedforward_layernorm",
     },
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "gpt_oss": {"post_attention_norm": "post_attention_layernorm"},
 }
 """What is called otherwise in an architecture, or is there only."""
 _STACKS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
@@ -59,7 +60,11 @@ _INTERLEAVED = frozenset({"llama", "mistral", "mixtral"})
 _EXPERTS = {
     "mixtral": ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2"),
     "qwen3_moe": ExpertNames(),
+    "olmoe": ExpertNames(),
+    "gpt_oss": ExpertNames(router="router"),
 }
+_SINKS = "attn_sinks"
+"""Numbers of a layer that are called weights here only."""
 
 
 class GgufCheckpoint:
@@ -174,9 +179,12 @@ def _usual_tensors(
         return
     prefix, kind, end = f"model.layers.{int(found[1])}.", found[2], found[3]
     experts = _EXPERTS.get(model_type)
-    if experts is not None and kind in _STACKS and end == "weight" and len(tensor.shape) == 3:
+    stacked = {"weight": 3, "bias": 2}[end]
+    if experts is not None and kind in _STACKS and len(tensor.shape) == stacked:
         for expert, part in enumerate(tensor.parts()):
-            yield prefix + experts.of_expert(expert, _STACKS[kind]), part
+            yield prefix + experts.of_expert(expert, _STACKS[kind], end), part
+    elif kind == _SINKS and end == "weight":
+        yield f"{prefix}self_attn.sinks", tensor
     elif experts is not None and kind == "ffn_gate_inp":
         yield prefix + experts.of_router(end), tensor
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lmprog.errors import ModelError
 
@@ -31,8 +31,26 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """A feed-forward beside the experts, which every token goes through. Names are what follows
+    `model.layers.0.`."""
+
+    inner: int
+    gate: str
+    up: str
+    """The same as `gate`: its weight has the gate's rows, then the partner's."""
+    down: str
+    share: str | None = None
+    """The weight of what its result is multiplied with, after a sigmoid; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
-    """Feed-forward layers in which each token goes through `used` of several experts."""
+    """Feed-forward layers in which each token goes through `used` of several experts.
+
+    A shared expert is computed as further ones of the same size, which all tokens meet
+    (`shared_experts.py`).
+    """
 
     experts: int
     used: int
@@ -44,8 +62,27 @@ class Mixture:
     biases: bool = False
     """Router and experts have biases."""
     names: ExpertNames = ExpertNames()
-    is_stacked: bool = False
-    """The checkpoint keeps all experts of a layer in one weight, inputs first (GPT-OSS)."""
+    layout: Literal["single", "gpt_oss", "granite"] = "single"
+    """How a checkpoint keeps a layer's experts: one by one, or all in one weight."""
+    shared: SharedExpert | None = None
+
+    @property
+    def shared_parts(self) -> int:
+        """How many experts of `inner` the shared one is."""
+        return 0 if self.shared is None else -(-self.shared.inner // self.inner)
+
+    @property
+    def is_shared_gated(self) -> bool:
+        return self.shared is not None and self.shared.share is not None
+
+    @property
+    def computed_experts(self) -> int:
+        return self.experts + self.shared_parts
+
+    @property
+    def router_outputs(self) -> int:
+        """A score for each expert, and one for the shared one where that is gated."""
+        return self.experts + self.is_shared_gated
 
 
 def read_mixture(
@@ -53,13 +90,13 @@ def read_mixture(
 ) -> Mixture:
     """The mixture that `config` describes, its experts' size in the field `inner`."""
     name = "num_local_experts" if "num_local_experts" in config else "num_experts"
-    experts, used = _size(config, name), _size(config, "num_experts_per_tok")
+    experts, used = size_of(config, name), size_of(config, "num_experts_per_tok")
     if used > experts:
         raise ModelError(f"a token cannot go through {used} of {experts} experts")
-    return Mixture(experts, used, _size(config, inner), layers, **further)
+    return Mixture(experts, used, size_of(config, inner), layers, **further)
 
 
-def _size(config: Mapping[str, Any], name: str) -> int:
+def size_of(config: Mapping[str, Any], name: str) -> int:
     size = config.get(name)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ModelError(f"config.json: {name} must be a positive whole number, it is {size!r}")

@@ -12,6 +12,7 @@ from lmprog.runtime.engine.model.derived_weights import Derived, DerivedWeights
 from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint
 from lmprog.runtime.engine.model.quantization import Quantization, read_quantization
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
+from lmprog.runtime.engine.model.shared_experts import shared_experts
 from lmprog.runtime.engine.model.stacked_experts import single_experts
 
 StoredWeights = Checkpoint | DerivedWeights | GgufCheckpoint
@@ -33,11 +34,18 @@ def stored_weights(location: Path, shape: ModelShape) -> StoredWeights:
     checkpoint = Checkpoint(location)
     how = read_quantization(read_config(location))
     derived = {} if how is None else dict(_quantized(checkpoint, how, shape))
-    if shape.mixture is not None and shape.mixture.is_stacked:
-        derived |= single_experts(checkpoint, shape.mixture.names)
+    if shape.mixture is not None:
+        derived |= single_experts(checkpoint, shape.mixture)
+    unused = {name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES)}
+    if shape.mixture is not None and shape.mixture.shared is not None:
+        as_stored = DerivedWeights(checkpoint, derived, frozenset(unused))
+        parts = shared_experts(as_stored, as_stored.names, shape.mixture, derived)
+        used = {source for part in parts.values() for source in part.sources}
+        derived = {
+            name: one for name, one in derived.items() if used.isdisjoint(one.sources)
+        } | parts
     if how is None and not derived:
         return checkpoint
-    unused = {name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES)}
     return DerivedWeights(checkpoint, derived, frozenset(unused))
 
 
@@ -54,7 +62,7 @@ def _quantized(
         yield from float_layouts.fp8_weights(checkpoint, how.block)
     elif how.layout == "fp8":
         yield from float_layouts.fp8_weights(checkpoint, how.block)
-    elif shape.mixture is not None and shape.mixture.is_stacked:
+    elif shape.mixture is not None and shape.mixture.layout == "gpt_oss":
         yield from float_layouts.mxfp4_experts(checkpoint, shape.mixture.names)
     else:
         raise ModelError("mxfp4 is read for GPT-OSS only")

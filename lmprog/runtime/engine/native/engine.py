@@ -281,8 +281,10 @@ def _mixture(shape: ModelShape) -> interface.CMixture:
     mixture = shape.mixture
     if mixture is None:
         return interface.CMixture()
-    sizes = mixture.experts, mixture.used, mixture.inner
-    return interface.CMixture(*sizes, normalized=mixture.normalized)
+    sizes = mixture.experts, mixture.used, mixture.inner, mixture.shared_parts
+    return interface.CMixture(
+        *sizes, normalized=mixture.normalized, shared_gated=mixture.is_shared_gated
+    )
 
 
 def page_bytes(shape: ModelShape, kv_dtype: str, page_size: int) -> int:

@@ -99,7 +99,10 @@ class CRope(ctypes.Structure):
 
 
 class CMixture(ctypes.Structure):
-    _fields_ = tuple((name, c_int32) for name in ("experts", "used", "inner", "normalized"))
+    _fields_ = (
+        *((name, c_int32) for name in ("experts", "used", "inner", "shared")),
+        *((name, c_int32) for name in ("normalized", "shared_gated")),
+    )
 
 
 class CModel(ctypes.Structure):

@@ -109,10 +109,11 @@ def _feed_forward(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
 
 
 def _experts(shape: ModelShape, mixture: Mixture, layer: int) -> dict[str, Matrix]:
-    """The router, and all experts one after the other, each filled up to whole panels."""
+    """The router, and all experts one after the other, each filled up to whole panels. Parts of a
+    shared expert come last."""
     prefix, names = f"model.layers.{layer}.", mixture.names
-    hidden, inner, count = shape.hidden, mixture.inner, mixture.experts
-    met = mixture.used / count
+    hidden, inner, count = shape.hidden, mixture.inner, mixture.computed_experts
+    met = (mixture.used + mixture.shared_parts) / count
     gates, downs = [], []
     for expert in range(count):
         first = expert * up32(inner)
@@ -122,9 +123,9 @@ def _experts(shape: ModelShape, mixture: Mixture, layer: int) -> dict[str, Matri
         downs.append(
             Part(prefix + names.of_expert(expert, "down"), 0, hidden, expert * up32(hidden))
         )
-    router = Part(prefix + names.of_router(), 0, count)
+    router = Part(prefix + names.of_router(), 0, mixture.router_outputs)
     return {
-        "router": Matrix(count, hidden, (router,), weight_type="float32"),
+        "router": Matrix(mixture.router_outputs, hidden, (router,), weight_type="float32"),
         "gate_up": Matrix(2 * count * up32(inner), hidden, tuple(gates), met=met),
         "down": Matrix(count * up32(hidden), inner, tuple(downs), met=met),
     }

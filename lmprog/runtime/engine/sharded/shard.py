@@ -20,6 +20,7 @@ from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
 from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.model.locate import dummy_shape
+from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -54,8 +55,16 @@ class Shard:
     @property
     def inner(self) -> slice:
         """In whole words of a GPU, where all of them are whole."""
-        word = _WORD if self.shape.inner % _WORD == 0 else 1
-        return _times(_even(self.shape.inner // word, self.rank, self.size), word)
+        return self._columns(self.shape.inner)
+
+    @property
+    def expert_inner(self) -> slice:
+        """Of each expert of a mixture."""
+        return self._columns(0 if self.shape.mixture is None else self.shape.mixture.inner)
+
+    def _columns(self, count: int) -> slice:
+        word = _WORD if count % _WORD == 0 else 1
+        return _times(_even(count // word, self.rank, self.size), word)
 
     @property
     def vocabulary(self) -> slice:
@@ -75,7 +84,19 @@ class Shard:
             num_heads=_count(self.heads),
             num_kv_heads=_count(self.kv_heads),
             inner=_count(self.inner),
+            mixture=self._local_mixture,
         )
+
+    @property
+    def _local_mixture(self) -> Mixture | None:
+        """The same experts, each with fewer columns."""
+        mixture, inner = self.shape.mixture, _count(self.expert_inner)
+        if mixture is None:
+            return None
+        shared = mixture.shared
+        if shared is not None:
+            shared = replace(shared, inner=mixture.shared_parts * inner)
+        return replace(mixture, inner=inner, shared=shared)
 
     def part_of(self, name: str) -> tuple[slice, slice]:
         """The rows and columns of a weight that the rank has; of a vector the rows alone count."""
@@ -95,6 +116,10 @@ class Shard:
         }
         if self.shape.qk_norm_wide:
             parts |= {"self_attn.q_norm": (queries, whole), "self_attn.k_norm": (keys, whole)}
+        mixture = self.shape.mixture
+        if mixture is not None and kind.startswith(f"{mixture.names.block}.experts."):
+            is_down = kind.endswith(f".{mixture.names.down}.weight")
+            return (whole, self.expert_inner) if is_down else (self.expert_inner, whole)
         return parts.get(kind) or parts.get(kind.rpartition(".")[0]) or (whole, whole)
 
 
@@ -173,6 +198,9 @@ def shardable_shape(config: RuntimeConfig, folder: Path | None) -> ModelShape:
             says = f"tp = {config.tp} is for models of our own decoder ({known}), not for {name}"
             raise _refused("tp", config.tp, says)
         shape = read_native_shape(described)
+    if shape.mixture is not None and config.device not in ("cpu", "auto"):
+        says = f"tp = {config.tp}: mixtures of experts are computed on the processor only"
+        raise _refused("device", config.device, says)
     check_heads(shape, config.tp)
     return shape
 

@@ -48,6 +48,10 @@ class ShardedDecoder(Decoder):
             part.add_(bias)
         x.add_(part if norm is None else self._after(part, norm))
 
+    def _whole(self, part: Tensor) -> Tensor:
+        self._group.sum(part)
+        return part
+
     def _average(self, means: Tensor) -> None:
         self._group.sum(means)
         means.div_(self._num_ranks)
