@@ -7,7 +7,8 @@ Knows counts and seconds; has no clock of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 MOST = 16
 """Tokens drafted at a time."""
@@ -21,20 +22,28 @@ FIRST_RATIO = 0.25
 """What a drafted token costs as a part of a row, before any was measured."""
 NEWEST = 0.2
 """Of a measured time or ratio, what the newest step makes."""
-DOUBT = 1 / 256
+DOUBT = 1 / 32
 """Of the distance to `FIRST_RATIO`, what a step without drafts goes back, to be measured again."""
 OUTLIER = 4.0
 """A step that took so many times what it should is taken for one that took that."""
 COMPARED = 16
 """After so many steps with drafts one is made without, to compare with."""
-TRIAL = 8
-"""Steps in which drafts are looked for, before it is judged whether they saved time together."""
+SHORTEST_TRIAL, LONGEST_TRIAL = 8, 32
+"""Steps with drafts before it is judged whether these saved time together: twice as many after each
+trial in which they did.
+"""
+MOST_LOST = 4.0
+"""Steps without drafts whose time a trial may lose before it is given up."""
+UNEVEN = 0.5
+"""Of a row of a step, what a right token saves beside other rows: some of them go on more slowly,
+and the steps that are left for these cost little less.
+"""
 FIRST_PAUSE = 3
 """Steps without drafts before the first trial, to compare with."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256
 """The same after a trial that saved none: twice as many each time."""
-OLDER = 1 / 16
-"""Of what was measured without drafts, what is forgotten with each such step."""
+KEPT = 6
+"""Times of steps without drafts, whose mean is what such a step takes."""
 
 
 def after_draft(chance: float, num_accepted: int, num_drafted: int) -> float:
@@ -114,27 +123,23 @@ class DraftTrials:
         """Whether the next step, of so many rows, may look for drafts."""
         trial = self._of(num_rows)
         trial.pause = max(0, trial.pause - 1)
-        return not trial.pause
+        return not trial.pause and not trial.needs_plain()
 
-    def observe(self, num_rows: int, num_sampled: int, seconds: float, *, has_looked: bool) -> None:
-        """A step without prompts brought so many sampled tokens."""
+    def observe(self, num_rows: int, num_sampled: int, seconds: float, num_drafted: int) -> None:
+        """A step without prompts in which drafts were looked for brought so many sampled tokens."""
         trial = self._of(num_rows)
-        usual = trial.plain_seconds / trial.plain_tokens if trial.plain_tokens else seconds
-        seconds = min(seconds, OUTLIER * usual * num_sampled)
-        if not has_looked:
-            trial.plain_seconds += seconds - trial.plain_seconds * OLDER
-            trial.plain_tokens += num_sampled - trial.plain_tokens * OLDER
-            return
-        trial.saved += usual * num_sampled - seconds
-        trial.num_steps += 1
-        if trial.num_steps < TRIAL:
-            return
-        if trial.saved < 0.0:
-            trial.pause = trial.next_pause
-            trial.next_pause = min(2 * trial.next_pause, LONGEST_PAUSE)
-        else:
-            trial.next_pause = SHORTEST_PAUSE
-        trial.num_steps, trial.saved = 0, 0.0
+        usual = trial.usual(seconds / num_rows)
+        more = (num_sampled - num_rows) * (UNEVEN if num_rows > 1 else 1.0)
+        trial.saved += usual * (num_rows + more) - min(seconds, OUTLIER * usual * num_sampled)
+        trial.num_steps += num_drafted > 0
+        if trial.num_steps == trial.length or trial.saved < -MOST_LOST * usual * num_rows:
+            trial.judge()
+
+    def observe_plain(self, num_rows: int, seconds: float) -> None:
+        """A step without prompts in which no drafts were looked for."""
+        trial = self._of(num_rows)
+        trial.num_plain += 1
+        trial.plain.append(seconds / num_rows)
 
     def _of(self, num_rows: int) -> _Trial:
         return self._by_size.setdefault(num_rows.bit_length(), _Trial())
@@ -144,14 +149,36 @@ class DraftTrials:
 class _Trial:
     """Of steps of one size."""
 
-    plain_seconds: float = 0.0
-    """Of steps without drafts, the newest ones most ..."""
-    plain_tokens: float = 0.0
-    """... and what they brought."""
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    """Seconds of a row in the newest steps without drafts."""
+    num_plain: int = 0
+    """Steps without drafts since the trial began."""
     num_steps: int = 0
-    """Steps that looked for drafts ..."""
+    """Steps with drafts since the trial began."""
     saved: float = 0.0
-    """... and the seconds that they saved."""
+    """Seconds that looking for drafts saved since then."""
+    length: int = SHORTEST_TRIAL
+    """Steps with drafts that make a trial."""
     pause: int = FIRST_PAUSE
     """Steps that are to be made without."""
     next_pause: int = SHORTEST_PAUSE
+
+    def usual(self, seconds: float) -> float:
+        """Of a row without drafts; `seconds` where none was made."""
+        if not self.plain:
+            return seconds
+        median = sorted(self.plain)[(len(self.plain) - 1) // 2]
+        return sum(min(one, OUTLIER * median) for one in self.plain) / len(self.plain)
+
+    def needs_plain(self) -> bool:
+        """In the middle of a trial, to compare with what is as old."""
+        return not self.num_plain and self.num_steps >= self.length // 2
+
+    def judge(self) -> None:
+        if self.saved < 0.0:
+            self.pause, self.length = self.next_pause, SHORTEST_TRIAL
+            self.next_pause = min(2 * self.next_pause, LONGEST_PAUSE)
+        else:
+            self.next_pause = SHORTEST_PAUSE
+            self.length = min(2 * self.length, LONGEST_TRIAL)
+        self.num_plain, self.num_steps, self.saved = 0, 0, 0.0

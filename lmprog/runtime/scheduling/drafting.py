@@ -108,7 +108,10 @@ class Drafting:
         if self._mode != "auto" or not num_rows or any(map(_reads_prompt, plan.rows)):
             return
         num_drafted = sum(len(one.tokens) for one in plan.drafts.values())
-        self.trials.observe(num_rows, num_rows + num_accepted, seconds, has_looked=has_looked)
+        if has_looked:
+            self.trials.observe(num_rows, num_rows + num_accepted, seconds, num_drafted)
+        else:
+            self.trials.observe_plain(num_rows, seconds)
         is_plain = plan.num_tokens - num_drafted == num_rows
         if is_plain and (num_drafted or not has_looked):
             self.costs.observe(num_rows, num_drafted, seconds)
