@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, ModelError
 from lmprog.launch.runtime_process import configured
-from lmprog.runtime.engine import selection
 from lmprog.runtime.engine.adapters.adapter_config import read_adapter_config
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter, read_adapter
 from lmprog.runtime.engine.adapters.adapter_list import adapter_folders
@@ -220,20 +219,12 @@ def test_adapters_are_given_as_name_and_folder(given: str) -> None:
     assert adapter_folders(mapped) == {"x": Path("a=b"), "y": Path("c")}
 
 
-def test_a_gpu_that_was_not_asked_for_is_left_alone(
-    good: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(selection, "chosen_device", lambda _: "cuda:0")
-    config = RuntimeConfig(device="auto", lora=(f"x={good}",), kv_memory_mb=16)
-    selected = select_engine(config)
-    assert (selected.device, list(selected.adapters)) == ("cpu", ["x"])
-    assert "cuda:0 is not used: it computes no adapters" in caplog.text
-
-
 def test_what_computes_no_adapters_refuses_them_by_name(good: Path) -> None:
     lora = (f"x={good}",)
-    with pytest.raises(InvalidParameter, match="the device emulated computes no adapters"):
-        select_engine(RuntimeConfig(device="emulated", lora=lora))
+    with pytest.raises(
+        InvalidParameter, match="a device with weights of int8 computes no adapters"
+    ):
+        select_engine(RuntimeConfig(device="emulated", dtype="float32", quantize="int8", lora=lora))
     with pytest.raises(InvalidParameter, match="no adapters over several ranks"):
         check_ranks(RuntimeConfig(tp=2, lora=lora))
     with pytest.raises(ModelError, match="the adapter 'x' is no folder"):

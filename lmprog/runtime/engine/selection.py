@@ -47,9 +47,7 @@ class SelectedEngine:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """Digests of the adapters by their names, in the order of their numbers; a device computes
-        none.
-        """
+        """Digests of the adapters by their names, in the order of their numbers."""
         return dict(getattr(self.engine, "adapters", {}))
 
 
@@ -71,11 +69,7 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
             value=config.tp,
         )
     device = chosen_device(config.device)
-    if device != "cpu" and config.lora and config.device == "auto":
-        log.warning("%s is not used: it computes no adapters (lora)", device)
-        device = "cpu"
     if device != "cpu":
-        refuse_adapters(config, f"the device {device}")
         from lmprog.runtime.engine.device.loading import load_device_engine
 
         try:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmprog.runtime.engine.device.device_weights import DeviceLayer, DeviceWeights
+from lmprog.runtime.engine.device.device_adapters import DeviceAdapters
+from lmprog.runtime.engine.device.device_weights import DeviceWeights
 from lmprog.runtime.engine.device.driver import Driver
 from lmprog.runtime.engine.device.kernels import Count, Kernels, NormArgs, SiluArgs, address
 from lmprog.runtime.engine.device.products import Product, ProductInputs, Products, taken_rows
@@ -47,6 +48,8 @@ class DeviceDecoder:
         self._kernels = kernels
         self._driver: Driver = kernels.driver
         self._weights = weights
+        self.adapters: DeviceAdapters | None = None
+        """Those that rows of batches may have."""
         self._products = Products(kernels)
         if weights.has_quantized:
             self._products.make_room(weights.dtype)
@@ -94,7 +97,9 @@ class DeviceDecoder:
             more = self._more[:count] if index else None
             self._norm(inputs, x, more, Count.TOKENS, layer.attention_norm)
             given_x = _given(inputs, self._normed[:count], Count.TOKENS)
-            self._products.issue(given_x, layer.qkv, layer.qkv_bias, self._qkv[:count])
+            qkv = self._qkv[:count]
+            self._products.issue(given_x, layer.qkv, layer.qkv_bias, qkv)
+            self._adapt(index, "qkv", (given_x.x, qkv), Count.TOKENS)
             given = RopeGiven(self._rotations, layer.qk_norm, self.shape.norm_eps)
             attention.append(index, inputs.at, self._qkv, self._q, given)
             is_last = index == len(self._weights.layers) - 1
@@ -102,21 +107,23 @@ class DeviceDecoder:
                 return
             attention.attend(index, inputs.at, self._q, self._attended)
             if is_last:
-                self._finish(inputs, layer)
+                self._finish(inputs, index)
             else:
-                self._half(inputs, layer, x, self._attended[:count], Count.TOKENS)
+                self._half(inputs, index, x, self._attended[:count], Count.TOKENS)
 
     def _half(
-        self, inputs: StepInputs, layer: DeviceLayer, x: Tensor, attended: Tensor, count_at: Count
+        self, inputs: StepInputs, index: int, x: Tensor, attended: Tensor, count_at: Count
     ) -> None:
         """What follows attention: `_more` is what `x` still lacks."""
-        count = len(x)
+        count, layer = len(x), self._weights.layers[index]
         more, normed = self._more[:count], self._normed[:count]
         self._end_half(_given(inputs, attended, count_at), layer.out, layer.out_bias, more)
+        self._adapt(index, "out", (attended, more), count_at)
         self._norm(inputs, x, more, count_at, layer.mlp_norm)
         gates = self._gate_up[:count]
         given = _given(inputs, normed, count_at)
         self._products.issue(given, layer.gate_up, layer.gate_up_bias, gates)
+        self._adapt(index, "gate_up", (normed, gates), count_at)
         args = SiluArgs(
             gate_up=address(self._gate_up),
             out=address(self._inner),
@@ -127,6 +134,13 @@ class DeviceDecoder:
         self._kernels.launch("silu_mul", args)
         given = _given(inputs, self._inner[:count], count_at)
         self._end_half(given, layer.down, layer.down_bias, more)
+        self._adapt(index, "down", (given.x, more), count_at)
+
+    def _adapt(
+        self, index: int, product: str, given: tuple[Tensor, Tensor], count_at: Count
+    ) -> None:
+        if self.adapters is not None:
+            self.adapters.add(index, product, given, is_late=count_at is Count.LOGITS)
 
     def _end_half(
         self, given: ProductInputs, weight: Product, bias: Tensor | None, out: Tensor
@@ -134,13 +148,13 @@ class DeviceDecoder:
         """The last product of half a layer."""
         self._products.issue(given, weight, bias, out)
 
-    def _finish(self, inputs: StepInputs, layer: DeviceLayer) -> None:
+    def _finish(self, inputs: StepInputs, index: int) -> None:
         """The end of the last layer, and the head, for the wanted tokens alone."""
         wanted, compute = len(inputs.logit_tokens), self._driver.compute
         x, attended = self._last[:wanted], self._last_attended[:wanted]
         compute(lambda: torch.index_select(self._x, 0, inputs.logit_tokens, out=x))
         compute(lambda: torch.index_select(self._attended, 0, inputs.logit_tokens, out=attended))
-        self._half(inputs, layer, x, attended, Count.LOGITS)
+        self._half(inputs, index, x, attended, Count.LOGITS)
         self._norm(inputs, x, self._more[:wanted], Count.LOGITS, self._weights.norm)
         given = _given(inputs, self._normed[:wanted], Count.LOGITS)
         self._compute_logits(given, self._logits[:wanted])

@@ -68,6 +68,8 @@ class DeviceEngine:
         self.vocab_size = model.decoder.shape.vocab_size
         self.dtype = model.dtype
         place = "emulated" if driver.device.type == "cpu" else str(driver.device)
+        adapters = model.decoder.adapters
+        self.adapters = {} if adapters is None else adapters.digests
         self.label = f"{place} ({model.attention_name})"
         self.num_pages = model.num_pages
         self.attention = model.attention
@@ -105,7 +107,10 @@ class DeviceEngine:
                 self.attention.copy(torch.from_numpy(batch.copies))
             arrays = step_arrays(batch, self._plans.of(batch))
             self.attention.begin(batch)
-            if self._can_capture and batch.num_tokens == len(batch.logit_tokens):
+            if self._decoder.adapters is not None:
+                self._decoder.adapters.begin(batch)
+            can_capture = self._can_capture and batch.adapters is None
+            if can_capture and batch.num_tokens == len(batch.logit_tokens):
                 self._replay(arrays, fed, is_first_worth=batch.num_tokens == batch.num_rows)
             else:
                 self._issue(arrays, StagingLayout.exact(arrays), fed)

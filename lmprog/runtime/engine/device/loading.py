@@ -14,6 +14,8 @@ import torch
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.runtime.engine.adapters.adapted_decoder import fused_adapter
+from lmprog.runtime.engine.adapters.adapter_list import load_adapters, refuse_adapters
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.device.attention_choice import (
     NAMES,
@@ -22,6 +24,7 @@ from lmprog.runtime.engine.device.attention_choice import (
     right_attention,
 )
 from lmprog.runtime.engine.device.cuda_driver import CudaDriver
+from lmprog.runtime.engine.device.device_adapters import DeviceAdapters
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine, DeviceModel
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
@@ -181,6 +184,8 @@ def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
                 asked.context_len,
                 opened.budget,
             )
+            if config.lora:
+                decoder.adapters = _adapters(config, asked, opened.driver)
             pages = opened.num_pages(decoder)
             opened.driver.trim()
             return opened.engine(decoder, pages)
@@ -190,6 +195,15 @@ def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
             f"{config.scheduler.max_rows} rows) does not fit on {device}: {error}. Lower "
             "token_budget, max_rows or num_pages, or choose a smaller model"
         ) from error
+
+
+def _adapters(config: RuntimeConfig, asked: AskedModel, driver: Driver) -> DeviceAdapters:
+    if asked.weight_kind is not None:
+        refuse_adapters(config, f"a device with weights of {asked.weight_kind}")
+    found = load_adapters(config, asked.shape)
+    read = weight_reader(asked.folder, asked.shape, DUMMY_SEED)
+    parts = [fused_adapter(one, asked.shape, read) for one in found]
+    return DeviceAdapters(driver, parts, {one.name: one.digest for one in found})
 
 
 def _weights(asked: AskedModel, driver: Driver) -> DeviceWeights:
