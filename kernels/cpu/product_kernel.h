@@ -57,6 +57,7 @@ struct Ahead {
 inline Ahead ahead_of(const Panels &weights, int panel, int tiles, int times) {
     const char *next = weights.data + (panel + 1) * weights.stride;
     const int lines = static_cast<int>((weights.stride + kLine - 1) / kLine), turns = tiles * times;
+    if (!turns) return {next, next, 0};
     if (tiles == 1) return {next - weights.stride + kFar, next + kFar, (lines + times - 1) / times};
     return {next, next + weights.stride, (lines + turns - 1) / turns};
 }
@@ -82,28 +83,29 @@ struct Product {
         const long ldx = m.x->stride / static_cast<long>(sizeof(X));
         typename Way::Sum sum[R][N];
         LMPROG_UNROLL for (int r = 0; r < R; r++) LMPROG_UNROLL for (int n = 0; n < N; n++) sum[r][n] = Way::zero();
-        const int steps = w.inputs / Way::per_word;  // a multiple of kBlockSteps
-        for (int begin = 0; begin < steps; begin += kBlockSteps) {
-            ahead.ask();
-            for (int k = begin; k < begin + kBlockSteps; k++) {
-                const X *step = x + static_cast<long>(k) * Way::x_per_word;
-                const auto word = [&](int n) {
-                    return Way::ready(V::loadw(at + static_cast<long>(k) * kPanel + n * V::width));
-                };
-                if constexpr (kWordsFirst<R, N>) {  // one load of each input serves all vectors
-                    typename Way::Word words[N];
-                    LMPROG_UNROLL for (int n = 0; n < N; n++) words[n] = word(n);
-                    LMPROG_UNROLL for (int r = 0; r < R; r++)
-                        LMPROG_UNROLL for (int n = 0; n < N; n++)
-                            sum[r][n] = Way::mac(sum[r][n], words[n], step + r * ldx);
-                } else {
-                    LMPROG_UNROLL for (int n = 0; n < N; n++) {
-                        const typename Way::Word one = word(n);
-                        LMPROG_UNROLL for (int r = 0; r < R; r++) sum[r][n] = Way::mac(sum[r][n], one, step + r * ldx);
-                    }
+        const int steps = w.inputs / Way::per_word, whole = steps / kBlockSteps * kBlockSteps;
+        const auto take = [&](int k) __attribute__((always_inline)) {
+            const X *step = x + static_cast<long>(k) * Way::x_per_word;
+            const auto word = [&](int n) {
+                return Way::ready(V::loadw(at + static_cast<long>(k) * kPanel + n * V::width));
+            };
+            if constexpr (kWordsFirst<R, N>) {  // one load of each input serves all vectors
+                typename Way::Word words[N];
+                LMPROG_UNROLL for (int n = 0; n < N; n++) words[n] = word(n);
+                LMPROG_UNROLL for (int r = 0; r < R; r++)
+                    LMPROG_UNROLL for (int n = 0; n < N; n++) sum[r][n] = Way::mac(sum[r][n], words[n], step + r * ldx);
+            } else {
+                LMPROG_UNROLL for (int n = 0; n < N; n++) {
+                    const typename Way::Word one = word(n);
+                    LMPROG_UNROLL for (int r = 0; r < R; r++) sum[r][n] = Way::mac(sum[r][n], one, step + r * ldx);
                 }
             }
+        };
+        for (int begin = 0; begin < whole; begin += kBlockSteps) {
+            ahead.ask();
+            for (int k = begin; k < begin + kBlockSteps; k++) take(k);
         }
+        for (int k = whole; k < steps; k++) take(k);  // of few inputs, as an adapter's rank
         const char *tail = weights + w.stride - 2 * kPanel * 4;
         float *out = m.out + row * m.stride + static_cast<long>(panel) * kPanel;
         LMPROG_UNROLL for (int r = 0; r < R; r++)

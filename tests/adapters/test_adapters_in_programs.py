@@ -91,9 +91,10 @@ def test_what_another_adapter_said_stays_in_the_branch(adapted: Adapted) -> None
     @lmprog.function
     def twice(s: lmprog.Branch) -> tuple[str, str]:
         s.append(TEXT)
-        first = s.with_(lora="one").gen(max_tokens=6, temperature=0, name="first").value
+        # A text that has one way to be cut into tokens, whatever the weights of nano are.
+        first = s.with_(lora="one").gen(regex=r" (yes|no), my friend\.", name="first").value
         assert s["first"] == first
-        return first, s.gen(max_tokens=6, temperature=0).value
+        return first, s.gen(max_tokens=6, temperature=0, heal=False).value
 
     run = twice.using(backend=adapted.backend).run()
     assert run.text() == TEXT + "".join(run.value)
