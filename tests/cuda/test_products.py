@@ -29,7 +29,7 @@ from tests.cuda.attending import TYPES, ints, placed
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 TOLERANCE = {"float": 2e-6, "bf16": 6e-3, "f16": 8e-4}
-OUTPUTS, INPUTS = 70, 328
+OUTPUTS, INPUTS = 70, 584
 """Neither whole tiles of outputs nor whole chunks of inputs."""
 
 

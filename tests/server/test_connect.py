@@ -109,13 +109,18 @@ async def wandering(s: lmprog.Branch) -> list[str]:
 def test_what_was_generated_is_never_tokenised_again(
     server: Served, remote: RuntimeEndpoint
 ) -> None:
+    compared = 0
     with lmprog.connect(server.runtime) as runtime:
-        for seed in range(12):
+        for seed in range(24):
             expected = wandering.using(backend=runtime, seed=seed, ignore_eos=True).run()
+            if any(gen.value and not gen.meta.tokens for gen in expected.scope.gens):
+                continue  # a stop inside of its first token: no token is known, it goes as text
             found = wandering.using(backend=remote, seed=seed, ignore_eos=True).run()
             assert found.value == expected.value, seed
             tokens = [[gen.meta.tokens for gen in run.scope.gens] for run in (expected, found)]
             assert tokens[0] == tokens[1]
+            compared += 1
+    assert compared >= 6, "most answers begin with a whole token"
 
 
 def test_a_majority_is_found_by_the_runtime(remote: RuntimeEndpoint) -> None:

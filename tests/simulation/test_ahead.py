@@ -228,12 +228,12 @@ def logits_keep_their_numbers(patch: Patch) -> None:
 
 
 def samples_are_asked_for_before_the_tokens_are_known(patch: Patch) -> None:
-    original = logits_requests._plain_request
+    original = logits_requests.plain_request
 
     def request(row: Any, task: Any, logit: int, ahead: int = 0) -> Any:
         return original(row, task, logit, ahead)._replace(step=max(0, task.steps + ahead - 1))
 
-    patch.setattr(logits_requests, "_plain_request", request)
+    patch.setattr(logits_requests, "plain_request", request)
 
 
 def next_tokens(patch: Patch, changed: Callable[[Any], dict[str, int]]) -> None:

@@ -196,12 +196,12 @@ def wrong_drafts_are_followed(patch: Patch) -> None:
 
 
 def drafted_tokens_share_a_random_number(patch: Patch) -> None:
-    original = logits_requests._plain_request
+    original = logits_requests.plain_request
 
     def request(row: Row, task: Generation, logit: int, ahead: int = 0) -> SampleRequest:
         return original(row, task, logit, ahead)._replace(step=task.steps)
 
-    patch.setattr(logits_requests, "_plain_request", request)
+    patch.setattr(logits_requests, "plain_request", request)
 
 
 def drafts_run_past_a_stop(patch: Patch) -> None:
