@@ -199,10 +199,16 @@ def test_requests_to_serves_own_proxy_are_served_and_survive_a_replica(
     cluster: str, alone: dict[int, list[str]]
 ) -> None:
     app = lmprog.ray.build(
-        {"model": "nano", "replicas": 2, **OPTIONS, "gateways": {"served_model_name": "tales"}}
+        {
+            "model": "nano",
+            "replicas": 2,
+            **OPTIONS,
+            "speculation": "off",  # so that a long answer, which repeats itself, takes its time
+            "gateways": {"served_model_name": "tales"},
+        }
     )
     serve.run(app, name="tales", route_prefix="/")
-    body = {"prompt": "Once", "max_tokens": 200, "seed": 1, "ignore_eos": True}
+    body = {"prompt": "Once", "max_tokens": 3000, "seed": 1, "ignore_eos": True}
     with (
         httpx2.Client(base_url=cluster, timeout=PATIENCE, trust_env=False) as http,
         lmprog.Fleet.from_ray("tales") as fleet,
