@@ -164,7 +164,7 @@ def test_the_page_while_programs_run(window: Window, nano: Served, theme: str) -
     with programs(nano.runtime), a_long_answer(nano.url):
         play(window)
         time.sleep(WATCHED)  # for the lines of the charts to have something to show
-        window.until(lambda: window.count(OPEN) >= 2, "some rows")
+        window.until(lambda: window.count(OPEN) >= 3, "some rows")
         window.until(lambda: window.count("#plot .node") >= 20, "a tree")
         window.script("scrollTo(0, 0)")
         window.picture(f"page-{theme}")
