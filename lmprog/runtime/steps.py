@@ -210,12 +210,13 @@ class StepsAhead:
 
     def _go_on(self, rows: CurrentRows, logits: Any) -> list[Progress]:
         """What is sampled next is asked for, now that all tokens before it are known."""
-        current = rows.current()
+        current, logit_of = rows.current(), None
         if not current:
             return []
-        rows = rows.only(current)
+        if len(current) < len(rows.plan.rows):
+            logit_of, rows = rows.logits_of(current), rows.only(current)
         try:
-            self._begun = self._sampled(rows, logits, current)
+            self._begun = self._sampled(rows, logits, logit_of)
         except Exception as error:
             log.exception(FAILED)
             return failed_step(self._scheduler, rows.plan, error)
@@ -224,11 +225,11 @@ class StepsAhead:
     def _sampled(
         self, rows: CurrentRows, logits: Any, logit_of: Sequence[int] | None = None
     ) -> BegunStep:
-        """`logit_of`: the row of logits that each row of a step planned ahead has; None: their
-        own.
+        """`logit_of`: where the logits of these rows are among those of the step; None: in order,
+        and there are no others.
         """
         requests = collect_requests(rows.plan)
-        if logit_of is not None and logit_of[-1] != len(logit_of) - 1:
+        if logit_of is not None:
             requests = requests.moved(logit_of)
         results = self._sampler.begin(logits, requests.samples, requests.scores)
         return BegunStep(rows, requests, results)

@@ -203,7 +203,7 @@ MEMORY_MUTANTS = [
     Mutant(
         "a mirror is off by one",
         "scheduling",
-        _SCHEDULING + "page_tables.py",
+        _SCHEDULING + "step_copies.py",
         "origin = Mirror(row, begin + offset - first, target)",
         "origin = Mirror(row, max(0, begin + offset - first - 1), target)",
     ),

@@ -17,6 +17,7 @@ from lmprog.runtime.scheduling import ahead_planner, logits_requests
 from lmprog.runtime.scheduling.ahead_planner import CurrentRows
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.steps import StepsAhead
 from lmprog.simulation.fake_device import FakeDevice
 from lmprog.simulation.fake_engine import FakeEngine
@@ -45,8 +46,8 @@ class Device(FakeDevice):
 
     vocab_size = LetterTokenizer().vocab_size
 
-    def __init__(self, seed: int) -> None:
-        self.engine = FakeEngine(NUM_PAGES, PAGE_SIZE, self.vocab_size)
+    def __init__(self, seed: int, num_pages: int) -> None:
+        self.engine = FakeEngine(num_pages, PAGE_SIZE, self.vocab_size)
         super().__init__(self.engine.forward, PlainSampler(), random.Random(seed))
 
 
@@ -54,7 +55,7 @@ def talk_with(seed: int, is_ahead: bool, **changes: Any) -> Talk:
     fields = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES, "speculation": "off", **changes}
     if not is_ahead:
         return Talk(is_forcing=True, **fields)
-    device = Device(seed)
+    device = Device(seed, fields["num_pages"])
     return Talk(engine=device, sampler=device, is_forcing=True, **fields)
 
 
@@ -80,7 +81,7 @@ def generate(dice: random.Random, branch: int, call: int) -> wire.Generate:
     return wire.Generate(branch, call, sampling, constraint, heal=heal, stream=dice.random() < 0.5)
 
 
-def script_of(seed: int) -> Script:
+def script_of(seed: int, prompt_len: int = 9) -> Script:
     """What is said in which turn. Numbers of branches and calls are given out one by one."""
     dice = random.Random(seed)
     script: Script = {}
@@ -92,10 +93,12 @@ def script_of(seed: int) -> Script:
             ops.append(wire.Fork(1, (number,)))
         else:
             ops.append(wire.Open(number))
-        ops += [text(number, "".join(dice.choices("abc ", k=9))), generate(dice, number, number)]
+        prompt = "".join(dice.choices("abc ", k=prompt_len))
+        ops += [text(number, prompt), generate(dice, number, number)]
         branches.append(number)
         if dice.random() < 0.3:
-            ops += [text(number, " and"), wire.Select(number, 100 + number, ("left", "right"))]
+            options = tuple("".join(dice.choices("abc ", k=prompt_len)) for _ in range(2))
+            ops += [text(number, " and"), wire.Select(number, 100 + number, options)]
         if dice.random() < 0.2:
             script.setdefault(dice.randrange(TURNS), []).append(wire.Cancel(number))
     return script
@@ -136,9 +139,9 @@ def changed_calls(one: dict[int, Any], other: dict[int, Any]) -> list[int]:
     ]
 
 
-def differing(seed: int, **changes: Any) -> tuple[list[int], StepsAhead]:
+def differing(seed: int, prompt_len: int = 9, **changes: Any) -> tuple[list[int], StepsAhead]:
     """Calls that end with something else, and how the steps were computed."""
-    script, preempt_every = script_of(seed), 7 if seed % 3 == 0 else 0
+    script, preempt_every = script_of(seed, prompt_len), 7 if seed % 3 == 0 else 0
     plain, ahead = (talk_with(seed, is_ahead, **changes) for is_ahead in (False, True))
     expected = outcomes(replies_to(plain, script, preempt_every))
     found = outcomes(replies_to(ahead, script, preempt_every))
@@ -155,6 +158,100 @@ def test_texts_are_those_of_one_step_after_the_other() -> None:
         num_steps += steps._scheduler.stats.steps
     print(f"{num_ahead} of {num_steps} steps were begun ahead")
     assert num_ahead > num_steps / 5
+
+
+class SeenPlans:
+    """Counts the rows of steps planned ahead."""
+
+    def __init__(self, patch: Patch) -> None:
+        self.num_steps = self.num_chunks = self.num_scored = self.num_beside = 0
+        original = ahead_planner.AheadPlanner.after
+
+        def after(planner: Any, plan: Any, current: Any, requests: Any) -> Any:
+            ahead = original(planner, plan, current, requests)
+            if ahead is not None:
+                self._see(ahead.rows.plan.rows, requests)
+            return ahead
+
+        patch.setattr(ahead_planner.AheadPlanner, "after", after)
+
+    def _see(self, rows: Any, before: LogitsRequests) -> None:
+        chunks = [row for row in rows if row.end < row.sequence.num_tokens_at_enqueue]
+        self.num_steps += 1
+        self.num_chunks += bool(chunks)
+        self.num_beside += bool(chunks) and len(chunks) < len(rows)
+        self.num_scored += bool(before.scores)
+
+
+LONG: dict[str, Any] = {"prompt_len": 45, "token_budget": 20, "num_pages": 150}
+"""Prompts are read in several chunks."""
+
+
+def test_texts_are_the_same_where_prompts_are_read_ahead(monkeypatch: Patch) -> None:
+    """Chunk by chunk, beside sequences that decode; and beside options that are scored."""
+    seen = SeenPlans(monkeypatch)
+    for seed in SEEDS[:5]:
+        for max_chunk in (0, 7):
+            changed, _ = differing(seed, max_chunk=max_chunk, **LONG)
+            assert not changed, f"seed {seed}: calls {changed} end with something else"
+    print(vars(seen))
+    assert min(seen.num_chunks, seen.num_beside, seen.num_scored) > 50
+
+
+def reading(is_ahead: bool) -> tuple[Talk, str]:
+    """One sequence decodes while another's prompt is read in chunks."""
+    talk = talk_with(0, is_ahead, num_pages=150, token_budget=10)
+    sampling = wire.SamplingParams(max_tokens=60, ignore_eos=True)
+    talk.say(wire.Open(1), text(1, "abc"), wire.Generate(1, 1, sampling))
+    for _ in range(6):
+        talk.step()
+    prompt = "".join(random.Random(5).choices("abc ", k=100))
+    talk.say(wire.Open(2), text(2, prompt), wire.Generate(2, 2, GREEDY))
+    return talk, prompt
+
+
+def test_a_long_prompt_does_not_keep_the_device_waiting() -> None:
+    """All steps but the first with its chunks are begun ahead."""
+    talk, _ = reading(is_ahead=True)
+    talk.step()
+    steps, stats = steps_of(talk), talk.scheduler.stats
+    ahead, planned = steps.num_ahead, stats.steps
+    while stats.computed_tokens < 100:
+        talk.step()
+    assert stats.steps - planned >= 8, "it takes so many steps"
+    assert steps.num_ahead - ahead >= stats.steps - planned - 1
+
+
+def test_what_was_read_ahead_is_shared_with_who_comes_meanwhile() -> None:
+    def computed(is_ahead: bool) -> tuple[int, int]:
+        talk, prompt = reading(is_ahead)
+        for _ in range(9):
+            talk.step()
+        before = talk.scheduler.stats.computed_tokens
+        talk.say(wire.Open(3), text(3, prompt + "!"), wire.Generate(3, 3, GREEDY))
+        replies = talk.until_idle()
+        return done(replies)[3].usage.cached, talk.scheduler.stats.computed_tokens - before
+
+    (cached, least), (cached_ahead, most) = computed(False), computed(True)
+    assert cached >= 72
+    assert cached_ahead >= cached - PAGE_SIZE
+    assert most <= least + 2 * PAGE_SIZE, "less than a page of it was not in the tree yet"
+
+
+def test_a_fault_in_a_chunk_gives_back_what_was_begun_after_it() -> None:
+    for num_steps in range(2, 9):
+        talk, prompt = reading(is_ahead=True)
+        for _ in range(num_steps):
+            talk.step()
+        talk.engine.engine.fail_next = True
+        assert {one.code for one in failed(talk.until_idle()).values()} == {"model"}
+        talk.scheduler.tree.clear()
+        assert talk.scheduler.pages.num_free == 150
+        again = talk.ask(wire.Open(3), text(3, prompt), wire.Generate(3, 3, GREEDY))
+        expected = talk_with(0, False, num_pages=150).ask(
+            wire.Open(3), text(3, prompt), wire.Generate(3, 3, GREEDY)
+        )
+        assert done(again)[3].outputs == done(expected)[3].outputs
 
 
 @pytest.mark.parametrize("speculation", ["auto", "always"])
@@ -269,6 +366,27 @@ def a_shared_page_is_written(patch: Patch) -> None:
     next_tokens(patch, lambda sequence: {"shared": 0})
 
 
+def a_chunk_is_taken_twice(patch: Patch) -> None:
+    original = ahead_planner.AheadPlanner._cut
+
+    def cut(self: Any, steps: Any) -> Any:
+        found = original(self, steps)
+        if found is None:
+            return None
+        return [
+            one._replace(tokens=one.row.tokens[:1] * len(one.tokens))
+            if len(one.tokens) > 1
+            else one
+            for one in found[0]
+        ], found[1]
+
+    patch.setattr(ahead_planner.AheadPlanner, "_cut", cut)
+
+
+def logits_of_options_are_taken_for_read(patch: Patch) -> None:
+    patch.setattr(Scoring, "logits_after", lambda self, end, num_tokens: num_tokens - 1)
+
+
 def a_page_is_missing(patch: Patch) -> None:
     patch.setattr(PageTables, "pages_after", lambda self, row, count: 0)
 
@@ -281,20 +399,26 @@ BUGS: list[Callable[[Patch], None]] = [
     forced_text_is_not_looked_at,
     a_shared_page_is_written,
     a_page_is_missing,
+    a_chunk_is_taken_twice,
+    logits_of_options_are_taken_for_read,
 ]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    scripts = {seed: script_of(seed) for seed in (1, 2, 4)}
-    plain = {
-        seed: outcomes(replies_to(talk_with(seed, False), script, 0))
-        for seed, script in scripts.items()
-    }
+    chunked = {name: value for name, value in LONG.items() if name != "prompt_len"}
+    cases: list[tuple[int, Script, dict[str, Any]]] = [
+        *((seed, script_of(seed), {}) for seed in (1, 2, 4)),
+        *((seed, script_of(seed, LONG["prompt_len"]), chunked) for seed in (1, 2)),
+    ]
+    plain = [
+        outcomes(replies_to(talk_with(seed, False, **changes), script, 0))
+        for seed, script, changes in cases
+    ]
     bug(monkeypatch)
-    for seed, expected in plain.items():
+    for expected, (seed, script, changes) in zip(plain, cases, strict=True):
         try:
-            found = outcomes(replies_to(talk_with(seed, True), scripts[seed], 0))
+            found = outcomes(replies_to(talk_with(seed, True, **changes), script, 0))
         except (AssertionError, LookupError):
             return
         if changed_calls(expected, found):

@@ -217,6 +217,12 @@ class Generation:
             return num_tokens - 1
         return next_scored - 1
 
+    def logits_after(self, end: int, num_tokens: int) -> int:
+        """As `logits_from`, once those before `end` are known. Not asked where the prompt's
+        log-probabilities are wanted.
+        """
+        return max(end, num_tokens - 1)
+
     @property
     def mean_logprob(self) -> float:
         """Over all sampled tokens, the one that ended it included; 0 where there are none."""

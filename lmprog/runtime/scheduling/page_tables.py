@@ -5,9 +5,8 @@ the tree is written only by the row that computes it, in the step in which it en
 sequence that must continue inside a partly filled page of the tree takes the page back when no
 other sequence uses it; otherwise it copies the used slots to a page of its own.
 
-Within a step there may be nothing to copy yet, because another row of the same step computes these
-slots. Then that row writes its keys and values to the second place as well (a *mirror*).
-`PageTables` records, for the step being planned, which row writes which pages.
+Steps planned ahead take pages of a sequence's own. What they hold of a prompt enters the tree when
+the next step is planned with everything known.
 
 Knows the tree, the allocator and sequences; decides nothing about who runs.
 """
@@ -21,6 +20,7 @@ from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Row
 from lmprog.runtime.scheduling.scored_prompts import ScoredPrompts
 from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.step_copies import StepCopies
 from lmprog.runtime.tier.second_tier import SecondTier
 
 
@@ -42,31 +42,31 @@ class PageTables:
         self._pages = pages
         self._tier = tier
         self.scored = ScoredPrompts()
-        self._copies: list[Copy] = []
-        self._mirrors: list[Mirror] = []
-        self._writers: dict[int, tuple[int, int, int]] = {}
-        """Page written in this step -> (row, position of the page's first slot, first position that
-        the row computes).
-        """
-        self._origins: dict[int, Copy | Mirror] = {}
-        """Slot copied to in this step -> how it gets its contents."""
+        self._copies = StepCopies(config.page_size)
         self._inserted: set[Sequence] = set()
         """Sequences whose rows of this step have been inserted into the tree."""
+        self._followed: dict[Sequence, int] = {}
+        """Sequences that have prompt in pages of their own, from steps planned ahead -> how often
+        they had given their pages up."""
 
     # --- the step being planned -------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start a new plan. What came back from the second tier is in the tree from now on."""
+        """Start a new plan. What came back from the second tier is in the tree from now on, and
+        whole pages of prompts that steps planned ahead have computed.
+        """
         if self._tier is not None:
             self._tier.collect()
-        self._copies, self._mirrors = [], []
-        self._writers.clear()
-        self._origins.clear()
+        for sequence, resets in self._followed.items():
+            if sequence.num_resets == resets:
+                self._enter(sequence)
+        self._followed.clear()
+        self._copies.begin()
         self._inserted.clear()
 
     def finish(self) -> tuple[tuple[Copy, ...], tuple[Mirror, ...]]:
         """The copies and mirrors of the plan."""
-        return tuple(self._copies), tuple(self._mirrors)
+        return self._copies.finish()
 
     # --- one sequence -----------------------------------------------------------------------------
 
@@ -157,9 +157,28 @@ class PageTables:
         tokens, end = row.tokens + drafted, row.end + len(drafted)
         return row._replace(tokens=tokens, end=end, pages=sequence.pages[:])
 
+    def may_follow(self, row: Row) -> bool:
+        """Whether the row after `row`, which may not be computed yet, can be in pages of the
+        sequence's own. The page that both would be in is taken back from the tree for it.
+        """
+        sequence, end = row[0], row[3]
+        num_shared = sequence.shared
+        if num_shared * self._page_size <= end:
+            return True
+        if sequence.node is None or num_shared * self._page_size - end >= self._page_size:
+            return False
+        return self._take_tail(sequence, end)
+
+    def is_known_beyond(self, row: Row) -> bool:
+        """Whether the tree has more of the sequence's prompt than `row` computes."""
+        sequence, end = row[0], row[3]
+        is_prompt = self._share and end < sequence.num_tokens_at_enqueue
+        return is_prompt and self.cached_prefix(sequence) > end
+
     def follow(self, row: Row, tokens: array[int], num_pages: int) -> Row:
         """The row after `row`, which may not be computed yet, in pages of the sequence's own;
-        `num_pages` of them (`pages_after`) are new, and must be free.
+        `num_pages` of them (`pages_after`) are new, and must be free. What it has of the prompt
+        enters the tree with the next plan that begins when all is known.
         """
         sequence, end = row[0], row[3]
         if num_pages:
@@ -167,7 +186,10 @@ class PageTables:
             assert taken is not None, "the pages were counted before"
             sequence.pages.extend(taken)
         last = end + len(tokens)
-        return Row(sequence, tokens, end, last, sequence.pages[:], last - 1)
+        if end < sequence.num_tokens_at_enqueue and self._share:
+            self._followed[sequence] = sequence.num_resets
+        wanted = sequence.task.logits_after(end, len(sequence.tokens))
+        return Row(sequence, tokens, end, last, sequence.pages[:], min(wanted, last))
 
     def give_back(self, sequence: Sequence) -> None:
         """Frees the pages behind the known tokens, which drafts needed that were wrong."""
@@ -258,15 +280,11 @@ class PageTables:
 
     def _own_last_page(self, sequence: Sequence) -> None:
         """Makes the partly filled last page private: taken back from the tree, or copied."""
+        if self._take_tail(sequence, sequence.computed):
+            return
         sequence.shared -= 1
         sequence.pages.pop()
-        assert sequence.shared == len(sequence.pages), "only the last page can be partly filled"
         assert sequence.node is not None
-        tail = self._tree.take_tail(sequence.node, sequence.computed)
-        if tail is not None:
-            sequence.node = tail.node
-            sequence.pages.append(tail.page)
-            return
         # Looked up again: an eviction may have moved these slots to another page since the
         # sequence was attached.
         source = self._tree.partial_page(sequence.node, sequence.computed)
@@ -275,28 +293,21 @@ class PageTables:
         assert taken is not None, "the scheduler frees pages first"
         sequence.pages.append(taken[0])
         for offset in range(sequence.computed % self._page_size):
-            self._share_slot(source, offset, taken[0] * self._page_size + offset)
+            self._copies.share_slot(source, offset, taken[0] * self._page_size + offset)
 
-    def _share_slot(self, page: int, offset: int, target: int) -> None:
-        """Slot `target` gets the contents that slot `offset` of `page` has after this step."""
-        origin: Copy | Mirror | None = None
-        writer = self._writers.get(page)
-        if writer is not None:
-            row, begin, first = writer
-            if begin + offset >= first:
-                origin = Mirror(row, begin + offset - first, target)
-        if origin is None:
-            source = page * self._page_size + offset
-            known = self._origins.get(source)
-            if isinstance(known, Mirror):
-                origin = Mirror(known.row, known.offset, target)
-            else:
-                origin = Copy(known.source if known is not None else source, target)
-        if isinstance(origin, Mirror):
-            self._mirrors.append(origin)
-        else:
-            self._copies.append(origin)
-        self._origins[target] = origin
+    def _take_tail(self, sequence: Sequence, end: int) -> bool:
+        """Takes the partly filled page in which position `end` is back from the tree, if nobody
+        else may need it.
+        """
+        assert sequence.shared == len(sequence.pages), "only the last page can be partly filled"
+        assert sequence.node is not None
+        tail = self._tree.take_tail(sequence.node, end)
+        if tail is None:
+            return False
+        sequence.shared -= 1
+        sequence.node = tail.node
+        sequence.pages[-1] = tail.page
+        return True
 
     def _insert(self, sequence: Sequence, start: int, end: int, row_index: int) -> None:
         """Inserts what a row computes of known tokens, so that later rows of the step share it.
@@ -306,7 +317,27 @@ class PageTables:
         match = self._tree.match(keys, sequence.namespace.root)
         if match.length > start:
             return
-        inserted = self._tree.insert(keys, sequence.pages, sequence.namespace.root)
+        self._share_pages(sequence, keys, match)
+        for index in range(start // self._page_size, len(sequence.pages)):
+            page = sequence.pages[index]
+            self._copies.write(page, row_index, index * self._page_size, start)
+        self._inserted.add(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Whole pages of the prompt that are computed enter the tree."""
+        known = min(sequence.computed, sequence.num_tokens_at_enqueue)
+        end = known - known % self._page_size
+        if end <= sequence.shared * self._page_size or self.is_discarded(sequence):
+            return
+        keys = sequence.namespace.keys(sequence.tokens[:end])
+        self._share_pages(sequence, keys, self._tree.match(keys, sequence.namespace.root))
+
+    def _share_pages(self, sequence: Sequence, keys: array[int], match: Match) -> None:
+        """The sequence's pages of `keys`, of which the tree has what `match` says, become the
+        tree's.
+        """
+        num_pages = -(-len(keys) // self._page_size)
+        inserted = self._tree.insert(keys, sequence.pages[:num_pages], sequence.namespace.root)
         first = inserted.first_taken
         assert first >= sequence.shared, (
             "what the sequence shares stays in the tree while it is locked"
@@ -318,10 +349,7 @@ class PageTables:
         if sequence.node is not None:
             self._tree.unlock(sequence.node)
         sequence.node = inserted.node
-        for index in range(start // self._page_size, len(sequence.pages)):
-            self._writers[sequence.pages[index]] = (row_index, index * self._page_size, start)
-        sequence.shared = len(sequence.pages)
-        self._inserted.add(sequence)
+        sequence.shared = num_pages
 
     def _match(self, sequence: Sequence) -> Match:
         self.scored.extend(sequence)  # then less of its prefix has to be computed

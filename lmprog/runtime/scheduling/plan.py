@@ -75,6 +75,8 @@ class Plan:
     mirrors: tuple[Mirror, ...] = ()
     drafts: Mapping[int, RowDraft] = field(default_factory=dict)
     """By row: what its last tokens are, if they are not known but drafted."""
+    is_bounded: bool = False
+    """Its prefills were cut, so that it lasts no longer than a step with decodes may."""
 
     @property
     def num_tokens(self) -> int:

@@ -82,7 +82,7 @@ class Scheduler:
         self._running = RunningSequences(memory, self.waiting, self.programs, self._admission)
         step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
         self._planner = StepPlanner(memory, self._running, self.waiting, self.costs, step_seconds)
-        self._ahead = AheadPlanner(memory, self._running, self.waiting)
+        self._ahead = AheadPlanner(memory, self._running, self.waiting, self._planner)
         self.step = 0
         self._step_began = 0.0
 
@@ -191,11 +191,11 @@ class Scheduler:
             self._work += 1.0
             return _NOTHING
         self._admission.begin()
-        rows, budget = self._planner.rows(self.step, self._step_began)
+        rows, budget, is_bounded = self._planner.rows(self.step, self._step_began)
         drafts = self.drafting.add(rows, budget)
-        plan = Plan(tuple(rows), *self.tables.finish(), drafts)
+        plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded)
         self._count(plan)
-        self._ahead.begin()
+        self._ahead.begin(is_full=not budget)
         return plan
 
     def plan_ahead(
@@ -215,7 +215,7 @@ class Scheduler:
         called.
         """
         seconds, least = self._clock() - self._step_began, plan.num_decoded
-        self.costs.observe(plan.num_tokens, seconds, least, is_bounded=self._planner.is_bounded)
+        self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
         served: dict[Hashable, int] = {}
         for sequence, _, start, end, _, _ in plan.rows:
             group, count = sequence.group, end - start
@@ -235,7 +235,7 @@ class Scheduler:
         if failed:
             self._running.restart_discarded({one.sequence for one in progress if one.ended})
         self.tables.settle()
-        self._step_began, self._planner.is_bounded = self._clock(), False  # of one planned ahead
+        self._step_began = self._clock()  # of one planned ahead
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:

@@ -33,3 +33,7 @@ class Scoring:
     def logits_from(self, num_tokens: int) -> int:
         """One position before the next token to score."""
         return min(self.first - 1 + len(self.logprobs), num_tokens - 1)
+
+    def logits_after(self, end: int, num_tokens: int) -> int:
+        """As `logits_from`, once those before `end` are known."""
+        return max(end, min(self.first - 1, num_tokens - 1))

@@ -10,6 +10,7 @@ matter, where their tokens go that of `page_tables`.
 from __future__ import annotations
 
 from math import inf
+from typing import NamedTuple
 
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.program_admission import Memory
@@ -17,6 +18,16 @@ from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 from lmprog.runtime.scheduling.step_costs import StepCosts
 from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
+
+
+class StepRows(NamedTuple):
+    """The rows of a step. Their slots are allocated, and their known tokens are in the tree."""
+
+    rows: list[Row]
+    budget: int
+    """Tokens that it may have besides."""
+    is_bounded: bool
+    """See `Plan`."""
 
 
 class StepPlanner:
@@ -37,18 +48,14 @@ class StepPlanner:
         self._waiting = waiting
         self._costs = costs
         self._step_seconds = step_seconds
-        self.is_bounded = False
-        """The step has prefills that were cut to last no longer than that."""
 
-    def rows(self, step: int, now: float) -> tuple[list[Row], int]:
-        """The rows of a step that begins now, and what is left of the budget. Their slots are
-        allocated, and their known tokens are in the tree.
-        """
+    def rows(self, step: int, now: float) -> StepRows:
+        """The rows of a step that begins now."""
         rows: list[Row] = []
         # Decodes first: they are short and somebody waits for each token. Then prefills in the
         # order of admission.
         prefills = self._plan_decodes(rows)
-        budget = self._prefill_budget(self._config.token_budget - len(rows), rows)
+        budget, is_bounded = self.prefill_budget(len(rows))
         for sequence in prefills:
             if not budget or len(rows) == self._config.max_rows:
                 break
@@ -62,7 +69,7 @@ class StepPlanner:
             if admitted is None:
                 break
             budget -= self._extend(admitted, budget, rows)
-        return rows, budget
+        return StepRows(rows, budget, is_bounded)
 
     def _plan_decodes(self, rows: list[Row]) -> list[Sequence]:
         """Adds a row for each sequence with one token left to compute; returns the others."""
@@ -81,15 +88,15 @@ class StepPlanner:
                     left -= self._extend(sequence, 1, rows)
         return prefills
 
-    def _prefill_budget(self, budget: int, decodes: list[Row]) -> int:
-        """What is left for prefills so that a step beside decodes lasts no longer than it may; at
-        least a page, so that they get on.
+    def prefill_budget(self, num_decodes: int) -> tuple[int, bool]:
+        """What is left for prefills beside so many decodes, and whether that is cut so that the
+        step lasts no longer than it may; at least a page, so that they get on.
         """
-        self.is_bounded = bool(decodes) and self._step_seconds < inf
-        if not self.is_bounded:
-            return budget
-        left = self._costs.tokens_within(self._step_seconds) - len(decodes)
-        return min(budget, max(self._config.page_size, left))
+        budget = self._config.token_budget - num_decodes
+        if not num_decodes or self._step_seconds == inf:
+            return budget, False
+        left = self._costs.tokens_within(self._step_seconds) - num_decodes
+        return min(budget, max(self._config.page_size, left)), True
 
     def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:
         """Plans the sequence's next tokens, at most `budget`; returns how many. 0: no memory

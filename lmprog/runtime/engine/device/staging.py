@@ -76,6 +76,7 @@ class Staging:
         if self._sent is not None:
             self._sent.wait()  # the buffer may still be read
         if layout.num_bytes > len(self._pinned):
+            self._driver.event().wait()  # what was begun may read the old one
             self._allocate(2 * layout.num_bytes)
         host, rooms, offsets = self._host, layout.room_of, layout.offsets
         for name, array in arrays.items():
