@@ -9,8 +9,8 @@ says what nano says, at the costs of its size; the more noise, the oftener it sa
 and the less its text means. So costs are real, and acceptance is what the noise makes it: what a
 pair of trained models reaches is theirs to show.
 
-Processor time is the computing thread's, so what else the machine does changes little; the least of
-all rounds counts. Texts with and without must be the same.
+Each way has one runtime; its first round, which learns what drafts are worth, is not counted. How
+times are compared is told in `draft_rounds`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import argparse
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.draft_rounds import OpsOf, Round, compared, head, in_turn, measured
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 from lmprog.runtime.engine.model.locate import NANO
@@ -60,15 +59,6 @@ def deepened(folder: Path, times: int, noise: float) -> Path:
     return folder
 
 
-@dataclass
-class Figures:
-    steps: int
-    seconds: float
-    drafted: int
-    accepted: int
-    texts: list[str]
-
-
 def samplings(max_tokens: int) -> Iterator[tuple[str, wire.SamplingParams]]:
     for name, temperature in (("greedy", 0.0), ("drawn", 1.0)):
         yield (
@@ -79,39 +69,18 @@ def samplings(max_tokens: int) -> Iterator[tuple[str, wire.SamplingParams]]:
         )
 
 
-def measured(
-    own: OwnLoop, salt: str, sampling: wire.SamplingParams, calls: int, at_once: int
-) -> Figures:
-    stats = own.loop.scheduler.stats
-    before = (stats.steps, stats.drafted_tokens, stats.accepted_tokens)
-    began, texts = time.thread_time(), list[str]()
-    for first in range(0, calls, at_once):
-        texts += _asked(own, salt, sampling, range(first, min(first + at_once, calls)))
-    seconds = time.thread_time() - began
-    after = (stats.steps, stats.drafted_tokens, stats.accepted_tokens)
-    steps, drafted, accepted = (b - a for a, b in zip(before, after, strict=True))
-    return Figures(steps, seconds, drafted, accepted, texts)
+def stories(salt: str, sampling: wire.SamplingParams) -> OpsOf:
+    """Calls that share nothing but their salt."""
 
-
-def _asked(own: OwnLoop, salt: str, sampling: wire.SamplingParams, which: range) -> list[str]:
-    for number in which:
+    def ops(number: int) -> tuple[wire.Op, ...]:
         prompt = f"{number}. A short story about a baker who finds a key.\nOnce"
-        own.say(
-            salt.encode(),
+        return (
             wire.Open(number, salt),
             wire.Append(number, (wire.TextPiece(prompt),)),
             wire.Generate(number, number, sampling),
         )
-    found: dict[int, str] = {}
-    while len(found) < len(which):
-        for came in own.turn():
-            if isinstance(came.reply, wire.Failed):
-                raise RuntimeError(came.reply.message)
-            if isinstance(came.reply, wire.CallDone):
-                found[came.reply.call] = came.reply.outputs[0].text
-    own.say(salt.encode(), *(wire.Close(number) for number in which))
-    own.turn()
-    return [found[number] for number in which]
+
+    return ops
 
 
 def main() -> None:
@@ -126,39 +95,29 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
-    asked = parser.parse_args()
-    head = "noise | text | at once | speculation | steps | fewer | processor ms | less | drafted"
-    print(f"| {head} | right |")
-    print("|---:|---|---:|---|---:|---:|---:|---:|---:|---:|")
+    chosen = parser.parse_args()
+    print(head("noise", "text", "at once"))
     with tempfile.TemporaryDirectory() as folder:
-        for noise in asked.noise:
-            model = deepened(Path(folder) / str(noise), asked.times, noise)
-            report(model, noise, asked)
+        for noise in chosen.noise:
+            model = deepened(Path(folder) / str(noise), chosen.times, noise)
+            report(model, noise, chosen)
 
 
-def report(model: Path, noise: float, asked: argparse.Namespace) -> None:
-    """A line for each way; each has one runtime, whose first round learns what drafts cost."""
+def report(model: Path, noise: float, chosen: argparse.Namespace) -> None:
+    """A line for each way."""
     owns = {name: OwnLoop(str(model), kv_memory_mb=256, **way) for name, way in WAYS.items()}
-    for text, sampling in samplings(asked.tokens):
-        for at_once in asked.at_once:
-            best: dict[str, Figures] = {}
-            for number in range(asked.rounds + 1):
-                for name, own in owns.items():
-                    salt = f"{text} {at_once} {number}"
-                    found = measured(own, salt, sampling, asked.calls, at_once)
-                    if number and (name not in best or found.seconds < best[name].seconds):
-                        best[name] = found
-            without = best["off"]
-            for name, one in best.items():
-                if one.texts != without.texts:
-                    raise RuntimeError(f"{text}, noise {noise}: {name} says something else")
-                print(
-                    f"| {noise} | {text} | {at_once} | {name} | {one.steps:,} "
-                    f"| {without.steps / one.steps:.2f} | {1e3 * one.seconds:,.0f} "
-                    f"| {without.seconds / one.seconds:.2f} | {one.drafted:,} "
-                    f"| {one.accepted:,} |",
-                    flush=True,
-                )
+    for text, sampling in samplings(chosen.tokens):
+        for at_once in chosen.at_once:
+            found: dict[str, list[Round]] = {name: [] for name in WAYS}
+            for number in range(chosen.rounds + 1):
+                salt = f"{text} {at_once} {number}"
+                for name in in_turn(found, number):
+                    own = owns[name]
+                    one = measured(own, salt, stories(salt, sampling), chosen.calls, at_once)
+                    if number:
+                        found[name].append(one)
+            for line in compared(found):
+                print(f"| {noise} | {text} | {at_once} | {line.cells()}", flush=True)
 
 
 if __name__ == "__main__":

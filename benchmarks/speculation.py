@@ -9,16 +9,15 @@ would: editing a letter, copying fields of it as JSON, quoting it. Its logits ar
 and the next token of the answer gets the greatest one; drafts know nothing of that. So acceptance is
 that of a model that does its task, and costs are those of this one.
 
-Processor time is the computing thread's, so what else the machine does changes little; the least of
-all rounds counts. Each mode has one runtime for a workload, which goes on learning what drafts are
-worth; with --fresh it has a new one in each round. All three modes must say the same.
+Each mode has one runtime for a workload, which goes on learning what drafts are worth; its first
+round is not counted. With --fresh it has a new one in each round, and all of them count. How times
+are compared is told in `draft_rounds`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +27,9 @@ from unittest import mock
 
 import numpy as np
 
+from benchmarks.draft_rounds import Round, asked, compared, head, in_turn, measured
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
-from lmprog.config import SpeculationName
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.model.locate import locate
 from lmprog.runtime.engine.native.engine import NativeEngine
@@ -38,7 +37,7 @@ from lmprog.runtime.text.tokenizer import load_tokenizer
 from training.document import Family
 from training.items import draw_items
 
-MODES: tuple[SpeculationName, ...] = ("off", "always", "auto")
+MODES = ("off", "always", "auto")
 LETTER = """Dear Mr Hollis,
 
 thank you for your letter of 12 March. I write to confirm that the delivery of forty oak chairs to the
@@ -81,12 +80,12 @@ class Task:
 
 def tasks(num_calls: int) -> Iterator[Task]:
     greedy = wire.SamplingParams(temperature=0.0, max_tokens=400)
-    for name, asked, answer in (
+    for name, question, answer in (
         ("editing a letter", "For Friday, and fifty chairs:", EDITED),
         ("fields as JSON", "As JSON:", COPIED),
         ("quoting a letter", "What does he say and ask?", QUOTED),
     ):
-        yield Task(name, (f"{LETTER}\n{asked}\n",) * num_calls, greedy, answer=answer)
+        yield Task(name, (f"{LETTER}\n{question}\n",) * num_calls, greedy, answer=answer)
     items = draw_items(Family.EXTRACTION, num_calls)
     schemas = tuple(wire.JsonSchema(json.dumps(item.schema)) for item in items)
     prompts = tuple(item.prompt for item in items)
@@ -98,15 +97,6 @@ def tasks(num_calls: int) -> Iterator[Task]:
     stories = tuple(f"{number}. Once there was a baker" for number in range(num_calls))
     yield Task("nano: free text, greedy", stories, free)
     yield Task("nano: free text, drawn", stories, drawn)
-
-
-@dataclass
-class Figures:
-    steps: int
-    seconds: float
-    drafted: int
-    accepted: int
-    texts: list[str]
 
 
 class Script:
@@ -133,52 +123,38 @@ class Script:
             yield
 
 
-def opened(model: str, mode: SpeculationName) -> OwnLoop:
+def opened(model: str, mode: str) -> OwnLoop:
     return OwnLoop(model, speculation=mode, kv_memory_mb=64)
 
 
-def measured(own: OwnLoop, model: str, task: Task, at_once: int, salt: str) -> Figures:
-    script = Script(locate(model))
-    with script.read():
-        if not own.loop.scheduler.stats.steps:
-            _ask(own, task, range(1), "warm", script)  # what is done first is not counted
-        stats = own.loop.scheduler.stats
-        before = (stats.steps, stats.drafted_tokens, stats.accepted_tokens)
-        began, texts = time.thread_time(), list[str]()
-        for first in range(0, len(task.prompts), at_once):
-            asked = range(first, min(first + at_once, len(task.prompts)))
-            texts += _ask(own, task, asked, salt, script)
-        seconds = time.thread_time() - began
-    after = (stats.steps, stats.drafted_tokens, stats.accepted_tokens)
-    steps, drafted, accepted = (b - a for a, b in zip(before, after, strict=True))
-    return Figures(steps, seconds, drafted, accepted, texts)
+class Asked:
+    """The calls of one round of a task, each with a cache of its own."""
 
+    def __init__(self, task: Task, script: Script, salt: str) -> None:
+        self._task = task
+        self._salt = salt
+        if task.answer is not None:
+            tokenizer = load_tokenizer(script.location)
+            prompt = tokenizer.encode(task.prompts[0])
+            answer = tokenizer.encode(task.answer, start=False)
+            script.targets = np.array([*prompt, *answer, tokenizer.eos_ids[0]])
 
-def _ask(own: OwnLoop, task: Task, which: range, salt: str, script: Script) -> list[str]:
-    """The texts of these calls, all asked at once, each with a cache of its own."""
-    if task.answer is not None:
-        tokenizer = load_tokenizer(script.location)
-        prompt = tokenizer.encode(task.prompts[0])
-        answer = tokenizer.encode(task.answer, start=False)
-        script.targets = np.array([*prompt, *answer, tokenizer.eos_ids[0]])
-    for number in which:
+    def __call__(self, number: int) -> tuple[wire.Op, ...]:
+        task = self._task
         constraint = task.constraints[number] if task.constraints else None
-        own.say(
-            salt.encode(),
-            wire.Open(number, f"{salt} {number}"),
+        return (
+            wire.Open(number, f"{self._salt} {number}"),
             wire.Append(number, (wire.TextPiece(task.prompts[number]),)),
             wire.Generate(number, number, task.sampling, constraint),
         )
-    found: dict[int, str] = {}
-    while len(found) < len(which):
-        for came in own.turn():
-            if isinstance(came.reply, wire.Failed):
-                raise RuntimeError(came.reply.message)
-            if isinstance(came.reply, wire.CallDone):
-                found[came.reply.call] = came.reply.outputs[0].text
-    own.say(salt.encode(), *(wire.Close(number) for number in which))
-    own.turn()
-    return [found[number] for number in which]
+
+
+def one_round(own: OwnLoop, model: str, task: Task, at_once: int, salt: str) -> Round:
+    script = Script(locate(model))
+    with script.read():
+        if not own.loop.scheduler.stats.steps:
+            asked(own, "warm", Asked(task, script, "warm"), range(1))  # of what is done first
+        return measured(own, salt, Asked(task, script, salt), len(task.prompts), at_once)
 
 
 def main() -> None:
@@ -189,41 +165,29 @@ def main() -> None:
     )
     parser.add_argument("--model", default="nano")
     parser.add_argument("--calls", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--fresh", action="store_true", help="a new runtime in each round")
     parser.add_argument("--only", default="", help="workloads whose names have this in them")
-    asked = parser.parse_args()
-    head = (
-        "workload | at once | speculation | steps | fewer | processor ms | less | drafted | right"
-    )
-    print(f"| {head} |")
-    print("|---|---:|---|---:|---:|---:|---:|---:|---:|")
-    for task in tasks(asked.calls):
-        for at_once in asked.at_once if asked.only in task.name else ():
-            report(task, at_once, asked.model, asked.rounds, is_fresh=asked.fresh)
+    chosen = parser.parse_args()
+    print(head("workload", "at once"))
+    for task in tasks(chosen.calls):
+        for at_once in chosen.at_once if chosen.only in task.name else ():
+            report(task, at_once, chosen.model, chosen.rounds, is_fresh=chosen.fresh)
 
 
 def report(task: Task, at_once: int, model: str, rounds: int, *, is_fresh: bool) -> None:
     """A line for each mode."""
-    best: dict[str, Figures] = {}
+    found: dict[str, list[Round]] = {mode: [] for mode in MODES}
     owns = {} if is_fresh else {mode: opened(model, mode) for mode in MODES}
-    for number in range(rounds):
-        for mode in MODES:
-            own = opened(model, mode) if is_fresh else owns[mode]
-            found = measured(own, model, task, at_once, f"{number}")
-            if mode not in best or found.seconds < best[mode].seconds:
-                best[mode] = found
-    without = best["off"]
-    for mode, one in best.items():
-        if one.texts != without.texts:
-            raise RuntimeError(f"{task.name}: {mode} says something else")
-        print(
-            f"| {task.name} | {at_once} | {mode} | {one.steps:,} | {without.steps / one.steps:.2f} "
-            f"| {1e3 * one.seconds:,.0f} | {without.seconds / one.seconds:.2f} | {one.drafted:,} "
-            f"| {one.accepted:,} |",
-            flush=True,
-        )
+    for number in range(rounds + (not is_fresh)):
+        for mode in in_turn(found, number):
+            own = owns.get(mode) or opened(model, mode)
+            one = one_round(own, model, task, at_once, f"{number}")
+            if number or is_fresh:
+                found[mode].append(one)
+    for line in compared(found):
+        print(f"| {task.name} | {at_once} | {line.cells()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -132,8 +132,7 @@ DOORS = {
     "fastapi": "lmprog.server lmprog.ray.serve_gateway",
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
-    "numpy": "lmprog.constraints lmprog.runtime.scheduling.prompt_lookup lmprog.runtime.engine "
-    "lmprog.runtime.quality lmprog.simulation",
+    "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation",
     "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.token_pieces "
     "lmprog.runtime.text.quoting",
     "jinja2": "lmprog.runtime.text.sandbox",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from array import array
 
+from lmprog.runtime.scheduling.drafts import Guess
 from lmprog.simulation.fake_engine import Reference
 
 MOST = 5
@@ -21,7 +22,7 @@ class GuessingSource:
         self._dice = dice
         self._right = right
 
-    def __call__(self, tokens: array[int], most: int) -> list[int]:
+    def __call__(self, tokens: array[int], most: int, evidence: int) -> Guess:
         dice, reference = self._dice, Reference(tokens, self._vocab_size)
         guessed: list[int] = []
         for _ in range(min(most, dice.randint(0, MOST))):
@@ -30,4 +31,4 @@ class GuessingSource:
                 token = int(reference.logits().argmax())
             guessed.append(token)
             reference.append(token)
-        return guessed
+        return Guess(guessed)

@@ -74,7 +74,7 @@ DRAFT_MUTANTS = [
         "drafts that are wrong are tried for ever",
         "scheduling",
         _SCHEDULING + "draft_worth.py",
-        "return chance if num_accepted == num_drafted else chance * (1.0 - LESSON)",
+        "return chance if num_accepted == num_drafted else chance * (1.0 - lesson)",
         "return chance",
     ),
     Mutant(

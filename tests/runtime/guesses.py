@@ -6,7 +6,9 @@ import random
 from array import array
 from collections.abc import Callable, Iterable
 
-Source = Callable[["array[int]", int], list[int]]
+from lmprog.runtime.scheduling.drafts import Guess
+
+Source = Callable[["array[int]", int, int], Guess]
 
 
 def knowing(texts: Iterable[list[int]], right: float, seed: int = 1) -> Source:
@@ -15,12 +17,13 @@ def knowing(texts: Iterable[list[int]], right: float, seed: int = 1) -> Source:
     """
     dice, known = random.Random(seed), list(texts)
 
-    def source(tokens: array[int], most: int) -> list[int]:
+    def source(tokens: array[int], most: int, evidence: int) -> Guess:
         begin = list(tokens)
         for text in known:
             if text[: len(begin)] == begin:
                 rest = text[len(begin) : len(begin) + dice.randint(1, most)]
-                return [token if dice.random() < right else 1 - min(1, token) for token in rest]
-        return []
+                guessed = [token if dice.random() < right else 1 - min(1, token) for token in rest]
+                return Guess(guessed)
+        return Guess(())
 
     return source

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Sequence
 
 import pytest
 
 from lmprog.config import SchedulerConfig, SpeculationName
+from lmprog.runtime.scheduling import drafting
 from lmprog.runtime.scheduling.draft_worth import (
+    ALLOWED,
     AT_FIRST,
+    COMPARED,
+    EVIDENCE,
     FIRST_RATIO,
-    LONGEST_PAUSE,
+    KEPT,
     MOST,
-    SHORTEST_PAUSE,
-    SHORTEST_TRIAL,
+    MOST_CREDIT,
+    SHORTEST,
+    STAKE,
+    STALE,
+    DraftAccounts,
+    DraftChances,
     DraftCosts,
-    DraftTrials,
+    DraftKind,
+    StepKind,
     after_draft,
     most_worth,
 )
+from lmprog.runtime.scheduling.drafts import Guess
+from lmprog.runtime.scheduling.plan import Row
 from tests.runtime.guesses import knowing
 from tests.runtime.rig import VOCAB, Rig, expected
+
+# --- what a drafted token costs
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 64])
@@ -28,13 +43,20 @@ from tests.runtime.rig import VOCAB, Rig, expected
 def test_a_drafted_token_costs_what_steps_with_drafts_last_longer(
     num_rows: int, drafted: float
 ) -> None:
-    dice, costs = random.Random(3), DraftCosts()
-    assert costs.ratio(num_rows) == FIRST_RATIO
+    dice, costs, kind = random.Random(3), DraftCosts(), StepKind(num_rows, True)
+    assert costs.ratio(kind) == FIRST_RATIO
     for _ in range(300):
         count = dice.choice([0, 2, 5]) * num_rows
-        seconds = (num_rows + drafted * count) * dice.uniform(0.95, 1.05)
-        costs.observe(num_rows, count, 1e-3 * seconds)
-    assert costs.ratio(num_rows) == pytest.approx(drafted, abs=0.15)
+        observe(costs, kind, count, (num_rows + drafted * count) * dice.uniform(0.95, 1.05))
+    assert costs.ratio(kind) == pytest.approx(drafted, abs=0.15)
+    assert costs.usual(kind) == pytest.approx(num_rows, rel=0.05)
+
+
+def observe(costs: DraftCosts, kind: StepKind, num_drafted: int, seconds: float) -> None:
+    if num_drafted:
+        costs.observe(kind, num_drafted, seconds)
+    else:
+        costs.observe_plain(kind, seconds)
 
 
 def test_costs_of_many_rows_are_not_those_of_one() -> None:
@@ -43,37 +65,56 @@ def test_costs_of_many_rows_are_not_those_of_one() -> None:
     for step in range(100):
         for num_rows in (1, 16):
             count = 4 * (step % 2)
-            costs.observe(num_rows, count, 10.0 + num_rows + count)
-    assert costs.ratio(1) == pytest.approx(1 / 11, abs=0.05)
-    assert costs.ratio(16) == pytest.approx(16 / 26, abs=0.05)
+            observe(costs, StepKind(num_rows, True), count, 10.0 + num_rows + count)
+    one, many = StepKind(1, True), StepKind(16, True)
+    assert costs.ratio(one) == pytest.approx(1 / 11, abs=0.05)
+    assert costs.ratio(many) == pytest.approx(16 / 26, abs=0.05)
+    assert costs.ratio(one) < costs.least(one) < 1.5 * costs.ratio(one)
+    assert costs.least(many) > 1.5 * costs.ratio(many), "others go on more slowly"
+    assert costs.ratio(StepKind(16, False)) == FIRST_RATIO, "masks cost something, too"
 
 
 def test_a_machine_that_was_busy_with_something_else_is_not_the_drafts_fault() -> None:
-    costs = DraftCosts()
+    costs, kind = DraftCosts(), StepKind(1, True)
     for step in range(200):
         count = 4 * (step % 2)
-        costs.observe(1, count, 1.0 + 0.1 * count + 1_000.0 * (step in (150, 181)))
-    assert costs.ratio(1) < 0.5
+        seconds = 1.0 + 0.1 * count + 1_000.0 * (step in (150, 181))
+        observe(costs, kind, count, seconds)
+    assert costs.ratio(kind) < 0.5
+    assert costs.usual(kind) == 1.0
 
 
-def test_steps_without_drafts_are_made_to_compare_with() -> None:
-    costs, num_drafted = DraftCosts(), []
-    for _ in range(100):
-        num_drafted.append(0 if costs.needs_plain(3) else 5)
-        costs.observe(3, num_drafted[-1], 1.0)
-    assert num_drafted[0] == 0
-    assert num_drafted.count(0) == 6
-    assert costs.needs_plain(4), "a number of rows that was not seen"
+def test_what_a_step_takes_without_drafts_is_measured_again_when_it_is_old() -> None:
+    costs, kind = DraftCosts(), StepKind(3, True)
+    assert costs.usual(kind) is None
+    costs.observe_plain(kind, 9.0)
+    for _ in range(STALE):
+        assert costs.usual(kind) == 9.0
+        costs.observe(kind, 2, 9.5)
+    assert costs.usual(kind) is None
+    costs.observe_plain(kind, 5.0)
+    assert costs.usual(kind) == 5.0, "what is that old does not count any more"
+
+
+def test_slow_first_steps_are_not_what_later_ones_are_held_against() -> None:
+    """After a prompt, a step is slow, and a mask that is made for the first time takes long."""
+    costs, kind = DraftCosts(), StepKind(1, False)
+    for step in range(3 * KEPT):
+        costs.observe_plain(kind, 3.0 if step % 3 == 0 else 1.0)
+    assert costs.usual(kind) == 1.0
 
 
 def test_a_cost_measured_long_ago_is_doubted() -> None:
-    costs = DraftCosts()
+    costs, kind = DraftCosts(), StepKind(1, True)
     for step in range(100):
-        costs.observe(1, step % 2, 1.0 + step % 2)
-    assert costs.ratio(1) > 0.8
+        observe(costs, kind, step % 2, 1.0 + step % 2)
+    assert costs.ratio(kind) > 0.8
     for _ in range(1_500):
-        costs.observe(1, 0, 1.0)
-    assert costs.ratio(1) == pytest.approx(FIRST_RATIO, abs=0.05)
+        costs.observe_plain(kind, 1.0)
+    assert costs.ratio(kind) == pytest.approx(FIRST_RATIO, abs=0.05)
+
+
+# --- what is right
 
 
 def test_more_is_drafted_the_likelier_it_is_right_and_the_less_it_costs() -> None:
@@ -88,58 +129,118 @@ def test_a_chance_follows_what_happened() -> None:
     assert after_draft(AT_FIRST, 2, 5) < after_draft(AT_FIRST, 2, 2)
 
 
-def looks(trials: DraftTrials, num_steps: int, plain: float, with_drafts: float) -> list[bool]:
-    """In which steps of four rows drafts are looked for, which then bring a fifth token."""
-    found = []
-    for _ in range(num_steps):
-        found.append(trials.may_look(4))
-        if found[-1]:
-            trials.observe(4, 5, with_drafts, num_drafted=2)
-        else:
-            trials.observe_plain(4, plain)
-    return found
+def test_what_was_learned_of_a_kind_holds_for_the_next_request() -> None:
+    chances, short, long = DraftChances(), DraftKind.of(True, 3), DraftKind.of(True, 12)
+    assert chances.of(short) == chances.of(long) == AT_FIRST
+    for _ in range(12):
+        chances.learn(short, 0, 2)
+        chances.learn(long, 6, 6)
+    assert chances.of(short) < 0.15
+    assert chances.of(long) > 0.9
+    assert chances.evidence_worth(True, least=0.5) == [4, EVIDENCE[-1]]
+    assert chances.of(DraftKind.of(False, 3)) == AT_FIRST, "constrained ones are of another kind"
 
 
-def test_where_looking_for_drafts_loses_time_the_pauses_grow() -> None:
-    found = looks(DraftTrials(), 4_000, plain=4.0, with_drafts=5.2)
-    trials = sum(found) / SHORTEST_TRIAL
-    assert found.index(True) > 0, "there is something to compare with"
-    assert sum(found[: SHORTEST_PAUSE // 2]) <= SHORTEST_TRIAL
-    assert 4_000 / LONGEST_PAUSE / 2 < trials < 4_000 / LONGEST_PAUSE + 6
+def test_the_first_outcomes_of_a_kind_count_most() -> None:
+    chances, kind = DraftChances(), DraftKind.of(False, SHORTEST)
+    chances.learn(kind, 0, 1)
+    first = AT_FIRST - chances.of(kind)
+    for _ in range(60):
+        chances.learn(kind, 1, 1)
+    before = chances.of(kind)
+    chances.learn(kind, 0, 1)
+    assert (before - chances.of(kind)) / before < first / AT_FIRST / 2
 
 
-def test_where_they_save_time_nothing_pauses_and_another_size_is_judged_by_itself() -> None:
-    trials = DraftTrials()
-    found = looks(trials, 500, plain=4.0, with_drafts=4.3)
-    assert sum(found) > 0.95 * len(found), "but for a few to compare with"
-    assert not trials.may_look(16), "of so many rows nothing is known yet"
+def test_a_kind_that_was_wrong_is_tried_again_seldom() -> None:
+    chances, kind, num_tried = DraftChances(), DraftKind.of(True, SHORTEST), 0
+    for _ in range(10_000):
+        if SHORTEST in chances.evidence_worth(True, least=0.3):
+            num_tried += 1
+            chances.learn(kind, 0, 1)
+    assert 20 < num_tried < 300
+
+
+# --- whether it pays
+
+
+class Steps:
+    """Steps of four rows, in which drafts bring `num_accepted` further tokens."""
+
+    def __init__(self, num_steps: float, num_accepted: int = 1, looking: float = 0.0) -> None:
+        """`num_steps`: what a step with drafts takes, in steps without."""
+        self.num_steps = num_steps
+        self.num_accepted = num_accepted
+        self.looking = looking
+        self.lost = 0.0
+
+    def run(self, accounts: DraftAccounts, count: int) -> int:
+        """In how many of so many steps something is drafted; where looking takes time, in none."""
+        kind, num_drafted = StepKind(4, True), 0
+        for _ in range(count):
+            may = accounts.may_draft(kind)
+            if may and not self.looking:
+                num_drafted += 1
+                self.lost += self.num_steps - 1.0
+                accounts.book(kind, self.num_accepted, self.num_steps)
+            else:
+                self.lost += self.looking * may
+                accounts.credit(kind, self.looking * may, 1)
+        return num_drafted
+
+
+@pytest.mark.parametrize("num_steps", [1.05, 1.3, 1.9])
+def test_where_drafts_lose_time_all_trials_together_lose_a_part_of_it(num_steps: float) -> None:
+    accounts, steps = DraftAccounts(), Steps(num_steps, num_accepted=0)
+    num_drafted = steps.run(accounts, 5_000)
+    assert num_drafted > 20, "it is tried again"
+    assert steps.lost <= STAKE + 5_000 * ALLOWED + num_steps
+
+
+def test_looking_for_what_is_never_found_loses_no_more() -> None:
+    steps = Steps(1.0, looking=0.08)
+    steps.run(DraftAccounts(), 5_000)
+    assert 0.5 * 5_000 * ALLOWED < steps.lost <= STAKE + 5_000 * ALLOWED + 1
+
+
+def test_where_drafts_save_time_nothing_pauses() -> None:
+    num_drafted = Steps(1.05, num_accepted=2).run(DraftAccounts(), 500)
+    assert num_drafted == 500 - 500 // (COMPARED + 1), "but for a few to compare with"
 
 
 def test_beside_other_rows_a_right_token_saves_less_than_a_row_costs() -> None:
-    assert sum(looks(DraftTrials(), 500, plain=4.0, with_drafts=4.8)) < 100
-    alone, num_looked = DraftTrials(), 0
-    for _ in range(500):
-        looked = alone.may_look(1)
-        num_looked += looked
-        if looked:
-            alone.observe(1, 2, 1.6, num_drafted=1)
-        else:
-            alone.observe_plain(1, 1.0)
-    assert num_looked > 400
+    """A quarter of a step, if nobody else went on more slowly: half of that counts."""
+    assert Steps(1.2).run(DraftAccounts(), 500) < 100
+    assert Steps(1.1).run(DraftAccounts(), 500) > 400
+    accounts, alone = DraftAccounts(), StepKind(1, True)
+    for _ in range(100):
+        accounts.book(alone, 1, 1.6)
+    assert accounts.is_open(alone)
 
 
-def test_slow_first_steps_are_not_what_later_ones_are_held_against() -> None:
-    """A process begins slowly; drafts that lose time look like savings beside that."""
-    trials = DraftTrials()
-    looks(trials, 12, plain=12.0, with_drafts=12.0)
-    found = looks(trials, 1_000, plain=4.0, with_drafts=5.2)
-    assert sum(found[500:]) < 50
+def test_what_was_saved_does_not_pay_for_endless_losses() -> None:
+    accounts = DraftAccounts()
+    Steps(1.0, num_accepted=4).run(accounts, 1_000)
+    steps = Steps(1.5, num_accepted=0)
+    steps.run(accounts, 500)
+    assert steps.lost <= MOST_CREDIT + 500 * ALLOWED + 1
 
 
 def test_what_begins_to_pay_is_tried_again() -> None:
-    trials = DraftTrials()
-    assert sum(looks(trials, 1_000, plain=4.0, with_drafts=6.0)) < 100
-    assert sum(looks(trials, 1_000, plain=4.0, with_drafts=4.0)) > 500
+    accounts = DraftAccounts()
+    assert Steps(1.5, num_accepted=0).run(accounts, 1_000) < 50
+    assert Steps(1.0).run(accounts, 1_000) > 800
+
+
+def test_beside_prompts_nothing_is_drafted_before_it_has_paid() -> None:
+    accounts, kind = DraftAccounts(), StepKind(4, True)
+    assert accounts.may_draft(kind)
+    assert not accounts.may_draft(kind, has_prompts=True)
+    accounts.book(kind, 4, 1.0)
+    assert accounts.may_draft(kind, has_prompts=True)
+
+
+# --- in the scheduler
 
 
 def drafted_in(mode: SpeculationName, right: float, length: int = 150) -> Rig:
@@ -158,6 +259,55 @@ def test_drafts_that_are_wrong_are_given_up_and_tried_again_seldom() -> None:
     assert 3 <= stats.drafted_tokens <= 30
     assert stats.accepted_tokens == 0
     assert drafted_in("always", right=0.0).scheduler.stats.drafted_tokens > 400
+
+
+def test_a_short_request_does_not_try_what_those_before_it_found_wrong() -> None:
+    """By counts: many requests of ten tokens draft no more than one long one."""
+    rig = Rig(SchedulerConfig(page_size=16, num_pages=64, speculation="auto"))
+    drafted = []
+    for number in range(40):
+        prompt = [number, 1, 2, 3]
+        text = prompt + expected(prompt, 10)
+        rig.scheduler.drafting.source = knowing([text], right=0.0)
+        sequence = rig.gen(prompt, 10)
+        rig.run()
+        assert list(sequence.tokens) == text
+        drafted.append(sequence.group.drafted)
+    assert sum(drafted[:4]) >= 2
+    assert sum(drafted[4:]) <= 12
+
+
+def test_nothing_is_looked_for_and_little_noted_while_drafts_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By counts: of the steps of a pause, one in ten is looked at."""
+    rig = Rig(SchedulerConfig(page_size=16, num_pages=256, speculation="auto"))
+    num_noted, num_guessed = [0], [0]
+    kind_of = drafting.decoding_kind
+
+    def counted(rows: Sequence[Row]) -> StepKind | None:
+        num_noted[0] += 1
+        return kind_of(rows)
+
+    def source(tokens: array[int], most: int, evidence: int) -> Guess:
+        num_guessed[0] += 1
+        return Guess(())
+
+    monkeypatch.setattr(drafting, "decoding_kind", counted)
+    rig.scheduler.drafting.source = source
+    for number in range(4):
+        rig.gen([number, 1], 600)
+    for _ in range(20):
+        rig.step()
+    assert num_guessed[0] > 0
+    for _ in range(30):
+        rig.scheduler.drafting.accounts.book(StepKind(4, True), 0, 2.0)
+    rig.step()
+    num_noted[0], num_guessed[0] = 0, 0
+    for _ in range(500):
+        rig.step()
+    assert num_guessed[0] == 0
+    assert 50 <= num_noted[0] <= 110, "before a step, and after it"
 
 
 def test_drafts_that_are_right_are_made_longer() -> None:

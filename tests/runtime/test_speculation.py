@@ -11,7 +11,9 @@ import pytest
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.engine.sampler import TorchSampler
-from lmprog.runtime.scheduling.prompt_lookup import continuation
+from lmprog.runtime.scheduling.draft_worth import SHORTEST
+from lmprog.runtime.scheduling.drafts import Guess
+from lmprog.runtime.scheduling.prompt_lookup import LONGEST, continuation
 from lmprog.simulation import plain_sampler
 from lmprog.simulation.fake_engine import FakeEngine
 from tests.constrained.small_model import PairTokenizer
@@ -46,7 +48,33 @@ def tokens(seed: int, count: int) -> list[int]:
 def test_a_text_goes_on_as_it_did_where_its_end_stood_before(
     known: list[int], most: int, found: list[int]
 ) -> None:
-    assert list(continuation(array("i", known), most)) == found
+    assert list(continuation(array("i", known), most).tokens) == found
+
+
+def test_of_all_places_the_longest_match_counts_and_of_equals_the_last() -> None:
+    """Beside a search token by token; some tokens have bytes that are others' shifted."""
+    dice = random.Random(5)
+    for _ in range(400):
+        few = dice.choice([[1, 2, 3], [1, 256, 65_536], list(range(40))])
+        known = dice.choices(few, k=dice.randint(0, 60))
+        evidence = dice.choice([SHORTEST, 4, 8])
+        matches = [
+            (min(LONGEST, common_end(known[:place], known)), place) for place in range(len(known))
+        ]
+        length, place = max(matches, default=(0, 0))
+        guess = continuation(array("i", known), 1, evidence)
+        if guess.tokens or length < evidence:
+            expected = (known[place : place + 1], length) if length >= evidence else ([], SHORTEST)
+            assert (list(guess.tokens), guess.evidence) == expected, known
+        else:
+            assert 65_536 in few, "too many places inside of tokens were in the way"
+
+
+def common_end(a: list[int], b: list[int]) -> int:
+    count = 0
+    while count < min(len(a), len(b)) and a[-1 - count] == b[-1 - count]:
+        count += 1
+    return count
 
 
 # --- the scheduler
@@ -107,7 +135,9 @@ def test_every_draw_is_the_one_without_drafts(monkeypatch: pytest.MonkeyPatch) -
             page_size=4, num_pages=1024, speculation="always" if draft else "off"
         )
         rig = Rig(config, engine=FakeEngine(1024, 4, vocab))
-        rig.scheduler.drafting.source = lambda known, most, draft=draft: list(draft)[:most]
+        rig.scheduler.drafting.source = lambda known, most, evidence, draft=draft: Guess(
+            draft[:most]
+        )
         sequences = [
             rig.gen([1, 2], 4, wire.SamplingParams(temperature=1.0, seed=seed))
             for seed in range(grid**2)
@@ -221,7 +251,7 @@ def test_text_that_a_constraint_asks_for_is_drafted_where_every_token_is_sampled
     op, steps = OPS["every token"], []
     for mode in ("off", "always"):
         talk = Talk(sampler=TorchSampler(), is_forcing=True, num_pages=256, speculation=mode)
-        talk.scheduler.drafting.source = lambda known, most: []
+        talk.scheduler.drafting.source = lambda known, most, evidence: Guess(())
         answer = told(talk, op, [])
         steps.append(talk.scheduler.stats.steps)
     assert answer["outputs"][0].text.endswith("; end!")

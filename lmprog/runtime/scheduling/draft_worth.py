@@ -1,6 +1,7 @@
-"""How many tokens are worth drafting: by how often a sequence's drafts were right, and by what
-drafted tokens cost on this machine; and whether drafts are worth looking for at all, by what steps
-with them brought in what time. All of it is measured while running.
+"""How many tokens are worth drafting: by how often drafts of a kind were right, and by what drafted
+tokens cost on this machine; and whether drafting saves time at all, by what steps with drafts
+brought in what time. All of it is measured while running, and shared by all requests of a runtime:
+a request of few tokens has none to learn from.
 
 Knows counts and seconds; has no clock of its own.
 """
@@ -8,50 +9,94 @@ Knows counts and seconds; has no clock of its own.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 MOST = 16
 """Tokens drafted at a time."""
 AT_FIRST = 0.6
-"""Chance that a drafted token is right, before any was tried."""
+"""Chance that a drafted token of some kind is right, before any was tried."""
+FIRST_LESSONS = 3
+"""So many outcomes `AT_FIRST` counts for."""
+SHARED_LESSON = 1 / 16
+"""Of a kind's chance, what one drafted token's outcome makes, at least."""
+DOUBT = 1 / 2048
+"""Of the distance to 1, what a kind's chance rises by where it is too low for a draft, to be tried
+again.
+"""
 LESSON = 0.25
-"""Of a chance, what one drafted token's outcome makes."""
+"""Of a sequence's own chance, what one drafted token's outcome makes."""
 FORGOTTEN = 1 / 64
-"""Of the distance to `AT_FIRST`, what a step without a draft goes back, to be tried again."""
+"""Of the distance to 1, what it rises by where it is too low for a draft."""
 FIRST_RATIO = 0.25
 """What a drafted token costs as a part of a row, before any was measured."""
-NEWEST = 0.2
-"""Of a measured time or ratio, what the newest step makes."""
-DOUBT = 1 / 32
+RATIO_DOUBT = 1 / 256
 """Of the distance to `FIRST_RATIO`, what a step without drafts goes back, to be measured again."""
-OUTLIER = 4.0
+NEWEST = 0.2
+"""Of a measured ratio, what the newest step makes."""
+OUTLIER = 2.0
 """A step that took so many times what it should is taken for one that took that."""
+KEPT = 7
+"""Times of steps without drafts, of which the median counts."""
+STALE = 256
+"""After so many steps, what one without drafts takes is measured again."""
 COMPARED = 16
 """After so many steps with drafts one is made without, to compare with."""
-SHORTEST_TRIAL, LONGEST_TRIAL = 8, 32
-"""Steps with drafts before it is judged whether these saved time together: twice as many after each
-trial in which they did.
+ALONE = 0.75
+"""Of a step of one row, what a right token saves: where that is only as much as drafts cost, these
+are not worth it.
 """
-MOST_LOST = 4.0
-"""Steps without drafts whose time a trial may lose before it is given up."""
 UNEVEN = 0.5
-"""Of a row of a step, what a right token saves beside other rows: some of them go on more slowly,
-and the steps that are left for these cost little less.
+"""Of a row of a step, what it saves beside other rows: some of them go on more slowly, and the
+steps that are left for these cost little less.
 """
-FIRST_PAUSE = 3
-"""Steps without drafts before the first trial, to compare with."""
-SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256
-"""The same after a trial that saved none: twice as many each time."""
-KEPT = 6
-"""Times of steps without drafts, whose mean is what such a step takes."""
+ALLOWED = 0.015
+"""Of the time of steps without drafts, what trying them again may lose."""
+STAKE = 1.0
+"""Steps without drafts whose time a trial may lose."""
+MOST_CREDIT = 8.0
+"""Of these, how many drafts that have saved more than that may lose before they are given up."""
 
 
-def after_draft(chance: float, num_accepted: int, num_drafted: int) -> float:
-    """The chance that a sequence's next drafted token is right, now that the first `num_accepted`
-    of so many were; of those after the first wrong one nothing is known.
+class StepKind(NamedTuple):
+    """Steps whose times are compared."""
+
+    num_rows: int
+    is_plain: bool
+    """No row has a mask, penalties or a prompt to score."""
+
+
+WRITTEN = 0
+"""The evidence of a draft that a model wrote ..."""
+ASKED = 1
+"""... that of text that a constraint asks for ..."""
+SHORTEST = 2
+"""... and the least of any other: so many tokens stood before in the text, and went on so."""
+EVIDENCE = (WRITTEN, ASKED, SHORTEST, 2 * SHORTEST, 4 * SHORTEST)
+"""Drafts with as much and not as much as the next are one kind."""
+
+
+class DraftKind(NamedTuple):
+    """Drafts whose outcomes are alike, whatever requests they are of."""
+
+    is_plain: bool
+    """The request has nothing that masks or forces tokens."""
+    evidence: int
+    """One of `EVIDENCE`."""
+
+    @staticmethod
+    def of(is_plain: bool, evidence: int) -> DraftKind:
+        return DraftKind(is_plain, EVIDENCE[min(evidence.bit_length(), len(EVIDENCE) - 1)])
+
+
+def after_draft(
+    chance: float, num_accepted: int, num_drafted: int, lesson: float = LESSON
+) -> float:
+    """The chance that the next drafted token is right, now that the first `num_accepted` of so many
+    were; of those after the first wrong one nothing is known.
     """
-    chance = 1.0 - (1.0 - chance) * (1.0 - LESSON) ** num_accepted
-    return chance if num_accepted == num_drafted else chance * (1.0 - LESSON)
+    chance = 1.0 - (1.0 - chance) * (1.0 - lesson) ** num_accepted
+    return chance if num_accepted == num_drafted else chance * (1.0 - lesson)
 
 
 def most_worth(chance: float, least: float) -> int:
@@ -65,6 +110,58 @@ def most_worth(chance: float, least: float) -> int:
     return count
 
 
+class DraftChances:
+    """How often drafted tokens were right, by the kind of draft."""
+
+    def __init__(self) -> None:
+        self._chances: dict[DraftKind, float] = {}
+        self._num_lessons: dict[DraftKind, int] = {}
+
+    def of(self, kind: DraftKind) -> float:
+        """The chance that the first drafted token is right."""
+        return self._chances.get(kind, AT_FIRST)
+
+    def learn(self, kind: DraftKind, num_accepted: int, num_drafted: int) -> None:
+        """Of a draft so many tokens were right. The first outcomes count most."""
+        known = self._num_lessons.get(kind, FIRST_LESSONS)
+        lesson = max(SHARED_LESSON, 1 / (known + 1))
+        self._num_lessons[kind] = known + min(num_accepted + 1, num_drafted)
+        self._chances[kind] = after_draft(self.of(kind), num_accepted, num_drafted, lesson)
+
+    def evidence_worth(self, is_plain: bool, least: float) -> list[int]:
+        """The evidence of drafts that are right with a chance of at least `least`. The others'
+        chances rise a bit, as once a step.
+        """
+        found = []
+        for evidence in EVIDENCE[2 if is_plain else 1 :]:
+            kind = DraftKind(is_plain, evidence)
+            chance = self._chances.get(kind, AT_FIRST)
+            if chance >= least:
+                found.append(evidence)
+            else:
+                self._chances[kind] = chance + (1.0 - chance) * DOUBT
+        return found
+
+
+class _PlainTimes:
+    """Of the newest steps of a kind without drafts. Their median, since some are much longer: the
+    first ones after a prompt, those whose masks are made for the first time. Such steps are seldom
+    saved.
+    """
+
+    __slots__ = ("measured", "median", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=KEPT)
+        self.median = 0.0
+        self.measured = 0
+
+    def add(self, seconds: float, at: int) -> None:
+        self.seconds.append(seconds)
+        self.median = sorted(self.seconds)[(len(self.seconds) - 1) // 2]
+        self.measured = at
+
+
 class DraftCosts:
     """What a drafted token costs, as a part of what a row of one token does.
 
@@ -74,111 +171,119 @@ class DraftCosts:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, float] = {}
-        """By the number of rows: seconds of a step without drafts."""
+        self._plain: dict[StepKind, _PlainTimes] = {}
         self._ratios: dict[int, float] = {}
-        self._since_plain = 0
+        self._num_steps = 0
 
-    def ratio(self, num_rows: int) -> float:
-        """For steps of about so many rows."""
-        return self._ratios.get(num_rows.bit_length(), FIRST_RATIO)
+    def ratio(self, kind: StepKind) -> float:
+        return self._ratios.get(_size(kind), FIRST_RATIO)
 
-    def needs_plain(self, num_rows: int) -> bool:
-        """Whether the next step, of so many rows, is wanted without drafts."""
-        return self._since_plain >= COMPARED or num_rows not in self._plain
+    def least(self, kind: StepKind) -> float:
+        """The chance of being right from which on a drafted token is worth it."""
+        return self.ratio(kind) / _saved_by_one(kind)
 
-    def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
-        """A step of rows of one known token each, and so many drafted ones, lasted so long."""
-        size, ratio = num_rows.bit_length(), self.ratio(num_rows)
-        plain = self._plain.get(num_rows)
-        if not num_drafted:
-            self._since_plain = 0
-            if plain is not None:
-                seconds = plain + (min(seconds, OUTLIER * plain) - plain) * NEWEST
-            self._plain[num_rows] = seconds
-            self._ratios[size] = ratio + (FIRST_RATIO - ratio) * DOUBT
-            return
-        self._since_plain += 1
-        if plain is None or plain <= 0.0:
-            return
-        row = plain / num_rows
-        more = min(seconds, OUTLIER * (plain + num_drafted * row)) - plain
-        found = min(1.0, max(0.0, more / num_drafted / row))
-        self._ratios[size] = ratio + (found - ratio) * NEWEST
+    def usual(self, kind: StepKind) -> float | None:
+        """Seconds of a step without drafts; None where none was measured lately."""
+        times = self._plain.get(kind)
+        if times is None or self._num_steps - times.measured >= STALE or times.median <= 0.0:
+            return None
+        return times.median
+
+    def observe_plain(self, kind: StepKind, seconds: float) -> None:
+        """A step of one known token in each row lasted so long."""
+        self._num_steps += 1
+        if self.usual(kind) is None:
+            self._plain[kind] = _PlainTimes()
+        self._plain[kind].add(seconds, self._num_steps)
+        size = _size(kind)
+        if size in self._ratios:
+            self._ratios[size] += (FIRST_RATIO - self._ratios[size]) * RATIO_DOUBT
+
+    def observe(self, kind: StepKind, num_drafted: int, seconds: float) -> None:
+        """The same with so many drafted tokens."""
+        self._num_steps += 1
+        usual = self.usual(kind)
+        if usual is not None:
+            row = usual / kind.num_rows
+            more = min(seconds, OUTLIER * (usual + num_drafted * row)) - usual
+            found, ratio = min(1.0, max(0.0, more / num_drafted / row)), self.ratio(kind)
+            self._ratios[_size(kind)] = ratio + (found - ratio) * NEWEST
 
 
-class DraftTrials:
-    """Whether looking for drafts saves time, for steps of about so many rows.
+class DraftAccounts:
+    """Whether drafting saves time, for steps of about so many rows.
 
-    A ratio tells what one more drafted token costs; it does not see what is looked for and not
-    found, what masks of drafted tokens cost, nor a draft model that reads a prompt. So the steps in
-    which drafts were looked for are held against those without, by the time that a sampled token
-    took: where they lost time, there is a pause.
+    A ratio tells what one more drafted token costs; it does not see what looking for it costs, nor
+    a draft model that reads a prompt. So what a step with drafts saved, or lost, beside those
+    without is booked, and what was looked for and not found. Where nothing is left, drafting
+    pauses. A part of the time without it is credited meanwhile, until there is enough for another
+    trial: so what trials lose is bounded by that part, however much is lost in each.
     """
 
     def __init__(self) -> None:
-        self._by_size: dict[int, _Trial] = {}
+        self._accounts: dict[int, _Account] = {}
 
-    def may_look(self, num_rows: int) -> bool:
-        """Whether the next step, of so many rows, may look for drafts."""
-        trial = self._of(num_rows)
-        trial.pause = max(0, trial.pause - 1)
-        return not trial.pause and not trial.needs_plain()
+    def may_draft(self, kind: StepKind, has_prompts: bool = False) -> bool:
+        """Whether the next step may have drafts. One that reads prompts, too, cannot be judged:
+        there only where drafts have saved more than they lost.
+        """
+        account = self._of(kind)
+        if has_prompts:
+            return account.is_open and account.credit > STAKE
+        return account.is_open and account.num_since_plain < COMPARED
 
-    def observe(self, num_rows: int, num_sampled: int, seconds: float, num_drafted: int) -> None:
-        """A step without prompts in which drafts were looked for brought so many sampled tokens."""
-        trial = self._of(num_rows)
-        usual = trial.usual(seconds / num_rows)
-        more = (num_sampled - num_rows) * (UNEVEN if num_rows > 1 else 1.0)
-        trial.saved += usual * (num_rows + more) - min(seconds, OUTLIER * usual * num_sampled)
-        trial.num_steps += num_drafted > 0
-        if trial.num_steps == trial.length or trial.saved < -MOST_LOST * usual * num_rows:
-            trial.judge()
+    def is_open(self, kind: StepKind) -> bool:
+        return self._of(kind).is_open
 
-    def observe_plain(self, num_rows: int, seconds: float) -> None:
-        """A step without prompts in which no drafts were looked for."""
-        trial = self._of(num_rows)
-        trial.num_plain += 1
-        trial.plain.append(seconds / num_rows)
+    def credit(self, kind: StepKind, lost: float, num_steps: int) -> None:
+        """So many steps were made without drafts; to look for some took the time of `lost` of
+        them.
+        """
+        account = self._of(kind)
+        account.num_since_plain = 0
+        if lost:
+            account.take(-lost)
+        if not account.is_open:
+            account.credit += ALLOWED * num_steps
+            account.is_open = account.credit >= STAKE
 
-    def _of(self, num_rows: int) -> _Trial:
-        return self._by_size.setdefault(num_rows.bit_length(), _Trial())
+    def book(self, kind: StepKind, num_accepted: int, num_steps: float) -> None:
+        """A step with drafts, of which so many were right, took the time of `num_steps` without."""
+        account = self._of(kind)
+        gain = num_accepted * _saved_by_one(kind) / kind.num_rows
+        most = OUTLIER * (1.0 + num_accepted / kind.num_rows)
+        account.take(1.0 + gain - min(num_steps, most))
+        account.num_since_plain += 1
+
+    def _of(self, kind: StepKind) -> _Account:
+        size = _size(kind)
+        found = self._accounts.get(size)
+        if found is None:
+            found = self._accounts[size] = _Account()
+        return found
 
 
 @dataclass(slots=True)
-class _Trial:
+class _Account:
     """Of steps of one size."""
 
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    """Seconds of a row in the newest steps without drafts."""
-    num_plain: int = 0
-    """Steps without drafts since the trial began."""
-    num_steps: int = 0
-    """Steps with drafts since the trial began."""
-    saved: float = 0.0
-    """Seconds that looking for drafts saved since then."""
-    length: int = SHORTEST_TRIAL
-    """Steps with drafts that make a trial."""
-    pause: int = FIRST_PAUSE
-    """Steps that are to be made without."""
-    next_pause: int = SHORTEST_PAUSE
+    credit: float = STAKE
+    """What drafting may lose, in steps without."""
+    is_open: bool = True
+    num_since_plain: int = 0
+    """Steps with drafts since one was made without."""
 
-    def usual(self, seconds: float) -> float:
-        """Of a row without drafts; `seconds` where none was made."""
-        if not self.plain:
-            return seconds
-        median = sorted(self.plain)[(len(self.plain) - 1) // 2]
-        return sum(min(one, OUTLIER * median) for one in self.plain) / len(self.plain)
+    def take(self, saved: float) -> None:
+        self.credit = min(self.credit + saved, MOST_CREDIT)
+        self.is_open = self.credit > 0.0
 
-    def needs_plain(self) -> bool:
-        """In the middle of a trial, to compare with what is as old."""
-        return not self.num_plain and self.num_steps >= self.length // 2
 
-    def judge(self) -> None:
-        if self.saved < 0.0:
-            self.pause, self.length = self.next_pause, SHORTEST_TRIAL
-            self.next_pause = min(2 * self.next_pause, LONGEST_PAUSE)
-        else:
-            self.next_pause = SHORTEST_PAUSE
-            self.length = min(2 * self.length, LONGEST_TRIAL)
-        self.num_plain, self.num_steps, self.saved = 0, 0, 0.0
+def _size(kind: StepKind) -> int:
+    """The same for numbers of rows that are about alike."""
+    num_rows, is_plain = kind
+    return 2 * num_rows.bit_length() + is_plain
+
+
+def _saved_by_one(kind: StepKind) -> float:
+    """Of a row, what a right token saves."""
+    return UNEVEN if kind.num_rows > 1 else ALONE

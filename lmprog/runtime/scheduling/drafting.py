@@ -8,83 +8,139 @@ rows, pages and measured worth; what is guessed is `drafts`' matter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Rows
+from functools import partial
 
 from lmprog.runtime.scheduling.draft_worth import (
-    AT_FIRST,
+    ASKED,
     FORGOTTEN,
+    MOST,
+    SHORTEST,
+    WRITTEN,
+    DraftAccounts,
+    DraftChances,
     DraftCosts,
-    DraftTrials,
+    DraftKind,
+    StepKind,
     after_draft,
     most_worth,
 )
-from lmprog.runtime.scheduling.drafts import DraftSource, RowDraft, draft
+from lmprog.runtime.scheduling.drafts import DraftSource, GuessWorth, RowDraft, draft
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.growing_drafts import DraftModel, GrowingDraft
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.program_admission import Memory
 from lmprog.runtime.scheduling.prompt_lookup import continuation
+from lmprog.runtime.scheduling.sequence import Sequence
 
 log = logging.getLogger("lmprog")
+
+UNWATCHED = 9
+"""While drafting pauses, so many steps are passed over before the next one that is measured."""
 
 
 class Drafting:
     """Adds drafts to the rows of a step, and takes back what was not right."""
 
-    def __init__(self, memory: Memory, source: DraftSource = continuation) -> None:
+    def __init__(
+        self, memory: Memory, clock: Callable[[], float], source: DraftSource = continuation
+    ) -> None:
         self._memory = memory
         self._mode = memory.config.speculation
+        self._clock = clock
         self.source = source
         self.model: DraftModel | None = None
         """What drafts in place of the source, where there is one."""
         self.costs = DraftCosts()
-        self.trials = DraftTrials()
-        self._has_looked = False
-        """Drafts were looked for in the step that is under way."""
+        self.chances = DraftChances()
+        self.accounts = DraftAccounts()
+        self._least = 0.0
+        """The chance from which on a token is drafted in this step."""
+        self._looked = 0.0
+        """Seconds that it took to look for drafts of this step."""
+        self._num_unwatched = 0
+        """Steps before the next one of which anything is noted."""
+        self._is_watched = self._mode == "auto"
 
     def add(self, rows: list[Row], budget: int) -> dict[int, RowDraft]:
         """Lengthens rows by drafts of at most `budget` tokens in all; returns these by row."""
-        found: dict[int, RowDraft] = {}
-        self._has_looked = False
         if self._mode == "off" or not rows:
-            return found
-        least = 0.0
+            return {}
         if self._mode == "auto":
-            may_look = self.trials.may_look(len(rows))
-            if not may_look or self.costs.needs_plain(len(rows)):
-                return found
-            least = self.costs.ratio(len(rows))
-        worth: dict[int, int] = {}
+            self._is_watched = not self._num_unwatched
+            if not self._is_watched:
+                self._num_unwatched -= 1
+                return {}
+            if not self._may_draft(rows):
+                return {}
+        began = self._clock()
+        tasks: dict[int, Generation] = {}
         for index, row in enumerate(rows):
-            sequence, _, _, end, _, logits_from = row
-            if end - logits_from != 1:
+            task = row.sequence.task
+            if isinstance(task, Generation) and self._may_follow(row, task):
+                tasks[index] = task
+        if self.model is None:
+            drafted = self._guessed(rows, tasks, budget)
+        else:
+            drafted = self._written(self.model, rows, tasks, budget)
+        found: dict[int, RowDraft] = {}
+        for index, one in drafted.items():
+            if self._has_pages(rows[index], one):
+                rows[index] = self._memory.tables.lengthen(rows[index], one.tokens)
+                found[index] = one
+        self._looked = self._clock() - began
+        return found
+
+    def _may_draft(self, rows: list[Row]) -> bool:
+        """Whether drafts may pay in a step of these rows. Beside prompts, which take any time,
+        they are not judged, so there only where they have paid.
+        """
+        kind = decoding_kind(rows)
+        has_prompts = kind is None
+        if kind is None:
+            kind = StepKind(len(rows), all(row.sequence.task.is_plain for row in rows))
+        if not self.accounts.may_draft(kind, has_prompts) or self.costs.usual(kind) is None:
+            self._num_unwatched = 0 if self.accounts.is_open(kind) else UNWATCHED
+            return False
+        self._least = self.costs.least(kind)
+        return True
+
+    def _guessed(
+        self, rows: list[Row], tasks: Mapping[int, Generation], budget: int
+    ) -> dict[int, RowDraft]:
+        """By row: what the source guesses after it, where that is worth a draft."""
+        found: dict[int, RowDraft] = {}
+        worth: dict[bool, list[int]] = {}
+        for index, task in tasks.items():
+            row, is_plain = rows[index], task.is_plain
+            sequence = row.sequence
+            if is_plain not in worth:
+                worth[is_plain] = self._evidence(is_plain)
+            least = next((one for one in worth[is_plain] if one >= SHORTEST), None)
+            asks = ASKED in worth[is_plain] and _samples_forced(task)
+            if budget <= 0 or not (least or asks) or not self._may_be_right(sequence):
                 continue
-            if sequence.acceptance < least:
-                sequence.acceptance += (AT_FIRST - sequence.acceptance) * FORGOTTEN
-                continue
-            worth[index] = most_worth(sequence.acceptance, least)
-        self._has_looked = bool(worth)
-        written = {} if self.model is None else self._written(self.model, rows, worth, budget)
-        for index, most in worth.items():
-            row = rows[index]
-            drafted = self._draft(row, most, budget) if self.model is None else written.get(index)
-            if drafted is not None and self._has_pages(row, drafted):
-                rows[index] = self._memory.tables.lengthen(row, drafted.tokens)
+            most = partial(self._most, sequence, is_plain)
+            asked = GuessWorth(least, asks, most)
+            drafted = draft(sequence.tokens, task, self._room(row, budget), self.source, asked)
+            if drafted is not None:
                 found[index] = drafted
                 budget -= len(drafted.tokens)
         return found
 
     def _written(
-        self, model: DraftModel, rows: list[Row], worth: Mapping[int, int], budget: int
+        self, model: DraftModel, rows: list[Row], tasks: Mapping[int, Generation], budget: int
     ) -> dict[int, RowDraft]:
         """By row: what `model` drafts after it, all of it at once. A model that fails is not asked
         again.
         """
         growing: dict[int, GrowingDraft] = {}
-        for index, most in worth.items():
-            row, task = rows[index], rows[index].sequence.task
-            if isinstance(task, Generation) and self._may_follow(row, task):
-                room = self._room(row, budget // len(worth))
+        for index, task in tasks.items():
+            row = rows[index]
+            if self._may_be_right(row.sequence):
+                most = self._most(row.sequence, task.is_plain, WRITTEN)
+                room = self._room(row, budget // len(tasks))
                 growing[index] = GrowingDraft(row, task, min(most, task.left - 1, room), room)
         try:
             model.extend(list(growing.values()))
@@ -95,6 +151,26 @@ class Drafting:
         whole = {index: one.whole() for index, one in growing.items()}
         return {index: drafted for index, drafted in whole.items() if drafted is not None}
 
+    def _evidence(self, is_plain: bool) -> list[int]:
+        """What evidence is worth a draft, of requests that are plain or not."""
+        if self._mode == "always":
+            return [ASKED, SHORTEST]
+        return self.chances.evidence_worth(is_plain, self._least)
+
+    def _may_be_right(self, sequence: Sequence) -> bool:
+        """Whether the sequence's own drafts were right often enough."""
+        if self._mode == "always" or sequence.acceptance >= self._least:
+            return True
+        sequence.acceptance += (1.0 - sequence.acceptance) * FORGOTTEN
+        return False
+
+    def _most(self, sequence: Sequence, is_plain: bool, evidence: int) -> int:
+        """How many tokens of a guess are worth a draft."""
+        if self._mode == "always":
+            return MOST
+        shared = self.chances.of(DraftKind.of(is_plain, evidence))
+        return most_worth(min(shared, sequence.acceptance), self._least)
+
     def _room(self, row: Row, budget: int) -> int:
         """How many tokens may be added to `row`."""
         chunk = self._memory.config.max_chunk
@@ -102,19 +178,23 @@ class Drafting:
 
     def observe(self, plan: Plan, num_accepted: int, seconds: float) -> None:
         """A step lasted so long, in which so many drafted tokens were right. Steps that read
-        prompts tell nothing of drafts, and those with forced tokens not what a drafted one costs.
+        prompts or forced text, which take any time, tell nothing of drafts.
         """
-        num_rows, has_looked, self._has_looked = len(plan.rows), self._has_looked, False
-        if self._mode != "auto" or not num_rows or any(map(_reads_prompt, plan.rows)):
+        looked, self._looked = self._looked, 0.0
+        kind = decoding_kind(plan.rows) if self._is_watched and plan.rows else None
+        if kind is None:
             return
-        num_drafted = sum(len(one.tokens) for one in plan.drafts.values())
-        if has_looked:
-            self.trials.observe(num_rows, num_rows + num_accepted, seconds, num_drafted)
-        else:
-            self.trials.observe_plain(num_rows, seconds)
-        is_plain = plan.num_tokens - num_drafted == num_rows
-        if is_plain and (num_drafted or not has_looked):
-            self.costs.observe(num_rows, num_drafted, seconds)
+        costs, drafts = self.costs, plan.drafts
+        num_drafted = sum([len(one.tokens) for one in drafts.values()]) if drafts else 0
+        usual, has_forced = costs.usual(kind), plan.num_tokens > kind.num_rows + num_drafted
+        if not num_drafted:
+            lost = looked / usual if usual else 0.0
+            self.accounts.credit(kind, lost, 1 + self._num_unwatched)
+            if not has_forced:
+                costs.observe_plain(kind, seconds - looked)
+        elif usual is not None and not has_forced:
+            self.accounts.book(kind, num_accepted, seconds / usual)
+            costs.observe(kind, num_drafted, seconds - looked)
 
     def settle(self, plan: Plan, accepted: Mapping[int, int]) -> None:
         """The first `accepted` drafted tokens of these rows were right; what was computed of the
@@ -126,6 +206,8 @@ class Drafting:
             num_wrong = sum(drafted.lengths[num_right:])
             sequence.computed -= num_wrong
             num_drafted = len(drafted.lengths)
+            kind = DraftKind.of(sequence.task.is_plain, drafted.evidence)
+            self.chances.learn(kind, num_right, num_drafted)
             sequence.acceptance = after_draft(sequence.acceptance, num_right, num_drafted)
             self._memory.tables.give_back(sequence)
             group = sequence.group
@@ -135,21 +217,12 @@ class Drafting:
             stats.drafted_tokens += num_drafted
             stats.accepted_tokens += num_right
 
-    def _draft(self, row: Row, most: int, budget: int) -> RowDraft | None:
-        """A draft after `row` of at most `most` sampled tokens, and `budget` in all."""
-        sequence, task = row.sequence, row.sequence.task
-        if not isinstance(task, Generation) or not self._may_follow(row, task):
-            return None
-        if budget <= 0:
-            return None
-        room = self._room(row, budget)
-        return draft(sequence.tokens, task, min(most, task.left - 1), room, self.source)
-
     def _may_follow(self, row: Row, task: Generation) -> bool:
         """Whether `row` samples what need not end the text, in pages of the sequence's own."""
         sequence = row.sequence
         return (
-            row.end == len(sequence.tokens)
+            row.end - row.logits_from == 1
+            and row.end == len(sequence.tokens)
             and task.left > 1
             and not task.is_healing
             and sequence.shared * self._memory.config.page_size <= row.start
@@ -164,5 +237,18 @@ class Drafting:
         return needed <= memory.pages.num_free
 
 
-def _reads_prompt(row: Row) -> bool:
-    return row.start < row.sequence.num_tokens_at_enqueue - 1
+def _samples_forced(task: Generation) -> bool:
+    """Whether what its constraint forces is sampled all the same."""
+    return task.settings.forcing is not None and task.settings.jump is None
+
+
+def decoding_kind(rows: Rows[Row]) -> StepKind | None:
+    """The kind of a step of these rows; None where one reads a prompt. Runs in each step."""
+    is_plain = True
+    for row in rows:
+        sequence = row[0]
+        if row[2] < sequence.num_tokens_at_enqueue - 1:
+            return None
+        if not sequence.task.is_plain:
+            is_plain = False
+    return StepKind(len(rows), is_plain)

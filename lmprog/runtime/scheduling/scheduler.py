@@ -78,7 +78,7 @@ class Scheduler:
             config, self.pages, self.tree, self.tables, self.pins, self.stats, self.tier
         )
         self._admission = ProgramAdmission(memory, self.waiting, self.programs, self.shares)
-        self.drafting = Drafting(memory)
+        self.drafting = Drafting(memory, self._clock)
         self._running = RunningSequences(memory, self.waiting, self.programs, self._admission)
         step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
         self._planner = StepPlanner(memory, self._running, self.waiting, self.costs, step_seconds)

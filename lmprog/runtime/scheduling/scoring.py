@@ -18,6 +18,8 @@ class Scoring:
     """
 
     __slots__ = ("final_logprobs", "finals", "first", "logprobs", "mask", "top")
+    is_plain = False
+    """See `Generation.is_plain`."""
 
     def __init__(
         self, first: int, finals: tuple[int, ...], top: int = 0, mask: MaskRow | None = None

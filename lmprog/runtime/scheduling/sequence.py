@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
-from lmprog.runtime.scheduling.draft_worth import AT_FIRST
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import SHARED_NAMESPACE, Namespace
 from lmprog.runtime.scheduling.scoring import Scoring
@@ -165,8 +164,8 @@ class Sequence:
         """How many it has waited for."""
         self.sweep = 0
         """dfs: number of the sweep that it belongs to."""
-        self.acceptance = AT_FIRST
-        """The chance that its next drafted token is right."""
+        self.acceptance = 1.0
+        """The chance that its next drafted token is right, as far as its own drafts tell."""
         self.error: LmprogError | None = None
 
     @property
