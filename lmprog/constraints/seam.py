@@ -18,13 +18,14 @@ class Seam:
     """Regenerates `text`; the token that crosses its end must continue as `constraint` allows.
 
     `barred`: tokens that would end the generation. They may not cross the end of the seam, because
-    their text would be lost with them.
+    their text would be lost with them. `token`: what spelled the text before.
     """
 
     text: bytes
     pieces: Pieces
     constraint: Constraint | None = None
     barred: tuple[int, ...] = ()
+    token: int | None = None
     _beyond: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     def mask(self, spelled: int, left: int | None) -> MaskRow:

@@ -289,7 +289,7 @@ def _piece_size(piece: wire.Piece) -> int:
     if isinstance(piece, wire.TextPiece):
         return len(piece.text)
     if isinstance(piece, wire.TokensPiece):
-        return 8 * len(piece.ids)
+        return 8 * len(piece.ids) + len(piece.rest)
     if isinstance(piece, wire.Conversation):
         return len(piece.messages) + len(piece.tools)
     return 16
@@ -320,7 +320,7 @@ def _text_of(piece: wire.Piece) -> str:
             return f"<{role}>"
         case wire.Conversation(messages=messages, tools=tools):
             return tools + messages
-        case wire.TokensPiece(ids=ids):
-            return ",".join(map(str, ids))
+        case wire.TokensPiece(ids=ids, rest=rest):
+            return ",".join(map(str, ids)) + rest
         case _:
             return ""

@@ -30,9 +30,16 @@ class TextPiece(Message, frozen=True):
 
 
 class TokensPiece(Message, frozen=True):
-    """Token ids, taken as they are. Text before them is tokenised by itself."""
+    """Token ids, taken as they are. Text before them is tokenised by itself.
+
+    `rest`: text after them, tokenised with what follows; no special token is read in it. `heals`:
+    they and the rest stand in place of the last token of the text before, and begin with its text.
+    So a branch goes on exactly from an `Output`, given its `healed`, `tokens` and `rest`.
+    """
 
     ids: tuple[TokenId, ...]
+    rest: str = ""
+    heals: bool = False
 
 
 class Ref(Message, frozen=True):

@@ -78,9 +78,15 @@ class Output(Message, frozen=True):
     seam: str = ""
     """The end of the literal text before, where the first token repeats it (healing)."""
     rest: str = ""
-    """The end of the text where a stop cut a token: no token of `tokens` spells it."""
+    """The end of the text where a stop cut a token: no token of `tokens` spells it. Where it cut
+    the first one, with the seam.
+    """
     score: float | None = None
     """Of a beam search: what its texts were compared by."""
+    healed: tuple[int, ...] | None = None
+    """The tokens before `tokens` that stand in place of the last one of the literal text before;
+    None where that is still there.
+    """
 
     @property
     def is_spelled(self) -> bool:
@@ -89,7 +95,8 @@ class Output(Message, frozen=True):
         Not where the seam was healed, where a stop left text that no token spells, or where tokens
         spell nothing: what follows would be tokenised or healed in another way.
         """
-        return not self.seam and not self.rest and bool(self.tokens) == bool(self.text)
+        is_whole = self.healed is None and not self.rest
+        return is_whole and bool(self.tokens) == bool(self.text)
 
 
 class Delta(Message, frozen=True):

@@ -252,8 +252,8 @@ def test_on_lmprogs_server_a_branch_travels_as_it_stands() -> None:
 
 
 def test_on_lmprogs_server_results_go_back_as_the_tokens_that_they_were() -> None:
-    """A first token that spells the text before once more takes its place; what no token spells
-    stays text.
+    """Where the last token of the text before was taken back, they stand in its place. A stop may
+    have left no token, and an empty answer still ends the text before it.
     """
 
     @lmprog.function
@@ -262,14 +262,25 @@ def test_on_lmprogs_server_results_go_back_as_the_tokens_that_they_were() -> Non
         s.gen(heal=True)
         s.append(" and ")
         s.gen(stop="x")
+        s.gen(stop="x")
+        s.append(" or ")
+        s.gen(stop="x")
         s.gen()
 
-    answers = iter([("//a", [5, 6], ":", ""), ("b c", [7], "", " c"), ("d", [8], "", "")])
+    answers = iter(
+        [
+            ("//a", {"tokens": [5, 6], "seam": ":", "healed": []}),
+            ("b c", {"tokens": [7], "rest": " c"}),
+            ("", {"tokens": []}),
+            ("d", {"tokens": [], "rest": " d", "healed": [9]}),
+            ("e", {"tokens": [8]}),
+        ]
+    )
 
     def answer(body: dict[str, Any]) -> object:
-        text, tokens, seam, rest = next(answers)
+        text, more = next(answers)
         made = result(text)
-        made["outputs"][0].update({"tokens": tokens, "seam": seam, "rest": rest})
+        made["outputs"][0].update(more)
         return {"results": {"c": made}}
 
     with ScriptedApi(FACTS) as api:
@@ -277,12 +288,15 @@ def test_on_lmprogs_server_results_go_back_as_the_tokens_that_they_were() -> Non
         api.extra["/v1/programs"] = answer
         with lmprog.connect(api.url) as backend:
             run = program.using(backend=backend).run()
-        assert run.text() == "see http://a and b cd"
+        assert run.text() == "see http://a and b c or de"
         appended = [request["ops"][1]["pieces"] for request in api.requests]
         assert appended[0] == ["see http:"]
-        assert appended[1] == ["see http", {"tokens": [5, 6]}, " and "]
-        assert appended[2] == [*appended[1], {"tokens": [7]}, " c"]
-        assert [request["ops"][2].get("heal") for request in api.requests] == [True, True, None]
+        assert appended[1] == ["see http:", {"tokens": [5, 6], "heals": True}, " and "]
+        assert appended[2] == [*appended[1], {"tokens": [7], "rest": " c"}]
+        assert appended[3] == [*appended[2], {"tokens": []}, " or "]
+        assert appended[4] == [*appended[3], {"tokens": [9], "heals": True, "rest": " d"}]
+        heals = [request["ops"][2].get("heal") for request in api.requests]
+        assert heals == [True, True, None, True, None]
 
 
 def test_on_lmprogs_server_a_select_is_the_runtimes_own() -> None:

@@ -49,6 +49,7 @@ OUTPUT = wire.Output(
     seam="sea",
     rest="rst",
     score=-4.5,
+    healed=(73,),
 )
 NEXT = ((9175, "nx", -0.625),)
 CHOICE = wire.ScoredChoice(-1.25, 0.75, (-2.5,), (-3.5,), ((9173, "to"),))
@@ -63,6 +64,7 @@ SHOWN_AS: Json = {
     "Output.seam": "sea",
     "Output.rest": "rst",
     "Output.score": -4.5,
+    "Output.healed": 73,
     "TokenLogprob.token": 81,
     "TokenLogprob.text": "tk",
     "TokenLogprob.logprob": -0.125,
@@ -86,7 +88,7 @@ PARTS = {
 _TIMES = {"Usage.queued_ms", "Usage.prefill_ms", "Usage.decode_ms"}
 _WORK = {"Usage.forced", "Usage.computed", "Usage.preemptions", "Usage.drafted", "Usage.accepted"}
 _SELECT = {name for name in SHOWN_AS if name.startswith(("Chosen", "ScoredChoice"))}
-_EXACT = {"Output.forced", "Output.seam", "Output.rest"}
+_EXACT = {"Output.forced", "Output.seam", "Output.rest", "Output.healed"}
 _OPENAIS = _TIMES | _WORK | _SELECT | _EXACT
 _OPENAIS |= {"Output.tokens", "TokenLogprob.token", "CallDone.next_logprobs"}
 CHAT: Json = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "stop": "halt"}

@@ -156,6 +156,8 @@ GEN = {"op": "gen", "branch": "s", "call": "g", **GREEDY}
         ([OPEN, {"op": "fork", "branch": "s", "into": ["a", "s"]}, GEN], "ops[1].into[1]"),
         ([OPEN, TEXT, {**GEN, "model": "nano"}], "ops[2].model"),
         ([OPEN, TEXT, {**GEN, "max_tokens": -1}], "ops[2].max_tokens"),
+        ([OPEN, {**TEXT, "pieces": [{"text": "a", "rest": "b"}]}, GEN], "ops[1].pieces[0]"),
+        ([OPEN, {**TEXT, "pieces": [{"text": "a", "heals": True}]}, GEN], "ops[1].pieces[0]"),
         ([OPEN, TEXT, {**GEN, "regex": "a", "ebnf": "b"}], "ops[2].ebnf"),
         ([OPEN, TEXT, {**GEN, "temperature": 3}], "ops[2].temperature"),
         ([OPEN, TEXT, {**GEN, "wrong": 3}], "ops[2].wrong"),

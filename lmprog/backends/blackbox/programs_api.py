@@ -31,7 +31,6 @@ from lmprog.backends.blackbox.transcript import (
 from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
 
 _PATH = "/v1/programs"
-_NOTHING = ("", ResultText(""), ResultText("", own=False))
 
 
 class ProgramsApi:
@@ -153,22 +152,25 @@ def _ends_literal(prompt: Prompt) -> bool:
     not be, even those that are sent as text.
     """
     assert isinstance(prompt, ItemsPrompt)
-    last = next((item for item in reversed(prompt.items) if item not in _NOTHING), None)
-    return isinstance(last, str) or (isinstance(last, ResultText) and not last.own)
+    for item in reversed(prompt.items):
+        text = item.text if isinstance(item, ResultText) else item
+        if text != "":
+            return isinstance(item, str) or (isinstance(item, ResultText) and not item.own)
+    return False
 
 
 def _pieces(items: Sequence[Item]) -> list[str | Json]:
-    """The branch as pieces of a request. Results are sent as their token ids, so that the server
-    finds them in its cache.
+    """The branch as pieces of a request. Results are sent as their token ids, so that the branch
+    stands where it stood, and the server finds it in its cache.
     """
     pieces: list[str | Json] = []
     for item in items:
         if isinstance(item, TurnBegin | TurnEnd):
             pieces.append({"begin" if isinstance(item, TurnBegin) else "end": item.role})
-        elif isinstance(item, ResultText):
+        elif isinstance(item, ResultText) and item.own:
             _add_result(pieces, item)
         else:
-            _add_text(pieces, item)
+            _add_text(pieces, item.text if isinstance(item, ResultText) else item)
     return pieces
 
 
@@ -180,19 +182,17 @@ def _add_text(pieces: list[str | Json], text: str) -> None:
 
 
 def _add_result(pieces: list[str | Json], result: ResultText) -> None:
-    """Appends a result. If its first token repeats the end of the preceding text, that end is not
-    sent twice.
+    """Appends a result. One without tokens was chosen: it is tokenised with the text before it, and
+    by itself from what follows.
     """
-    before = pieces[-1] if pieces else None
-    unseamed = before.removesuffix(result.seam) if isinstance(before, str) else ""
-    is_cut = isinstance(before, str) and before.endswith(result.seam) and unseamed
-    if not result.tokens or before is None or (result.seam and not is_cut):
-        _add_text(pieces, result.text)  # no text before it, or unknown tokens
-        return
-    if result.seam:
-        pieces[-1] = unseamed
-    pieces.append({"tokens": list(result.tokens)})
-    _add_text(pieces, result.rest)
+    if result.tokens is None:
+        _add_text(pieces, result.text)
+    piece: Json = {"tokens": [*(result.healed or ()), *(result.tokens or ())]}
+    if result.healed is not None:
+        piece["heals"] = True
+    if result.rest:
+        piece["rest"] = result.rest
+    pieces.append(piece)
 
 
 def _checked(result: Mapping[str, Any], *, is_stream: bool = False) -> Mapping[str, Any]:
@@ -209,7 +209,7 @@ def _output(output: Mapping[str, Any]) -> wire.Output:
         raise NotSupported(
             f"the server ended a text for a reason that is not known here: {finish!r}"
         )
-    seam, rest = output.get("seam", ""), output.get("rest", "")
+    healed = output.get("healed")
     return wire.Output(
         output["text"],
         tuple(output["tokens"]),
@@ -217,9 +217,10 @@ def _output(output: Mapping[str, Any]) -> wire.Output:
         output["stopped_by"],
         _logprobs(output.get("logprobs")),
         tuple((begin, end) for begin, end in output.get("forced") or ()),
-        seam=seam,
-        rest=rest,
+        seam=output.get("seam", ""),
+        rest=output.get("rest", ""),
         score=output.get("score"),
+        healed=None if healed is None else tuple(healed),
     )
 
 

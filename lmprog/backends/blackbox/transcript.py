@@ -31,14 +31,14 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class ResultText:
-    """A result. If the server returned its tokens: also the part of the preceding text that they
-    spell again (`seam`), and the end of the text that they do not spell (`rest`). A result of
-    another branch counts as text (not `own`).
+    """A result. If the server returned its tokens: also those that stand in place of the last one
+    of the preceding text (`healed`), and the end of the text that no token spells (`rest`). A
+    result of another branch counts as text (not `own`).
     """
 
     text: str
-    tokens: tuple[int, ...] = ()
-    seam: str = ""
+    tokens: tuple[int, ...] | None = None
+    healed: tuple[int, ...] | None = None
     rest: str = ""
     own: bool = True
 

@@ -202,9 +202,19 @@ def output_of(
         ),
         forced=_forced_text(task, stream, len(ended.text)),
         seam=stream.seam_after(task.num_seam_tokens) if num_tokens else "",
-        rest=ended.rest if num_tokens else "",
+        rest=ended.rest,
         score=score,
+        healed=_healed(sequence.tokens, task, ended.num_tokens),
     )
+
+
+def _healed(tokens: array[int], task: Generation, num_kept: int) -> tuple[int, ...] | None:
+    """The tokens inside the seam, unless that is what it was before."""
+    seam, begin = task.settings.seam, task.settings.prompt_len
+    if seam is None:
+        return None
+    found = tuple(tokens[begin : begin + min(num_kept, task.num_seam_tokens)])
+    return None if found == (seam.token,) else found
 
 
 def _forced_text(task: Generation, stream: TextStream, length: int) -> tuple[tuple[int, int], ...]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import enum
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lmprog.errors import LmprogError
+from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.runtime.scheduling.adapter_names import BASE_ALONE, NamedAdapter
 from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.text.chat_template import ChatTemplate
@@ -25,6 +25,9 @@ from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, TextPart
 from lmprog.runtime.text.quoting import Span, joined, split_spans
 from lmprog.runtime.text.tokenizer import TextEncoder
 from lmprog.wire import Conversation, RoleBegin, RoleEnd, TextPiece, TokensPiece
+
+PieceOf = Callable[[int], bytes | None]
+"""The bytes of a token; None where it has none."""
 
 
 class BranchState(enum.Enum):
@@ -204,13 +207,32 @@ class RuntimeBranch:
             self.text.append(text)
             self.ends_literal = True
 
-    def append_tokens(self, tokens: array[int], text: str, encoder: TextEncoder) -> None:
-        """Adds tokens as they are, which spell `text`; pending text is tokenised now."""
-        if self.pending:
-            self.tokens, self.pending, self.quoted = self.tokens_with(encoder), "", ()
-        self.tokens.extend(tokens)
-        self.text.append(text)
+    def append_tokens(
+        self, tokens: array[int], text: str, encoder: TextEncoder, rest: str = ""
+    ) -> None:
+        """Adds tokens as they are, which spell `text`, and `rest`, to be tokenised with what
+        follows; pending text is tokenised now.
+        """
+        known = self.tokens_with(encoder) if self.pending else self.tokens
+        self._stand(known + tokens, text + rest, rest)
         self.ends_literal = False
+
+    def heal(
+        self, tokens: array[int], text: str, encoder: TextEncoder, piece_of: PieceOf, rest: str
+    ) -> None:
+        """The same in place of the last token of the pending text, whose own text `text` and
+        `rest` begin with. Raises `InvalidParameter` where they do not.
+        """
+        known = self.tokens_with(encoder) if self.pending else array("i")
+        old = (piece_of(known[-1]) or b"").decode(errors="replace") if known else ""
+        if not (old and self.pending.endswith(old) and (text + rest).startswith(old)):
+            raise InvalidParameter(
+                f"tokens that heal stand in place of the last token of the text before them, and "
+                f"begin with its text: that is {old!r}, and they are {text + rest!r}.",
+                name="heals",
+                value=True,
+            )
+        self._stand(known[:-1] + tokens, (text + rest)[len(old) :], rest)
 
     def begin_role(self, role: str, template: ChatTemplate) -> None:
         """Opens a chat turn. Raises RequestRejected where the template does not know the role."""
@@ -280,7 +302,12 @@ class RuntimeBranch:
         `rest` is the end of `text` after the last whole token, to be tokenised anew with what
         follows. Where `text` is empty the branch ends as it did before, in literal text too.
         """
-        self.tokens, self.num_settled = tokens, len(tokens)
+        self._stand(tokens, text, rest)
+        self.num_settled = len(tokens)
+
+    def _stand(self, tokens: array[int], text: str, rest: str) -> None:
+        """`tokens` and `rest`, and nothing else, are the branch now; `text` was added to it."""
+        self.tokens = tokens
         self.pending, self.ends_literal = rest, self.ends_literal and not text
         self.quoted = joined((), (0, len(rest)))
         if text:

@@ -132,7 +132,11 @@ class BranchRunner:
             case wire.TokensPiece():
                 self._calls.check_length(branch)
                 tokens, text = self._calls.texts.tokens_of(piece)
-                branch.append_tokens(tokens, text, self._calls.encoder)
+                encoder, piece_of = self._calls.encoder, self._calls.tokenizer.token_bytes
+                if piece.heals:
+                    branch.heal(tokens, text, encoder, piece_of, piece.rest)
+                else:
+                    branch.append_tokens(tokens, text, encoder, piece.rest)
             case Promise():
                 if piece.error is not None:
                     raise piece.error

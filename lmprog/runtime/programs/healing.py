@@ -102,7 +102,7 @@ class Healer:
             return None
         if len(prompt) - 1 + len(piece) + max_tokens > self._longest:
             return None
-        seam = Seam(piece, self.pieces, constraint, sampling.stop_token_ids)
+        seam = Seam(piece, self.pieces, constraint, sampling.stop_token_ids, prompt[-1])
         return seam if seam.beyond(0, max_tokens) else None
 
     def stops(self, sampling: wire.SamplingParams, constraint: Constraint | None) -> Stops | None:

@@ -25,6 +25,10 @@ class ProgramPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text: str | None = None
     tokens: list[Annotated[int, within("prompt[]")]] | None = None
+    rest: str = ""
+    """With tokens: text after them, tokenised with what follows."""
+    heals: bool = False
+    """With tokens: they and the rest stand in place of the last token of the text before."""
     ref: Name | None = None
     index: Index = 0
     gained: Name | None = None

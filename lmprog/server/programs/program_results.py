@@ -93,6 +93,8 @@ def _output(output: wire.Output) -> dict[str, Any]:
     for name in ("seam", "rest"):
         if value := getattr(output, name):
             made[name] = value
+    if output.healed is not None:
+        made["healed"] = output.healed
     if output.forced:
         made["forced"] = output.forced
     return {**made, **_logprobs("logprobs", output.logprobs)}

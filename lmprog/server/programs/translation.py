@@ -169,7 +169,9 @@ class Translator:
                 where,
             )
         if piece.tokens is not None:
-            return (wire.TokensPiece(tuple(piece.tokens)),)
+            return (wire.TokensPiece(tuple(piece.tokens), piece.rest, piece.heals),)
+        if piece.rest or piece.heals:
+            raise self._wrong("rest and heals belong to a piece with tokens", where)
         if piece.ref is not None:
             return (self._ref(piece.ref, piece.index, where),)
         if piece.gained is not None:
