@@ -34,6 +34,9 @@ FIXED = 0.004
 PER_TOKEN = 0.00015
 PAGE_COSTS = PageCosts(0.0001, 0.0001)
 """Of the second tier, to store and to load a page: what the page cache of a small machine takes."""
+MOST_STAGED = 48
+"""Pages under way to the second tier at a time: as many of 88 million weights in float32 are in what the
+runtime has in memory for that."""
 CONTEXT = 4096
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -53,14 +56,19 @@ class Chat:
 
 
 class VirtualStore:
-    """A second tier of `num_handles` pages without contents. Loads come one after the other, and
-    take virtual time for each page."""
+    """A second tier of `num_handles` pages without contents. Stores come one after the other, loads
+    too; each page takes virtual time. It takes no more pages than `MOST_STAGED` at a time.
+    """
 
-    def __init__(self, num_handles: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, num_handles: int, clock: Callable[[], float], wait: Callable[[float], None]
+    ) -> None:
+        """`wait` lets so many seconds pass."""
         self.num_handles = num_handles
         self.costs = PAGE_COSTS
         self._clock = clock
-        self._ready_at = 0.0
+        self._wait = wait
+        self._ready_at = self._written_at = 0.0
         self._num_loads = 0
         self._loads: list[tuple[float, LoadEnd]] = []
 
@@ -68,6 +76,12 @@ class VirtualStore:
         return []
 
     def store(self, handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
+        now = self._clock()
+        missing = self._written_at - now - PAGE_COSTS.store * (MOST_STAGED - 1)
+        if missing > max(wait, 1e-9):
+            return False
+        self._wait(max(0.0, missing))
+        self._written_at = max(self._written_at, self._clock()) + PAGE_COSTS.store
         return True
 
     def load(self, handles: Items[int], pages: Items[int], keys: Items[PageKey]) -> int:
@@ -116,7 +130,7 @@ class PressureRun:
         """`tier`: pages of the second tier."""
         self.chats = chats
         self.now = 0.0
-        store = VirtualStore(tier, self._time) if tier else None
+        store = VirtualStore(tier, self._time, self._pass) if tier else None
         self.scheduler = Scheduler(config, CONTEXT, clock=self._time, store=store)
         self.busy = 0.0
         self.cached = 0
@@ -128,6 +142,10 @@ class PressureRun:
 
     def _time(self) -> float:
         return self.now
+
+    def _pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.busy += seconds
 
     def run(self) -> Outcome:
         steps = 0

@@ -74,6 +74,11 @@ class EvictionOrder:
                 return end.newer
         return None
 
+    def oldest_first(self) -> Iterator[Node]:
+        """All nodes as they will be evicted; the order must not change meanwhile."""
+        yield from _oldest_first(self._plain)
+        yield from _oldest_first(self._pinned)
+
     def newest_first(self) -> Iterator[Node]:
         """All nodes, pinned ones before the others; the order must not change meanwhile."""
         for end in (self._pinned, self._plain):

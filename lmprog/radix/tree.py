@@ -36,8 +36,8 @@ class RadixTree:
         self._refs = References(page_size, pages)
         self._shape = TreeShape(page_size, self._refs)
         self._audit = PartialAudit(page_size, self._refs)
-        self.on_evict: Callable[[Node], object] | None = None
-        """Told of a leaf before pages at its end are evicted, while it has them all."""
+        self.on_evict: Callable[[Node, int], object] | None = None
+        """Told of a leaf, and how many pages at its end are evicted next, while it has them all."""
 
     @property
     def watcher(self) -> TreeWatcher | None:
@@ -195,7 +195,7 @@ class RadixTree:
             if node is None:
                 break
             if self.on_evict is not None:
-                self.on_evict(node)
+                self.on_evict(node, min(count - freed, len(node.pages)))
             freed += self._shape.evict_from(node, count - freed)
         return freed
 
@@ -274,6 +274,12 @@ class RadixTree:
         for root in self.roots():
             for child in root.children.values():
                 yield from subtree(child)
+
+    def oldest_first(self) -> Iterator[Node]:
+        """Unlocked nodes in the order in which `evict` takes them: each behind all that continues
+        it. The tree must not change meanwhile.
+        """
+        return self._refs.order.oldest_first()
 
     def newest_first(self) -> Iterator[Node]:
         """Unlocked nodes, the one used last first. The tree must not change meanwhile."""

@@ -88,7 +88,7 @@ class Loop:
         if tier is None or steps == self._stored_at:
             return
         ends = self._clock() + MAX_STORE_SECONDS
-        if not tier.save_recent(lambda: self._clock() < ends):
+        if not tier.storing.save_recent(lambda: self._clock() < ends):
             self._stored_at = steps
 
     def _receive(self) -> None:

@@ -50,6 +50,9 @@ class FakeStore:
         self.kept: dict[int, KeptPage] = {}
         self._pending: list[PendingLoad] = []
         self._num_loads = self._num_stored = 0
+        self.most_staged: int | None = None
+        """Pages that it takes between two turns; None: any number."""
+        self._num_staged = 0
 
     def known(self) -> list[KnownPage]:
         return [
@@ -59,8 +62,9 @@ class FakeStore:
         ]
 
     def store(self, handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
-        if self._rng.random() < self._faults:
+        if self._num_staged == self.most_staged or self._rng.random() < self._faults:
             return False
+        self._num_staged += 1
         lost = self._rng.random() < self._faults
         self._num_stored += 1
         contents = None if lost else self._engine.read_page(page)
@@ -80,6 +84,7 @@ class FakeStore:
         return self._num_loads
 
     def finished(self) -> list[LoadEnd]:
+        self._num_staged = 0
         for one in self._pending:
             for page in one.pages:
                 self._engine.spoil_page(page)  # whoever reads it before the load has ended shows

@@ -144,6 +144,8 @@ class World:
         self.engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
         num_handles, dice = self.scenario.num_handles, random.Random(seed)
         self.store = FakeStore(self.engine, num_handles, dice, self.scenario.faults)
+        staging = random.Random(f"staging of {seed}")  # likewise
+        self.store.most_staged = staging.choice([None, None, 1, 4])
         self.scheduler = Scheduler(
             config, CONTEXT, clock=self.clock, store=self.store if num_handles else None
         )

@@ -24,6 +24,7 @@ from tests.mutation.draft_mutants import DRAFT_MUTANTS
 from tests.mutation.memory_mutants import MEMORY_MUTANTS
 from tests.mutation.mutant import ROOMS, Mutant
 from tests.mutation.outer_mutants import OUTER_MUTANTS
+from tests.mutation.tier_mutants import TIER_MUTANTS
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("lmprog", "kernels", "tests", "benchmarks", "pyproject.toml", "docs", "README.md")
@@ -36,7 +37,7 @@ SIMULATION = (
     "from lmprog.simulation.world_runs import run_world\n"
     "for seed in count(): run_world(seed, 200)\n"
 )
-MUTANTS = [*MEMORY_MUTANTS, *DRAFT_MUTANTS, *CALL_MUTANTS, *OUTER_MUTANTS]
+MUTANTS = [*MEMORY_MUTANTS, *TIER_MUTANTS, *DRAFT_MUTANTS, *CALL_MUTANTS, *OUTER_MUTANTS]
 
 
 def main() -> int:

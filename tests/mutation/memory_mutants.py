@@ -1,10 +1,10 @@
-"""Planted bugs in what is kept in memory and for whom: tree, pages, pins, queue, policies, tier."""
+"""Planted bugs in what is kept in memory and for whom: tree, pages, pins, queue, policies."""
 
 from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-_RADIX, _SCHEDULING, _TIER = "radix/", "runtime/scheduling/", "runtime/tier/"
+_RADIX, _SCHEDULING = "radix/", "runtime/scheduling/"
 
 MEMORY_MUTANTS = [
     # --- the tree
@@ -362,76 +362,5 @@ MEMORY_MUTANTS = [
         "                self._active.pop(number, None)\n                if place.size:",
         "                if place.size:",
     ),
-    # --- the second tier
-    Mutant(
-        "what is private is stored",
-        "tier",
-        _TIER + "second_tier.py",
-        "    if min(tokens) < 0:",
-        "    if not tokens:",
-    ),
-    Mutant(
-        "a discarded path is kept in the file",
-        "tier",
-        _TIER + "second_tier.py",
-        "            self._store.forget(self.index.pages_below(top))\n",
-        "",
-    ),
-    Mutant(
-        "a lost page is believed",
-        "tier",
-        _TIER + "second_tier.py",
-        "end = min(load.end, (first + done.num_good) * size)",
-        "end = load.end",
-    ),
-    Mutant(
-        "a path discarded while loaded comes back",
-        "tier",
-        _TIER + "second_tier.py",
-        "if load.node.alive and load.stored.alive and end > load.start:",
-        "if load.node.alive and end > load.start:",
-    ),
-    Mutant(
-        "pages of a lost load leak",
-        "tier",
-        _TIER + "second_tier.py",
-        "            self._pages.free(load.pages[done.num_good :])\n",
-        "",
-    ),
-    Mutant(
-        "costs do not matter",
-        "tier",
-        _TIER + "second_tier.py",
-        "        if saved >= cost:",
-        "        if True:",
-    ),
-    Mutant(
-        "contents are not checked",
-        "tier",
-        _TIER + "page_file.py",
-        "return is_whole and _sum(_block_sums(into)) == found[2]",
-        "return is_whole",
-    ),
-    Mutant(
-        "any record serves any key",
-        "tier",
-        _TIER + "page_store.py",
-        "return same_place and other.tokens.startswith(self.tokens)",
-        "return same_place",
-    ),
-    Mutant(
-        "a file made by something else is believed",
-        "tier",
-        _TIER + "page_file.py",
-        "            self.is_new = os.pread(self._file, len(header), 0) != header\n",
-        "            self.is_new = os.pread(self._file, 8, 0) != header[:8]\n",
-    ),
-    Mutant(
-        "older contents win after a restart",
-        "tier",
-        _TIER + "rebuilding.py",
-        "for one in sorted(known, key=lambda one: one.age):",
-        "for one in sorted(known, key=lambda one: -one.age):",
-    ),
 ]
-"""In the order of the data: tree, eviction, holds, page tables, queue and policies, tier."""
+"""In the order of the data: tree, eviction, holds, page tables, queue and policies."""

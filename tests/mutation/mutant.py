@@ -26,7 +26,7 @@ ROOMS = {
     "text": "tests/text/test_text.py",
     "transport": "tests/wire/test_channels.py tests/wire/test_zeromq.py tests/wire/test_messages.py "
     "tests/wire/test_access.py",
-    "tier": "tests/tier/test_second_tier.py tests/tier/test_page_file.py",
+    "tier": "tests/tier/test_second_tier.py tests/tier/test_storing.py tests/tier/test_page_file.py",
     "fleet": "tests/fleet/test_program_log.py tests/fleet/test_placement.py tests/fleet/test_moving.py "
     "tests/fleet/test_replica_death.py",
     "calls": "tests/calls/test_call_stream.py tests/calls/test_derivation.py",

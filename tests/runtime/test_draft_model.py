@@ -164,6 +164,21 @@ def test_a_text_that_goes_on_is_not_read_again() -> None:
     assert sum(engine.num_read) - read < 60
 
 
+def test_a_text_that_parts_from_one_that_has_ended_is_drafted_by_its_own_tokens() -> None:
+    """What both begin with is not read again, and nothing after it is taken for the new text's."""
+    config = SchedulerConfig(page_size=4, num_pages=256, speculation="always")
+    rig = Rig(config)
+    drafting(rig, SmallEngine(256, 4))
+    first = rig.gen(tokens(1, 40), MAX_TOKENS)
+    rig.run()
+    prompt = [*list(first.tokens)[:30], *tokens(2, 25)]
+    second = rig.gen(prompt, MAX_TOKENS)
+    rig.run()
+    assert list(second.tokens) == prompt + expected(prompt, MAX_TOKENS)
+    stats = rig.scheduler.stats
+    assert stats.accepted_tokens == stats.drafted_tokens > 0
+
+
 @pytest.mark.parametrize(("num_pages", "most"), [(1, 1), (7, 60), (20, 130)])
 def test_where_its_memory_is_short_fewer_are_drafted_and_none_differs(
     num_pages: int, most: int

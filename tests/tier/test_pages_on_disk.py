@@ -25,7 +25,7 @@ from lmprog.runtime.engine.kept_pages import open_disk_store
 from lmprog.runtime.tier import disk_store, second_tier
 from lmprog.runtime.tier.page_file import HEADER_BYTES, Contents, PageFile
 from lmprog.runtime.tier.page_store import PageKey
-from lmprog.runtime.tier.second_tier import SecondTier
+from lmprog.runtime.tier.page_worth import PageWorth
 from lmprog.transport import LocalRuntimeChannel
 from tests.runtime.runtime_thread import serving
 
@@ -70,7 +70,7 @@ def _as_everywhere(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFix
     left of the log.
     """
     caplog.set_level(logging.WARNING, logger="lmprog")
-    monkeypatch.setattr(SecondTier, "_is_worth", lambda self, saved, cost: True)
+    monkeypatch.setattr(PageWorth, "_is_worth", lambda self, saved, cost: True)
 
 
 @pytest.fixture(scope="module")

@@ -11,71 +11,13 @@ from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.tier.page_store import KnownPage, PageCosts, page_keys, root_of
 from lmprog.runtime.tier.rebuilding import rebuild
 from lmprog.runtime.tier.second_tier import SecondTier
-from lmprog.simulation.fake_engine import FakeEngine
-from lmprog.simulation.fake_store import FakeStore
+from tests.tier.tiered_pool import LONG, PAGE, TieredPool, text
 
-PAGE = 4
 Patch = pytest.MonkeyPatch
 
 
-class Pool:
-    """A tree of `num_pages` pages above a tier of `num_handles`. A token costs a second."""
-
-    def __init__(self, num_pages: int = 16, num_handles: int = 64, faults: float = 0.0) -> None:
-        self.engine = FakeEngine(num_pages, PAGE, 10)
-        self.pages = PageAllocator(num_pages)
-        self.tree = RadixTree(PAGE, self.pages)
-        self.store = FakeStore(self.engine, num_handles, random.Random(1), faults)
-        self.store.costs = PageCosts(0.0, 0.0)
-        self.now = 0.0
-        self.tier = self.opened()
-
-    def opened(self) -> SecondTier:
-        return SecondTier(self.store, self.tree, self.pages, lambda: 1.0, lambda: self.now)
-
-    def compute(self, tokens: array[int], salt: str = "") -> None:
-        """Enters `tokens`; the slots hold the tokens themselves."""
-        found = self.tree.match(tokens, salt)
-        node = self.tree.lock(found.node, found.length)
-        count = -(-len(tokens) // PAGE) - len(found.pages)
-        self.tree.evict(max(0, count - self.pages.num_free))
-        new = self.pages.allocate(count)
-        assert new is not None
-        for at, page in enumerate(new, len(found.pages)):
-            piece = [*tokens[at * PAGE : (at + 1) * PAGE], *[0] * PAGE][:PAGE]
-            self.engine._slots[page * PAGE : (page + 1) * PAGE] = [abs(one) for one in piece]
-        inserted = self.tree.insert(tokens, [*found.pages, *new], salt)
-        self.tree.unlock(node)
-        self.pages.free(new[: inserted.first_taken - len(found.pages)])
-
-    def free(self, count: int) -> bool:
-        self.tree.evict(max(0, count - self.pages.num_free))
-        return self.pages.num_free >= count
-
-    def bring_back(self, tokens: array[int], salt: str = "", turns: int = 9) -> int:
-        """Tokens of the prefix in the pool, once all loads have ended; their slots are right."""
-        self.tier.fetch(tokens, salt, len(tokens), self.free)
-        for _ in range(turns):
-            self.tier.collect()
-            self.tier.check()
-            self.tree.check()
-            self.pages.check([*self.tree.pages_held(), *self.tier.pages_held()])
-        found = self.tree.match(tokens, salt)
-        table = [*found.pages, *([] if found.partial is None else [found.partial])]
-        slots = [slot for page in table for slot in self.engine.read_page(page)[0].tolist()]
-        assert slots[: found.length] == tokens[: found.length].tolist()
-        return found.length
-
-
-def text(*tokens: int) -> array[int]:
-    return array("i", tokens)
-
-
-LONG = array("i", range(1, 15))  # three whole pages and half of one
-
-
 def test_an_evicted_path_comes_back_to_the_token() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     assert pool.tree.match(LONG).length == 0
@@ -83,14 +25,14 @@ def test_an_evicted_path_comes_back_to_the_token() -> None:
 
 
 def test_a_prefix_that_ends_inside_a_stored_page_comes_back_to_the_token() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     assert pool.bring_back(array("i", [*LONG[:6], 9, 9, 9])) == 6
 
 
 def test_only_what_the_pool_lacks_is_loaded() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.evict(2)
     assert pool.tree.match(LONG).length == 8
@@ -99,7 +41,7 @@ def test_only_what_the_pool_lacks_is_loaded() -> None:
 
 
 def test_two_paths_that_part_inside_a_page_both_come_back() -> None:
-    pool = Pool()
+    pool = TieredPool()
     other = array("i", [*LONG[:6], 20, 21, 22, 23])
     pool.compute(LONG)
     pool.compute(other)
@@ -110,7 +52,7 @@ def test_two_paths_that_part_inside_a_page_both_come_back() -> None:
 
 def test_after_a_restart_pages_come_back_before_any_cost_of_a_token_was_measured() -> None:
     """Nothing is computed where everything is loaded, so that cost may stay unknown for long."""
-    pool = Pool()
+    pool = TieredPool()
     other = array("i", range(50, 62))
     pool.compute(LONG)
     pool.compute(other)
@@ -122,7 +64,7 @@ def test_after_a_restart_pages_come_back_before_any_cost_of_a_token_was_measured
 
 
 def test_salts_have_nothing_in_common() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG, "one")
     pool.tree.clear()
     assert pool.bring_back(LONG, "two") == 0
@@ -130,7 +72,7 @@ def test_salts_have_nothing_in_common() -> None:
 
 
 def test_what_is_private_behind_a_public_prefix_is_not_stored() -> None:
-    pool = Pool()
+    pool = TieredPool()
     private = array("i", [*LONG[:9], -30_000, 1, 2])
     pool.compute(private)
     pool.tree.clear()
@@ -139,7 +81,7 @@ def test_what_is_private_behind_a_public_prefix_is_not_stored() -> None:
 
 
 def test_a_discarded_path_never_comes_back_not_even_after_a_restart() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     pool.tier.discard(LONG, "")
@@ -149,7 +91,7 @@ def test_a_discarded_path_never_comes_back_not_even_after_a_restart() -> None:
 
 
 def test_the_pages_before_a_lost_one_come_back_and_the_rest_is_forgotten() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     third = next(h for h, one in pool.store.kept.items() if one.key.index == 2)
@@ -160,7 +102,7 @@ def test_the_pages_before_a_lost_one_come_back_and_the_rest_is_forgotten() -> No
 
 
 def test_a_path_that_was_discarded_while_it_was_loaded_is_dropped() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     assert pool.tier.fetch(LONG, "", 14, pool.free) is not None
@@ -170,7 +112,7 @@ def test_a_path_that_was_discarded_while_it_was_loaded_is_dropped() -> None:
 
 
 def test_nothing_is_loaded_where_others_need_the_pages() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     assert pool.tier.fetch(LONG, "", 14, lambda count: False) is None
@@ -180,7 +122,7 @@ def test_nothing_is_loaded_where_others_need_the_pages() -> None:
 
 
 def test_the_same_path_is_loaded_once_for_many() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     tickets = {pool.tier.fetch(LONG, "", 14, pool.free) for _ in range(5)}
@@ -189,7 +131,7 @@ def test_the_same_path_is_loaded_once_for_many() -> None:
 
 
 def test_pages_that_others_computed_meanwhile_are_kept_once() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     assert pool.tier.fetch(LONG, "", 14, pool.free) is not None
@@ -199,7 +141,7 @@ def test_pages_that_others_computed_meanwhile_are_kept_once() -> None:
 
 
 def test_what_costs_more_to_store_than_to_compute_is_not_stored() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.store.costs = PageCosts(4.0, 0.1)
     pool.compute(LONG)
     pool.tree.clear()
@@ -211,7 +153,7 @@ def test_what_costs_more_to_store_than_to_compute_is_not_stored() -> None:
 
 
 def test_pages_that_never_come_back_are_not_stored_where_storing_costs_something() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.store.costs = PageCosts(1.0, 0.1)
     for number in range(900):
         pool.compute(text(number, 1, 2, 3))
@@ -225,7 +167,7 @@ def test_pages_that_never_come_back_are_not_stored_where_storing_costs_something
 
 
 def test_a_load_that_hangs_is_abandoned_and_nothing_is_loaded_until_it_ends() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     free = pool.pages.num_free
@@ -248,7 +190,7 @@ def test_a_load_that_hangs_is_abandoned_and_nothing_is_loaded_until_it_ends() ->
 
 
 def test_costs_are_measured_again_now_and_then() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.store.costs = PageCosts(50.0, 50.0)
     for number in range(64):
         pool.compute(text(number, 1, 2, 3))
@@ -257,7 +199,7 @@ def test_costs_are_measured_again_now_and_then() -> None:
 
 
 def test_a_full_tier_forgets_what_was_used_longest_ago() -> None:
-    pool = Pool(num_handles=4)
+    pool = TieredPool(num_handles=4)
     for number in range(3):
         pool.compute(text(number, 1, 2, 3, 4, 5, 6, 7))
         pool.tree.clear()
@@ -265,14 +207,14 @@ def test_a_full_tier_forgets_what_was_used_longest_ago() -> None:
 
 
 def test_a_path_longer_than_the_tier_keeps_its_beginning() -> None:
-    pool = Pool(num_handles=2)
+    pool = TieredPool(num_handles=2)
     pool.compute(LONG)
     pool.tree.clear()
     assert pool.bring_back(LONG) == 8
 
 
 def test_a_store_that_refuses_leaves_a_shorter_path(monkeypatch: Patch) -> None:
-    pool = Pool()
+    pool = TieredPool()
     answers = iter([True, False])
     original = pool.store.store
     monkeypatch.setattr(pool.store, "store", lambda *what: next(answers) and original(*what))
@@ -282,7 +224,7 @@ def test_a_store_that_refuses_leaves_a_shorter_path(monkeypatch: Patch) -> None:
 
 
 def test_after_a_restart_everything_whole_is_known_and_the_rest_is_not() -> None:
-    pool = Pool()
+    pool = TieredPool()
     other = array("i", [*LONG[:6], 20, 21, 22, 23])
     for tokens, salt in ((LONG, ""), (other, ""), (LONG, "salt")):
         pool.compute(tokens, salt)
@@ -297,7 +239,7 @@ def test_after_a_restart_everything_whole_is_known_and_the_rest_is_not() -> None
 
 
 def test_pages_without_those_before_them_are_free_after_a_restart() -> None:
-    pool = Pool()
+    pool = TieredPool()
     pool.compute(LONG)
     pool.tree.clear()
     first = next(h for h, one in pool.store.kept.items() if one.key.index == 0)
@@ -342,7 +284,9 @@ def test_what_was_written_first_is_evicted_first_after_a_restart() -> None:
 def test_a_random_life_breaks_no_invariant_and_gives_no_wrong_slot() -> None:
     for seed in range(20):
         rng = random.Random(seed)
-        pool = Pool(num_pages=24, num_handles=rng.choice([3, 10, 40]), faults=rng.choice([0, 0.1]))
+        pool = TieredPool(
+            num_pages=24, num_handles=rng.choice([3, 10, 40]), faults=rng.choice([0, 0.1])
+        )
         for _ in range(60):
             tokens = text(*rng.choices([1, 2], k=rng.randrange(1, 24)))
             match rng.randrange(5):

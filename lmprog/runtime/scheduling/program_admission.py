@@ -29,8 +29,10 @@ from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.waiting_queue import ClientQueue, OrderedSequences, WaitingQueue
 from lmprog.runtime.tier.second_tier import SecondTier
 
-MOST_LOADS_AWAITED = 2
-"""Loads from the second tier that a sequence waits for; what it lacks then is computed."""
+MOST_LOADS_AWAITED = 8
+"""Loads from the second tier that a sequence waits for; what it lacks then is computed. Others may
+need the pages of what was loaded before it runs, so that the first load may not be the last.
+"""
 FETCHED_AHEAD = 4
 """While the head of a queue waits for a load, so many from the head on are loaded too."""
 

@@ -83,6 +83,7 @@ class Scheduler:
         step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
         self._planner = StepPlanner(memory, self._running, self.waiting, self.costs, step_seconds)
         self._ahead = AheadPlanner(memory, self._running, self.waiting, self._planner)
+        self._budget_pages = -(-config.token_budget // config.page_size)
         self.step = 0
         self._step_began = 0.0
 
@@ -196,6 +197,8 @@ class Scheduler:
         plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded)
         self._count(plan)
         self._ahead.begin(is_full=not budget)
+        if self.tier is not None and rows:
+            self.tier.storing.save_ahead(self._budget_pages - self.pages.num_free)
         return plan
 
     def plan_ahead(
@@ -216,6 +219,8 @@ class Scheduler:
         """
         seconds, least = self._clock() - self._step_began, plan.num_decoded
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
+        if self.tier is not None:
+            self.tier.storing.begin(seconds)
         served: dict[Hashable, int] = {}
         for sequence, _, start, end, _, _ in plan.rows:
             group, count = sequence.group, end - start
