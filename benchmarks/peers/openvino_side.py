@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.openvino_side FOLDER PRECISION [THREADS]
 
-FOLDER has the openvino_model.xml that the library itself made of the GGUF file (`convert` below).
+FOLDER has the openvino_model.xml that the library itself made of a GGUF file (`convert` below).
 Keys and values are kept in the same precision. The pipeline gives no log-probabilities of tokens
 that it did not choose, so it has no answer to cases with choices.
 """

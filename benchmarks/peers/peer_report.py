@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 DOCS = Path(__file__).parents[2] / "docs"
 _WIDTH, _LEFT, _BAR, _GAP = 760, 130, 13, 22
-_COLOURS = {"lmprog": "#2563eb", "llama.cpp": "#d97706", "OpenVINO": "#0f766e"}
+_COLOURS = {"lmprog": "#2563eb", "llama.cpp": "#d97706", "OpenVINO": "#0f766e", "vLLM": "#9333ea"}
 
 
 def table(found: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from benchmarks.peers.cases import ABOUT, Cases
 from benchmarks.peers.compare import Side, can_answer, note
 from benchmarks.peers.peer_report import chart, table
@@ -55,8 +57,24 @@ def test_sides_answer_in_turn_and_one_that_fails_is_named() -> None:
 def test_a_side_without_log_probabilities_is_not_asked_for_choices() -> None:
     made = Cases(NANO, 0.1).of_round(1)
     assert not can_answer(Side("OpenVINO f32", []), made["d"])
+    assert not can_answer(Side("vLLM bf16", []), made["d"])
     assert can_answer(Side("OpenVINO f32", []), made["a"])
     assert can_answer(Side("llama.cpp f32", []), made["d"])
+
+
+def test_transformers_computes_every_case() -> None:
+    side_module = pytest.importorskip("benchmarks.peers.transformers_side")
+    transformers, made = side_module.Side(str(NANO), 1), Cases(NANO, 0.0).of_round(1)
+    empty = {"turns": [], "choices": [], "out": 3}
+    forked = transformers.run({"shared": [5, 6], "own": [[7], [8, 9], [7]]} | empty)
+    assert len(forked) == 3
+    assert forked[0] == forked[2], "each branch goes on with its own text"
+    assert len(transformers.run({"shared": [5, 6], "own": [[]]} | empty)) == 1
+    turns = [[[5], [6]], [[7, 8], [9]]]
+    assert len(transformers.run({"shared": [], "own": []} | empty | {"turns": turns})) == 4
+    chosen = transformers.run(made["d"] | {"shared": [5, 6]})
+    assert [len(one) for one in chosen] == [1] * len(made["d"]["own"])
+    assert all(one[0] in range(4) for one in chosen)
 
 
 def test_the_report_shows_what_is_missing() -> None:
