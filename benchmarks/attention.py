@@ -1,21 +1,26 @@
 """Times one layer of attention over pages: our kernels, torch after gathering the pages, and the
 reference.
 
-    python benchmarks/attention.py [--threads N] [--path NAME] [--only TEXT] [--json FILE]
+    python -m benchmarks.attention [--threads N] [--path NAME] [--only TEXT] [--json FILE]
+    python -m benchmarks.attention --cold [--path NAME]
 
 Figures are milliseconds of processor time of the whole process (the best of some repetitions), so
 with one thread other load on the machine matters little; with more threads the wall clock is shown
 instead. `no sharing` reads a common prefix once for each row. Writing the step's own keys and
 values is part of every figure.
+
+`--cold` says how fast one row reads keys and values that no cache holds, as a decode step finds
+them, in each type they are kept in, beside plain reading and copying of memory in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +201,54 @@ def run_case(case: Case, threads: int, path: str | None) -> dict[str, float]:
     }
 
 
+COLD_LENGTH = 16_384
+COLD_BYTES = 96 << 20
+"""Of keys and values before the first are read again: more than caches hold."""
+
+
+def cold_rows(heads: str, path: str | None, rounds: int = 9) -> dict[str, float]:
+    """Gigabytes a second of processor time that one row reads, by the type of keys and values; the
+    median of rounds in which all types and plain reading and copying take turns, one thread."""
+    sides: dict[str, tuple[NativeAttention, Batch]] = {}
+    for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16), ("int8", torch.int8)):
+        case = Case(heads, dtype, 1, COLD_LENGTH, 0)
+        one, (batch, num_pages) = shape_of(case), batch_of(case)
+        layers = 2 + COLD_BYTES // (NativeAttention.page_bytes(one, PAGE) * num_pages)
+        shape = replace(one, layers=one.layers * layers)
+        backend = NativeAttention(shape, num_pages, PAGE, path=path)
+        for keys, values in backend.memory:
+            keys.zero_()
+            values.zero_()
+        backend.plan(batch)
+        sides[name] = backend, batch
+    plain = np.ones(COLD_BYTES // 8, np.uint64)
+    target = np.ones_like(plain)
+    speeds: dict[str, list[float]] = {name: [] for name in (*sides, "plain reading", "copying")}
+    for _ in range(rounds):
+        for name, (backend, batch) in sides.items():
+            num_bytes = len(backend.memory) * sum(part.numel() for part in backend.memory[0])
+            speeds[name].append(1e-9 * num_bytes / seconds_of_layers(backend, batch))
+        for name, what, count in (
+            ("plain reading", plain.max, 1),
+            ("copying", lambda: np.copyto(target, plain), 2),
+        ):
+            began = time.thread_time()
+            what()
+            speeds[name].append(1e-9 * count * plain.nbytes / (time.thread_time() - began))
+    return {name: statistics.median(each) for name, each in speeds.items()}
+
+
+def seconds_of_layers(backend: NativeAttention, batch: Batch) -> float:
+    """Of all layers of a step, one after the other."""
+    shape = backend.shape
+    q = torch.ones(batch.num_tokens, shape.num_heads, shape.head_dim)
+    k = torch.ones(batch.num_tokens, shape.num_kv_heads, shape.head_dim)
+    began = time.thread_time()
+    for layer in range(len(shape.layers)):
+        backend.run(layer, q, k, k)
+    return time.thread_time() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -203,9 +256,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--path", help="instruction set of the native kernels (default: the best)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--cold", action="store_true", help="one row that no cache holds, GB/s")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.cold:
+        for heads in HEADS:
+            found = cold_rows(heads, args.path)
+            print(heads, ", ".join(f"{name} {speed:.1f}" for name, speed in found.items()))
+        return
     results: dict[str, dict[str, float]] = {}
     print(f"{'ms, one layer':52}{'native':>10}{'no sharing':>12}{'torch':>10}{'reference':>11}")
     for case in CASES:
