@@ -44,6 +44,12 @@ def test_a_seed_replays_exactly(seed: int) -> None:
     assert others is not None
 
 
+@pytest.mark.parametrize("seed", [20_005, 200_000_144])
+def test_what_was_scored_before_a_preemption_is_not_scored_again(seed: int) -> None:
+    """As it was in steps begun ahead, which computed parts of an option again."""
+    run_world(seed)
+
+
 def waiting_world(monkeypatch: pytest.MonkeyPatch) -> world.World:
     """One in which something waits, and nothing gets on."""
     made = world.World(3)

@@ -37,5 +37,7 @@ class Scoring:
         return min(self.first - 1 + len(self.logprobs), num_tokens - 1)
 
     def logits_after(self, end: int, num_tokens: int) -> int:
-        """As `logits_from`, once those before `end` are known."""
-        return max(end, min(self.first - 1, num_tokens - 1))
+        """As `logits_from`, once those before `end` are known. Others are known already where a
+        sequence that was preempted is computed again.
+        """
+        return max(end, self.logits_from(num_tokens))
